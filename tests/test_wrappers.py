@@ -125,18 +125,11 @@ def test_arguments_of_the_first_release_are_spread() -> None:
         poptorch.inferenceModel(Net(), batch_size=2)
 
 
-def test_functions_are_welcome() -> None:
+def test_what_is_wrapped() -> None:
     assert torch.equal(poptorch.inferenceModel(torch.neg, options())(X), -X)
     with pytest.raises(TypeError, match=r"Expected a torch\.nn\.Module or a callable"):
         poptorch.inferenceModel(Net, options())
 
-
-def test_accumulation_is_no_business_of_inference() -> None:
-    with pytest.raises(poptorch.Error, match=r"(?s)gradientAccumulation to 1.*deviceIterations"):
-        poptorch.inferenceModel(Net(), options(accumulation=2))
-
-
-def test_buffers_are_plain_tensors() -> None:
     class Sub(torch.Tensor):
         pass
 
@@ -167,19 +160,6 @@ def test_training_flags() -> None:
     wrapper = poptorch.inferenceModel(Flags(), options())
     wrapper.model.eval()
     assert wrapper(X)[1:] == (False, False)
-
-    class Trained(Flags):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-
-        def forward(self, x):
-            loss = poptorch.identity_loss((x * self.weight).sum(), "sum")
-            return loss, self.training, self.sub.training
-
-    training = poptorch.trainingModel(Trained(), options())
-    training.eval()
-    assert training(X)[1:] == (False, False)
 
 
 @pytest.mark.spec("executor", 47)

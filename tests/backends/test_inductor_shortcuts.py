@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 import torch._inductor.config
 from torch import nn
+from torch._inductor.sizevars import stride_at_vec_range
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
 from helpers.wrapped import normal, options
@@ -81,3 +84,41 @@ def test_torchs_own_cache_is_not_asked_for_what_is_kept_elsewhere(
     model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x))
     assert looked_up == [False]
+
+
+D0, D1, S0 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("d0", "d1", "s0"))
+SUMS = [
+    (D0, 1),
+    (784 * D1 + D0, 1),
+    (32400 * D0 + 144 * D1 + 16, 32400),
+    (3 * D0 + 2 * (D0 + D1), 5),
+    (D1 - 1, 0),
+    (FloorDiv(D1, 4) + 7 * D0, 7),
+    (-D0 + 9, -1),
+    (sympy.Integer(5), 0),
+]
+OTHERS = [
+    FloorDiv(D0, 4) + 3 * D1,
+    ModularIndexing(D0, 1, 16) + 2 * D0,
+    S0 * D0 + D1,
+    D0 * D1,
+    FloorDiv(D0, 32) + D0,
+]
+
+
+def refuse(*arguments: object) -> None:
+    raise AssertionError(f"torch was asked: {arguments}")
+
+
+@pytest.mark.parametrize(("index", "wanted"), SUMS)
+@pytest.mark.parametrize("length", [None, 16])
+def test_sums_of_variables_times_numbers(index, wanted: int, length: int | None) -> None:
+    assert shortcuts.stride(refuse, index, D0, length) == wanted
+    assert stride_at_vec_range(index, D0, length) == wanted
+
+
+@pytest.mark.parametrize("index", OTHERS)
+def test_all_else_is_left_to_torch(index) -> None:
+    asked = []
+    assert shortcuts.stride(lambda *a: asked.append(a) or "torch's", index, D0, 16) == "torch's"
+    assert asked == [(index, D0, 16)]

@@ -7,7 +7,6 @@ import os
 import select
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -145,53 +144,6 @@ def test_a_process_says_when_it_has_imported_the_compiler(kept, monkeypatch) -> 
         select.select([kept[0].socket], [], [])
     assert not helper.is_there("c", imported=True)
     assert outcomes(kept[0], "a") == {"a": ("stored", "")}
-
-
-@pytest.mark.parametrize(
-    ("graphs", "imported", "here", "there"),
-    [
-        (["a"], False, [], None),  # which compiling everything does anyway
-        (["a", "b", "c"], False, ["a"], (["b", "c"], 1)),
-        (["a"], True, [], (["a"], 2)),
-        (["a", "b"], True, [], (["a", "b"], 2)),
-        ([], False, [], None),
-    ],
-)
-def test_who_waits_compiles_the_first_graph_unless_another_has_the_compiler_at_hand(
-    graphs: list[str], imported: bool, here: list[str], there: object, monkeypatch
-) -> None:
-    built, asked, ended = [], [], []
-
-    class Asked:
-        outcomes: ClassVar[dict[str, helper.Outcome]] = {}
-
-        def __init__(self, graphs, backend, store, processes) -> None:
-            asked.append((list(graphs), processes))
-
-        def wait(self) -> None:
-            assert built == here  # what this process does comes first
-
-        def end(self) -> None:
-            ended.append("job")
-
-    class Code(tiers.PlanCode):
-        def __init__(self) -> None:
-            self.builder, self.store = backends.available()["inductor"], None
-
-        def missing(self):
-            return dict.fromkeys(graphs)
-
-        def _build(self, key, graph):
-            built.append(key)
-
-    monkeypatch.setattr(tiers, "CompileJob", Asked)
-    monkeypatch.setattr(helper, "is_there", lambda backend, imported: imported and has_imported)
-    monkeypatch.setattr(helper, "end_kept", lambda: ended.append("kept"))
-    has_imported = imported
-    Code().compile_concurrently(1)
-    assert built == here
-    assert asked == ([] if there is None else [there])
-    assert ended == (["kept"] if there is None else ["job"])
 
 
 def test_garbage_is_looked_for_rarely_while_this_process_compiles(
