@@ -270,41 +270,36 @@ def test_options_of_the_loading_process(mode, async_options):
         assert values(made) == runs(8, 2)
 
 
-ASYNC = {"mode": DataLoaderMode.Async}
-REFUSED = {
-    "batch_size must be a positive integer": (
-        ValueError,
-        [{"batch_size": 0}, {"batch_size": -1}, {"batch_size": 1.5}, {"batch_size": True}],
-    ),
-    "batch_size=None": (ValueError, [{"batch_size": None}]),  # and drop_last, as in torch
-    "rebatched_size must not be in async_options": (
-        AssertionError, [{**ASYNC, "async_options": {"rebatched_size": 2}}],
-    ),
-    r"rebatched_worker_size must not be larger.*\n.*5 > 4": (
-        AssertionError,
-        [{"batch_size": 4, "mode": DataLoaderMode.AsyncRebatched, "rebatched_worker_size": 5}],
-    ),
-    "prefetch_factor": (ValueError, [{"prefetch_factor": 2}]),
-    "unknown": (TypeError, [{"unknown": 2}]),
-    "buffer_size must be at least 1": (
-        AssertionError,
-        [{**ASYNC, "async_options": {"buffer_size": size}} for size in (2.5, "3", 0)],
-    ),
-    "miss_sleep_time_in_ms must be at least 0": (
-        AssertionError,
-        [{**ASYNC, "async_options": {"miss_sleep_time_in_ms": time}} for time in ("1", -1)],
-    ),
-    "early_preload must be True or False": (
-        TypeError, [{**ASYNC, "async_options": {"early_preload": "no"}}],
-    ),
-    "shuffle must be True or False": (TypeError, [{"shuffle": "no"}]),
-}  # fmt: skip
+def asynchronous(**settings):
+    return {"mode": DataLoaderMode.Async, "async_options": settings}
 
 
-@pytest.mark.parametrize("title", REFUSED)
-def test_arguments_that_make_no_sense(title):
+@pytest.mark.parametrize(
+    "error, title, cases",
+    [
+        (ValueError, "batch_size must be a positive", [{"batch_size": n} for n in (0, 1.5, True)]),
+        (ValueError, "batch_size=None", [{"batch_size": None}]),  # and drop_last, as in torch
+        (AssertionError, "rebatched_size must not be in", [asynchronous(rebatched_size=2)]),
+        (
+            AssertionError, r"rebatched_worker_size must not be larger.*\n.*5 > 4",
+            [{"batch_size": 4, "mode": DataLoaderMode.AsyncRebatched, "rebatched_worker_size": 5}],
+        ),
+        (ValueError, "prefetch_factor", [{"prefetch_factor": 2}]),
+        (TypeError, "unknown", [{"unknown": 2}]),
+        (
+            AssertionError, "buffer_size must be at least 1",
+            [asynchronous(buffer_size=size) for size in (2.5, "3", 0)],
+        ),
+        (
+            AssertionError, "miss_sleep_time_in_ms must be at least 0",
+            [asynchronous(miss_sleep_time_in_ms=time) for time in ("1", -1)],
+        ),
+        (TypeError, "early_preload must be True or False", [asynchronous(early_preload="no")]),
+        (TypeError, "shuffle must be True or False", [{"shuffle": "no"}]),
+    ],
+)  # fmt: skip
+def test_arguments_that_make_no_sense(error, title, cases):
     """They are refused before a process starts."""
-    error, cases = REFUSED[title]
     for arguments in cases:
         with pytest.raises(error, match=title):
             loader(Numbers(9), **arguments)

@@ -19,85 +19,50 @@ from poptorch.enums import (
 )
 from poptorch.options import Options, PipelinedExecution, Stage, TensorLocationSettings
 
-REFUSED = {
-    "mean or sum": (
-        lambda o, value: o.Training.accumulationAndReplicationReductionType(value),
-        (ReductionType.NoReduction, 0, 1, "Mean"),
-        (ValueError, "must be set to"),
-    ),
-    "partials": (
-        lambda o, value: o.Precision.setPartialsType(value),
-        ("half", torch.float64, torch.int32),
-        (ValueError, "must be torch.float or torch.half"),
-    ),
-    "even tiles": (
-        lambda o, value: o.TensorLocations.numIOTiles(value),
-        (33, 30, 0, 194, 64.0, "64", True),
-        (AssertionError, "numIOTiles must be an even number"),
-    ),
-    "seeds that torch has no room for": (
-        lambda o, value: o.randomSeed(value),
-        (10**30, -(10**20), 1 << 64),
-        (ValueError, "The random seed is out of range"),
-    ),
-    "periods": (
-        lambda o, value: o.outputMode(OutputMode.EveryN, value),
-        (None, 0, -1, 1.0, "2"),
-        (AssertionError, "needs a positive output_return_period"),
-    ),
-    "anchored periods": (
-        lambda o, value: o.anchorTensor("a", "b", OutputMode.EveryN, value),
-        (None, 0, "2"),
-        (AssertionError, "needs a positive output_return_period"),
-    ),
-    "devices": (
-        lambda o, value: o.setAvailableMemoryProportion({value: 0.1}),
-        ("CPU0", 0),
-        (AssertionError, "must start with IPU"),
-    ),
-    "device numbers": (
-        lambda o, value: o.setAvailableMemoryProportion({value: 0.1}),
-        ("IPUx", "IPU"),
-        (ValueError, "must be an integer"),
-    ),
-    "enums are no ints": (
-        lambda o, value: o.connectionType(value).outputMode(value).syncPattern(value),
-        (1,),
-        (AssertionError, "Unexpected type"),
-    ),
-    "flags are no ints": (
-        lambda o, value: o.Precision.enableFloatingPointExceptions(value),
-        (1,),
-        (AssertionError, "Unexpected type"),
-    ),
-    "names of buffers": (
-        lambda o, value: o.updatableNamedBuffers(value),
-        ((1, 2), "weight"),
-        (AssertionError, "Unexpected type"),
-    ),
-    "process ids": (
-        lambda o, value: o.Distributed.configureProcessId(0, value),
-        ("5",),
-        (AssertionError, "Unexpected type"),
-    ),
-    "patterns": (
-        lambda o, value: o._Popart.setPatterns(*value),
-        (([], 1), ({}, "1")),
-        (AssertionError, "Unexpected type"),
-    ),
-    "a group": (
-        lambda o, value: o.replicationFactor(4).inputReplicaGrouping(*value),
-        ((2, CommGroupType.All), (8, CommGroupType.Consecutive), (3, CommGroupType.Orthogonal)),
-        (ValueError, "cannot be All|cannot be larger than|must be a factor of"),
-    ),
-}
+
+def reduce(options: Options, kind: object) -> None:
+    options.Training.accumulationAndReplicationReductionType(kind)
+
+
+def group(options: Options, size: int, kind: CommGroupType) -> None:
+    options.replicationFactor(4).inputReplicaGrouping(size, kind)
 
 
 @pytest.mark.spec("options", 8, 10, 12, 21)
 @pytest.mark.spec("precision", 16)
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_at_once(name: str) -> None:
-    call, values, (error, phrase) = REFUSED[name]
+@pytest.mark.parametrize(
+    "call, values, error, phrase",
+    [
+        (reduce, [ReductionType.NoReduction, 0, "Mean"], ValueError, "must be set to"),
+        (lambda o, v: o.Precision.setPartialsType(v), ["half", torch.int8], ValueError, "must be"),
+        (lambda o, v: o.TensorLocations.numIOTiles(v), [33, 30, 194, True], AssertionError, "even"),
+        (lambda o, v: o.randomSeed(v), [1 << 64, -(10**20)], ValueError, "out of range"),
+        (lambda o, v: o.outputMode(OutputMode.EveryN, v), [None, 0, "2"], AssertionError, "period"),
+        (
+            lambda o, v: o.anchorTensor("a", "b", OutputMode.EveryN, v),
+            [None, 0], AssertionError, "needs a positive output_return_period",
+        ),
+        (
+            lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
+            ["CPU0", 0], AssertionError, "must start with IPU",
+        ),
+        (
+            lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
+            ["IPUx", "IPU"], ValueError, "must be an integer",
+        ),
+        (lambda o, v: o.connectionType(v), [1], AssertionError, "Unexpected type"),
+        (lambda o, v: o.outputMode(v), [1], AssertionError, "Unexpected type"),
+        (lambda o, v: o.syncPattern(v), [1], AssertionError, "Unexpected type"),
+        (lambda o, v: o.Precision.enableFloatingPointExceptions(v), [1], AssertionError, "type"),
+        (lambda o, v: o.updatableNamedBuffers(v), [(1, 2), "weight"], AssertionError, "type"),
+        (lambda o, v: o.Distributed.configureProcessId(0, v), ["5"], AssertionError, "type"),
+        (lambda o, v: o._Popart.setPatterns(*v), [([], 1), ({}, "1")], AssertionError, "type"),
+        (lambda o, v: group(o, 2, v), [CommGroupType.All], ValueError, "cannot be All"),
+        (lambda o, v: group(o, v, CommGroupType.Consecutive), [8], ValueError, "larger than"),
+        (lambda o, v: group(o, v, CommGroupType.Orthogonal), [3], ValueError, "a factor of"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_at_once(call, values, error, phrase: str) -> None:
     for value in values:
         options = Options()
         with pytest.raises(error, match=phrase):
