@@ -112,7 +112,7 @@ def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) 
     events = json.loads((tmp_path / "training" / "trace.json").read_text())["traceEvents"]
     assert sum(event["name"].endswith(": device") for event in events) == 3
     assert {event["cat"] for event in events if event.get("pid") == 0 and "cat" in event} >= {
-        "action", "compute", "exchange", "sync", "host",
+        "action", "compute", "exchange", "sync", "host link",
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Sizes and tables as text, for terminals, and as HTML, for notebooks and files."""
+"""Sizes, times and tables as text, for terminals, and as HTML, for notebooks and files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def size_text(count: float) -> str:
         count /= 1024
         power += 1
     return f"{count:.1f} {_UNITS[power]}" if power else f"{count:.0f} B"
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for people: ``1.5 ms``, ``40 s``."""
+    scaled, unit = (seconds, "s") if abs(seconds) >= 10 else (1e3 * seconds, "ms")
+    return f"{scaled:,.0f} {unit}" if abs(scaled) >= 100 else f"{round(scaled, 6):.3g} {unit}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._base.tables import html_paragraphs, html_table, size_text, table
+from .._base.tables import html_paragraphs, html_table, size_text, table, time_text
 from .._systems import parse
 from . import page, profile
 from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimate
@@ -110,7 +110,7 @@ def _summary(estimate: Estimate) -> list[str]:
         f"{len(estimate.chips)} IPUs, {used} used "
         f"(estimated, within a factor {estimate.error_band:g} where it was checked)",
         f"{'fits' if estimate.fits else 'DOES NOT FIT'}: {estimate.culprit}",
-        f"{estimate.items_per_second:,.0f} items/s, {estimate.seconds:.4g} s per call, "
+        f"{estimate.items_per_second:,.0f} items/s, {time_text(estimate.seconds)} per call, "
         f"{estimate.cycles:,.0f} cycles, {estimate.share_of_peak:.1%} of peak, bound by {busiest}",
         "  ".join(f"{name} {share:.0%}" for name, share in estimate.bound.items()),
     ]

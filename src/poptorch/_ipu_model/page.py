@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._base.tables import size_text
+from .._base.tables import size_text, time_text
 from .parts import Advice
 from .profile import (
     Folded,
@@ -18,12 +18,12 @@ from .profile import (
     direction_of,
     folded,
     of_modules,
-    pass_of_action,
+    trace,
     whole_cycles,
 )
 
 _MOST_ROWS = 500
-_MOST_ACTIONS = 1000  # more bars than that make browsers slow
+_MOST_BARS = 5000  # more make browsers slow
 _MOST_COLUMNS = 300
 _DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
 _HERE = ("outside", "prepare", "device", "collect")
@@ -61,7 +61,12 @@ def html(profile: Profile, before: Profile | None = None) -> str:
     import jinja2  # which torch's compiler brings
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": size_text, "shown": _number_text, "modules": of_modules}
+    environment.filters |= {
+        "size": size_text,
+        "shown": _number_text,
+        "time": time_text,
+        "modules": of_modules,
+    }
     template = environment.from_string(Path(__file__).with_name("report.html").read_text())
     priced, measured = profile["estimated"], profile["measured"] or {}
     advice = [Advice(**each) for each in priced["advice"]]
@@ -77,7 +82,7 @@ def html(profile: Profile, before: Profile | None = None) -> str:
             operators_here=_operators_here(profile), passes=list(_passes(priced)),
             bound=[(name, f"{share:.0%}", share) for name, share in priced["bound"].items()],
             shares={name: f"{share:.0%}" for name, share in priced["bound"].items() if share},
-            chips=_chips(profile), trace=_trace(priced), calls=_calls(measured.get("first", ())),
+            chips=_chips(profile), trace=_trace(profile), calls=_calls(measured.get("first", ())),
         )  # fmt: skip
     except jinja2.UndefinedError as error:
         raise LookupError(str(error)) from None
@@ -152,30 +157,26 @@ def _live(priced: Mapping[str, Any], chip: Mapping[str, Any]) -> list[tuple[floa
     return [max(columns[at : at + width]) for at in range(0, len(columns), width)]
 
 
-def _trace(priced: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule's first actions by chip, and what they do, as paths; times in thousandths."""
-    actions = priced["schedule"][:_MOST_ACTIONS]
-    end = max((a["start"] + sum(a["parts"].values()) + a["sent"] for a in actions), default=0) or 1
+def _trace(profile: Profile) -> dict[str, Any]:
+    """The schedule's first actions by chip, and as paths what they do; x is in thousandths."""
+    events = trace({**profile, "measured": None})["traceEvents"]
+    events = [each for each in events if each["ph"] == "X"][:_MOST_BARS]
+    end = max((each["ts"] + each["dur"] for each in events), default=0) or 1
     bars: dict[int, list[tuple[float, float, str, str]]] = defaultdict(list)
     parts: dict[int, dict[str, str]] = defaultdict(lambda: defaultdict(str))
-    for action in actions:
-        at, scale, spent = action["start"], 1000 / end, {**action["parts"]}
-        spent["exchange"] = spent.get("exchange", 0) + action["sent"]
-        own = ", ".join(f"{k} {v * 1e3 / priced['clock']:.3g} ms" for k, v in spent.items() if v)
-        letter = pass_of_action(action["name"].lstrip("LS")).lstrip("0123456789")[:1]
-        bars[action["chip"]].append(
-            (
-                at * scale, sum(spent.values()) * scale, _DIRECTIONS.get(letter, ""),
-                f"{action['name']}: {own}",
-            )
-        )  # fmt: skip
-        for name, cycles in spent.items():
-            width = cycles * scale
-            parts[action["chip"]][name] += f"M{at * scale:.2f} 0h{width:.2f}v100h-{width:.2f}z"
-            at += cycles
-    names = dict.fromkeys(bar[2] for own in bars.values() for bar in own)
-    names |= dict.fromkeys(name for own in parts.values() for name in own)
-    return {"bars": bars, "parts": parts, "names": names, "end": end, "shown": len(actions)}
+    names = {}
+    for each in events:
+        chip, name = each["pid"], each["cat"]
+        at, width = 1000 * each["ts"] / end, 1000 * each["dur"] / end
+        if name == "action":
+            name = _DIRECTIONS[direction_of(each["name"].lstrip("LS"))]
+            text = f"{each['name']}: {each['dur'] / 1e3:.3g} ms from {each['ts'] / 1e3:.3g} ms"
+            bars[chip].append((at, width, name, text))
+        else:
+            parts[chip][name] += f"M{at:.2f} 0h{width:.2f}v100h-{width:.2f}z"
+        names[name] = ""
+    shown = sum(map(len, bars.values()))
+    return {"bars": bars, "parts": parts, "names": names, "ms": end / 1e3, "shown": shown}
 
 
 def _calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .._base.tables import size_text
+from .._base.tables import size_text, time_text
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Culprit:
         named = f"; largest: {self.tensor}" if self.tensor else ""
         of = f" of {self.module}" if self.module else ""
         line = f" ({self.line})" if self.line else ""
-        return f"{what}{named}{of}{line}; {self.over:+.1f} % against the limit"
+        return f"{what}{named}{of}{line}; {100 + self.over:.0f} % of its memory"
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,6 @@ class Advice:
     @property
     def effect(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
-        room = f"{size_text(abs(self.saves))} {'less' if self.saves >= 0 else 'more'}"
-        time = f"{round(abs(self.costs) * 1e3, 6):.3g} ms {'more' if self.costs > 0 else 'less'}"
-        return f"{room}, {time} for as many samples, {verdict}"
+        room = f"{size_text(abs(self.saves))} {'less' if self.saves >= 0 else 'more'}, "
+        time = f"{time_text(abs(self.costs))} {'more' if self.costs > 0 else 'less'}"
+        return f"{room if abs(self.saves) >= 1024 else ''}{time} for as many samples, {verdict}"

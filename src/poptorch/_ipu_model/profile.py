@@ -19,7 +19,7 @@ import torch
 
 from .._base import VERSION, archive
 from .._base.errors import Error
-from .._base.tables import size_text, table
+from .._base.tables import size_text, table, time_text
 from .._systems import ChipKind
 
 Profile = Mapping[str, Any]
@@ -183,9 +183,9 @@ def text(profile: Profile) -> str:
     lines = [
         f"{profile['name']} on {priced['system']} (estimated)",
         f"{'fits' if priced['fits'] else 'DOES NOT FIT'}: {culprit['category']}, "
-        f"{size_text(culprit['bytes'])} on IPU {culprit['chip']}, {culprit['over']:+.1f} % against "
-        f"the limit{largest}",
-        f"{priced['items_per_second']:,.0f} items/s, {priced['seconds']:.4g} s per call, "
+        f"{size_text(culprit['bytes'])} on IPU {culprit['chip']}, {100 + culprit['over']:.0f} % of "
+        f"its memory{largest}",
+        f"{priced['items_per_second']:,.0f} items/s, {time_text(priced['seconds'])} per call, "
         f"{priced['cycles']:,.0f} cycles, {priced['share_of_peak']:.1%} of peak",
     ]
     chips = [
@@ -265,7 +265,7 @@ def changes_text(changes: list[Change]) -> str:
 # Trace events that Perfetto and browsers open: Trace Event Format, JSON; times in microseconds.
 
 _PARTS = ("streaming memory", "host link", "compute", "exchange", "sync")
-_LANES = ("action", "compute", "exchange", "sync", "host", "streaming")
+_LANES = ("action", *_PARTS)
 _HERE = 1000  # the process number of this machine, apart from the chips
 _MEASURED = ("calls", "actions", "operators")
 
@@ -308,7 +308,7 @@ def _action_bars(action: Mapping[str, Any], scale: float) -> Iterator[dict[str, 
     yield bar("action", name, at, sum(parts.values()))
     for part in _PARTS:
         if length := parts.get(part, 0.0):
-            yield bar(part.split()[0], f"{name} {part}", at, length)
+            yield bar(part, f"{name} {part}", at, length)
             at += length
     if action["sent"]:
         yield bar("exchange", f"{name} sends", at, action["sent"])

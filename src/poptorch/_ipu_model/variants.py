@@ -78,6 +78,11 @@ class Variant:
         )  # fmt: skip
 
 
+def _verdict(each: Variant) -> str:
+    needs = f"needs {100 + each.culprit.over:.0f} %: {each.culprit.category}"
+    return "fits" if each.fits else needs
+
+
 _FIGURES = tuple(Variant.__dataclass_fields__)[1:]
 
 
@@ -106,7 +111,7 @@ class WhatIf(tuple[Variant, ...]):
                 [
                     *map(str, each.settings.values()), f"{each.items_per_second:,.0f}",
                     size_text(each.peak_bytes), f"{each.bubble:.0%}", f"{each.share_of_peak:.1%}",
-                    "fits" if each.fits else f"{each.culprit.over:+.0f} %: {each.culprit.category}",
+                    _verdict(each),
                 ]
                 for each in self
             ),
