@@ -110,24 +110,6 @@ def test_training_and_inference_are_two_files(folder: Path) -> None:
     assert len(files(folder)) == 2
 
 
-@pytest.mark.spec("runtime", 13)
-def test_the_variable_is_read_when_options_are_made(folder: Path, monkeypatch) -> None:
-    before = options()
-    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(folder))
-    poptorch.inferenceModel(Net(), before)(X, Y)
-    assert not folder.exists()
-    poptorch.inferenceModel(Net(), options())(X, Y)
-    assert len(files(folder)) == 1
-    poptorch.inferenceModel(Net(), options().enableExecutableCaching(None))(X[:4], Y[:4])
-    assert len(files(folder)) == 1
-
-
-def test_the_simulated_device_is_not_cached(folder: Path, caplog) -> None:
-    trained(folder, edit=lambda opts: opts.useIpuModel(True))
-    assert not folder.exists()
-    assert "doesn't work with the IPU model" in caplog.text
-
-
 @pytest.mark.parametrize("damage", [b"", b"nonsense", "half", "pipe", "folder"])
 def test_damaged_entries_are_rebuilt(damage: bytes | str, folder: Path, caplog) -> None:
     trained(folder)

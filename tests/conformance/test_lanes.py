@@ -127,6 +127,23 @@ def test_what_cannot_be_vectorised_falls_back_and_says_why(caplog) -> None:
     assert model.steps == ACCUMULATION
 
 
+class Looping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = poptorch.for_loop(2, lambda h: self.layer(h), [x])[0]
+        return poptorch.identity_loss(y.sum(), reduction="none")
+
+
+def test_errors_of_one_micro_batch_say_nothing_of_an_attempt_with_several() -> None:
+    training = poptorch.trainingModel(Looping(), options(0))
+    with pytest.raises(poptorch.Error, match="only supported in inference") as raised:
+        training(torch.ones(ACCUMULATION, 3))
+    assert raised.value.__context__ is None
+
+
 class Gathers(nn.Module):
     """Adds its rows into a tensor that all micro-batches would share."""
 
