@@ -120,6 +120,20 @@ def test_a_call_runs_products_for_each_micro_batch_and_updates_once(pipeline: Es
     assert sum(costs) == pytest.approx(busy - sent)
 
 
+def test_the_largest_tensor_of_each_pass_is_named() -> None:
+    first, second = trained(stack(4, cut=2), accumulation=8, micro=4096).chips
+    assert first.moments.keys() == {"", "0F", "0B", "0U0"}
+    value = 4096 * WIDE * 4
+    waiting = first.moments[""]  # what stage 0 keeps of the micro-batches in flight
+    assert (waiting.name, waiting.category, waiting.bytes) == ("batch.0", "activations", 2 * value)
+    assert first.moments["0B"].category == "temporary"
+    assert first.moments["0U0"].category in ("weights", "optimizer state", "accumulators")
+    assert first.moments["0U0"].bytes == LAYER
+    for chip in (first, second):
+        largest = chip.moments[profile.pass_of_action(chip.peak_at)]
+        assert largest.bytes >= max(each.bytes for each in chip.largest)
+
+
 def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path: Path) -> None:
     rows = profile.folded(pipeline.to_dict()["estimated"]["operators"])
     products = [row for row in rows if row.flops and row.direction == "F"]

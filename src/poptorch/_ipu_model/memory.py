@@ -36,6 +36,8 @@ class ChipMemory:
     state: Mapping[str, float]  # what is always there, by slot key
     live: tuple[float, ...]  # at every column of the schedule
     tiles: tuple[float, ...]  # of every tile at the fullest moment, those for I/O last
+    # The fullest moment of each pass, with what waits then, as above; None is rest.
+    moments: Mapping[StagePass | None, tuple[Action | None, Mapping[str, float]]]
 
     @property
     def bytes(self) -> float:
@@ -87,12 +89,29 @@ class _Held:
         self.sizes: dict[_Name, float] = {}
         self.total = 0.0
         self.live: list[float] = []
-        self.most = 0.0
-        self.fullest: tuple[Action | None, dict[_Name, float]] = None, {}
+        # The most bytes while each pass runs, with the action and what waits then; None is rest.
+        self.most: dict[StagePass | None, float] = {None: 0.0}
+        self.moments: dict[StagePass | None, tuple[Action | None, dict[_Name, float]]]
+        self.moments = {None: (None, {})}
 
     def put(self, name: _Name, size: float) -> None:
         self.total += size - self.sizes.pop(name, 0.0)
         self.sizes[name] = size
+
+    def run(self, action: Action | None, extra: float) -> None:
+        """Take down what is there in a column; what an action makes is part of its ``extra``."""
+        self.live.append(self.total + extra)
+        stage_pass = None if action is None else action.stage_pass
+        if self.live[-1] > self.most.get(stage_pass, -1.0):
+            self.most[stage_pass] = self.live[-1]
+            self.moments[stage_pass] = action, dict(self.sizes)
+
+
+def _by_key(sizes: Mapping[_Name, float]) -> dict[str, float]:
+    waiting: dict[str, float] = defaultdict(float)
+    for (key, _), size in sizes.items():
+        waiting[key] += size
+    return waiting
 
 
 class Tiles:
@@ -151,14 +170,13 @@ class _Accountant:
                         whole = action.traffic is Traffic.LOAD
                         size = slot_bytes(self._slots[key]) if whole else self._sizes[key]
                         mine.put(self._name(key, action), size)
-                    if mine.total + extra > mine.most:
-                        mine.most, mine.fullest = mine.total + extra, (action, dict(mine.sizes))
+                mine.run(action, extra)
+                if action is not None:
                     for key in effect.made:
                         mine.put(self._name(key, action), self._sizes[key])
                     for key in effect.gone:
                         mine.total -= mine.sizes.pop(self._name(key, action), 0.0)
                     sent += [(to, key, action) for to, key in effect.sent]
-                mine.live.append(mine.total + extra)
             for to, key, action in sent:
                 held[to].put(self._name(key, action), self._sizes[key])
         return {chip: self._summary(chip, own) for chip, own in held.items()}
@@ -210,10 +228,9 @@ class _Accountant:
         io_tiles = subject.chip.kind.tiles - tiles
         always[STREAMS] = max((price.from_host + price.to_host for price in own), default=0.0)
         always[STREAMS] += io_tiles * subject.chip.kind.tile_bytes
-        peak, (action, there) = dict(always), held.fullest
-        waiting: dict[str, float] = defaultdict(float)
-        for (key, _), size in there.items():
-            waiting[key] += size
+        moments = {each: (at, _by_key(sizes)) for each, (at, sizes) in held.moments.items()}
+        peak, (action, waiting) = dict(always), moments[max(held.most, key=held.most.__getitem__)]
+        for key, size in waiting.items():
             kind = self._slots[key].kind
             usual = WEIGHTS if kind is Kind.PARAM else ACTIVATIONS
             peak[_STATE.get(kind, usual)] += size
@@ -226,7 +243,7 @@ class _Accountant:
         by_tile = self._tiles(laid, peak)
         base, factor = sum(always.values()), 1 + c.gaps
         live = tuple(base + factor * size for size in held.live)
-        return ChipMemory(always, peak, action, waiting, state, live, by_tile)
+        return ChipMemory(always, peak, action, waiting, state, live, by_tile, moments)
 
     def _laid(self, state: Mapping[str, float], prices: Iterable[PassPrice]) -> np.ndarray:
         blocks = {path: share for own in prices for path, share in own.inside.blocks.items()}

@@ -18,6 +18,7 @@ from .profile import (
     direction_of,
     folded,
     of_modules,
+    pass_of_action,
     trace,
     whole_cycles,
 )
@@ -149,10 +150,18 @@ def _area(values: Sequence[float], most: float) -> str:
 
 
 def _live(priced: Mapping[str, Any], chip: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """Bytes and action of no more columns than a screen shows, the fullest of several."""
+    """Bytes of no more columns than a screen shows, the fullest of several, and what they are."""
     own = (action for action in priced["schedule"] if action["chip"] == chip["chip"])
     names = {action["column"]: action["name"] for action in own}
-    columns = [(size, names.get(at, "")) for at, size in enumerate(chip["live"])]
+    texts = {
+        name: f"; largest: {big['name']} {big['module']}, {size_text(big['bytes'])} {big['line']}"
+        for name, big in chip["moments"].items()
+    }
+    columns = []
+    for at, size in enumerate(chip["live"]):
+        name = names.get(at, "")
+        largest = texts.get(pass_of_action(name.lstrip("LS")), "")
+        columns.append((size, f"{name or 'waiting'}: {size_text(size)}{largest}"))
     width = -(-len(columns) // _MOST_COLUMNS) or 1
     return [max(columns[at : at + width]) for at in range(0, len(columns), width)]
 

@@ -55,6 +55,8 @@ class ChipEstimate:
     live: tuple[float, ...] = field(repr=False)  # bytes at every column of the schedule
     tiles: tuple[int, ...] = field(repr=False)  # bytes of every tile at the fullest moment
     largest: tuple[LiveTensor, ...] = field(repr=False)  # at the fullest moment
+    # What is largest at the fullest moment of each pass, by its name; "" is rest.
+    moments: Mapping[str, LiveTensor] = field(repr=False)
 
     @property
     def bytes(self) -> float:

@@ -87,7 +87,7 @@ def _chip(
     return ChipEstimate(
         chip, whole.total - whole.bubble - whole.call, named(whole), dict(held.always),
         dict(held.peak), "" if held.at is None else str(held.at), kind.tiles * kind.tile_bytes,
-        held.live, tuple(map(round, held.tiles)), names.live(held),
+        held.live, tuple(map(round, held.tiles)), names.live(held), names.moments(held),
     )  # fmt: skip
 
 
@@ -179,37 +179,46 @@ class _Names:
         fullest = max(chips, key=lambda chip: chip.bytes)
         real = {k: v for k, v in fullest.peak.items() if k != memory.GAPS}
         category = max(real, key=lambda name: real[name])
-        tensor, node = self._largest(category, held[fullest.chip])
+        largest = self._largest(held[fullest.chip], category)
         return Culprit(
-            fullest.chip, fullest.peak_at, category, tensor, *_place(node), real[category],
+            fullest.chip, fullest.peak_at, category, largest.name, largest.module, largest.line,
+            real[category],
             100 * (fullest.bytes / fullest.limit - 1),
         )  # fmt: skip
 
     def live(self, held: ChipMemory) -> tuple[LiveTensor, ...]:
         sizes = {**held.state, **held.waiting}
-        return tuple(
-            LiveTensor(key, self._category(key), sizes[key], *_place(self._node_of(key)))
-            for key in sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN]
-        )
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN]
+        return tuple(self._tensor(key, sizes[key]) for key in largest)
+
+    def moments(self, held: ChipMemory) -> dict[str, LiveTensor]:
+        """Name what is largest at the fullest moment of each pass, and at rest."""
+        return {
+            str(each or ""): self._largest(replace(held, at=action, waiting=waiting))
+            for each, (action, waiting) in held.moments.items()
+        }
+
+    def _tensor(self, key: str, size: float) -> LiveTensor:
+        return LiveTensor(key, self._category(key), size, *_place(self._node_of(key)))
 
     def _category(self, key: str) -> str:
         return _CATEGORY.get(self._slots[key].kind, memory.WEIGHTS)
 
-    def _largest(self, category: str, held: ChipMemory) -> tuple[str, fx.Node | None]:
+    def _largest(self, held: ChipMemory, category: str = "") -> LiveTensor:
+        """What takes most, of one category or of all; in a running pass its fullest operator."""
         sizes = {
             key: size
             for key, size in {**held.state, **held.waiting}.items()
-            if self._category(key) == category
+            if not category or self._category(key) == category
         }
+        key = max(sizes, key=lambda name: sizes[name], default="")
         own = None if held.at is None else self._prices[held.at.stage_pass].inside
         if own is not None and own.fullest is not None:
             inside = {memory.TEMPORARY: own.temporary, memory.ACTIVATIONS: own.values}
-            if inside.get(category, 0.0) > max(sizes.values(), default=0.0):
-                return own.fullest.name, own.fullest
-        if not sizes:
-            return "", None
-        key = max(sizes, key=lambda name: sizes[name])
-        return key, self._node_of(key)
+            kind = category or max(inside, key=lambda name: inside[name])
+            if inside.get(kind, 0.0) > sizes.get(key, 0.0):
+                return LiveTensor(own.fullest.name, kind, inside[kind], *_place(own.fullest))
+        return self._tensor(key, sizes[key]) if key else LiveTensor("", category, 0.0, "", "")
 
     def _node_of(self, key: str) -> fx.Node | None:
         if key in self._makers:
