@@ -25,6 +25,18 @@ def options(**counts: int) -> poptorch.Options:
     return opts
 
 
+class Regression(nn.Module):
+    """A layer; with targets, its mean squared error."""
+
+    def __init__(self, inputs: int = 4, outputs: int = 2) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x, y=None):
+        out = self.layer(x)
+        return out if y is None else nn.functional.mse_loss(out, y)
+
+
 class Function(nn.Module):
     """A function as a module."""
 

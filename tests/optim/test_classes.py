@@ -129,15 +129,12 @@ def test_the_order_of_1x_is_taken_and_said_once(name, args, wanted, weight, capl
     assert not optimizer.variable_attrs.isConstant("loss_scaling")
     (record,) = caplog.records
     assert "128.0 is taken as loss_scaling" in record.getMessage()
+    caplog.clear()
+    new = optim.SGD([weight], 0.1, 0.9, 0.0, 0.0, False, True, None, None, 2.0)
+    assert (new.param_groups[0]["maximize"], new.loss_scaling) == (True, 2.0)
+    assert not caplog.records
     with pytest.raises(TypeError, match="twice"):
         getattr(optim, name)([weight], *args, loss_scaling=2.0)
-
-
-def test_the_new_order_and_keywords_stay(weight, caplog):
-    optimizer = optim.SGD([weight], 0.1, 0.9, 0.0, 0.0, False, True, None, None, 2.0)
-    assert optimizer.param_groups[0]["maximize"] is True
-    assert optimizer.loss_scaling == 2.0
-    assert not caplog.records
 
 
 WRONG = [

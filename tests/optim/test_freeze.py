@@ -84,12 +84,6 @@ def test_equivalent_torch_and_poptorch_optimizers_freeze_alike(weights):
         assert frozen(native, compiled=frozen(own)[0]) == frozen(own)
 
 
-def test_automatic_loss_scaling_makes_the_scale_variable(weights):
-    spec, values = frozen(torch.optim.SGD(weights, lr=0.1), automatic_loss_scaling=True)
-    assert spec.variables == ("loss_scaling",)
-    assert values["hyper.loss_scaling"] == 1.0
-
-
 def test_values_of_groups_are_a_snapshot(weights):
     groups = [
         {"params": weights[:1], "lr": torch.tensor(0.25)},
@@ -117,13 +111,8 @@ def test_only_trainable_parameters_of_the_model(weights):
     assert spec.groups[0].params == ("a", "c")
 
 
-def set_on(optimizer, **attributes):
-    for name, value in attributes.items():
-        setattr(optimizer, name, value)
-    return optimizer
-
-
-def in_group(optimizer, **numbers):
+def edited(optimizer, **numbers):
+    vars(optimizer).update(numbers)
     optimizer.param_groups[0].update(numbers)
     return optimizer
 
@@ -136,28 +125,18 @@ REFUSED = {
     "Adagrad": (torch.optim.Adagrad, AssertionError, "Unsupported optimizer type"),
     "NAdam": (torch.optim.NAdam, AssertionError, "Unsupported optimizer type"),
     "amsgrad": (lambda p: torch.optim.Adam(p, amsgrad=True), ValueError, "Only non-amsgrad"),
-    "our amsgrad": (lambda p: optim.AdamW(p, amsgrad=True), ValueError, "Only non-amsgrad"),
     "centered in one group": (
         lambda p: torch.optim.RMSprop([{"params": p[:1], "centered": True}, {"params": p[1:]}]),
         AssertionError,
         "centered",
     ),
-    "a variant": (
-        lambda p: set_on(optim.Adam(p), use_tf_variant=True),
-        ValueError,
-        "use_tf_variant",
-    ),
+    "a variant": (lambda p: edited(optim.Adam(p), use_tf_variant=True), ValueError, "variant"),
     "NaN": (lambda p: optim.Adam(p, max_grad_norm=math.nan), poptorch.Error, "cannot be NaN"),
     "negative": (lambda p: optim.Adam(p, max_grad_norm=-1.0), ValueError, "cannot be negative"),
     "nesterov": (
-        lambda p: in_group(optim.SGD(p, 0.1, momentum=0.9, nesterov=True), momentum=0.0),
+        lambda p: edited(optim.SGD(p, 0.1, momentum=0.9, nesterov=True), momentum=0.0),
         ValueError,
         "Nesterov momentum requires",
-    ),
-    "a text": (
-        lambda p: in_group(optim.SGD(p, lr=0.1), lr="fast"),
-        AssertionError,
-        "Expected a number for lr",
     ),
     **{
         f"{name} {value}": (scaled(**{name: value}), ValueError, f"{name} must be a positive")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import poptorch
+from helpers.wrapped import options
 
 
 class Discriminate(nn.Module):
@@ -47,10 +48,6 @@ def nets() -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)), Scores()
 
 
-def options() -> poptorch.Options:
-    return poptorch.Options().backend("reference").showCompilationProgressBar(False)
-
-
 def adam(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(module.parameters(), lr=0.05)
 
@@ -83,110 +80,60 @@ class Wrapped:
             torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-def discriminate(g: nn.Module, d: nn.Module) -> tuple[nn.Module, nn.Module]:
-    return Discriminate(g, d), d
-
-
-def generate(g: nn.Module, d: nn.Module) -> tuple[nn.Module, nn.Module]:
-    return Generate(g, d), g
-
-
-def score(g: nn.Module, d: nn.Module) -> tuple[nn.Module, nn.Module]:
-    return d, d
-
-
 REAL, NOISE = (8, 5), (8, 3)
+# What is wrapped, what is trained of it, and the shapes of its inputs.
+MAKERS = {
+    "D": (lambda g, d: (Discriminate(g, d), d), REAL, NOISE),
+    "G": (lambda g, d: (Generate(g, d), g), NOISE),
+    "S": (lambda g, d: (d, d), REAL, (8, 1)),
+}
+# The order of wrapping, then what happens: a letter for a call; h, d: copy weights to host or
+# device; x: detach; k: destroy; ?: compare
+SCRIPTS = {
+    "no copies": "DG D G D G D G",
+    "copies by hand": "DG D G h1 d0 D h0 d1 G h1 d0 D h0 d1 G h1 d0",
+    "reading brings them from whichever trained last": "DG D G ? D ? h0 G h0 G",
+    "one device in turns": "DG D x0 G x1 D x0 G x1",
+    "the first is destroyed": "DG D G k0 G ? k1",
+    "the second is destroyed": "DG D G k1 D ? k0",
+    "a module of others is one itself, wrapped last": "DGS D G S D G S D G S",
+    "a module of others is one itself, wrapped first": "SDG S D G S D G S D G",
+}
 
 
-@pytest.mark.parametrize("copies", [False, True], ids=["no copies", "copies by hand"])
-def test_a_gan_trains_as_in_plain_torch(copies: bool) -> None:
-    both = Wrapped(discriminate, generate)
-    for step in range(4):
-        both.call(0, REAL, NOISE)
-        if copies and step:
-            both.executors[0].copyWeightsToHost()
-            both.executors[1].copyWeightsToDevice()
-        both.call(1, NOISE)
-        if copies:
-            both.executors[1].copyWeightsToHost()
-            both.executors[0].copyWeightsToDevice()
-    both.check()
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_models_train_as_in_plain_torch(script: str) -> None:
+    order, *words = SCRIPTS[script].split()
+    models = Wrapped(*(MAKERS[letter][0] for letter in order))
+    do = {
+        "h": poptorch.PoplarExecutor.copyWeightsToHost,
+        "d": poptorch.PoplarExecutor.copyWeightsToDevice,
+        "x": poptorch.PoplarExecutor.detachFromDevice,
+        "k": poptorch.PoplarExecutor.destroy,
+    }
+    for word in words:
+        if word == "?":
+            models.check()
+        elif word in MAKERS:
+            models.call(order.index(word), *MAKERS[word][1:])
+        else:
+            do[word[0]](models.executors[int(word[1])])
+    models.check()
+    if "k0" in words and "k1" in words:
+        assert type(models.nets[0].__dict__["_modules"]["0"].__dict__["_parameters"]) is dict
 
 
-def test_reading_weights_brings_them_from_whichever_model_trained_last() -> None:
-    both = Wrapped(discriminate, generate)
-    both.call(0, REAL, NOISE)
-    both.call(1, NOISE)
-    both.check()
-    both.call(0, REAL, NOISE)
-    both.check()
-    both.executors[0].copyWeightsToHost()
-    both.call(1, NOISE)
-    both.executors[0].copyWeightsToHost()  # which are older than what the other one has
-    both.call(1, NOISE)
-    both.check()
-
-
-@pytest.mark.parametrize("last", [True, False], ids=["wrapped last", "wrapped first"])
-def test_a_module_inside_of_another_training_model_is_one_itself(last: bool) -> None:
-    makers = (discriminate, generate, score) if last else (score, discriminate, generate)
-    shapes = {score: (REAL, (8, 1)), discriminate: (REAL, NOISE), generate: (NOISE,)}
-    several = Wrapped(*makers)
-    for _ in range(3):
-        for which, make in enumerate(makers):
-            several.call(which, *shapes[make])
-    several.check()
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_destroying_one_leaves_the_other_connected(first: int) -> None:
-    both = Wrapped(discriminate, generate)
-    shapes = ((REAL, NOISE), (NOISE,))
-    both.call(0, *shapes[0])
-    both.call(1, *shapes[1])
-    both.executors[first].destroy()
-    both.call(1 - first, *shapes[1 - first])
-    both.check()
-    both.executors[1 - first].destroy()
-    both.check()
-    assert type(both.nets[0].__dict__["_modules"]["0"].__dict__["_parameters"]) is dict
-
-
-def test_validation_follows_both_models() -> None:
-    both = Wrapped(discriminate, generate)
+def test_validation_and_copies_follow_both_models() -> None:
+    both = Wrapped(MAKERS["D"][0], MAKERS["G"][0])
     validation = poptorch.inferenceModel(nn.Sequential(*both.nets), options())
     plain = nn.Sequential(*both.plain)
     noise = torch.randn(NOISE, generator=both.draw)
-    for _ in range(2):
-        both.call(0, REAL, NOISE)
+    for which, shapes in enumerate(((REAL, NOISE), (NOISE,)) * 2):
+        both.call(which % 2, *shapes)
         torch.testing.assert_close(validation(noise), plain(noise).detach(), rtol=1e-4, atol=1e-5)
-        both.call(1, NOISE)
-        torch.testing.assert_close(validation(noise), plain(noise).detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_one_device_is_taken_in_turns() -> None:
-    both = Wrapped(discriminate, generate)
-    for _ in range(2):
-        both.call(0, REAL, NOISE)
-        both.executors[0].detachFromDevice()
-        both.call(1, NOISE)
-        both.executors[1].detachFromDevice()
-    both.check()
-
-
-def test_a_copy_of_the_modules_is_as_trained() -> None:
-    both = Wrapped(discriminate, generate)
-    both.call(1, NOISE)
     both.call(0, REAL, NOISE)
-    copies = copy.deepcopy(both.nets)
-    for ours, theirs in zip(copies, both.plain, strict=True):
-        torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-4, atol=1e-5)
-
-
-def one_optimizer_for_two(library, inner: nn.Module, other: nn.Module):
-    parameters = [*{*inner.parameters(), *other.parameters()}]
-    optimizer = library.Adam(parameters, lr=0.05)
-    return optimizer, [poptorch.trainingModel(m, options(), optimizer) for m in (inner, other)]
+    copies = nn.Sequential(*copy.deepcopy(both.nets)).state_dict()
+    torch.testing.assert_close(copies, plain.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
@@ -196,7 +143,8 @@ def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
 ) -> None:
     inner = nets()[1]
     other = Outer(inner if common else nets()[1])
-    optimizer, executors = one_optimizer_for_two(library, inner, other)
+    optimizer = library.Adam([*{*inner.parameters(), *other.parameters()}], lr=0.05)
+    executors = [poptorch.trainingModel(m, options(), optimizer) for m in (inner, other)]
     args = torch.ones(2, 5), torch.ones(2, 1)
     if library is torch.optim:
         for executor in executors:  # in turns, it goes from one to the other

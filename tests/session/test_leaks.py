@@ -8,24 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
+from helpers.wrapped import Regression as Net
 from helpers.wrapped import normal, options
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/statm").exists(), reason="this system does not say what is resident"
+    ),
+]
 
 X, Y = normal(8, 64), normal(8, 64, seed=1)
 PAGE = resource.getpagesize()
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-
-    def forward(self, x, y):
-        return nn.functional.mse_loss(self.layer(x), y)
 
 
 def resident() -> int:
@@ -39,15 +35,9 @@ def live_tensors() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/statm").exists(), reason="this system does not say what is resident"
-)
-
-
-@needs_proc
 def test_training_calls_keep_nothing() -> None:
     """A tenth of the length that the limit of 2 % is meant for, so a tenth of the growth."""
-    model = Net()
+    model = Net(64, 64)
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.001)
     training = poptorch.trainingModel(model, options(accumulation=2), optimizer)
 
@@ -66,10 +56,9 @@ def test_training_calls_keep_nothing() -> None:
     assert resident() <= before * 1.02
 
 
-@needs_proc
 def test_wrapping_and_destroying_keeps_nothing() -> None:
     def cycle() -> None:
-        model = Net()
+        model = Net(64, 64)
         training = poptorch.trainingModel(model, options())
         training(X, Y)
         inference = poptorch.inferenceModel(model, options())

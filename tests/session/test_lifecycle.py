@@ -11,20 +11,11 @@ from torch import nn
 
 import poptorch
 import poptorch.testing
+from helpers.wrapped import Regression as Net
 from helpers.wrapped import inference, normal, options
 from poptorch import ConnectionType
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x, y=None):
-        out = self.layer(x)
-        return out if y is None else nn.functional.mse_loss(out, y)
 
 
 def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None):
@@ -37,9 +28,6 @@ def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None
 @pytest.mark.spec("executor", 41)
 def test_attach_and_detach() -> None:
     training = wrapped()
-    for use in (training.attachToDevice, training.detachFromDevice):
-        with pytest.raises(poptorch.Error, match="has not been compiled"):
-            use()
     assert not training.isAttachedToDevice()
     training(X, Y)
     assert training.isAttachedToDevice()
@@ -52,30 +40,6 @@ def test_attach_and_detach() -> None:
     training.copyWeightsToHost()  # nothing to do, and no harm
     training(X, Y)  # attaches by itself
     assert training.isAttachedToDevice()
-
-
-def test_detaching_changes_nothing() -> None:
-    losses = []
-    for detach in (False, True):
-        torch.manual_seed(0)
-        training = wrapped()
-        trajectory = []
-        for _ in range(4):
-            trajectory.append(training(X, Y).item())
-            if detach:
-                training.detachFromDevice()
-        losses.append(trajectory)
-    assert losses[0] == losses[1]  # the momentum of torch's optimizer, too, which nobody can see
-
-
-def test_host_changes_while_detached_are_uploaded() -> None:
-    model = Net()
-    wrapper = poptorch.inferenceModel(model, options())
-    wrapper(X)
-    wrapper.detachFromDevice()
-    with torch.no_grad():
-        model.layer.weight.zero_()
-    torch.testing.assert_close(wrapper(X), model(X).detach())
 
 
 @pytest.mark.spec("runtime", 1, 11, 34)
@@ -100,20 +64,12 @@ def test_two_models_on_one_device_take_turns() -> None:
 
 @pytest.mark.spec("executor", 64)
 @pytest.mark.spec("programs", 16)
-def test_destroying_the_trainer_frees_the_device_for_inference() -> None:
+def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gone() -> None:
     model = Net()
-    validation = poptorch.inferenceModel(model, options().useIpuId(2))
     training = wrapped(options().useIpuId(2), model)
-    training(X, Y)
-    training.destroy()
-    torch.testing.assert_close(validation(X), model(X).detach())
-
-
-def test_inference_gets_the_last_weights_of_a_trainer_that_is_gone() -> None:
-    model = Net()
-    training = wrapped(None, model)
-    validation = poptorch.inferenceModel(model, options())
+    validation = poptorch.inferenceModel(model, options().useIpuId(2))
     before = validation(X)
+    validation.detachFromDevice()
     training(X, Y)
     training.destroy()
     after = validation(X)
@@ -160,6 +116,12 @@ def recoverable() -> poptorch.RecoverableError:
     )
 
 
+REPORT = (
+    "'poplar_recoverable_runtime_error': no answer\n"
+    "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling"
+)
+
+
 @pytest.mark.spec("runtime", 27)
 @pytest.mark.parametrize("place", ["compile", "attach", "run"])
 def test_a_failure_leaves_everything_usable(place: str) -> None:
@@ -170,34 +132,29 @@ def test_a_failure_leaves_everything_usable(place: str) -> None:
         with pytest.raises(poptorch.RecoverableError) as caught:
             training(X, Y)
         error = caught.value
-        assert (error.recovery_action, error.type) == (
-            "IPU_RESET",
-            "poplar_recoverable_runtime_error",
-        )
-        assert str(error) == (
-            "'poplar_recoverable_runtime_error': no answer\n"
-            "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling"
-        )
+        assert (error.recovery_action, error.type) == ("IPU_RESET", REPORT[1:33])
+        assert str(error) == REPORT
         assert torch.equal(model.layer.weight, before)
         assert torch.isfinite(training(X, Y))  # it happens once
+    with pytest.raises(ValueError, match="No place is called"):
+        poptorch.testing.injected_fault("lunch", recoverable())
     with pytest.raises(poptorch.Error) as plain:
         training(X)
     assert plain.value.location == ""
     assert "Error raised in" not in str(plain.value)
 
 
-def test_faults_have_places() -> None:
-    with pytest.raises(ValueError, match="No place is called"):
-        poptorch.testing.injected_fault("lunch", recoverable())
-
-
-def test_memory_is_given_back() -> None:
-    model = Net()
-    training = wrapped(None, model)
-    training(X, Y)
-    training.destroy()
-    gc.collect()
-    for use in (training.copyWeightsToHost, lambda: training.rng_state, training.plan):
+@pytest.mark.spec("programs", 24)
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_there_is_nothing_before_compiling_and_after_destroy(destroyed: bool) -> None:
+    training = wrapped()
+    if destroyed:
+        training(X, Y)
+        training.destroy()
+    for use in (
+        training.copyWeightsToHost, training.copyWeightsToDevice, training.plan,
+        training.attachToDevice, training.detachFromDevice, lambda: training.rng_state,
+    ):  # fmt: skip
         with pytest.raises(poptorch.Error, match="has not been compiled or has been destroyed"):
             use()
 
@@ -213,72 +170,57 @@ def test_the_simulated_device_needs_no_lease(caplog) -> None:
 
 
 @pytest.mark.spec("executor", 56)
-@pytest.mark.parametrize("way", ["set back", "detach", "same seed"])
-def test_random_state(way: str) -> None:
-    dropout = nn.Dropout(0.5).train()
-    wrapper = poptorch.inferenceModel(dropout, options(iterations=2).randomSeed(7))
+def test_random_state() -> None:
+    dropout, ones = nn.Dropout(0.5).train(), torch.ones(64)
+    wrapper, again = (
+        poptorch.inferenceModel(dropout, options(iterations=2).randomSeed(7)) for _ in range(2)
+    )
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         _ = wrapper.rng_state
-    ones = torch.ones(64)
     wrapper.compile(ones)
     assert wrapper.rng_state == [7]
     first = wrapper(ones)
     assert not torch.equal(first[:32], first[32:])  # new numbers at every micro-step
     state = wrapper.rng_state
-    assert state == wrapper.rng_state
     second = wrapper(ones)
     assert not torch.equal(first, second)
-    if way == "set back":
-        wrapper.rng_state = state
-        assert torch.equal(wrapper(ones), second)
-        wrapper.rng_state = [7]
-        assert torch.equal(wrapper(ones), first)
-        with pytest.raises(ValueError, match="no state of the device"):
-            wrapper.rng_state = [1, 2, 3]
-    elif way == "detach":
-        wrapper.rng_state = state
-        wrapper.detachFromDevice()
-        assert wrapper.rng_state == state
-        assert torch.equal(wrapper(ones), second)
-    else:
-        again = poptorch.inferenceModel(dropout, options(iterations=2).randomSeed(7))
-        torch.rand(1)  # the host's sequence is another one
-        assert torch.equal(again(ones), first)
-        torch.manual_seed(7)
-        assert not torch.equal(torch.cat([dropout(ones[:32]), dropout(ones[32:])]), first)
+    wrapper.rng_state = state
+    assert torch.equal(wrapper(ones), second)
+    wrapper.rng_state = [7]
+    assert torch.equal(wrapper(ones), first)
+    wrapper.detachFromDevice()
+    assert wrapper.rng_state == state
+    assert torch.equal(wrapper(ones), second)
+    with pytest.raises(ValueError, match="no state of the device"):
+        wrapper.rng_state = [1, 2, 3]
+    torch.rand(1)  # the host's sequence is another one
+    assert torch.equal(again(ones), first)
+    torch.manual_seed(7)
+    assert not torch.equal(torch.cat([dropout(ones[:32]), dropout(ones[32:])]), first)
 
 
-def test_no_seed_is_not_deterministic() -> None:
-    dropout = nn.Dropout(0.5).train()
-    ones = torch.ones(256)
-    wrappers = [inference(dropout) for _ in range(2)]
+def test_no_seed_is_not_deterministic_and_replicas_draw_different_numbers() -> None:
+    dropout, ones = nn.Dropout(0.5).train(), torch.ones(512)
+    wrappers = [inference(dropout, replicas=2) for _ in range(2)]
     for wrapper in wrappers:
         wrapper.compile(ones)
         assert wrapper.rng_state is None
-    assert not torch.equal(wrappers[0](ones), wrappers[1](ones))
-
-
-def test_replicas_draw_different_numbers() -> None:
-    wrapper = inference(nn.Dropout(0.5).train(), replicas=2)
-    got = wrapper(torch.ones(512))
-    assert not torch.equal(got[:256], got[256:])
+    first, second = (wrapper(ones) for wrapper in wrappers)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[:256], first[256:])
 
 
 @pytest.mark.spec("executor", 46)
 def test_synthetic_data() -> None:
     opts = options(iterations=2).enableSyntheticData(True)
-    wrapper = poptorch.inferenceModel(lambda x: x * 2, opts)
-    got = wrapper(torch.ones(2))
+    wrapper = poptorch.inferenceModel(lambda x, y: (x, y, x + y), opts)
+    got = wrapper(torch.ones(2), torch.ones(2))[2]
     assert got.shape == (2,)
     assert not torch.equal(got, torch.full((2,), 2.0))
-    assert wrapper.getPerfCounters()["input"] == [[]]
-    assert wrapper.getLatency() == (0.0, 0.0, 0.0)
-    two = poptorch.inferenceModel(lambda x, y: (x, y, x + y), opts)
-    two(torch.ones(2), torch.ones(2))
-    counters = two.getPerfCounters()  # an entry for each tensor, without stamps
+    counters = wrapper.getPerfCounters()  # an entry for each tensor, without stamps
     assert counters["input"] == counters["input_complete"] == [[], []]
     assert counters["output"] == counters["output_complete"] == [[], [], []]
-    for latency in (two.getLatency, two.getHostIpuLatency, two.getComputeLatency):
+    for latency in (wrapper.getLatency, wrapper.getHostIpuLatency, wrapper.getComputeLatency):
         assert latency() == (0.0, 0.0, 0.0)
 
 

@@ -1,8 +1,16 @@
-"""Files that a stranger wrote with care: all digests are right, and what they say is not."""
+"""Files that are damaged, or that a stranger wrote with care: refused, and nothing has changed.
+
+Where all digests are right, what is said is not. Nothing of a file runs unless it is trusted.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import shutil
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +25,7 @@ from helpers.wrapped import normal, options
 from poptorch._base import archive
 
 X = normal(4, 2)
+Facts, Tensors = dict[str, Any], dict[str, torch.Tensor]
 
 
 class Net(nn.Module):
@@ -28,114 +37,373 @@ class Net(nn.Module):
         return poptorch.identity_loss(self.norm(self.layer(x)), "sum")
 
 
-def made(value: float = 7.0) -> tuple[Net, torch.optim.Optimizer]:
-    """A model with one value in all weights, and its optimizer."""
+def made(value: float = 7.0) -> dict[str, Any]:
+    """A model with one value in all weights, and its optimizer: what a file is loaded into."""
     model = Net()
     for parameter in model.parameters():
         nn.init.constant_(parameter, value)
-    return model, poptorch.optim.Adam(model.parameters(), lr=0.5)
+    return {"model": model, "optimizer": poptorch.optim.Adam(model.parameters(), lr=0.5)}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("saved") / "m"
-    model, optimizer = made(0.25)
-    executor = poptorch.trainingModel(model, options(), optimizer)
+    target = made(0.25)
+    executor = poptorch.trainingModel(target["model"], options(), target["optimizer"])
     executor.compileAndExport(path, X)
     executor.destroy()
     return path.read_bytes()
 
 
-Facts, Tensors = dict[str, Any], dict[str, torch.Tensor]
+@pytest.fixture
+def path(saved: bytes, tmp_path: Path) -> Path:
+    (tmp_path / "m").write_bytes(saved)
+    return tmp_path / "m"
 
 
-def of_type(key: str, dtype: torch.dtype) -> Callable[[Facts, Tensors], None]:
-    def change(_: Facts, tensors: Tensors) -> None:
-        tensors[key] = tensors[key].to(dtype)
-
-    return change
-
-
-def rate(value: object) -> Callable[[Facts, Tensors], None]:
-    return lambda facts, _: facts["hypers"][1].update(lr=value)
+def seen(target: dict[str, Any]) -> tuple[Any, ...]:
+    """What a refused file must leave as it was."""
+    model, optimizer = target["model"], target["optimizer"]
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    return type(model), weights, groups, optimizer.loss_scaling
 
 
-def option(call: str) -> Callable[[Facts, Tensors], None]:
-    return lambda facts, _: facts.update(options=call)
+def refused(path: Path, kind: type[Exception] = poptorch.Error, match: str | None = None) -> str:
+    target = made()
+    before = seen(target)
+    with pytest.raises(kind, match=match) as caught:
+        poptorch.load(path, **target)
+    assert not isinstance(caught.value.__cause__, MemoryError | OverflowError)
+    torch.testing.assert_close(seen(target)[1:], before[1:], rtol=0, atol=0)
+    assert type(target["model"]) is Net
+    return str(caught.value)
+
+
+def changed(path: Path, change: Callable[[Facts, Tensors], object]) -> None:
+    """Change facts and tensors of a file, and its digests with them."""
+    parts = archive.read(path)
+    facts = json.loads(parts["facts.json"])
+    tensors = safetensors.torch.load(parts["tensors.safetensors"])
+    change(facts, tensors)
+    new = {
+        "facts.json": json.dumps(facts).encode(),
+        "tensors.safetensors": safetensors.torch.save(tensors),
+    }
+    archive.write(path, parts | new)
+
+
+def rewritten(path: Path, **changes: bytes) -> None:
+    archive.write(path, {**archive.read(path), **changes})
+
+
+def fact(**values: object) -> Callable[[Facts, Tensors], None]:
+    return lambda facts, _: facts.update(values)
+
+
+def argument(value: object) -> Callable[[Facts, Tensors], None]:
+    return fact(arguments={"x": value})
+
+
+def hyper(**values: object) -> Callable[[Facts, Tensors], None]:
+    return lambda facts, _: facts["hypers"][1].update(values)
+
+
+def tensor(key: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    return lambda _, tensors: tensors.update({key: change(tensors[key])})
+
+
+def opts(call: str) -> Callable[[Facts, Tensors], None]:
+    return fact(options=call)
 
 
 CHANGES = {
-    "complex weights": of_type("model.layer.weight", torch.complex64),
-    "a counter with fractions": of_type("model.norm.num_batches_tracked", torch.float32),
-    "complex moments": of_type("device.optstate.first.layer.weight", torch.complex64),
-    "a rate that is no float": rate(10**400),
-    "a rate that is a flag": rate(True),
-    "a rate that is a dictionary": rate({"dict": []}),
-    "a flag that is a rate": lambda facts, _: facts["hypers"][1].update(amsgrad=0.5),
-    "an anchor that is a text": option("createOrSet(anchored_tensors={'a': 'b'})"),
-    "a location that is a number": option("TensorLocations.createOrSet(location_weight=1)"),
-    "a text without an end": option(
+    "no names": fact(arguments=[1]),
+    "a huge shape": argument({"tensor": "float32", "shape": [1 << 40, 1 << 40]}),
+    "many dimensions": argument({"tensor": "float32", "shape": [1] * 5000}),
+    "a negative shape": argument({"tensor": "float32", "shape": [-1, 4]}),
+    "a wrong shape": argument({"tensor": "float32", "shape": "44"}),
+    "a shape that fails in forward": argument({"tensor": "float32", "shape": [2, 1, 1]}),
+    "no dtype of numbers": argument({"tensor": "bits8", "shape": [8, 4]}),
+    "a dtype that is none": argument({"dtype": "load"}),
+    "an unknown form": argument({"module": "os"}),
+    "an unhashable key": argument({"dict": [[[1], 2]]}),
+    "a text for a tensor": argument("text"),
+    "too many": argument([None] * 60_000),
+    "a parameter that there is not": fact(arguments={"x": None, "self": 1}),
+    "no parameter": fact(arguments={}),
+    "settings that are none": fact(settings=5),
+    "flags that are none": fact(whole="yes"),
+    "another algorithm": fact(algorithm="sgd"),
+    "hyper-parameters that are none": fact(hypers=7),
+    "a random state that is none": fact(random=["import os"]),
+    "a number too large": fact(random=[1 << 70]),
+    "a random state that is too short, and no arguments": fact(random=[1, 2], arguments=None),
+    "complex weights": tensor("model.layer.weight", lambda t: t.to(torch.complex64)),
+    "a counter with fractions": tensor("model.norm.num_batches_tracked", torch.Tensor.float),
+    "complex moments": tensor("device.optstate.first.layer.weight", lambda t: t + 0j),
+    "moments of another shape": tensor("device.optstate.first.layer.weight", torch.Tensor.flatten),
+    "a rate that is no float": hyper(lr=10**400),
+    "a rate that is a flag": hyper(lr=True),
+    "a rate that is a dictionary": hyper(lr={"dict": []}),
+    "a flag that is a rate": hyper(amsgrad=0.5),
+    "an anchor that is a text": opts("createOrSet(anchored_tensors={'a': 'b'})"),
+    "a location that is a number": opts("TensorLocations.createOrSet(location_weight=1)"),
+    "a text without an end": opts(
         f"createOrSet(model_name=poptorch.ConnectionType.Always.name.ljust({1 << 60}))"
     ),
-    "a number without an end": option(
+    "a number without an end": opts(
         f"createOrSet(model_name=poptorch.ConnectionType.Never.to_bytes({1 << 60}))"
     ),
-    "a random state that is too short, and no arguments": lambda facts, _: facts.update(
-        random=[1, 2], arguments=None
-    ),
+    "JSON": opts("from_json('{}')"),
+    "an import": opts("deviceIterations(__import__('os').system('true'))"),
+    "a private name": opts("_freeze()"),
+    "no call": opts("deviceIterations"),
+    "no Python": opts("deviceIterations("),
+    "a wrong value": opts("deviceIterations(-1)"),
+    "depth": opts("deviceIterations(" + "(" * 5000 + ")" * 5000 + ")"),
+    "a method that reads": opts("loadFromFile('pipe')"),
+    "a call of a call": opts("deviceIterations(2).loadFromFile('pipe')"),
+    "a rate below zero": hyper(lr=-0.5),  # it would train uphill, without a word
+    "no number": hyper(lr=float("nan")),
+    "a pair out of range": hyper(betas=[-0.1, 0.9]),
+    "an eps below zero": hyper(eps=-1),
+    "a rate too large": hyper(lr=1e308),
+    "a decay too large": hyper(weight_decay=10**39),
+    "a scale too large": lambda facts, _: facts["hypers"][0].update(loss_scaling=1e308),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_values_of_strangers_are_refused_and_nothing_has_changed(
-    change: str, saved: bytes, tmp_path: Path
+def test_what_a_stranger_says_is_refused_and_nothing_has_changed(
+    change: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "m"
-    path.write_bytes(saved)
-    parts = archive.read(path)
-    facts = json.loads(parts["facts.json"])
-    tensors = safetensors.torch.load(parts["tensors.safetensors"])
-    CHANGES[change](facts, tensors)
-    changed = {
-        "facts.json": json.dumps(facts).encode(),
-        "tensors.safetensors": safetensors.torch.save(tensors),
-    }
-    archive.write(path, parts | changed)
-    model, optimizer = made()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    with pytest.raises(poptorch.Error) as caught:
-        poptorch.load(path, model=model, optimizer=optimizer)
-    assert not isinstance(caught.value.__cause__, MemoryError | OverflowError)
-    assert type(model) is Net
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups] == groups
+    monkeypatch.chdir(path.parent)
+    os.mkfifo("pipe")  # whoever opens it waits for ever
+    changed(path, CHANGES[change])
+    refused(path)
 
 
-def test_weights_that_cannot_be_put_leave_the_others_as_they_were(
-    saved: bytes, tmp_path: Path
-) -> None:
-    path = tmp_path / "m"
-    path.write_bytes(saved)
-    model, optimizer = made()
-    model.norm.running_var = torch.ones(1).expand(2)  # two numbers in one place
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+def test_folders_in_options_of_strangers(path: Path) -> None:
+    folder = path.with_name("stranger")
+    calls = f"createOrSet(log_dir='{folder}')\nenableExecutableCaching('{folder}')"
+    changed(path, opts(calls))
+    refused(path, match=r"no option: options\.enableExecutableCaching")
+    changed(path, opts(calls.splitlines()[0]))
+    assert poptorch.load(path, **made()).options.log_dir == "."
+    assert not folder.exists()
+
+
+def test_weights_that_cannot_be_put_leave_the_others_as_they_were(path: Path) -> None:
+    target = made()
+    target["model"].norm.running_var = torch.ones(1).expand(2)  # two numbers in one place
+    before = seen(target)
     with pytest.raises(RuntimeError, match="single memory location"):
-        poptorch.load(path, model=model, optimizer=optimizer)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert optimizer.param_groups[0]["lr"] == 0.5
+        poptorch.load(path, **target)
+    torch.testing.assert_close(seen(target)[1:], before[1:], rtol=0, atol=0)
 
 
-def test_names_in_a_file_give_a_terminal_no_commands(saved: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    path.write_bytes(saved)
-    parts = archive.read(path)
-    tensors = safetensors.torch.load(parts["tensors.safetensors"])
-    tensors["model.\x1b[2Jall is well\u202e"] = torch.zeros(1)
-    archive.write(path, parts | {"tensors.safetensors": safetensors.torch.save(tensors)})
-    model, optimizer = made()
-    with pytest.raises(poptorch.Error, match="all is well") as caught:
-        poptorch.load(path, model=model, optimizer=optimizer)
-    assert "\x1b" not in str(caught.value)
-    assert "\u202e" not in str(caught.value)
-    assert "\\x1b[2J" in str(caught.value)
+def test_names_in_a_file_give_a_terminal_no_commands(path: Path) -> None:
+    name = "model.\x1b[2Jall is well\u202e"
+    changed(path, lambda _, tensors: tensors.update({name: torch.zeros(1)}))
+    said = refused(path, match="all is well")
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+    assert "\\x1b[2J" in said
+
+
+def packed(path: Path, parts: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", kind) as new:
+        for name, content in parts.items():
+            new.writestr(name, content)
+
+
+def unpacked(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as old:
+        return {name: old.read(name) for name in old.namelist()}
+
+
+def another_version(path: Path) -> None:
+    parts = unpacked(path)
+    header = {**json.loads(parts[archive.HEADER]), "format": 99, "poptorch": "9.9.9"}
+    packed(path, {**parts, archive.HEADER: json.dumps(header).encode()})
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return damage
+
+
+def overlapping(path: Path) -> None:
+    """Many names for one part: more bytes than the file has."""
+    with zipfile.ZipFile(path, "a") as file:
+        large = max(file.infolist(), key=lambda entry: entry.file_size)
+        for at in range(50):
+            twin = zipfile.ZipInfo(f"twin{at}")
+            twin.header_offset, twin.CRC = large.header_offset, large.CRC
+            twin.file_size = twin.compress_size = large.file_size
+            file.filelist.append(twin)
+        file._didModify = True
+
+
+def twice(path: Path) -> None:
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
+        file.writestr("facts.json", b"{}")
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def deep(depth: int) -> Callable[[Path], None]:
+    facts = b'{"arguments": ' + b"[" * depth + b"]" * depth + b"}"
+    return lambda path: rewritten(path, **{"facts.json": facts})
+
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:700]),
+    "flipped": flipped,
+    "empty": lambda path: path.write_bytes(b""),
+    "foreign": lambda path: torch.save({"a": 1}, path),
+    "another version": another_version,
+    "no parts": lambda path: archive.write(path, {}),
+    "a pipe": instead(os.mkfifo),
+    "a folder": instead(Path.mkdir),
+    "a loop": instead(lambda path: path.symlink_to(path)),
+    "compressed": lambda path: packed(path, unpacked(path), zipfile.ZIP_DEFLATED),
+    "overlapping": overlapping,
+    "twice": twice,
+    "deep facts": deep(900),
+    "deeper facts": deep(100_000),
+}
+
+
+@pytest.mark.spec("runtime", 26)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files(damage: str, path: Path) -> None:
+    """All readers refuse them."""
+    DAMAGES[damage](path)
+    said = refused(path, AssertionError, "Invalid file")
+    with pytest.raises(poptorch.Error, match="Invalid file"):
+        poptorch.load(path, trusted=True)
+    trainer = poptorch.trainingModel(options=options(), **made())
+    with pytest.raises(poptorch.Error, match="Invalid file"):
+        trainer.loadExecutable(path)
+    if damage == "another version":
+        assert "9.9.9" in said
+        assert poptorch.__version__ in said
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        poptorch.load(tmp_path / "nothing")
+
+
+CALLED: list[str] = []
+
+
+def touch(*args: object) -> list[str]:
+    """What no file may get called."""
+    CALLED.append(repr(args))
+    return []
+
+
+class Reduces:
+    """Pickles as a call."""
+
+    def __init__(self, function, *args) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self):
+        return self.call
+
+
+def runs_nothing(path: Path) -> None:
+    """As data it is read, or it is refused."""
+    CALLED.clear()
+    with pytest.raises(poptorch.Error, match=r"(?s)not trusted.*model=Net.*trusted=True") as caught:
+        poptorch.load(path)
+    assert "test_loading.py" in str(caught.value)
+    poptorch.load(path, **made())(X)
+    poptorch.trainingModel(options=options(), **made()).loadExecutable(path)
+    assert CALLED == []
+    assert "poptorch_attack" not in sys.modules
+
+
+ENUM = (poptorch.OutputMode.All, {"_value_": 5})
+PICKLES = {
+    "a function": pickle.dumps(Reduces(touch, 1)),
+    "a module that is imported": b"cpoptorch_attack\nrun\n.",
+    "a call of protocol 0": b"(S'x'\nihelpers.models_to_save\nNet\n.",
+    "a class of torch_geometric": b"ctorch_geometric.nn.models.glem\nGLEM\n(S'/tmp'\ntR.",
+    "an endless container": pickle.dumps(Reduces(range, 1 << 40)),
+    "another value of an enum": pickle.dumps(ENUM)[:-1] + pickle.BUILD + b".",
+}
+
+
+@pytest.mark.parametrize("attack", PICKLES)
+def test_pickles_of_strangers(attack: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.with_name("poptorch_attack.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(path.parent)
+    rewritten(path, **{"objects.pickle": PICKLES[attack]})
+    before, value = set(sys.modules), poptorch.OutputMode.All.value
+    runs_nothing(path)
+    assert not [name for name in {*sys.modules} - before if name.startswith("torch_geometric")]
+    assert poptorch.OutputMode.All.value == value
+
+
+NAME = "a=__import__('os').system('touch poptorch_was_here')"
+
+
+def test_graphs_of_strangers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan in a file, with code in the names of its nodes, is nothing that a reader looks at."""
+    monkeypatch.chdir(path.parent)
+    node = {"op": "placeholder", "name": NAME}
+    attribute = {"op": "get_attr", "target": NAME, "module": [node]}
+    operator = {"op": "call_function", "target": "aten.system.default", "args": {"tuple": []}}
+    changed(path, fact(plan={"nodes": [node, attribute, operator]}, optim={"is": "Spec"}))
+    runs_nothing(path)
+    changed(path, fact(arguments={NAME: None}))
+    refused(path, match="another model")
+    assert not Path("poptorch_was_here").exists()
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_folders_that_a_file_names_are_not_used(trusted: bool, tmp_path: Path) -> None:
+    """Compiled code in them would be loaded into the process."""
+    path, stranger = tmp_path / "m.poptorch", tmp_path / "stranger"
+    own = options().enableExecutableCaching(str(stranger)).logDir(str(tmp_path / "logs"))
+    poptorch.inferenceModel(nn.Linear(2, 2), own).compileAndExport(path, X)
+    shutil.rmtree(stranger)
+    loaded = poptorch.load(path, model=nn.Linear(2, 2), trusted=trusted)
+    loaded(X)
+    assert not stranger.exists()
+    assert loaded.options.log_dir == "."
+
+
+def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = made()
+    first = poptorch.trainingModel(options=options(), **target)
+    first(X)
+    own = path.with_name("trained")
+    first.save(own)
+    second = poptorch.load(own)
+    assert torch.equal(second(X), first(X))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("POPTORCH_KEY_FILE", str(path.with_name("their key")))
+        runs_nothing(path)
+    rewritten(path, **{"code/more": b""})
+    runs_nothing(path)
+
+
+def test_trusting_a_file(path: Path) -> None:
+    rewritten(path, **{"objects.pickle": pickle.dumps({"model": Reduces(touch, 5)})})
+    CALLED.clear()
+    with pytest.raises(poptorch.Error, match="not a model's"):
+        poptorch.load(path, trusted=True)
+    assert CALLED == ["(5,)"]

@@ -64,33 +64,6 @@ def test_the_loss_is_not_scaled_and_tiny_gradients_survive(variable, accumulatio
     assert moved == {1.0: 0.0, 1024.0: pytest.approx(1024 * TINY)}
 
 
-class Classes(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-
-    def forward(self, x, y):
-        return nn.functional.cross_entropy(self.layers(x), y)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"])
-def test_a_power_of_two_changes_nothing_in_float(name):
-    results = []
-    for scaling in (1.0, 2.0**10):
-        torch.manual_seed(0)
-        model = Classes()
-        settings = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
-        made = getattr(poptorch.optim, name)(
-            model.parameters(), lr=0.01, loss_scaling=scaling, **settings
-        )
-        wrapped = poptorch.trainingModel(model, options(accumulation=2), made)
-        x, y = torch.randn(8, 3), torch.arange(8) % 2
-        losses = [wrapped(x, y) for _ in range(5)]
-        results.append((torch.stack(losses), *(p.detach().clone() for p in model.parameters())))
-    for first, second in zip(*results, strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.spec("optimizers", 7)
 def test_a_variable_scale_may_change_and_a_constant_one_may_not():
     model, optimizer, wrapped = wrap(dtype=torch.float32, loss_scaling=2.0)
@@ -183,18 +156,6 @@ def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog
     assert weight(model) == -2.0
     assert caplog.text.count("setAutomaticLossScaling does nothing") == 1
     assert "lossScaleUpdateFactor" not in optimizer.state_dict()["ipu_state"]
-
-
-def test_automatic_scaling_trains_where_gradients_vanish():
-    """A gradient of 2**-26 is zero in half until the factor has grown."""
-    moved = {}
-    for opts in (options(), automatic()):
-        model, _, wrapped = wrap(opts, factor=TINY, lr=2.0**20)
-        for _ in range(6):
-            before = weight(model)
-            assert float(wrapped(torch.ones(1).half())) == pytest.approx(before * TINY, rel=1e-3)
-        moved[len(moved)] = weight(model)
-    assert moved == {0: 0.0, 1: pytest.approx(-4 * 2.0**20 * TINY, rel=0.3)}
 
 
 @pytest.mark.spec("precision", 15)

@@ -12,19 +12,11 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import Regression as Net
 from helpers.wrapped import normal, options
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 WEIGHT = "Accl1___layer.weight"
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x, y):
-        return nn.functional.mse_loss(self.layer(x), y)
 
 
 def wrapped(model: Net, optimizer=None) -> poptorch.PoplarExecutor:
@@ -63,13 +55,18 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.spec("optimizers", 19)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resuming_from_a_checkpoint_continues_bit_for_bit(name: str) -> None:
+    """At the rate that a scheduler had set."""
     model = Net()
     optimizer = OPTIMIZERS[name](model.parameters())
     training = wrapped(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     for _ in range(3):
         training(X, Y)
+    scheduler.step()
+    training.setOptimizer(optimizer)
     checkpoint = saved({"model": model.state_dict(), "opt": optimizer.state_dict()})
     expected = [training(X, Y) for _ in range(4)]
 
@@ -80,27 +77,11 @@ def test_resuming_from_a_checkpoint_continues_bit_for_bit(name: str) -> None:
     again = wrapped(twin, fresh)
     assert [again(X, Y) for _ in range(4)] == expected
     assert torch.equal(twin.layer.weight, model.layer.weight)
-
-
-@pytest.mark.spec("optimizers", 19)
-def test_a_checkpoint_carries_the_rate_of_a_scheduler() -> None:
-    _, optimizer, training = adam(lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    training(X, Y)
-    scheduler.step()
-    training.setOptimizer(optimizer)
-    twin, other, again = adam(lr=0.1)
-    other.load_state_dict(saved(optimizer.state_dict()))
-    assert other.param_groups[0]["lr"] == 0.05
-    assert other.ipu_state_is_dirty
+    rate = optimizer.param_groups[0]["lr"]
+    assert fresh.param_groups[0]["lr"] == rate
     # Rebuilt at epoch 1 it makes the step to epoch 2, from the stored rate.
-    torch.optim.lr_scheduler.StepLR(other, 1, gamma=0.5, last_epoch=scheduler.last_epoch)
-    assert other.param_groups[0]["lr"] == 0.025
-    twin.load_state_dict(training.model.state_dict())
-    other.param_groups[0]["lr"] = 0.05
-    again.setOptimizer(other)
-    assert torch.equal(again(X, Y), training(X, Y))
-    assert torch.equal(twin.layer.weight, training.model.layer.weight)
+    torch.optim.lr_scheduler.StepLR(fresh, 1, gamma=0.5, last_epoch=scheduler.last_epoch)
+    assert fresh.param_groups[0]["lr"] == rate / 2
 
 
 @pytest.mark.spec("executor", 31, 32)
@@ -131,13 +112,10 @@ def test_state_is_none_until_compiled() -> None:
     other.load_state_dict({"ipu_state": None, "ipu_param": None, **native})  # torch's part only
     assert other.param_groups[0]["lr"] == 0.5
     assert not other.ipu_state_is_dirty
-    other.load_state_dict({**state, "ipu_state": {k: v + 0.5 for k, v in state_items(state)}})
+    moved = {name: value + 0.5 for name, value in state["ipu_state"].items()}
+    other.load_state_dict({**state, "ipu_state": moved})
     training.compile(X, Y)  # nothing was, before
     assert (state_of(other)[WEIGHT] == 0.5).all()
-
-
-def state_items(state):
-    return state["ipu_state"].items()
 
 
 @pytest.mark.spec("executor", 60)
@@ -175,26 +153,35 @@ def test_the_state_is_read_once(caplog) -> None:
     assert torch.equal(kept[WEIGHT], first[WEIGHT])
 
 
-@pytest.mark.spec("executor", 29, 69)
+@pytest.mark.spec("executor", 29, 34, 54, 69)
 @pytest.mark.spec("optimizers", 1, 2)
 @pytest.mark.spec("programs", 19)
 @pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD])
 def test_a_changed_rate_waits_for_set_optimizer(kind) -> None:
+    """Of a scheduler, too."""
     model = Net()
     optimizer = kind(model.parameters(), lr=0.1)
     training = wrapped(model, optimizer)
+
+    def step(rate: float) -> None:
+        twin = copy.deepcopy(model)
+        twin(X, Y).backward()
+        training(X, Y)
+        expected = twin.layer.weight.detach() - rate * twin.layer.weight.grad
+        torch.testing.assert_close(model.layer.weight.detach(), expected)
+
     optimizer.param_groups[0]["lr"] = 0.0  # after wrapping: not seen
-    first = model.layer.weight.clone()
-    training(X, Y)
-    assert not torch.equal(model.layer.weight, first)
-    after = model.layer.weight.clone()
+    step(0.1)
     training.setOptimizer(optimizer)
-    assert torch.isfinite(training(X, Y))
-    assert torch.equal(model.layer.weight, after)
+    step(0.0)
     optimizer.param_groups[0]["lr"] = 0.1
     training.setOptimizer(optimizer)
-    training(X, Y)
-    assert not torch.equal(model.layer.weight, after)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    step(0.1)
+    scheduler.step()  # no warning about a step of the optimizer: the device made it
+    step(0.1)
+    training.setOptimizer(optimizer)
+    step(0.05)
 
 
 @pytest.mark.spec("executor", 33)
@@ -211,23 +198,6 @@ def test_a_replaced_optimizer_keeps_its_last_state() -> None:
     assert torch.equal(state_of(first)[WEIGHT], kept)
     training.setOptimizer(first)  # comes with its state
     assert torch.equal(state_of(first)[WEIGHT], kept)
-
-
-@pytest.mark.spec("executor", 34, 54)
-@pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD])
-def test_schedulers(kind) -> None:
-    model = Net()
-    optimizer = kind(model.parameters(), lr=0.1)
-    training = wrapped(model, optimizer)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    training(X, Y)
-    scheduler.step()  # no warning about a step of the optimizer: the device made it
-    training.setOptimizer(optimizer)
-    twin = copy.deepcopy(model)
-    twin(X, Y).backward()
-    training(X, Y)
-    step = twin.layer.weight.detach() - 0.05 * twin.layer.weight.grad
-    torch.testing.assert_close(model.layer.weight.detach(), step)
 
 
 @pytest.mark.spec("optimizers", 18)
@@ -322,23 +292,14 @@ class Product(nn.Module):
         return poptorch.identity_loss((self.weight * x + 0 * self.other).mean(), "none")
 
 
-@pytest.mark.spec("optimizers", 22)
+@pytest.mark.spec("optimizers", 4, 22)
 @pytest.mark.parametrize("iterations, accumulation", [(1, 1), (3, 1), (1, 4), (3, 2)])
-def test_one_update_per_device_iteration(iterations: int, accumulation: int) -> None:
+def test_one_update_of_the_default_per_device_iteration(iterations: int, accumulation: int) -> None:
     model = Product()
     opts = options(iterations=iterations, accumulation=accumulation)
-    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=1.0))
+    training = poptorch.trainingModel(model, opts)
     training(torch.ones(iterations * accumulation))
-    assert float(model.weight.detach()) == -iterations
-
-
-@pytest.mark.spec("optimizers", 4)
-def test_the_default_optimizer() -> None:
-    model = Product()
-    training = poptorch.trainingModel(model, options())
-    training(torch.ones(1))
-    training(torch.ones(1))
-    assert float(model.weight.detach()) == pytest.approx(-0.02)
+    assert float(model.weight.detach()) == pytest.approx(-0.01 * iterations)
 
 
 @pytest.mark.spec("optimizers", 20, 29)

@@ -67,16 +67,16 @@ def test_shapes_and_contents_of_training_outputs(d, g, r, mode, period, rows, lo
     torch.testing.assert_close(got.reshape(-1), torch.stack([v for _, v in chosen]))
 
 
-@pytest.mark.spec("executor", 14)
+@pytest.mark.spec("executor", 14, 48, 65)
 def test_all_outputs_of_inference_line_up_with_the_inputs() -> None:
     x = torch.arange(24.0).reshape(12, 2)
     assert torch.equal(inference(lambda x: x * 2, iterations=3, replicas=2)(x), x * 2)
+    assert torch.equal(inference(lambda x: x.sum().reshape(1), iterations=12)(x[:, 0]), x[:, 0])
 
+    def losses(x, y):  # two are fine
+        return nn.functional.mse_loss(x, y), nn.functional.l1_loss(x, y)
 
-@pytest.mark.spec("executor", 65)
-def test_one_dimensional_inputs() -> None:
-    x = torch.arange(10.0)
-    assert torch.equal(inference(lambda x: x.sum().reshape(1), iterations=10)(x), x)
+    torch.testing.assert_close(inference(losses)(x, x + 2), losses(x, x + 2))
 
 
 Point = collections.namedtuple("Point", "x y")
@@ -155,19 +155,11 @@ def test_results_never_share_storage() -> None:
     expected = [t.clone() for t in got]
     for result in got:
         result.fill_(9)
-        others = [o for o in got if o is not result]
         assert all((t == 9).all() or torch.equal(t, e) for t, e in zip(got, expected, strict=True))
-        assert len(others) == len(got) - 1
-        assert len({t.data_ptr() for t in got}) == len(got)
+    assert len({t.data_ptr() for t in got}) == len(got)
     assert not (x == 9).any()
     assert torch.equal(wrapped(x)[5], torch.ones(2, 2))
-
-
-def test_results_of_earlier_calls_stay() -> None:
-    wrapped = inference(lambda x: (x, x * 2))
-    first = wrapped(torch.ones(2))
-    wrapped(torch.zeros(2))
-    assert [t.tolist() for t in first] == [[1, 1], [2, 2]]
+    assert all((t == 9).all() for t in got)  # results of earlier calls stay
 
 
 def test_tensors_of_the_host_come_back_as_they_are() -> None:
@@ -186,15 +178,6 @@ def test_tensors_of_the_host_come_back_as_they_are() -> None:
     assert torch.equal(note, torch.arange(3))  # neither batched nor narrowed
     assert note.dtype == torch.int64
     assert last.shape == (4, 1)
-
-
-@pytest.mark.spec("executor", 48)
-def test_two_losses_are_fine_in_inference() -> None:
-    def forward(x, y):
-        return nn.functional.mse_loss(x, y), nn.functional.l1_loss(x, y)
-
-    x, y = torch.randn(2, 2), torch.randn(2, 2)
-    torch.testing.assert_close(inference(forward)(x, y), forward(x, y))
 
 
 @pytest.mark.spec("executor", 24)
@@ -219,12 +202,7 @@ def test_an_integer_beyond_32_bits_is_an_error(value: int) -> None:
     opts = options()
     opts.Precision.narrow64Bit(False)
     wide = poptorch.inferenceModel(lambda x: x + 1, opts)(number)
-    assert wide.dtype == torch.int64
-    assert wide.item() == value + 1
-
-
-def test_integers_at_the_borders_of_32_bits_come_back() -> None:
-    numbers = torch.tensor([2**31 - 1, -(2**31)])
-    result = inference(lambda x: x.clone())(numbers)
-    assert result.dtype == torch.int32
-    assert result.tolist() == numbers.tolist()
+    assert (wide.dtype, wide.item()) == (torch.int64, value + 1)
+    border = number.clamp(-(2**31), 2**31 - 1)
+    result = inference(lambda x: x.clone())(border)
+    assert (result.dtype, result.tolist()) == (torch.int32, border.tolist())

@@ -1,132 +1,179 @@
-"""``Options.programs``: several kinds of inputs, each with a program, over the same weights."""
+"""Several programs over the same weights: one for each mode, and of ``Options.programs`` kinds.
+
+``train()`` and ``eval()`` between calls are followed; kinds of inputs are as many as are asked for.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal, options
+from helpers.twins import Twins
+from helpers.wrapped import compilations, normal, options
+
+X, Y = normal(8, 4), normal(8, 4, seed=1)
 
 
 class Net(nn.Module):
+    """Statistics, a mode that the module itself looks at, a sub-module's own mode."""
+
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.linear = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
         out = self.norm(self.linear(x))
+        if self.training:
+            out = out * 2
         return out if y is None else (out, nn.functional.mse_loss(out, y))
 
 
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    compilations: list[int] = []
-    handle = poptorch.registerPostCompileHook(lambda: compilations.append(1))
-    try:
-        yield compilations
-    finally:
-        handle.remove()
+def sgd(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("backend", ["reference", "staged"])
+def test_training_and_validating_follow_the_mode(backend: str) -> None:
+    twins = Twins(Net(), sgd, options().backend(backend))
+    inference = poptorch.inferenceModel(twins.model, options())
+    for mode in (True, False, False, True, False, True):
+        for module in (twins.model, twins.eager, inference):
+            module.train(mode)
+        twins.step(X, Y)
+        assert torch.equal(inference(X), copy.deepcopy(twins.eager)(X).detach())
+    for frozen in (False, True, False):  # statistics alone: the commonest reason
+        for model in (twins.model, twins.eager):
+            model.norm.train(not frozen)
+        twins.step(X, Y)
+    twins.compare()
+
+
+def test_each_mode_is_compiled_once() -> None:
+    model = Net()
+    model.norm = nn.Identity()  # whose statistics would stay on the device
+    wrapper = poptorch.inferenceModel(model, options())
+    with compilations() as compiled:
+        for _ in range(3):
+            model.eval()
+            wrapper(X)
+            model.train()
+            wrapper.train()
+            wrapper(X)
+            wrapper.eval()  # through the executor, too
+            assert torch.equal(wrapper(X), copy.deepcopy(model).eval()(X).detach())
+            model.train()
+    assert len(compiled) == 2
+    with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+        wrapper(X[:4])
+
+
+class Labelled(Net):
+    """A forward that needs labels to train: the example of the user guide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+        out = self.drop(self.norm(self.linear(x)))
+        return (out, nn.functional.mse_loss(out, y)) if self.training else out
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+def test_an_inference_model_remains_in_eval_mode(called_before: bool) -> None:
+    """Source: PopTorch user guide, "From PyTorch to PopTorch", training, saving and copies."""
+    model = Labelled().eval()
+    inference = poptorch.inferenceModel(model, options())
+    if called_before:
+        inference(X)
+    model.train()
+    training = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        training(X, Y)
+        assert torch.equal(inference(X), copy.deepcopy(model).eval()(X).detach())
+        assert all(module.training for module in model.modules())
+    assert not inference.explain(X).fatal
+    inference.train()
+    with pytest.raises(AttributeError):
+        inference(X)
+
+
+def test_a_forward_that_sets_a_mode_is_compiled_once() -> None:
+    drop = nn.Dropout(0.5)
+    wrapper = poptorch.inferenceModel(lambda x: drop.eval()(x), options())
+    with compilations() as compiled:
+        for _ in range(3):
+            assert torch.equal(wrapper(X), X)
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("backend", ["reference", "staged"])
 def test_a_short_last_batch_trains_like_eager(backend: str) -> None:
-    torch.manual_seed(0)
-    model = Net()
-    eager = copy.deepcopy(model)
-    settings = {"lr": 0.1, "momentum": 0.9}
-    theirs = torch.optim.SGD(eager.parameters(), **settings)
     chosen = options().backend(backend).programs(2)
-    ours = torch.optim.SGD(model.parameters(), **settings)
-    training = poptorch.trainingModel(model, chosen, ours)
+    twins = Twins(Net(), sgd, chosen)
     data = torch.utils.data.TensorDataset(normal(19, 4), normal(19, 4, seed=1))
     loader = poptorch.DataLoader(chosen, data, batch_size=8, drop_last=False)
-    with counted() as compilations:
+    with compilations() as compiled:
         for _ in range(2):
             for x, y in loader:
-                theirs.zero_grad()
-                loss = eager(x, y)[1]
-                loss.backward()
-                theirs.step()
-                assert torch.equal(training(x, y)[1], loss.detach())
-    assert len(compilations) == 2
-    for name, value in eager.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
-    moments, expected = ours.state_dict()["state"], theirs.state_dict()["state"]
-    assert moments.keys() == expected.keys()
-    for index, values in expected.items():
-        assert torch.equal(moments[index]["momentum_buffer"], values["momentum_buffer"])
+                twins.step(x, y)
+    assert len(compiled) == 2
+    twins.compare()
 
 
-def test_the_programs_share_their_weights() -> None:
-    model = Net()
-    training = poptorch.trainingModel(model, options().programs(2))
-    training(normal(8, 4), normal(8, 4))
-    first = training._session.store
-    training(normal(3, 4), normal(3, 4))
-    second = training._session.store
-    assert first is not None
-    assert second is not None
-    assert first is not second
-    weights = [key for key in first.state.tensors if key.startswith("param.")]
-    assert weights
-    for key in weights:
-        assert first.state.tensors[key].data_ptr() == second.state.tensors[key].data_ptr()
+def test_detaching_saving_and_other_modes_in_between(tmp_path) -> None:
+    def adam(parameters):
+        return torch.optim.Adam(parameters, lr=0.1, betas=(0.5, 0.9), eps=1e-2)
+
+    twins = Twins(Net(), adam, options().programs(2), rtol=1.3e-6, atol=1e-5)
+    for rows, mode in ((8, True), (3, True), (3, False), (8, False), (8, True)):
+        twins.train(mode)
+        twins.step(X[:rows], Y[:rows])
+        twins.wrapped.save(tmp_path / "model.poptorch")
+        twins.wrapped.detachFromDevice()
+    twins.compare()
 
 
 def test_weights_that_are_set_between_reach_every_program() -> None:
     model = Net().eval()
     wrapper = poptorch.inferenceModel(model, options().programs(2))
-    long, short = normal(8, 4), normal(3, 4)
     for scale in (1.0, 2.0):
         with torch.no_grad():
             model.linear.weight.fill_(scale)
             model.norm.running_mean.fill_(scale)
         if wrapper.isCompiled():
             wrapper.copyWeightsToDevice()
-        for x in (long, short, long):
+        for x in (X, X[:3], X):
             assert torch.equal(wrapper(x), model(x).detach())
 
 
-def test_the_least_recently_used_goes_first() -> None:
-    wrapper = poptorch.inferenceModel(Net().eval(), options().programs(2))
-    with counted() as compilations:
-        for rows, so_far in ((8, 1), (4, 2), (8, 2), (3, 3), (8, 3), (4, 4)):
-            assert wrapper(normal(rows, 4)).shape == (rows, 4)
-            assert len(compilations) == so_far
-
-
-def test_modes_do_not_count() -> None:
+def test_the_least_recently_used_goes_first_and_modes_do_not_count() -> None:
     wrapper = poptorch.inferenceModel(Net(), options().programs(2))
-    with counted() as compilations:
-        for _ in range(2):
+    with compilations() as compiled:
+        for rows, so_far in ((8, 2), (4, 4), (8, 4), (3, 6), (8, 6), (4, 8)):
             for training in (True, False):
                 wrapper.train(training)
-                for rows in (8, 4):
-                    wrapper(normal(rows, 4))
-    assert len(compilations) == 4
+                assert wrapper(normal(rows, 4)).shape == (rows, 4)
+            assert len(compiled) == so_far
 
 
 def test_other_arguments_are_another_program() -> None:
-    torch.manual_seed(0)
     model = Net().eval()
     wrapper = poptorch.inferenceModel(model, options().programs(2))
-    x, y = normal(8, 4), normal(8, 4, seed=1)
-    assert torch.equal(wrapper(x), model(x).detach())
-    assert torch.equal(wrapper(x, y)[1], model(x, y)[1].detach())
-    assert torch.equal(wrapper(x), model(x).detach())
+    assert torch.equal(wrapper(X), model(X).detach())
+    assert torch.equal(wrapper(X, Y)[1], model(X, Y)[1].detach())
+    assert torch.equal(wrapper(X), model(X).detach())
 
 
 def test_what_does_not_divide_into_iterations_is_evaluated_in_one() -> None:
-    torch.manual_seed(0)
     model = Net().eval()
-    chosen = options().deviceIterations(4).programs(2)
+    chosen = options(iterations=4).programs(2)
     wrapper = poptorch.inferenceModel(model, chosen)
     data = torch.utils.data.TensorDataset(normal(21, 4))
     loader = poptorch.DataLoader(chosen, data, batch_size=2, drop_last=False)
@@ -135,41 +182,22 @@ def test_what_does_not_divide_into_iterations_is_evaluated_in_one() -> None:
     torch.testing.assert_close(torch.cat(parts), model(data.tensors[0]).detach())
 
 
-def test_detaching_and_saving_in_between(tmp_path) -> None:
-    torch.manual_seed(0)
-    model = Net()
-    eager = copy.deepcopy(model)
-    theirs = torch.optim.Adam(eager.parameters(), lr=0.1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    training = poptorch.trainingModel(model, options().programs(2), optimizer)
-    for rows in (8, 3, 3, 8):
-        x, y = normal(rows, 4), normal(rows, 4, seed=1)
-        theirs.zero_grad()
-        loss = eager(x, y)[1]
-        loss.backward()
-        theirs.step()
-        torch.testing.assert_close(training(x, y)[1], loss.detach())
-        training.save(tmp_path / "model.poptorch")
-        training.detachFromDevice()
-    torch.testing.assert_close(model.linear.weight, eager.linear.weight)
-
-
 def test_a_failed_kind_leaves_the_others() -> None:
     model = Net()
     training = poptorch.trainingModel(model, options().programs(2))
-    x, y = normal(8, 4), normal(8, 4, seed=1)
-    training(x, y)
+    training(X, Y)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError, match="reduction dim"):
-        training(normal(8, 5), y)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-    training(x, y)
+        training(normal(8, 5), Y)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    training(X, Y)
     assert not torch.equal(model.state_dict()["linear.weight"], before["linear.weight"])
 
 
 def test_one_program_is_the_rule() -> None:
     wrapper = poptorch.inferenceModel(Net().eval(), options())
-    wrapper(normal(8, 4))
+    wrapper(X)
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
-        wrapper(normal(4, 4))
+        wrapper(X[:4])
+    with pytest.raises(poptorch.Error, match="programs must be at least 1"):
+        poptorch.inferenceModel(Net(), options().programs(0))(X)

@@ -83,6 +83,8 @@ def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path:
 
 @pytest.mark.spec("runtime", 22)
 def test_without_a_directory_it_is_the_working_one(ask, tmp_path: Path) -> None:
+    training(ask()).compile(X, Y)
+    assert not names(tmp_path)  # nothing is written unless it is asked for
     training(ask().enableProfiling()).compile(X, Y)
     assert names(tmp_path) == {"training"}
 
@@ -185,11 +187,6 @@ def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> 
     assert profile.read(tmp_path / "inference")["measured"]["calls"] == 3
 
 
-def test_nothing_is_written_unless_it_is_asked_for(ask, tmp_path: Path) -> None:
-    training(ask()).compile(X, Y)
-    assert not names(tmp_path)
-
-
 def test_a_folder_that_cannot_be_written_to_is_one_warning(
     ask, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,6 +208,5 @@ def test_cycles_are_those_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
     for text in ("", "[]", '{"format": 0}'):
         (tmp_path / "profile.json").write_text(text)
-        with pytest.raises(poptorch.Error, match="profile") as caught:
+        with pytest.raises(poptorch.Error, match=r"profile(?s:.*)enableProfiling"):
             profile.read(tmp_path)
-        assert "enableProfiling" in str(caught.value)

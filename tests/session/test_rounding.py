@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import infer, options
+from helpers.wrapping import Calling, infer, options
 
 COUNT = 20_000
 
@@ -47,20 +47,16 @@ def test_updates_too_small_for_half_arrive_on_average():
     assert torch.equal(nearest, torch.ones_like(nearest))
 
 
-def test_one_seed_one_sequence():
-    first, _ = trained(rounding(seed=1))
-    assert torch.equal(first, trained(rounding(seed=1))[0])
-    assert not torch.equal(first, trained(rounding(seed=2))[0])
-
-
-def test_the_sequence_continues_after_detaching():
-    want, _ = trained(rounding())
-    _, wrapped = trained(rounding(), calls=2)
+def test_one_seed_one_sequence_that_continues_after_detaching() -> None:
+    want, _ = trained(rounding(seed=1))
+    assert not torch.equal(want, trained(rounding(seed=2))[0])
+    _, wrapped = trained(rounding(seed=1), calls=2)
     wrapped.detachFromDevice()
-    wrapped.attachToDevice()
     for _ in range(2):
         wrapped(torch.ones(1, 1).half())
     assert torch.equal(wrapped.model.weight.detach().double(), want)
+    replicated, _ = trained(rounding(replicas=2), rows=2)
+    assert torch.equal(replicated, want)  # the same mean gradient, the same stream
 
 
 def test_half_accumulators_are_unbiased():
@@ -91,7 +87,10 @@ def test_it_acts_in_inference_until_it_is_switched_off():
     x = torch.full((COUNT,), between)
     products = torch.tensor([[1.0, 2.0**-12]]).half(), torch.ones(2, COUNT).half()
     for function, inputs in ((torch.Tensor.half, (x,)), (torch.matmul, products)):
-        rounded = infer(function, *inputs, opts=rounding()).double()
+        wrapped = poptorch.inferenceModel(Calling(function), rounding())
+        rounded, next_call = wrapped(*inputs).double(), wrapped(*inputs)
+        assert not torch.equal(rounded, next_call.double())
+        assert torch.equal(rounded, infer(function, *inputs, opts=rounding()).double())
         assert sorted(rounded.unique().tolist()) == [1.0, 1 + 2.0**-10]
         deviation = 2.0**-10 * (0.25 * 0.75 / COUNT) ** 0.5
         assert abs(float(rounded.mean()) - between) < 5 * deviation
@@ -99,26 +98,6 @@ def test_it_acts_in_inference_until_it_is_switched_off():
         assert evaluated.unique().tolist() == [1.0]
     twice = poptorch.inferenceModel(nn.Identity(), rounding())
     assert torch.equal(twice(x), x)
-
-
-def test_calls_draw_anew():
-    class Half(nn.Module):
-        def forward(self, x):
-            return x.half()
-
-    wrapped = poptorch.inferenceModel(Half(), rounding())
-    x = torch.full((COUNT,), 1 + 2.0**-12)
-    first, second = wrapped(x), wrapped(x)
-    assert not torch.equal(first, second)
-    again = poptorch.inferenceModel(Half(), rounding())
-    assert torch.equal(again(x), first)
-
-
-def test_replicas_stay_alike():
-    weights, wrapped = trained(rounding(replicas=2), rows=2)
-    want, _ = trained(rounding())
-    assert torch.equal(weights, want)  # the same mean gradient, the same stream
-    assert "rng.rounding" in wrapped._session.store.state.tensors
 
 
 class Normed(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import compilations, normal, options
 
 
 class Net(nn.Module):
@@ -24,11 +25,7 @@ class Net(nn.Module):
         return out if y is None else (out, nn.functional.mse_loss(out, y))
 
 
-X, Y = torch.randn(4, 4), torch.randn(4, 2)
-
-
-def options() -> poptorch.Options:
-    return poptorch.Options().backend("reference").showCompilationProgressBar(False)
+X, Y = normal(4, 4), normal(4, 2, seed=1)
 
 
 def trained(model: Net, calls: int = 3) -> poptorch.PoplarExecutor:
@@ -55,44 +52,34 @@ LOOKS = {
     "named_parameters": lambda m, t: dict(m.named_parameters())["layer.weight"],
     "state_dict": lambda m, t: m.state_dict()["layer.weight"],
     "deepcopy": lambda m, t: copy.deepcopy(m).layer.weight,
+    "forward": lambda m, t: m(X),
     "pickle": lambda m, t: pickle.loads(pickle.dumps(m)).layer.weight,
 }
 
 
-@pytest.mark.spec("executor", 4, 5)
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.spec("executor", 4, 5, 58)
 @pytest.mark.spec("programs", 5)
+@pytest.mark.parametrize("look", LOOKS)
 def test_every_look_sees_trained_values(look: str) -> None:
     model = Net()
     expected = eagerly_trained(model)
     training = trained(model)
-    assert torch.equal(LOOKS[look](model, training), expected.layer.weight)
-
-
-@pytest.mark.spec("executor", 5, 58)
-def test_running_the_module_on_the_host_uses_trained_values() -> None:
-    model = Net()
-    expected = eagerly_trained(model)
-    trained(model)
-    assert torch.equal(model(X), expected(X))
+    assert torch.equal(LOOKS[look](model, training), LOOKS[look](expected, expected))
 
 
 @pytest.fixture
 def transfers(monkeypatch):
     """Counts transfers of each executor through its public methods."""
-    counts = {"host": 0, "device": 0}
-    host = poptorch.PoplarExecutor.copyWeightsToHost
-    device = poptorch.PoplarExecutor.copyWeightsToDevice
+    counts = {"Host": 0, "Device": 0}
+    for where in counts:
+        name = f"copyWeightsTo{where}"
+        function = getattr(poptorch.PoplarExecutor, name)
 
-    def count(what, function):
-        def counted(self):
-            counts[what] += 1
+        def counted(self, where=where, function=function):
+            counts[where] += 1
             function(self)
 
-        return counted
-
-    monkeypatch.setattr(poptorch.PoplarExecutor, "copyWeightsToHost", count("host", host))
-    monkeypatch.setattr(poptorch.PoplarExecutor, "copyWeightsToDevice", count("device", device))
+        monkeypatch.setattr(poptorch.PoplarExecutor, name, counted)
     return counts
 
 
@@ -100,13 +87,13 @@ def transfers(monkeypatch):
 def test_one_download_per_burst_of_training(transfers) -> None:
     model = Net()
     training = trained(model, calls=5)
-    assert transfers == {"host": 0, "device": 0}
+    assert transfers == {"Host": 0, "Device": 0}
     for _ in range(10):
         model.state_dict()
         model(X)
-    assert transfers == {"host": 1, "device": 0}
+    assert transfers == {"Host": 1, "Device": 0}
     training(X, Y)
-    assert not training.copyWeightsToHostIfNeeded() or transfers["host"] == 2
+    assert not training.copyWeightsToHostIfNeeded() or transfers["Host"] == 2
     assert not training.copyWeightsToHostIfNeeded()
 
 
@@ -125,11 +112,11 @@ def test_validation_refreshes_itself(first: str, transfers) -> None:
     for _ in range(3):
         assert torch.allclose(inference(X), expected(X))
     uploads = 1 if first == "inference" else 0  # compiling uploads by itself
-    assert transfers == {"host": 1, "device": uploads}
+    assert transfers == {"Host": 1, "Device": uploads}
     training(X, Y)
     inference(X)
     inference(X)
-    assert transfers == {"host": 2, "device": uploads + 1}
+    assert transfers == {"Host": 2, "Device": uploads + 1}
 
 
 @pytest.mark.spec("executor", 7)
@@ -146,23 +133,18 @@ def test_host_edits_wait_for_an_explicit_copy() -> None:
     assert torch.allclose(inference(X), model(X))
 
 
-@pytest.mark.spec("executor", 8)
-def test_uploading_discards_training_progress() -> None:
+@pytest.mark.spec("executor", 8, 9, 68)
+def test_uploading_discards_progress_and_host_tensors_keep_identity_and_storage() -> None:
     model = Net()
-    before = model.layer.weight.clone()
+    weight, storage = model.layer.weight, model.layer.weight.data_ptr()
+    before = weight.clone()
     training = trained(model)
     training.copyWeightsToDevice()
     training.copyWeightsToHost()
-    assert torch.equal(model.layer.weight, before)
-
-
-@pytest.mark.spec("executor", 9, 68)
-def test_host_tensors_keep_identity_and_storage() -> None:
-    model = Net()
-    weight, storage = model.layer.weight, model.layer.weight.data_ptr()
-    training = trained(model)
+    assert torch.equal(weight, before)
+    training(X, Y)
     training.copyWeightsToHost()
-    training.copyWeightsToHost()
+    assert not torch.equal(weight, before)
     assert model.layer.weight is weight
     assert weight.data_ptr() == storage
 
@@ -206,51 +188,37 @@ def test_copies_and_pickles_are_ordinary_modules() -> None:
     assert torch.equal(shallow.layer.weight, model.layer.weight)
 
 
-@pytest.mark.spec("executor", 36)
+@pytest.mark.spec("executor", 36, 51)
 def test_a_destroyed_executor_compiles_again() -> None:
     model = Net()
     training = trained(model)
+    training.note = 3
     training.destroy()
     assert not training.isCompiled()
     training(X[:2], Y[:2])
     assert training.isCompiled()
     assert type(model).__name__ == "PoptorchNet"
-
-
-@pytest.mark.spec("executor", 51)
-def test_assignment_on_the_executor_stays_there() -> None:
-    model = Net()
-    training = trained(model)
-    training.note = 3
-    assert not hasattr(model, "note")
+    assert not hasattr(model, "note")  # what is assigned on the executor stays there
 
 
 @pytest.mark.spec("executor", 55)
 def test_one_compile_for_the_whole_of_training() -> None:
     events = []
     pre = poptorch.registerPreCompileHook(lambda: events.append("pre"))
-    post = poptorch.registerPostCompileHook(lambda: events.append("post"))
-    try:
-        model = Net()
-        training = trained(model, calls=20)
-        assert events == ["pre", "post"]
-        assert set(training.plan().program.graphs) == {"step"}  # one graph holds it all
-    finally:
-        pre.remove()
-        post.remove()
+    with compilations() as events_after:
+        training = trained(Net(), calls=20)
+    pre.remove()
+    assert (events, events_after) == (["pre"], [1])
+    assert set(training.plan().program.graphs) == {"step"}  # one graph holds it all
     with pytest.raises(RuntimeError, match="must be callable"):
         poptorch.registerPreCompileHook(3)
 
 
 @pytest.mark.spec("executor", 53)
 def test_tied_weights_stay_tied() -> None:
-    class Tied(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.twin = nn.Linear(4, 2)
-            self.twin.weight = self.layer.weight
-
-    model = Tied()
+    model = Net()
+    model.twin = nn.Linear(4, 2)
+    model.twin.weight = model.layer.weight
     trained(model)
     assert model.twin.weight is model.layer.weight
     state = model.state_dict()
@@ -273,21 +241,29 @@ def test_an_executor_may_be_collected_while_another_is_captured() -> None:
     assert type(doomed) is Net
 
 
-def test_a_new_learning_rate_leaves_the_weights_where_they_are() -> None:
+def test_gradients_of_the_hosts_own_are_forgotten_and_move_no_weights() -> None:
     model = Net()
     parameters = [*model.parameters()]
     training = trained(model)
     training.setOptimizer(torch.optim.SGD(parameters, lr=0.05))
     model.zero_grad()
     assert training.copyWeightsToHostIfNeeded()
-
-
-def test_gradients_of_the_hosts_own_are_forgotten() -> None:
-    model = Net()
-    trained(model)
     (model.top * 2).sum().backward()
     assert model.top.grad is not None
     model.zero_grad(set_to_none=False)
     assert torch.equal(model.top.grad, torch.zeros(2))
-    model.zero_grad()
-    assert model.top.grad is None
+
+
+@pytest.mark.spec("parallel", 47)
+def test_an_executor_is_saved_before_it_is_compiled() -> None:
+    model = Net()
+    expected = copy.deepcopy(model)(X, Y)[1].detach()
+    poptorch.BeginBlock(model.layer, "A", ipu_id=1)
+    training = poptorch.trainingModel(model, options(accumulation=4))
+    buffer = io.BytesIO()
+    torch.save(training, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    torch.testing.assert_close(loaded(X.repeat(4, 1), Y.repeat(4, 1))[1], expected)
+    assert [stage.chip for stage in loaded.plan().layout.stages if "A" in stage.blocks] == [1]
+    assert not training.isCompiled()

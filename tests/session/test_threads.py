@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent import futures
 
 import pytest
 import torch
@@ -57,31 +58,23 @@ def check(model: nn.Module, steps: int) -> None:
 @contextlib.contextmanager
 def beside(*functions: Callable[[], object]) -> Iterator[None]:
     """Call each function again and again in a thread of its own; what one raises is raised."""
-    errors: list[BaseException] = []
     ended = threading.Event()
     begun = threading.Barrier(len(functions) + 1)
 
     def loop(function: Callable[[], object]) -> None:
         begun.wait()
         while not ended.is_set():
-            try:
-                function()
-            except BaseException as error:
-                errors.append(error)
-                return
+            function()
 
-    threads = [threading.Thread(target=loop, args=(each,)) for each in functions]
-    for thread in threads:
-        thread.start()
-    begun.wait()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+    with futures.ThreadPoolExecutor(len(functions)) as threads:
+        running = [threads.submit(loop, each) for each in functions]
+        begun.wait()
+        try:
+            yield
+        finally:
+            ended.set()
+    for each in running:
+        each.result()
 
 
 def documented(function: Callable[[], object]) -> Callable[[], None]:
@@ -108,19 +101,13 @@ def test_weights_read_in_another_thread_leave_the_host_right(tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_compiling_in_another_thread_loses_no_update(tier: str) -> None:
+@pytest.mark.parametrize("method", ["compile", "destroy", "detachFromDevice"])
+def test_another_thread_that_compiles_or_takes_the_device_loses_no_update(
+    tier: str, method: str
+) -> None:
     model, executor = wrapped(tier)
-    with beside(lambda: executor.compile(X, Y)):
-        for _ in range(6):
-            executor(X, Y)
-    check(model, 6)
-
-
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("method", ["destroy", "detachFromDevice"])
-def test_a_device_that_goes_away_beside_calls_takes_nothing_with_it(tier: str, method: str) -> None:
-    model, executor = wrapped(tier)
-    with beside(documented(getattr(executor, method))):
+    arguments = (X, Y) if method == "compile" else ()
+    with beside(documented(lambda: getattr(executor, method)(*arguments))):
         for _ in range(8):
             executor(X, Y)
     check(model, 8)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import poptorch
+from helpers.twins import Twins
 from helpers.wrapped import compilations, normal, options
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
@@ -36,48 +37,19 @@ class Net(nn.Module):
         return nn.functional.mse_loss(self.head(self.drop(self.body(x))), y)
 
 
-class Twins:
-    """The same training, eager and wrapped."""
+def trained(make: Maker) -> Twins:
+    return Twins(Net(), make, rtol=1e-4, atol=1e-6)
 
-    def __init__(self, make: Maker) -> None:
-        torch.manual_seed(0)
-        self.eager = Net()
-        self.model = copy.deepcopy(self.eager)
-        self.theirs, self.ours = (make(m.parameters()) for m in (self.eager, self.model))
-        self.wrapped = poptorch.trainingModel(self.model, options(), self.ours)
 
-    @property
-    def both(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        return self.theirs, self.ours
+def change(twins: Twins, **numbers: Any) -> None:
+    for optimizer in twins.both:
+        optimizer.param_groups[0].update(numbers)
+    twins.wrapped.setOptimizer(twins.ours)
 
-    def eager_step(self) -> torch.Tensor:
-        self.theirs.zero_grad()
-        loss = self.eager(X, Y)
-        loss.backward()
-        self.theirs.step()
-        return loss.detach()
 
-    def step(self, count: int = 1) -> None:
-        for _ in range(count):
-            got = self.wrapped(X, Y)
-            torch.testing.assert_close(got, self.eager_step(), rtol=1e-4, atol=1e-6)
-
-    def change(self, **numbers: Any) -> None:
-        for optimizer in self.both:
-            optimizer.param_groups[0].update(numbers)
-        self.wrapped.setOptimizer(self.ours)
-
-    def load(self, state: dict[str, Any]) -> None:
-        for optimizer in self.both:
-            optimizer.load_state_dict(copy.deepcopy(state))
-
-    def compare(self) -> None:
-        torch.testing.assert_close(self.model.state_dict(), self.eager.state_dict())
-        theirs, ours = (optimizer.state_dict()["state"] for optimizer in self.both)
-        for at, entry in theirs.items():
-            for name, value in entry.items():
-                if value is not None:
-                    torch.testing.assert_close(ours[at][name], value, rtol=1e-4, atol=1e-6)
+def load(twins: Twins, state: dict[str, Any]) -> None:
+    for optimizer in twins.both:
+        optimizer.load_state_dict(copy.deepcopy(state))
 
 
 MAKERS: dict[str, Maker] = {
@@ -96,13 +68,13 @@ MAKERS: dict[str, Maker] = {
 @pytest.mark.spec("optimizers", 5)
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_is_read_is_what_eager_has(name: str) -> None:
-    twins = Twins(MAKERS[name])
-    twins.step(3)
+    twins = trained(MAKERS[name])
+    twins.step(X, Y, count=3)
     twins.compare()
-    twins.step(2)
+    twins.step(X, Y, count=2)
     twins.wrapped.detachFromDevice()
     twins.compare()
-    twins.step()
+    twins.step(X, Y)
     twins.wrapped.destroy()
     twins.compare()
     theirs, ours = (optimizer.state_dict() for optimizer in twins.both)
@@ -113,7 +85,7 @@ def test_what_is_read_is_what_eager_has(name: str) -> None:
     twins.ours.zero_grad()
     twins.model(X, Y).backward()
     twins.ours.step()  # by hand, with what the device left
-    twins.eager_step()
+    twins.eager_step(X, Y)
     twins.compare()
 
 
@@ -122,10 +94,10 @@ def test_what_is_read_is_what_eager_has(name: str) -> None:
     [*((name, "before") for name in MAKERS), ("Adam", "after"), ("SGD", "detached")],
 )
 def test_a_resumed_run_has_eagers_losses(name: str, when: str) -> None:
-    first = Twins(MAKERS[name])
-    first.step(3)
+    first = trained(MAKERS[name])
+    first.step(X, Y, count=3)
     checkpoint = copy.deepcopy((first.model.state_dict(), first.ours.state_dict()))
-    second = Twins(MAKERS[name])
+    second = trained(MAKERS[name])
     second.eager, second.theirs = first.eager, first.theirs
     if when != "before":  # there is a program, and other state on the device
         for _ in range(2):
@@ -137,35 +109,29 @@ def test_a_resumed_run_has_eagers_losses(name: str, when: str) -> None:
     second.ours.load_state_dict(checkpoint[1])
     if when == "after":
         second.wrapped.copyWeightsToDevice()
-    second.step(3)
+    second.step(X, Y, count=3)
     second.compare()
 
 
-def test_loading_before_any_step_starts_afresh() -> None:
-    twins = Twins(MAKERS["Adam"])
-    fresh = copy.deepcopy(twins.theirs.state_dict())
-    twins.step(2)
-    twins.load(fresh)
-    twins.step(3)
-    twins.compare()
-
-
 def test_the_state_itself_can_be_read_copied_and_cleared() -> None:
-    twins = Twins(MAKERS["Adam"])
-    twins.step(2)
+    twins = trained(MAKERS["Adam"])
+    twins.step(X, Y, count=2)
     weight = twins.model.head.weight
     assert len(twins.ours.state) == 6
     assert weight in twins.ours.state
     theirs = twins.theirs.state[twins.eager.head.weight]["exp_avg"]
     torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
-    twins.step()
+    twins.step(X, Y)
     torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
     for twin in (copy.copy(twins.ours.state), pickle.loads(pickle.dumps(twins.ours)).state):
         assert type(twin).__name__ == "defaultdict"
         assert len(twin) == 6
     for optimizer in twins.both:
         optimizer.state.clear()
-    twins.step(2)
+    twins.step(X, Y, count=2)
+    twins.compare()
+    load(twins, trained(MAKERS["Adam"]).theirs.state_dict())  # of before any step
+    twins.step(X, Y, count=2)
     twins.compare()
 
 
@@ -184,41 +150,41 @@ def _start_again(state: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize("edit", [_zero, _replace, _start_again])
 @pytest.mark.parametrize("detached", [False, True])
 def test_what_is_changed_in_the_state_reaches_the_device(edit, detached: bool) -> None:
-    twins = Twins(MAKERS["Adam"])
-    twins.step(3)
+    twins = trained(MAKERS["Adam"])
+    twins.step(X, Y, count=3)
     if detached:
         twins.wrapped.detachFromDevice()
     for _ in range(2):  # and again
         for optimizer in twins.both:
             for entry in optimizer.state.values():
                 edit(entry)
-        twins.step(2)
+        twins.step(X, Y, count=2)
         twins.compare()
 
 
 def test_a_change_of_what_was_read_before_the_last_call_is_said_once(caplog) -> None:
-    twins = Twins(MAKERS["Adam"])
-    twins.step()
+    twins = trained(MAKERS["Adam"])
+    twins.step(X, Y)
     old = [entry["exp_avg"] for entry in twins.ours.state.values()]
-    twins.step()
+    twins.step(X, Y)
     assert not caplog.records
     for tensor in old:
         tensor.zero_()
-    twins.step(2)  # eager's were not changed
+    twins.step(X, Y, count=2)  # eager's were not changed
     assert caplog.text.count("the device does not see this") == 1
     twins.compare()
 
 
 def test_a_step_by_hand_between_calls_counts(caplog) -> None:
     """It moves weights and moments on the host; both reach the device."""
-    twins = Twins(MAKERS["Adam"])
-    twins.step(2)
+    twins = trained(MAKERS["Adam"])
+    twins.step(X, Y, count=2)
     twins.ours.zero_grad()
     twins.model.forward(X, Y).backward()
     twins.ours.step()
     twins.wrapped.copyWeightsToDevice()
-    twins.eager_step()
-    twins.step(2)
+    twins.eager_step(X, Y)
+    twins.step(X, Y, count=2)
     twins.compare()
     assert not caplog.records
 
@@ -252,12 +218,12 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
     ],
 )
 def test_schedules_give_eagers_numbers_step_by_step(name: str, schedule: str) -> None:
-    twins = Twins(MAKERS[name])
+    twins = trained(MAKERS[name])
     schedules = [SCHEDULES[schedule](optimizer) for optimizer in twins.both]
     twins.wrapped.setOptimizer(twins.ours)
     with compilations() as programs:
         for _ in range(8):
-            twins.step()
+            twins.step(X, Y)
             for scheduler in schedules:
                 scheduler.step(*((1.0,) if schedule == "Plateau" else ()))
             twins.wrapped.setOptimizer(twins.ours)
@@ -302,17 +268,16 @@ CHANGES: dict[str, tuple[Maker, list[dict[str, Any]], int]] = {
 @pytest.mark.spec("executor", 61)
 def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(name: str, way: str) -> None:
     make, changes, number = CHANGES[name]
-    twins = Twins(make)
+    twins = trained(make)
     with compilations() as programs:
-        twins.step(2)
+        twins.step(X, Y, count=2)
         for numbers in changes:
             if way == "detached":
                 twins.wrapped.detachFromDevice()
-            twins.change(**numbers)
+            change(twins, **numbers)
             if way == "other mode":
-                for model in (twins.model, twins.eager):
-                    model.train(not model.training)
-            twins.step(2)
+                twins.train(not twins.model.training)
+            twins.step(X, Y, count=2)
             twins.compare()
     if way != "other mode":
         assert len(programs) == number
@@ -320,12 +285,12 @@ def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(name: str, wa
 
 def test_it_is_said_and_the_loaded_state_too_changes_the_program(caplog) -> None:
     """``load_state_dict`` brings numbers along, and with them, a term that was compiled out."""
-    donor, twins = (Twins(MAKERS["SGD"]), Twins(MAKERS["plain"]))
-    donor.step(2)
-    twins.step()
-    twins.load(donor.ours.state_dict())
+    donor, twins = (trained(MAKERS["SGD"]), trained(MAKERS["plain"]))
+    donor.step(X, Y, count=2)
+    twins.step(X, Y)
+    load(twins, donor.ours.state_dict())
     with compilations() as programs, caplog.at_level("INFO", "poptorch::python"):
-        twins.step(2)
+        twins.step(X, Y, count=2)
     assert caplog.text.count("compiling again, with its state kept") == 1
     twins.compare()
     assert len(programs) == 1
@@ -334,14 +299,14 @@ def test_it_is_said_and_the_loaded_state_too_changes_the_program(caplog) -> None
 @pytest.mark.parametrize("numbers", [{"lr": 0.01}, {"dampening": 0.5, "weight_decay": 0.1}])
 def test_a_new_optimizer_goes_on_with_the_moments(numbers: dict[str, float]) -> None:
     """Scripts make a new one to change the learning rate, or another structure."""
-    twins = Twins(MAKERS["SGD"])
-    twins.step(2)
+    twins = trained(MAKERS["SGD"])
+    twins.step(X, Y, count=2)
     twins.ours = torch.optim.SGD(
         twins.model.parameters(), **{"lr": 0.05, "momentum": 0.9, **numbers}
     )
     twins.wrapped.setOptimizer(twins.ours)
     twins.theirs.param_groups[0].update(numbers)
-    twins.step(3)
+    twins.step(X, Y, count=3)
     twins.compare()
 
 
@@ -362,21 +327,18 @@ def test_the_random_sequence_goes_on() -> None:
     assert len(set(losses[0])) == 3
 
 
-def test_a_change_that_cannot_be_compiled_leaves_the_program_as_it_was() -> None:
-    twins = Twins(MAKERS["SGD"])
-    twins.step()
-    with pytest.raises(ValueError, match="Nesterov momentum requires"):
-        twins.change(momentum=0.0, nesterov=True)
-    twins.change(momentum=0.9, nesterov=False)
-    twins.step()
-    twins.compare()
-
-
-def test_without_set_optimizer_a_structural_change_waits_and_is_said(caplog) -> None:
-    twins = Twins(MAKERS["plain"])
+def test_a_structural_change_waits_for_set_optimizer_or_is_refused(caplog) -> None:
+    twins = trained(MAKERS["plain"])
     with compilations() as programs:
-        twins.step()
+        twins.step(X, Y)
         twins.ours.param_groups[0]["momentum"] = 0.9
-        twins.step()  # eager's was not changed
+        twins.step(X, Y)  # eager's was not changed
     assert "momentum of the optimizer's group 0 was 0 and is 0.9" in caplog.text
     assert len(programs) == 1
+    twins = trained(MAKERS["SGD"])
+    twins.step(X, Y)
+    with pytest.raises(ValueError, match="Nesterov momentum requires"):
+        change(twins, momentum=0.0, nesterov=True)
+    change(twins, momentum=0.9, nesterov=False)
+    twins.step(X, Y)
+    twins.compare()

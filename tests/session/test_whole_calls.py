@@ -1,11 +1,11 @@
-"""All or nothing: what a call that fails leaves, on every backend."""
+"""All or nothing: what a call that fails, or that a signal interrupts, leaves on every backend."""
 
 from __future__ import annotations
 
 import copy
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +15,6 @@ from torch import nn
 import poptorch
 from helpers.wrapped import options
 from poptorch.backends import driver
-
-SLOW = pytest.mark.slow
-BACKENDS = ["reference", "staged", pytest.param("optimise", marks=SLOW)]
 
 
 class Labelled(nn.Module):
@@ -38,94 +35,84 @@ class Labelled(nn.Module):
         return poptorch.identity_loss(loss, reduction="none")
 
 
-def training(model: nn.Module, backend: str, **counts: int) -> poptorch.PoplarExecutor:
-    opts = options(**counts).backend(backend).randomSeed(3)
-    opts.lanes(counts.get("lanes", 0))
-    return poptorch.trainingModel(model, opts, poptorch.optim.Adam(model.parameters(), lr=0.1))
+class Trained:
+    """A model that is trained with Adam, from seeds that are the same each time."""
 
+    def __init__(self, backend: str, computed: bool = False, lanes: int = 0, **counts: int) -> None:
+        torch.manual_seed(0)
+        self.model = Labelled(computed)
+        opts = options(**counts).backend(backend).randomSeed(3).lanes(lanes)
+        self.optimizer = poptorch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.call = poptorch.trainingModel(self.model, opts, self.optimizer)
 
-def everything(model: nn.Module, wrapper: poptorch.PoplarExecutor) -> dict[str, Any]:
-    state = copy.deepcopy(wrapper._session.optimizer.given.state_dict()["ipu_state"])
-    weights = copy.deepcopy(model.state_dict())
-    return {**state, **weights, "random": torch.tensor(wrapper.rng_state)}
+    def everything(self) -> dict[str, Any]:
+        state = copy.deepcopy(self.optimizer.state_dict()["ipu_state"])
+        random = torch.tensor(self.call.rng_state)
+        return {**state, **copy.deepcopy(self.model.state_dict()), "random": random}
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-def batch(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
+def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
     return torch.randn(rows, 4, generator=draw), torch.randint(3, (rows,), generator=draw)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def after(updates: int, backend: str, lanes: int, computed: bool = False) -> dict[str, Any]:
+    """What an undisturbed model is like after so many updates, made one by one."""
+    twin = Trained(backend, computed, lanes, accumulation=2)
+    x, y = batch(24)
+    for update in range(updates):
+        rows = slice(8 * (update % 3), 8 * (update % 3) + 8)
+        twin.call(x[rows], y[rows])
+    result = twin.everything()
+    twin.call.destroy()
+    return result
+
+
+@pytest.mark.parametrize("backend", ["reference", "staged"])
 def test_a_bad_label_changes_nothing(backend: str) -> None:
-    model = Labelled()
-    wrapper = training(model, backend, iterations=2, accumulation=2)
+    trained = Trained(backend, iterations=2, accumulation=2)
     x, y = batch(16)
-    wrapper(x, y)
-    before = everything(model, wrapper)
+    trained.call(x, y)
+    before = trained.everything()
     for bad in (3, -1, 1 << 40):
         wrong = y.clone()
         wrong[13] = bad
         with pytest.raises(poptorch.Error, match="Index out of range") as caught:
-            wrapper(x, wrong)
+            trained.call(x, wrong)
         assert f'input "y"[13] is {bad}; ' in str(caught.value)
         assert "takes 0 to 2, or -100" in str(caught.value)
-    assert same(everything(model, wrapper), before)
+    assert same(trained.everything(), before)
     y[13] = -100
-    wrapper(x, y)
-    assert not same(everything(model, wrapper), before)
+    trained.call(x, y)
+    assert not same(trained.everything(), before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("lanes", [0, 1])
+@pytest.mark.parametrize(
+    ("backend", "lanes"),
+    [("reference", 0), ("reference", 1), ("staged", 0), ("optimise", 0)],
+)
 def test_an_index_that_nobody_could_check_leaves_whole_updates(backend: str, lanes: int) -> None:
     """Of three updates the third fails, in its second micro-batch."""
-    torch.manual_seed(0)
-    model = Labelled(computed=True)
-    twin = copy.deepcopy(model)
+    trained = Trained(backend, True, lanes, iterations=3, accumulation=2)
     x, y = batch(24)
-    wrapper = training(model, backend, iterations=3, accumulation=2, lanes=lanes)
-    wrapper(x, y)
+    trained.call(x, y)
     whole = backend == "staged"
-    with poptorch_twin(twin, backend, wrapper, lanes, 3 if whole else 5, x, y) as expected:
-        wrong = y.clone()
-        wrong[-1] = 3
-        with pytest.raises((IndexError, RuntimeError)) as caught:
-            wrapper(x, wrong)
-        done = "before this call" if whole else "2 of the 3 updates of this call"
-        assert any(done in note for note in caught.value.__notes__)
-        assert same(everything(model, wrapper), expected)
-
-
-class poptorch_twin:  # noqa: N801 (used as a function)
-    """What an undisturbed model is like after so many updates, made one by one."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        backend: str,
-        like: poptorch.PoplarExecutor,
-        lanes: int,
-        updates: int,
-        x: torch.Tensor,
-        y: torch.Tensor,
-    ) -> None:
-        self.model, self.updates, self.batch = model, updates, (x, y)
-        self.wrapper = training(model, backend, accumulation=2, lanes=lanes)
-
-    def __enter__(self) -> dict[str, Any]:
-        x, y = self.batch
-        for update in range(self.updates):
-            rows = slice(8 * (update % 3), 8 * (update % 3) + 8)
-            self.wrapper(x[rows], y[rows])
-        return everything(self.model, self.wrapper)
-
-    def __exit__(self, *_: object) -> None:
-        self.wrapper.destroy()
+    wrong = y.clone()
+    wrong[-1] = 3
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        trained.call(x, wrong)
+    done = "before this call" if whole else "2 of the 3 updates of this call"
+    assert any(done in note for note in caught.value.__notes__)
+    if backend == "optimise":
+        expected = after(5, "reference", lanes, computed=True)
+        torch.testing.assert_close(trained.everything(), expected, rtol=1e-4, atol=1e-5)
+        return
+    assert same(trained.everything(), after(3 if whole else 5, backend, lanes, computed=True))
 
 
 class StoppedError(Exception):
@@ -137,49 +124,59 @@ def raising(signum: int, frame: object) -> None:
 
 
 @pytest.fixture
-def signum(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = signal.signal(request.param, raising)
-    yield request.param
-    signal.signal(request.param, before)
+def handled() -> Iterator[Callable[[int, Any], Any]]:
+    """Sets handlers of signals, for as long as a test lasts."""
+    before: dict[int, Any] = {}
+
+    def handle(signum: int, handler: Any) -> None:
+        before.setdefault(signum, signal.signal(signum, handler))
+
+    yield handle
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[[int], bool]) -> None:
+    """Send a signal after those runs of a graph, counted from 1, that are wanted."""
+    runs: list[object] = []
+    original = driver._BoundRun.__call__
+
+    def interrupted(self: Any, *where: Any) -> Any:
+        results = original(self, *where)
+        runs.append(where)
+        if wanted(len(runs)):
+            os.kill(os.getpid(), signum)
+        return results
+
+    monkeypatch.setattr(driver._BoundRun, "__call__", interrupted)
 
 
 SIGNALS = [(signal.SIGALRM, 0), (signal.SIGUSR1, 1), (signal.SIGINT, 1)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "lanes"), SIGNALS, indirect=["signum"])
+@pytest.mark.parametrize(("signum", "lanes"), SIGNALS)
 def test_a_handler_that_raises_waits_for_a_whole_state(
-    signum: int, lanes: int, monkeypatch: pytest.MonkeyPatch
+    signum: int, lanes: int, monkeypatch: pytest.MonkeyPatch, handled
 ) -> None:
-    torch.manual_seed(0)
-    model = Labelled()
-    twin = copy.deepcopy(model)
+    """In the midst of an update, or at its end."""
+    handled(signum, raising)
+    trained = Trained("reference", lanes=lanes, iterations=3, accumulation=2)
     x, y = batch(24)
-    wrapper = training(model, "reference", iterations=3, accumulation=2, lanes=lanes)
-    wrapper(x, y)
-    runs = []
-    original = driver._BoundRun.__call__
-
-    def interrupted(self: Any, *where: Any) -> Any:
-        results = original(self, *where)
-        runs.append(where)
-        if len(runs) == (4 if lanes else 1):  # in the midst of an update, or at its end
-            os.kill(os.getpid(), signum)
-        return results
-
-    with poptorch_twin(twin, "reference", wrapper, lanes, 4, x, y) as expected:
-        monkeypatch.setattr(driver._BoundRun, "__call__", interrupted)
-        with pytest.raises(StoppedError) as caught:
-            wrapper(x, y)
-        assert any("1 of the 3 updates" in note for note in caught.value.__notes__)
-        assert same(everything(model, wrapper), expected)
+    trained.call(x, y)
+    expected = after(4, "reference", lanes)
+    sending(monkeypatch, signum, lambda run: run == (4 if lanes else 1))
+    with pytest.raises(StoppedError) as caught:
+        trained.call(x, y)
+    assert any("1 of the 3 updates" in note for note in caught.value.__notes__)
+    assert same(trained.everything(), expected)
     assert signal.getsignal(signum) is raising
     monkeypatch.undo()
-    wrapper(x, y)
+    trained.call(x, y)
 
 
 def test_handlers_that_do_not_raise_run_and_may_choose_another(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, handled
 ) -> None:
     seen = []
 
@@ -191,21 +188,31 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(
         seen.append("second")
 
     wrapper = poptorch.inferenceModel(nn.Linear(2, 2), options(iterations=3).lanes(1))
-    x = torch.ones(3, 2)
-    wrapper(x)
-    original = driver._BoundRun.__call__
+    wrapper(torch.ones(3, 2))
+    handled(signal.SIGUSR1, first)
+    sending(monkeypatch, signal.SIGUSR1, lambda run: True)
+    wrapper(torch.ones(3, 2))
+    assert seen[0] == "first"
+    assert signal.getsignal(signal.SIGUSR1) is second
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert seen[-1] == "second"
 
-    def interrupted(self: Any, *where: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return original(self, *where)
 
-    monkeypatch.setattr(driver._BoundRun, "__call__", interrupted)
-    before = signal.signal(signal.SIGUSR1, first)
-    try:
-        wrapper(x)
-        assert seen[0] == "first"
-        assert signal.getsignal(signal.SIGUSR1) is second
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert seen[-1] == "second"
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+def test_ctrl_c_while_compiling() -> None:
+    presses = [True]
+
+    class Interrupting(Labelled):
+        def forward(self, x, y):
+            if presses and poptorch.isRunningOnIpu():
+                presses.pop()
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().forward(x, y)
+
+    model = Interrupting()
+    before = model.layer.weight.clone()
+    training = poptorch.trainingModel(model, options())
+    with pytest.raises(KeyboardInterrupt):
+        training(*batch(8))
+    assert not training.isCompiled()
+    assert torch.equal(model.layer.weight, before)
+    assert torch.isfinite(training(*batch(8)))

@@ -149,20 +149,6 @@ def test_detaching_saving_and_loading(tmp_path):
     torch.testing.assert_close(torch.stack(losses), whole[3:], rtol=1e-6, atol=1e-7)
 
 
-def test_stochastic_rounding_works_with_them():
-    torch.manual_seed(0)
-    model = Deep(torch.float16)
-    opts = options().randomSeed(1)
-    opts.Precision.enableStochasticRounding(True)
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=1e-5)
-    wrapped = poptorch.trainingModel(model, opts, optimizer)
-    before = copy.deepcopy(model.state_dict())
-    for _ in range(3):
-        wrapped(torch.randn(8, 5).half(), torch.arange(8) % 3)
-    assert wrapped.plan().program.bundles
-    assert any(not torch.equal(v, before[k]) for k, v in model.state_dict().items())
-
-
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_code_reads_and_writes_bundles():
