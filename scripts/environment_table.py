@@ -1,4 +1,4 @@
-"""Writes docs/guide/environment.md from the library's own table of variables.
+"""Writes docs/reference/environment.md from the library's own table of variables.
 
 python scripts/environment_table.py
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from poptorch._base import env
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "guide" / "environment.md"
+PAGE = ROOT / "docs" / "reference" / "environment.md"
 HEAD = """\
 # Environment variables
 

@@ -1,4 +1,4 @@
-"""Writes docs/guide/options.md from the library's own table of options.
+"""Writes docs/reference/options_table.md from the library's own table of options.
 
 python scripts/options_table.py
 """
@@ -13,7 +13,7 @@ from poptorch.options.overview import settings
 from poptorch.options.table import MEANING
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "guide" / "options.md"
+PAGE = ROOT / "docs" / "reference" / "options_table.md"
 HEAD = """\
 # Options
 

@@ -133,8 +133,8 @@ def test_the_pages_that_must_be_there() -> None:
         "CHANGELOG.md",
         "docs/differences.md",
         "docs/guide/from_pytorch.md",
-        "docs/guide/environment.md",
-        "docs/guide/options.md",
+        "docs/reference/environment.md",
+        "docs/reference/options_table.md",
     }
 
 
@@ -178,6 +178,13 @@ def test_entries_of_the_cookbook_are_short() -> None:
         (program,) = blocks("cookbook.md", entry)
         assert program.info == "python"
         assert len(program.text.splitlines()) < 40
+
+
+def test_twenty_questions_have_an_answer() -> None:
+    """Each leads to a page, or to a part of one: the test of links looks whether it is there."""
+    text = (ROOT / "docs" / "howto" / "questions.md").read_text()
+    rows = re.findall(r"^\| [A-Z].*\? \| .*\]\(\S+\.md(#\S+)?\) \|$", text, re.M)
+    assert len(rows) == 20
 
 
 def test_the_guide_quotes_the_example_as_it_is() -> None:

@@ -1,6 +1,6 @@
 """The enums of PopART that scripts give to ``options._Popart.set``; there is no PopART behind them.
 
-What a key does here is in the table of options (``docs/guide/options.md``), and
+What a key does here is in the table of options (``docs/reference/options_table.md``), and
 ``options.withoutEffect()`` names those that do nothing. Members have PopART's numbers.
 Source: PopART's public Python API reference.
 """
