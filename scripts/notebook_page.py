@@ -1,4 +1,4 @@
-"""Run docs/guide/notebook.ipynb and keep what its cells show; the site has a page made of it.
+"""Run the notebooks of docs/ and keep what their cells show; the site has pages made of them.
 
 python scripts/notebook_page.py
 """
@@ -14,14 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-NOTEBOOK = Path(__file__).resolve().parent.parent / "docs" / "guide" / "notebook.ipynb"
-HEAD = """\
-# A notebook
-
-<!-- made of notebook.ipynb by scripts/notebook_page.py -->
-What follows is [a notebook](notebook.ipynb) to download and run, with what its cells show.
-
-"""
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 Cell = dict[str, Any]
 
 
@@ -48,9 +42,9 @@ def shown(value: Any) -> str:
     return repr(value)
 
 
-def read() -> list[Cell]:
-    """Return the notebook's cells."""
-    cells: list[Cell] = json.loads(NOTEBOOK.read_text())["cells"]
+def read(path: Path) -> list[Cell]:
+    """Return a notebook's cells."""
+    cells: list[Cell] = json.loads(path.read_text())["cells"]
     return cells
 
 
@@ -85,10 +79,10 @@ def _run(cell: Cell, name: str, names: dict[str, Any]) -> Cell:
     return {**cell, "outputs": outputs}
 
 
-def page() -> str:
-    """Return the page of the site: text, code, and what the code shows."""
-    parts = []
-    for cell in read():
+def page(path: Path) -> str:
+    """Return a notebook's page on the site: text, code, and what the code shows."""
+    parts = [f"<!-- made of {path.name} by scripts/notebook_page.py -->"]
+    for cell in read(path):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(source)
@@ -98,7 +92,8 @@ def page() -> str:
             data = output.get("data", {})
             text = "".join(output.get("text") or data["text/plain"])
             parts.append("".join(data["text/html"]) if "text/html" in data else _block(text))
-    return HEAD + "\n\n".join(parts) + "\n"
+    last = f"This page is [a notebook]({path.name}) to download and run."
+    return "\n\n".join([*parts, last]) + "\n"
 
 
 def _block(text: str) -> str:
@@ -107,7 +102,8 @@ def _block(text: str) -> str:
 
 if __name__ == "__main__":
     os.environ["POPTORCH_BACKEND"] = "reference"  # as the test does: nothing is compiled
-    notebook = json.loads(NOTEBOOK.read_text())
-    notebook["cells"] = run(notebook["cells"])
-    NOTEBOOK.write_text(json.dumps(notebook, indent=1) + "\n")
-    print(f"wrote {NOTEBOOK}")
+    for each in NOTEBOOKS:
+        notebook = json.loads(each.read_text())
+        notebook["cells"] = run(notebook["cells"])
+        each.write_text(json.dumps(notebook, indent=1) + "\n")
+        print(f"wrote {each}")

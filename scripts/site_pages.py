@@ -155,7 +155,12 @@ def commands_page() -> str:
 
 
 PAGES = {
-    "guide/notebook.md": notebook_page.page,
+    **{
+        path.relative_to(notebook_page.DOCS).with_suffix(".md").as_posix(): functools.partial(
+            notebook_page.page, path
+        )
+        for path in notebook_page.NOTEBOOKS
+    },
     "reference/errors.md": errors_page,
     "reference/commands.md": commands_page,
 }
