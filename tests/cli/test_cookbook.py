@@ -12,7 +12,7 @@ import torch
 from helpers import jobs
 from helpers.source_tree import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ENTRY = (ROOT / "docs" / "cookbook.md").read_text().split("## Train in several processes")[1]
 COMMAND = ENTRY.split("`poprun ")[1].split("`")[0]
 PROGRAM = ENTRY.split("```python\n")[1].split("```")[0]
