@@ -29,12 +29,12 @@ def isPopdistEnvSet() -> bool:
 
 
 def init() -> None:
-    """Meet the other processes of the job now; the first model that is trained does it otherwise.
+    """Connect to the other processes of the job now. Otherwise training the first model does it.
 
     Outside of a job nothing happens.
 
     Raises:
-        poptorch.Error: they do not meet.
+        poptorch.Error: it cannot reach them.
     """
     here = _job.membership()
     if here.count > 1:
@@ -42,12 +42,12 @@ def init() -> None:
 
 
 def getInstanceIndex() -> int:
-    """Return which process of the job this is, from 0."""
+    """Return the index of this process in the job, from 0."""
     return _job.membership().index
 
 
 def getLocalInstanceIndex() -> int:
-    """Return which of the job's processes on this machine this is, from 0."""
+    """Return the index of this process among those of the job on this machine, from 0."""
     return _job.membership().local_index
 
 
@@ -57,7 +57,7 @@ def getNumInstances() -> int:
 
 
 def getNumTotalReplicas() -> int:
-    """Return how many replicas the job has: those of processes that share stages count once."""
+    """Return how many replicas the job has. Processes that share stages have one together."""
     return _job.membership().total_replicas
 
 
@@ -72,7 +72,7 @@ def getNumIpusPerReplica() -> int:
 
 
 def getNumStageProcesses() -> int:
-    """Return how many processes share the stages of each model. This name is not PopDist's."""
+    """Return how many processes share the stages of each model. An addition to PopDist."""
     return _job.membership().stage_processes
 
 
@@ -92,10 +92,10 @@ def checkNumIpusPerReplica(num_ipus: int) -> None:
 
 
 def getDeviceId(num_ipus: int | None = None) -> None:
-    """Return None: processes take whatever devices of the pod are free, first come, first served.
+    """Return None: each process takes devices of the pod that are free.
 
     Args:
-        num_ipus: of the device; has no effect.
+        num_ipus: has no effect.
     """
 
 
@@ -105,12 +105,12 @@ def execute_on_instances(
     """Call a function on some instances only; the others get None and do not wait.
 
     Args:
-        instances: indices of those that call it.
-        function: what is called now, with the further arguments. Without it a decorator is
-            returned, for functions that are to be called later.
+        instances: the indices of these instances.
+        function: called now, with the other arguments. Without it you get a decorator for functions
+            that you call later.
 
     Returns:
-        What the function returned, or None on the other instances; the decorator.
+        The function's result, or None on the other instances; or the decorator.
     """
     if function is None:
         return functools.partial(_limited, frozenset(instances))
@@ -126,12 +126,12 @@ def _limited(instances: frozenset[int], function: Callable[..., Any]) -> Callabl
 
 
 def initializeBackend(*args: Any, **kw: Any) -> None:
-    """Do what ``init`` does; arguments, which chose between MPI and others, have no effect."""
+    """Do what ``init`` does. Arguments chose between MPI and others; they have no effect."""
     init()
 
 
 def finalizeBackend() -> None:
-    """Nothing needs to be done: a process leaves its job when it ends."""
+    """Do nothing: a process leaves its job when it ends."""
 
 
 def registerBackend(*args: Any, **kw: Any) -> None:

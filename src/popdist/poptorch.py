@@ -42,17 +42,17 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
 
 
 class Options(poptorch.Options):
-    """``poptorch.Options`` with the replicas and the place that a launcher gave to this process.
+    """``poptorch.Options`` of one process of a job, filled in by the launcher.
 
-    ``replication_factor`` is that of this process. What the launcher decides cannot be changed:
-    ``useIpuId``, ``replicationFactor`` and the setters of ``Distributed`` are a ``RuntimeError``.
-    ``Distributed.stageProcesses`` is what ``poprun --stage-processes`` says.
+    ``replication_factor`` counts the replicas of this process. What the launcher decides cannot be
+    changed: ``useIpuId``, ``replicationFactor`` and the setters of ``Distributed`` raise a
+    ``RuntimeError``. ``poprun --stage-processes`` sets ``Distributed.stageProcesses``.
 
     Args:
-        ipus_per_replica: chips of each replica; must be the launcher's.
+        ipus_per_replica: chips of each replica, the launcher's number.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is another number than the launcher's.
     """
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:

@@ -19,7 +19,7 @@ from .wrappers import inferenceModel, trainingModel
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """One line of the table: what one chip gets, by estimate."""
+    """One line of the table: the estimated load of one chip."""
 
     ipu: int  # index of the chip, and id of the block
     begins: str  # path of the module that begins the block; the model's own is empty
@@ -31,7 +31,7 @@ class PlacedBlock:
 
 
 class PlacementTable(tuple[PlacedBlock, ...]):
-    """Why blocks begin where they do; printing it shows a table."""
+    """The load of each chip; ``print`` shows a table."""
 
     def __str__(self) -> str:
         head = ["ipu", "begins at", "cycles", "share", "weights and state", "kept", "enters"]
@@ -52,7 +52,7 @@ class PlacementTable(tuple[PlacedBlock, ...]):
 
 
 class Placement(NamedTuple):
-    """What ``autoplace`` returns."""
+    """The result of ``autoplace``."""
 
     model: nn.Module
     table: PlacementTable
@@ -70,30 +70,27 @@ def autoplace(
 ) -> Placement:
     """Divide a model over chips: annotate it with one ``BeginBlock`` per chip.
 
-    The model is captured once for inputs like the example; nothing runs. Blocks begin where the
-    ``forward`` of a module does, such that the slowest chip is as fast as possible, every chip's
-    part fits its memory, and then as few bytes as possible cross between chips. A model in
-    training mode is placed for training, one in evaluation mode for inference.
+    Nothing runs. Blocks begin where modules begin. Every part fits its chip, the slowest chip is
+    as fast as possible, and then few bytes cross between chips. A model in training mode is
+    placed for training, one in evaluation mode for inference.
 
     Args:
-        model: annotated in place; blocks that it had are removed. ``removeBlocks`` takes it back.
-        example: arguments of one call: a combined batch, as a tuple, or a dict by name, or a
-            single tensor.
-        options: those that the model will be wrapped with; not frozen, not changed.
+        model: annotated in place; earlier blocks are removed. ``removeBlocks`` undoes it.
+        example: the arguments of one call, a combined batch: a tuple, a dict by name, or a tensor.
+        options: the options that you will wrap the model with; they are not frozen.
         num_ipus: how many chips, at least 1.
-        optimizer: the one it will be trained with, whose state takes memory.
-        memory_per_ipu: bytes of weights, state and what is kept for the backward pass; None for
-            the memory of the chips that ``POPTORCH_POD`` names.
-        system: the chips, ``kind:number``: what ``poptorch.estimate`` says of them has to fit then,
-            all memory included.
+        optimizer: the optimizer that you will train with; its state takes memory.
+        memory_per_ipu: bytes for weights, state and what backward needs; None for the memory of
+            the chips of ``POPTORCH_POD``.
+        system: the chips, ``kind:number``. Then the whole estimate of each chip has to fit.
 
     Returns:
-        The annotated model, and the table of what each chip gets.
+        The annotated model, and the table of the chips.
 
     Raises:
         ValueError: ``num_ipus`` is no positive integer, or both memory and system are given.
-        poptorch.Error: the model cannot be captured, has too few places to cut, or does not fit.
-            The model is as it was.
+        poptorch.Error: the model cannot be captured, has too few modules to cut at, or does not
+            fit. The model is unchanged then.
     """
     if not isinstance(num_ipus, int) or num_ipus < 1:
         raise InvalidValue("num_ipus must be a positive integer", got=repr(num_ipus))

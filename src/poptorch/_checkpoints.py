@@ -39,9 +39,9 @@ Files = Mapping[Path, Mapping[str, bytes]]  # by path the parts of each
 
 
 class Checkpoints:
-    """The checkpoints of one training run, in a folder. Not a part of PopTorch.
+    """The checkpoints of one training run, in a folder. An addition to PopTorch.
 
-    The data comes from ``batches``, which knows how much of it has been used:
+    Take the data from ``batches``, which counts what you have used:
 
     ```python
     checkpoints = poptorch.Checkpoints("run", training, loader, scheduler=scheduler)
@@ -55,21 +55,20 @@ class Checkpoints:
     In a job all processes make the same calls, and all see the folder.
 
     Args:
-        folder: where the checkpoints are; made if it is missing.
+        folder: of the checkpoints; created if it is missing.
         executor: a model that is wrapped for training.
-        loader: what the batches come from; any iterable that begins anew at each iteration.
-        keep: how many checkpoints stay, the latest ones.
-        stateful: by name, whatever else goes on: schedulers, and other objects with
-            ``state_dict()`` and ``load_state_dict()`` whose state is numbers, texts, and lists and
-            dicts of these.
+        loader: a loader, or another iterable that begins anew at each iteration.
+        keep: how many checkpoints to keep: the latest ones.
+        stateful: by name, schedulers and other objects with ``state_dict()`` and
+            ``load_state_dict()``. Their state is made of numbers, texts, lists and dicts.
 
     Attributes:
-        step: how many batches have been handed out, that of the moment included.
-        epoch: which epoch they are of, from 0.
+        step: how many batches you have got, the present one included.
+        epoch: the number of the present epoch, from 0.
 
     Raises:
         AssertionError: the executor does not train, ``keep`` is less than 1, or the loader shuffles
-            in another process, from where its order cannot be told.
+            in another process, where its order is out of reach.
     """
 
     def __init__(
@@ -105,18 +104,18 @@ class Checkpoints:
         self._writing: _Writing | None = None
 
     def resume(self) -> bool:
-        """Go on from the latest checkpoint, if there is one: before the model's first call.
+        """Go on from the latest checkpoint, if there is one. Call it before the model.
 
-        With as many processes as before, all losses are those of a run without an interruption.
-        With another number the run goes on after the same samples; replicas draw on by their
-        numbers, and the host's generators are those of process 0.
+        With as many processes as before, all losses are those of an uninterrupted run. With
+        another number the run goes on after the same samples. Random numbers then follow the
+        replicas' numbers, and on the host process 0.
 
         Returns:
-            Whether there was one.
+            Whether there was a checkpoint.
 
         Raises:
-            poptorch.Error: the model is compiled already, a file is damaged, or it was made by
-                another model or optimizer; everything is as before then.
+            poptorch.Error: the model is compiled already, a file is damaged, or it belongs to
+                another model or optimizer. Nothing has changed then.
         """
         executor = self._executor
         if executor.isCompiled():
@@ -165,9 +164,9 @@ class Checkpoints:
             raise
 
     def batches(self, epochs: int) -> Iterator[Any]:
-        """Yield what is left of the batches of so many epochs.
+        """Yield the batches of so many epochs, those that are left.
 
-        After ``resume`` those of the current epoch that were used are loaded again and dropped.
+        After ``resume`` the used batches of the current epoch are loaded again and dropped.
         """
         if self.epoch >= epochs:
             return
@@ -195,18 +194,18 @@ class Checkpoints:
         yield from rest
 
     def save(self, wait: bool = True) -> Path:
-        """Write a checkpoint; a run that is killed meanwhile goes on from the one before.
+        """Write a checkpoint. A run that is killed meanwhile goes on from the one before.
 
         Args:
-            wait: until it is whole. Otherwise all of it is copied now, and written while the run
-                goes on; what cannot be written is an error of the next ``save``, or of ``wait``.
+            wait: return when it is written. Otherwise copy it now and write it while the run goes
+                on; ``wait`` or the next ``save`` then raise what goes wrong.
 
         Returns:
-            Its folder, which has this name once it is whole.
+            Its folder. It has this name when it is complete.
 
         Raises:
-            poptorch.Error: the model is not compiled, processes are at different steps or do not
-                see one folder, or the state of an object has no JSON form.
+            poptorch.Error: the model is not compiled, the state of an object has no JSON form, or
+                processes are at different steps or see different folders.
             OSError: it cannot be written, or the one before could not.
         """
         self.wait()
@@ -243,7 +242,7 @@ class Checkpoints:
         return final
 
     def wait(self) -> None:
-        """Wait until a checkpoint is whole that ``save(wait=False)`` has begun.
+        """Wait until ``save(wait=False)`` has written its checkpoint.
 
         Raises:
             OSError: it could not be written.

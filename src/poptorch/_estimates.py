@@ -23,22 +23,21 @@ __all__ = ["Estimate", "Variant", "WhatIf", "estimate", "what_if"]
 def estimate(
     executor: PoplarExecutor, *args: Any, system: str | None = None, **kwargs: Any
 ) -> Estimate:
-    """Return what a wrapped model would cost on IPUs, in memory and in time.
+    """Return the cost of a wrapped model on IPUs, in memory and in time.
 
-    The model is captured, placed and scheduled for inputs like the arguments; nothing is compiled
-    and nothing runs. Its weights and the arguments may be on the ``meta`` device, so that a model
-    of any size can be priced. The prices are a model's: the page "What it would cost on IPUs" says
-    what they are made of, and how far off they are where it could be checked.
+    Nothing is compiled and nothing runs. Weights and arguments may be on the ``meta`` device, so
+    a model can have any size. The page "What it would cost on IPUs" explains the prices, and how
+    far off they are.
 
     Args:
         executor: from ``trainingModel`` or ``inferenceModel``.
-        args, kwargs: as for a call of the executor: a combined batch.
+        args, kwargs: as for a call: a combined batch.
         system: the chips, ``kind:number`` with a kind of mk1, mk2, bow, c600; None for those of
             ``POPTORCH_POD``, by default mk2:64.
 
     Raises:
-        poptorch.Error: there is no such system, it has fewer chips than the model needs, or the
-            model cannot be captured.
+        poptorch.Error: there is no such system, it has too few chips, or the model cannot be
+            captured.
     """
     _check_wrapped(executor, "estimate")
     return executor.estimate(*args, system=system, **kwargs)
@@ -52,38 +51,34 @@ def what_if(
     progress: bool = True,
     **kwargs: Any,
 ) -> WhatIf:
-    """Return what a wrapped model would cost on IPUs with other settings: all combinations.
+    """Return the cost of a wrapped model on IPUs for all combinations of some settings.
 
-    Each line is what ``poptorch.estimate`` says of the changed options, one of the options as they
-    are; combinations that cannot be, such as samples that do not divide, are left out with a
-    warning.
+    There is a line for each combination, and one for the settings as they are. Combinations that
+    are not possible, such as samples that do not divide, are left out with a warning.
 
-    The samples of a call, and so of an update, stay those of the arguments: ``accumulation``
-    follows from ``micro_batch`` and ``replicas``, or ``micro_batch`` from ``accumulation`` and
-    ``replicas``; in inference the device iterations follow. They are others with
-    ``device_iterations``, and with both ``micro_batch`` and ``accumulation``. The model is captured
-    once for all variants that it is the same for.
+    A call keeps the samples of the arguments. If you vary ``micro_batch`` or ``accumulation``, the
+    other one follows; in inference the device iterations follow. If you vary both, or
+    ``device_iterations``, the number of samples changes.
 
     Args:
-        executor: from ``trainingModel`` or ``inferenceModel``; it stays as it is.
-        args, kwargs: as for a call of the executor: a combined batch, which may be on the ``meta``
-            device.
+        executor: from ``trainingModel`` or ``inferenceModel``; it does not change.
+        args, kwargs: as for a call: a combined batch, perhaps on the ``meta`` device.
         system: the chips, ``kind:number`` with a kind of mk1, mk2, bow, c600; None for those of
             ``POPTORCH_POD``, by default mk2:64.
-        vary: values by setting: ``micro_batch`` (samples), ``accumulation`` (in training),
-            ``device_iterations``, ``replicas`` (of this process), ``recomputation`` (bool),
-            ``checkpoints`` (of so many that follow one another the last is one), ``half_partials``
-            (bool), ``memory_proportion`` (share of a chip), ``activation_location``,
-            ``weight_location``, ``optimizer_location``, ``accumulator_location`` ("on chip",
-            "off chip", "on chip, sharded", "off chip, sharded"), ``precision`` ("float32",
-            "float16", "bfloat16": of weights, buffers and inputs), ``ipus_per_replica`` (cut as
-            ``autoplace`` cuts, whatever blocks there are; the strategy names none), ``chip`` (a
-            kind). What is not named is as in the options and the model.
-        progress: show a bar while it prices, on a terminal.
+        vary: a list of values for each of these settings; the others stay as they are.
+            ``micro_batch`` (samples). ``accumulation`` (steps, in training).
+            ``device_iterations``. ``replicas`` (of this process).
+            ``ipus_per_replica`` (cut as ``autoplace`` does; the strategy must name no blocks).
+            ``chip`` (a kind). ``precision`` ("float32", "float16", "bfloat16").
+            ``recomputation`` (bool). ``checkpoints`` (n keeps every n-th one).
+            ``half_partials`` (bool). ``memory_proportion`` (share of a chip, 0 to 1).
+            ``activation_location``, ``weight_location``, ``optimizer_location``,
+            ``accumulator_location`` ("on chip", "off chip", "on chip, sharded",
+            "off chip, sharded").
+        progress: show a bar on a terminal.
 
     Raises:
-        poptorch.Error: a setting is unknown, or a value of it cannot be; and what
-            ``poptorch.estimate`` raises.
+        poptorch.Error: there is no such setting or value; and as ``poptorch.estimate``.
     """
     _check_wrapped(executor, "what_if")
     training = executor._optimizer is not None

@@ -43,16 +43,15 @@ class ICustomArgParser(abc.ABC):
 
 
 def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | None) -> None:
-    """Let a type be used for arguments and results of models and for elements of data sets.
+    """Let models take and return objects of a type, and data sets hold them.
 
-    A parser is found by the exact type first, then by the registered base classes in the order of
-    their registration. Containers, dataclasses among them, need none. Objects of types without a
-    parser are constants of the compiled program, and must hold no tensors.
+    Lists, tuples, dicts and dataclasses need no parser. A sub-class without a parser uses that of
+    the base class that was registered first. Objects of other types are constants of the compiled
+    program and must hold no tensors.
 
     Args:
         arg_data_type: the class of the objects.
-        arg_parser: its parser, which replaces an earlier one; None removes the registration, and
-            is no error when there is none.
+        arg_parser: its parser; it replaces an earlier one. None removes that.
 
     Raises:
         poptorch.Error: the parser does not derive from ``ICustomArgParser``, or

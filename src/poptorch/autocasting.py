@@ -19,10 +19,10 @@ _HOMES = (torch, torch.nn.functional, torch.Tensor)
 
 @dataclass(frozen=True)
 class Policy:
-    """Which functions ``autocast`` casts the operands of; see ``Precision.autocastPolicy``.
+    """Functions whose operands ``autocast`` casts; for ``Precision.autocastPolicy``.
 
-    Each entry is a function of torch (``torch.matmul``), a layer (``torch.nn.Conv2d``), which
-    stands for the function of torch that it calls, or a name; they are kept as names.
+    An entry is a function (``torch.matmul``), its name, or a layer (``torch.nn.Conv2d``). A layer
+    stands for the function that it calls.
 
     Attributes:
         fp16: run in half.

@@ -1,6 +1,6 @@
 """``poptorch.DataLoader``, ``poptorch.AsynchronousDataAccessor`` and ``poptorch.PadToSizes``.
 
-Source: PopTorch user guide, "Efficient data batching"; what they need beneath is in ``_data``.
+Source: PopTorch user guide, "Efficient data batching". The processes behind them are in ``_data``.
 """
 
 from __future__ import annotations
@@ -33,38 +33,39 @@ __all__ = ["AsynchronousDataAccessor", "DataLoader", "PadToSizes", "join"]
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """Cuts a data set into the combined batches that one call of a wrapped model takes.
+    """Cut a data set into combined batches, one for each call of a wrapped model.
 
-    Dimension 0 of every tensor is the combined batch size: ``batch_size x device iterations x
-    input groups x gradient accumulation``, consecutive samples being of one micro-batch.
+    Dimension 0 of every tensor is ``batch_size x device iterations x input groups x gradient
+    accumulation``. Samples that follow one another make up a micro-batch.
 
     Args:
-        options: gives the counts; frozen from now on.
-        dataset: map-style, or an ``IterableDataset``. With several processes, every process reads
-            a contiguous part of it.
-        batch_size: micro-batch size; None, with ``drop_last=False``, passes items as they are.
-        shuffle: new order at every iteration; with several processes, ``options.randomSeed`` must
-            be set, so that all of them use the same order.
-        num_workers: worker processes; of the loading process in the asynchronous modes.
-        drop_last: leave out an incomplete combined batch at the end (torch's default is False).
-        persistent_workers: keep the workers between iterations; by default when there are any.
-        auto_distributed_partitioning: give each process its part; otherwise each reads all.
-        mode: load here, in another process, or in another process that assembles the combined
-            batches from smaller ones.
-        async_options: arguments of ``AsynchronousDataAccessor`` for the asynchronous modes. With
-            ``num_workers`` and Python's start method "fork", which torch starts workers by, the
-            loading process is forked, too: ``sharing_strategy`` is ``Fork`` by default.
-        rebatched_worker_size: batch size of the workers in mode ``AsyncRebatched``, at most the
-            combined batch size, which is the default.
-        batch_sampler: yields the indices of one micro-batch at a time; excludes ``batch_size``,
+        options: has the counts; this call freezes them.
+        dataset: map-style, or an ``IterableDataset``. Each process of a job reads a contiguous
+            part of it.
+        batch_size: samples of a micro-batch. None, with ``drop_last=False``, passes items on as
+            they are.
+        shuffle: take a new order at every iteration. In a job set ``options.randomSeed``, so that
+            all processes take the same one.
+        num_workers: worker processes.
+        drop_last: leave out an incomplete combined batch at the end. (In torch the default is
+            False.)
+        persistent_workers: keep the workers between iterations; by default, if there are any.
+        auto_distributed_partitioning: give each process its part of the data, else all of it.
+        mode: ``Sync`` loads in this process, ``Async`` in another one, and ``AsyncRebatched`` in
+            another one that joins small batches to combined ones.
+        async_options: arguments of ``AsynchronousDataAccessor``. ``sharing_strategy`` is ``Fork``
+            by default if there are workers and Python's start method is "fork".
+        rebatched_worker_size: samples of the small batches of ``AsyncRebatched``; by default, and
+            at most, the combined batch size.
+        batch_sampler: yields the indices of one micro-batch at a time. It excludes ``batch_size``,
             ``shuffle`` and automatic partitioning.
-        kwargs: further arguments of ``torch.utils.data.DataLoader``. ``pin_memory`` has an effect
-            in mode ``Sync`` only.
+        kwargs: other arguments of ``torch.utils.data.DataLoader``. ``pin_memory`` has an effect in
+            mode ``Sync`` only.
 
     Raises:
         AssertionError: ``options`` are no ``poptorch.Options``, or arguments exclude one another.
-        poptorch.Error: ``batch_sampler`` excludes another argument, or the loading process failed
-            to start.
+        poptorch.Error: ``batch_sampler`` excludes another argument, or the loading process does
+            not start.
 
     Source: PopTorch user guide, "Efficient data batching".
     """
@@ -151,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._options
 
     def terminate(self) -> None:
-        """Stop the loading process, if there is one. May be called again and again."""
+        """Stop the loading process, if there is one. Calling it again does no harm."""
         if self._accessor is not None:
             self._accessor.terminate()
 
@@ -316,32 +317,30 @@ class _RemoteIteration(Iterator[Any]):
 
 
 class AsynchronousDataAccessor:
-    """Iterates over anything in another process, whose results wait in a ring of shared buffers.
+    """Iterate in another process; the elements wait here in shared buffers.
 
-    A tensor that is handed out is a view of a buffer: it is valid until the next element is asked
-    for; clone it to keep it (with ``POPTORCH_POISON_BUFFERS=1`` a forgotten clone shows as NaN).
-    All elements must have the shapes of the first one. Tuples arrive as lists.
+    A tensor that you get is a view of a buffer. It is valid until you ask for the next element:
+    clone it to keep it. With ``POPTORCH_POISON_BUFFERS=1`` a forgotten clone shows as NaN. All
+    elements must have the shapes of the first one. Tuples arrive as lists.
 
     Args:
-        dataset: a loader, a data set or any other iterable of tensors or of flat tuples, lists,
-            dicts or registered types of tensors.
+        dataset: a loader, a data set or another iterable. Its elements are tensors, or flat
+            tuples, lists, dicts or registered types of tensors.
         buffer_size: number of buffers.
-        miss_sleep_time_in_ms: how long the process sleeps when it finds the ring full, at first;
-            the sleeps get longer, and end when it is woken. 0 makes it spin.
-        load_indefinitely: at the end of the data begin the next iteration at once; otherwise when
-            it is asked for.
-        early_preload: fill all buffers now; otherwise load one element now, and more from the
-            first iteration on.
-        sharing_strategy: how the process is started and the data set reaches it. All but ``Fork``
-            pickle the data set and need a guarded main module.
-        rebatched_size: assemble batches of this size from the elements, along dimension 0. The
-            last incomplete one is dropped unless the data set's ``rebatched_drop_last`` is False.
+        miss_sleep_time_in_ms: how long the process sleeps at first when all buffers are full. The
+            sleeps get longer, and end when a buffer is free. With 0 it does not sleep.
+        load_indefinitely: begin the next iteration at once; otherwise when you ask for it.
+        early_preload: fill all buffers now; otherwise load one element now, the others at the
+            first iteration.
+        sharing_strategy: how the process starts and gets the data set. All but ``Fork`` pickle it
+            and need a script with the guard ``if __name__ == "__main__":``.
+        rebatched_size: join elements to batches of this size, along dimension 0. The last
+            incomplete one is dropped unless the data set's ``rebatched_drop_last`` is False.
 
     Raises:
-        poptorch.Error: the process did not get as far as the first element ("worker thread failed
-            to start", with the data set's own traceback), or the data set is a loader that is
-            asynchronous already.
-        AssertionError: an argument that makes no sense.
+        poptorch.Error: the process does not get as far as the first element ("worker thread failed
+            to start", with the traceback), or the data set is an asynchronous loader.
+        AssertionError: an argument makes no sense.
 
     Source: PopTorch user guide, "Efficient data batching".
     """
@@ -374,10 +373,10 @@ class AsynchronousDataAccessor:
         self._consumer = Consumer(dataset, SharingStrategy(sharing_strategy), settings)
 
     def terminate(self) -> None:
-        """Stop the process; the accessor cannot be used afterwards.
+        """Stop the process. The accessor cannot be used afterwards.
 
-        The process is asked to stop, interrupted after 10 seconds, killed after another 10.
-        May be called again and again.
+        A process that does not stop is interrupted after 10 s, and killed after another 10 s.
+        Calling it again does no harm.
         """
         self._consumer.stop()
 
@@ -421,16 +420,15 @@ class PadToSizes:
     With ``options.programs(len(sizes))`` each length gets a compiled program of its own.
 
     Args:
-        sizes: the lengths that batches may have. A batch gets the smallest that holds its longest
-            sequence.
-        fill: what is padded, and the number it is padded with: by key of a sample that is a dict,
-            by index of one that is a tuple. Each is a sequence, list or tensor, whose dimension 0
-            is the length; the rest of a sample is collated as torch does.
+        sizes: the lengths that batches may have. A batch gets the smallest one that holds its
+            longest sequence.
+        fill: a number for each entry of a sample that is padded, by key or, in tuples, by index.
+            Dimension 0 of the entry, a list or tensor, is the length. Torch collates the rest.
 
     Raises:
-        poptorch.Error: no sizes, one that is not positive, or nothing to pad; when called: a
-            sequence that is longer than all sizes (each a ``ValueError``), or a sample without one
-            of the entries (a ``KeyError`` or ``IndexError`` of Python's).
+        poptorch.Error: there are no sizes, one is not positive, or there is nothing to pad; when
+            called, a sequence is longer than all sizes. Each is a ``ValueError``.
+        KeyError, IndexError: when called, a sample lacks an entry.
 
     Example::
 
@@ -450,7 +448,7 @@ class PadToSizes:
         self._fill = dict(fill)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Return the batch: what torch's ``default_collate`` makes of the padded samples."""
+        """Pad the samples and return torch's ``default_collate`` of them."""
         parts = [{key: torch.as_tensor(sample[key]) for key in self._fill} for sample in samples]
         longest = max(len(value) for part in parts for value in part.values())
         size = next((size for size in self._sizes if size >= longest), None)

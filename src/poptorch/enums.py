@@ -79,7 +79,7 @@ class DataLoaderMode(enum.IntEnum):
 
 
 class SharingStrategy(enum.IntEnum):
-    """How the data set reaches the asynchronous worker process."""
+    """How the loading process starts and gets the data set."""
 
     SharedMemory = 0
     FileSystem = 1

@@ -1,4 +1,4 @@
-"""``PoplarExecutor``: the face of a wrapped model. Source: PopTorch user guide, "Features"."""
+"""``PoplarExecutor``: what wrapping a model returns. Source: PopTorch user guide, "Features"."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _TRACED = (
 
 
 class PoplarExecutor:
-    """A model wrapped by ``trainingModel`` or ``inferenceModel``; not created directly.
+    """A wrapped model. ``trainingModel`` and ``inferenceModel`` make it.
 
-    Reading any attribute that is not listed here reads it from the wrapped module.
+    Other attributes than these are those of the wrapped module. ``print`` shows the state.
 
     Args:
-        model: the user's module.
-        options: the executor's own, from ``options.freeze.prepare``.
+        model: your module.
+        options: a frozen copy of yours.
         optimizer: None for inference.
-        loss: the legacy argument: a function of the output and of the call's second argument.
+        loss: deprecated: a function of the output and of the call's second argument.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class PoplarExecutor:
         self._finalizer.atexit = False
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the model on a combined batch, compiling for these inputs first if need be.
+        """Run the model on a combined batch. The first call compiles it.
 
         Args:
-            args, kwargs: as for the module's ``forward``; dimension 0 of every tensor is the
+            args, kwargs: as for the module's ``forward``. Dimension 0 of every tensor is
                 micro-batch size x device iterations x input groups x accumulation steps.
 
         Returns:
-            What ``forward`` returns, with the results that the output mode selects.
+            What ``forward`` returns. ``options.outputMode`` selects whose results.
 
         Raises:
             AssertionError: the arguments do not fit the signature, the batch does not divide, or
@@ -104,7 +104,7 @@ class PoplarExecutor:
             return self._session.run(args, kwargs)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
-        """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
+        """Compile for inputs like these, and run nothing. A compiled model only warns."""
         with UserFrames(), self._session.lock():
             if self.isCompiled():
                 log.python.warning("Call to compile() ignored: the model is already compiled.")
@@ -113,24 +113,24 @@ class PoplarExecutor:
             self._session.compile(args, kwargs)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
-        """List everything in ``forward`` that cannot be compiled for inputs like these.
+        """List what in ``forward`` cannot be compiled for inputs like these.
 
         Returns:
-            Findings, each with the construct, the line and a remedy; printing the list gives a
-            report. ``fatal`` are those that prevent compiling. The model is unchanged.
+            Findings, each with the construct, your line and a remedy. ``print`` them for a report.
+            ``fatal`` holds those that prevent compiling. The model stays as it is.
         """
         return self._session.explain(args, kwargs)
 
     def destroy(self) -> None:
-        """Bring the weights to the host, release the executable and unwrap the model.
+        """Copy the weights to the module, free the program and unwrap the module.
 
-        The model is an ordinary module afterwards; calling the executor again compiles again.
+        It is an ordinary module again. Another call of the executor compiles again.
         """
         _finish(self._session, self._user_model)
 
     @property
     def model(self) -> nn.Module:
-        """The user's module; for inference, the executor's own shallow copy of it."""
+        """Your module; for inference a shallow copy of it."""
         return self._user_model
 
     @property
@@ -149,8 +149,7 @@ class PoplarExecutor:
     def copyWeightsToDevice(self) -> None:
         """Copy the module's parameters and buffers to the device.
 
-        Training progress that was not copied to the host before is discarded; the state of the
-        optimizer stays.
+        It overwrites what training changed there. The optimizer's state stays.
 
         Raises:
             poptorch.Error: not compiled, or destroyed.
@@ -162,7 +161,7 @@ class PoplarExecutor:
         return self._session.bring_host_up_to_date()
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Copy the buffers named by ``Options.updatableNamedBuffers`` to the device, only those.
+        """Copy the buffers that ``options.updatableNamedBuffers`` names to the device.
 
         Raises:
             poptorch.Error: not compiled, or no buffers are named.
@@ -173,15 +172,15 @@ class PoplarExecutor:
         """Use another optimizer, or the same one after its hyper-parameters changed.
 
         Raises:
-            AssertionError: unsupported optimizer type.
-            poptorch.Error: what changed was compiled in.
+            AssertionError: the type of the optimizer is not supported.
+            poptorch.Error: a value changed that the program has as a constant.
         """
         with self._session.lock():
             self._session.take_optimizer(optimizer, self._options._relax_optimizer_checks)
             self._adopt_strategy()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load into the module and, if attached, copy to the device.
+        """Load into the module; if a device is attached, copy there too.
 
         Returns:
             The missing and unexpected keys, as ``nn.Module.load_state_dict`` does.
@@ -199,21 +198,21 @@ class PoplarExecutor:
         export_model: bool = True,
         save_rng_state: bool = True,
     ) -> None:
-        """Save the executable, for ``loadExecutable`` and ``poptorch.load``.
+        """Save the compiled model, for ``poptorch.load`` and ``loadExecutable``.
+
+        In a job process 0 writes the file. All processes must call this if each keeps a part of
+        the optimizer's state.
 
         Args:
-            filename: missing folders are created; in an existing folder the file is called
-                ``model.poptorch``.
-            export_model: with weights, the optimizer's state and options, for ``poptorch.load``;
-                model, optimizer and options must be picklable.
-            save_rng_state: with the random state.
-
-        In a job process 0 writes the file. Where processes keep the optimizer's state in parts, all
-        of them must call this.
+            filename: a file, or a folder, which gets a ``model.poptorch``. Missing folders are
+                created.
+            export_model: save weights, optimizer state and options too, for ``poptorch.load``.
+                Model, optimizer and options must be picklable.
+            save_rng_state: save the random state too.
 
         Raises:
             poptorch.Error: not compiled.
-            AssertionError: the path leads through a file.
+            AssertionError: a part of the path is a file.
         """
         objects = None
         if export_model:
@@ -228,26 +227,26 @@ class PoplarExecutor:
         export_model: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Compile for inputs like these unless compiled, and ``save``; needs no device."""
+        """Compile for inputs like these if need be, and ``save``. It needs no device."""
         with self._session.lock():
             if not self.isCompiled():
                 self.compile(*args, **kwargs)
             self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | os.PathLike[str], trusted: bool = False) -> None:
-        """Compile for the kind of inputs that a file was saved for.
+        """Compile for the shapes and types of inputs that a file was saved for.
 
-        The weights are those of the present module, the settings those of this executor. Nothing
-        in the file runs unless you saved it or trust it: ``forward`` is captured again, and
-        compiled code comes from this machine's own cache where it has it.
+        Weights and settings stay yours. ``forward`` is captured again. Compiled code comes from
+        this machine's cache if it is there. Code in the file runs only if you saved it, or trust
+        it.
 
         Args:
-            filename: written by ``save`` or ``compileAndExport``.
-            trusted: use the compiled code in the file. It is machine code: only for files from
-                people whom you would let run a program here.
+            filename: from ``save`` or ``compileAndExport``.
+            trusted: run the machine code in the file. Do this only for files from people whom you
+                would let run a program here.
 
         Raises:
-            poptorch.Error: no such executable ("Invalid file"), or it belongs to another model.
+            poptorch.Error: there is no such file ("Invalid file"), or it is of another model.
         """
         with self._session.lock():
             if self.isCompiled():
@@ -262,7 +261,7 @@ class PoplarExecutor:
         return self._session.attached
 
     def attachToDevice(self) -> None:
-        """Acquire a device and upload weights, hyper-parameters, optimizer and random state.
+        """Acquire a device; copy weights, optimizer and random state there.
 
         Raises:
             AssertionError: the target is offline (``ConnectionType.Never``).
@@ -271,7 +270,7 @@ class PoplarExecutor:
         self._session.attach()
 
     def detachFromDevice(self) -> None:
-        """Save weights, optimizer and random state to the host and give the device back.
+        """Copy weights, optimizer and random state to the host; give the device back.
 
         Raises:
             poptorch.Error: not compiled, or not attached.
@@ -280,13 +279,13 @@ class PoplarExecutor:
 
     @property
     def rng_state(self) -> list[int] | None:
-        """The device's random state: ``[seed, state...]``, to set back and repeat a run.
+        """The device's random state, ``[seed, state...]``. Assign it to repeat a run.
 
-        Before the first run ``[seed]``, or None if no seed was chosen.
+        Before the first run it is ``[seed]``, or None without a seed.
 
         Raises:
             poptorch.Error: not compiled, or destroyed.
-            ValueError: what is set is no such state.
+            ValueError: the assigned value is no such state.
         """
         return self._session.rng_state
 
@@ -307,7 +306,7 @@ class PoplarExecutor:
         return self._session.plan()
 
     def estimate(self, *args: Any, system: str | None = None, **kwargs: Any) -> Estimate:
-        """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
+        """Return the cost of the program on IPUs; see ``poptorch.estimate``."""
         with self._session.lock():
             captures, training = self._session.captures(args, kwargs), self._optimizer is not None
             repricer = Repricer(self._options, captures, system, training)
@@ -330,10 +329,10 @@ class PoplarExecutor:
         return elapsed
 
     def cycleCount(self) -> int:
-        """Return the cycles that a call would take on IPUs, as the cost model estimates them.
+        """Return an estimate of the cycles of a call on IPUs.
 
         Raises:
-            poptorch.Error: ``logCycleCount`` is off, or the model has not run.
+            poptorch.Error: ``options.logCycleCount`` is off, or the model has not run.
         """
         if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
@@ -343,30 +342,30 @@ class PoplarExecutor:
             return self._session.reports.cycles(self._session.now)
 
     def getPerfCounters(self) -> Stamps:
-        """Return time stamps of the last call in seconds, by kind, per tensor.
+        """Return time stamps of the last call, in seconds: by kind, then by tensor.
 
         The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
         """
         return self._session.counters()
 
     def getLatency(self) -> Latency:
-        """Return (min, max, mean) seconds from handing an input over to having the result."""
+        """Return (min, max, mean) seconds from the call to its results."""
         return counters.latency(self.getPerfCounters(), "input", "output_complete")
 
     def getHostIpuLatency(self) -> Latency:
-        """Return (min, max, mean) seconds that inputs travelled to the device."""
+        """Return (min, max, mean) seconds in which inputs reach the device."""
         return counters.latency(self.getPerfCounters(), "input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
-        """Return (min, max, mean) seconds between the last input and the last output."""
+        """Return (min, max, mean) seconds from the last input to the outputs."""
         return counters.latency(self.getPerfCounters(), "input_complete", "output", first=max)
 
     def getIpuHostLatency(self) -> Latency:
-        """Return (min, max, mean) seconds that outputs travelled to the host."""
+        """Return (min, max, mean) seconds in which outputs reach the host."""
         return counters.latency(self.getPerfCounters(), "output", "output_complete")
 
     def getTensorNames(self) -> list[str]:
-        """Return the names of the tensors of the program, those that can be anchored first.
+        """Return the names of the program's tensors. ``options.anchorTensor`` takes the first ones.
 
         Raises:
             AssertionError: not compiled.
@@ -377,16 +376,16 @@ class PoplarExecutor:
         return session.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Return the value that an anchored tensor had in the last call.
+        """Return the value of an anchored tensor in the last call.
 
         Args:
             short_name: as in ``options.anchorTensor(short_name, long_name)``.
 
         Returns:
-            A tensor shaped by the anchor's output mode.
+            A tensor; the anchor's output mode decides how many values it holds.
 
         Raises:
-            AssertionError: there is no such anchor, or no call was made.
+            AssertionError: there is no such anchor, or no call yet.
         """
         last = self._session.last
         anchors = last.anchors if last is not None else {}

@@ -8,10 +8,9 @@ from .options.freeze import model_from_environment
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Tell whether the system has a device with that many chips, busy or not.
+    """Tell whether the system has a device of that many chips, busy or free.
 
-    False where the environment selects the simulated device, and for sizes that no device has.
-    The system is a virtual one that ``POPTORCH_POD`` describes.
+    ``POPTORCH_POD`` describes the system. With the simulated device the answer is False.
 
     Raises:
         TypeError: ``num_ipus`` is no integer.

@@ -1,4 +1,4 @@
-"""Trace channels: named stretches of a program, in torch's own profiler and in a trace of the host.
+"""Trace channels: named events in torch's profiler and in a trace file of this process.
 
 Source: PopTorch user guide, "Environment variables" and "PopTorch ops".
 """
@@ -70,27 +70,26 @@ _NOTHING = contextlib.nullcontext()  # one for all calls
 class Channel:
     """A group of events under one name; equal names share one channel.
 
-    With ``PVTI_OPTIONS='{"enable":"true","directory":"DIR"}'`` in the environment at import events
-    are recorded: for torch's profiler while that runs, as ``channel.event``, and for
-    ``DIR/trace_PID.json``, written at exit, which ``pva.openTrace`` and https://ui.perfetto.dev
-    open. Otherwise nothing is.
+    Set ``PVTI_OPTIONS='{"enable":"true","directory":"DIR"}'`` before the import to record events.
+    Torch's profiler shows them as ``channel.event``. At exit they are written to
+    ``DIR/trace_PID.json``, which ``pva.openTrace`` and https://ui.perfetto.dev open.
 
     Args:
-        name: of the channel.
+        name: the channel's.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def instrument(self, obj: T, *methods: str) -> T:
-        """Trace the calls of an object's methods, special ones like ``__getitem__`` too.
+        """Trace calls of an object's methods; special ones like ``__getitem__`` too.
 
         Args:
-            obj: keeps its type as far as ``isinstance`` tells, and can still be pickled.
+            obj: ``isinstance`` and pickling work as before.
             methods: their names.
 
         Returns:
-            The same object. Objects of built-in types are left as they are.
+            The same object. Objects of built-in types stay untraced.
         """
         if _ENABLED:
             with contextlib.suppress(TypeError):  # lists and the like cannot change
@@ -99,7 +98,7 @@ class Channel:
         return obj
 
     def tracepoint(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager: what runs inside is one event."""
+        """Return a context manager; its block is one event."""
         if not _ENABLED:
             return _NOTHING
         return _recorded(self._name, name)

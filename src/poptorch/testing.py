@@ -39,11 +39,11 @@ def allclose(ref: Any, other: Any) -> bool:
 
 
 def injected_fault(place: str, error: BaseException) -> contextlib.AbstractContextManager[None]:
-    """Within a ``with`` block, let the next event of a place fail, once: to test error handling.
+    """Let the next step of a kind fail once, in a ``with`` block: to test error handling.
 
     Args:
-        place: ``"compile"``, ``"attach"`` (acquiring and filling a device) or ``"run"``.
-        error: what is raised, for instance ``poptorch.RecoverableError("no answer",
+        place: ``"compile"``, ``"attach"`` (acquire and fill a device) or ``"run"``.
+        error: the exception, for instance ``poptorch.RecoverableError("no answer",
             recovery_action="IPU_RESET")``.
 
     Raises:

@@ -34,21 +34,21 @@ def trainingModel(
     *extra: Any,
     **keywords: Any,
 ) -> PoplarExecutor:
-    """Wrap a module so that one call trains it on a combined batch.
+    """Wrap a module: each call then trains it on a combined batch.
 
     Args:
-        model: a module whose ``forward`` computes a loss; changed in place into a
+        model: a module whose ``forward`` computes a loss. It is changed in place: its class is
             ``Poptorch<Name>`` until ``destroy()``.
-        options: frozen by this call; None for the defaults.
-        optimizer: of ``torch.optim`` or ``poptorch.optim``; None for SGD with lr 0.01. Its
-            hyper-parameters are read now, and at ``setOptimizer``.
-        extra, keywords: deprecated forms: counts instead of options, and ``loss``, a function of
-            the model's output and the call's second argument.
+        options: this call freezes them; None for the defaults.
+        optimizer: from ``torch.optim`` or ``poptorch.optim``; None for SGD with lr 0.01. It is
+            read now, and again by ``setOptimizer``.
+        extra, keywords: deprecated: counts instead of options, or ``loss``, a function of the
+            model's output and the call's second argument.
 
     Raises:
-        TypeError: the model is no module and not callable, or superfluous arguments.
+        TypeError: the model is neither a module nor callable, or there are too many arguments.
         RuntimeError: the model is wrapped for training already.
-        AssertionError: unsupported optimizer type.
+        AssertionError: the type of the optimizer is not supported.
         poptorch.Error: ``options`` is no ``poptorch.Options``.
     """
     call = read_call(True, options, optimizer, extra, keywords)
@@ -72,16 +72,16 @@ def inferenceModel(
     *extra: Any,
     **keywords: Any,
 ) -> PoplarExecutor:
-    """Wrap a module so that one call evaluates it on a combined batch.
+    """Wrap a module: each call then evaluates it on a combined batch.
 
     Args:
-        model: any module; it is not changed. One that is wrapped for training, before or after
-            this call, shares its trained weights without copying by hand.
-        options: frozen by this call; None for the defaults.
+        model: any module; it is not changed. If you also wrap it for training, both wrappers
+            share the weights; you copy nothing.
+        options: this call freezes them; None for the defaults.
         extra, keywords: deprecated: counts instead of options.
 
     Raises:
-        TypeError: the model is no module and not callable, or superfluous arguments.
+        TypeError: the model is neither a module nor callable, or there are too many arguments.
         poptorch.Error: ``options`` is no ``poptorch.Options``, or its gradient accumulation is
             not 1.
     """
@@ -107,35 +107,36 @@ def load(
 ) -> PoplarExecutor:
     """Go on with a saved model.
 
-    A file is data: weights, buffers, hyper-parameters, state of the optimizer and of the random
-    generator, settings, and the shapes of the arguments. They are put into objects of yours, and
-    ``forward`` is captured and compiled again for the saved kind of arguments; code that was
-    compiled before comes from this machine's own cache. Nothing in the file runs, and no module is
-    imported. What the file also holds, the pickled model and compiled code, is only used when you
-    saved the file, which a signature with your key shows, or trust it. Arguments of other types
-    than tensors, plain values, lists, tuples and dicts, and those whose values ``forward`` looked
-    at while it was compiled, are not saved: then the first call compiles.
+    The file is data: weights, the states of optimizer and random generator, settings, shapes of
+    the arguments. You bring model and optimizer; ``load`` fills them and compiles the model again.
+    Compiled code comes from this machine's cache if it is there. Nothing in the file runs, and
+    nothing is imported for it.
+
+    The file also holds a pickled model and compiled code. They are used only if you saved the
+    file, which its signature shows, or trust it.
+
+    Some arguments are not saved: objects, and values that ``forward`` read while it was compiled.
+    Then the first call compiles.
 
     Args:
-        filename: written by ``save`` or ``compileAndExport``.
-        edit_opts_fn: changes the options, which are not frozen, in place.
-        trusted: rebuild the objects that are missing below from the file's pickle, and use its
-            compiled code, as with a file of your own. **A pickle runs whatever it says, and
-            compiled code is machine code:** only for files from people whom you would let run a
-            program here.
-        model: a module like the saved one; its weights are replaced.
-        optimizer: for a training model: one like the saved one over the model's parameters.
-        options: instead of the file's.
-        loss: like the saved one, if a loss was given to ``trainingModel``.
+        filename: from ``save`` or ``compileAndExport``.
+        edit_opts_fn: takes the options and may change them.
+        trusted: unpickle the objects that you do not pass, and run the file's compiled code.
+            **Both can do anything.** Trust only files from people whom you would let run a program
+            here.
+        model: a module like the saved one; it gets the saved weights.
+        optimizer: for training: one like the saved one, over the model's parameters.
+        options: replace those of the file.
+        loss: the one that you gave to ``trainingModel``, if you did.
 
     Returns:
-        An executor that goes on where the saved one was.
+        An executor that goes on from there.
 
     Raises:
-        AssertionError: no such file of this version ("Invalid file"), or one that was saved with
+        AssertionError: no such file of this version ("Invalid file"), or it was saved with
             ``export_model=False``.
-        poptorch.Error: neither a model nor trust, or model or optimizer are not like the saved
-            ones; they are unchanged then.
+        poptorch.Error: there is neither a model nor trust, or model or optimizer are unlike the
+            saved ones. They keep their values then.
     """
     saved = files.read(filename, trusted)
     if not saved.whole:

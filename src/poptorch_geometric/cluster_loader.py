@@ -14,20 +14,20 @@ __all__ = ["ClusterData", "FixedSizeClusterLoader"]
 class FixedSizeClusterLoader(
     Combining, pyg_cluster_loader.FixedSizeClusterLoader, poptorch.dataloader.DataLoader
 ):
-    """Merges clusters of a graph and pads to one size; micro-batches are joined.
+    """Merge clusters of a graph, pad to one size, and join micro-batches.
 
     Args:
-        cluster_data: torch_geometric's ``ClusterData``, or the one of this module, which needs
-            no other package.
-        fixed_size_options: the sizes, of 2 graphs.
+        cluster_data: torch_geometric's ``ClusterData``, or that of this module, which needs no
+            other package.
+        fixed_size_options: the sizes, for 2 graphs.
         batch_size: clusters of a micro-batch.
         over_size_strategy: what to do with clusters that do not fit.
-        add_pad_masks: add masks that are True for what is real.
-        options: default ``poptorch.Options()``; frozen from now on.
+        add_pad_masks: add masks that are True for everything but padding.
+        options: default ``poptorch.Options()``; this call freezes them.
         kwargs: further arguments of ``poptorch.DataLoader``.
 
     Raises:
-        AssertionError: sizes for other than 2 graphs, or an argument that the loader decides:
+        AssertionError: the sizes are not for 2 graphs, or you pass what the loader decides:
             ``collate_fn``, ``batch_sampler``, ``shuffle``, ``exclude_keys``.
     """
 

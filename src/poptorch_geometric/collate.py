@@ -20,18 +20,18 @@ _log = logging.getLogger("poptorch::python")
 
 
 def make_exclude_keys(include_keys: Sequence[str], data: Any) -> tuple[str, ...]:
-    """Return the attributes of a graph that are not among these."""
+    """Return the attributes of a graph that are not in a list."""
     return tuple(key for key in data.keys() if key not in include_keys)  # noqa: SIM118 (no mapping)
 
 
 class FixedSizeCollater:
-    """Makes batches of one size: the samples, then graphs of padding.
+    """Make batches of one size: the samples, then graphs of padding.
 
     Args:
-        fixed_size_options: the sizes; converted with ``to_hetero`` when samples have types.
-        add_masks_to_batch: add ``graphs_mask``, ``nodes_mask`` and ``edges_mask``: True where
-            something is real, which comes first.
-        trim_nodes, trim_edges: leave out random nodes or edges where there are too many.
+        fixed_size_options: the sizes; ``to_hetero`` converts them if samples have types.
+        add_masks_to_batch: add ``graphs_mask``, ``nodes_mask`` and ``edges_mask``: True for the
+            samples, False for the padding behind them.
+        trim_nodes, trim_edges: leave out random nodes or edges if there are too many.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
 
     Source: PopTorch user guide, "PopTorch ops".
@@ -57,23 +57,24 @@ class FixedSizeCollater:
         """Return a batch of G graphs, n nodes and e edges, of every type.
 
         Args:
-            samples: a list of graphs of one class; neither it nor they are changed.
+            samples: a list of graphs of one class; nothing in it is changed.
 
         Raises:
-            TypeError: no list.
-            RuntimeError: too many graphs, nodes or edges; or no graph or node is left for padding.
-            AssertionError: graphs of different classes, labels ``y`` that are neither of nodes nor
-                of graphs, or a type that the sizes do not name.
+            TypeError: it is no list.
+            RuntimeError: there are too many graphs, nodes or edges, or no graph or node is left for
+                padding.
+            AssertionError: graphs have different classes, labels ``y`` belong neither to nodes nor
+                to graphs, or the sizes lack a type.
             KeyError: a graph lacks an attribute.
-            poptorch.Error: no graphs, or an edge that joins a node that there is not.
+            poptorch.Error: there are no graphs, or an edge has a node that does not exist.
         """
         return self.collate(samples, {})
 
     def collate(self, samples: list[Any], protected: Mapping[Any, int]) -> Batch:
-        """Return a batch in which the first nodes of the first sample are all left.
+        """Return a batch that keeps the first nodes of the first sample.
 
         Args:
-            protected: how many nodes trimming must leave alone, by type.
+            protected: how many nodes to keep, by type.
         """
         _check(samples)
         sizes = suited(self.fixed_size_options, samples[0])
@@ -139,12 +140,12 @@ def _as_micro_batch(batch: Any) -> Any:
 
 
 class CombinedBatchingCollater:
-    """Collates each micro-batch of a combined batch, and joins them along dimension 0.
+    """Collate each micro-batch of a combined batch, and join them along dimension 0.
 
     Args:
         collater: makes a batch of the samples of one micro-batch.
-        mini_batch_size: how many samples these are; by default all.
-        fills: let the last micro-batch have fewer samples: it gets more padding.
+        mini_batch_size: samples of a micro-batch; by default all.
+        fills: allow fewer samples in the last micro-batch; it gets more padding.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class CombinedBatchingCollater:
         """Return the combined batch.
 
         Raises:
-            AssertionError: samples that do not divide into micro-batches.
+            AssertionError: the samples do not divide into micro-batches.
         """
         size = self.mini_batch_size or len(samples)
         if len(samples) % size and not self.fills:

@@ -58,14 +58,14 @@ def with_options(plain: Any, after: str, **defaults: Any) -> Callable[..., None]
 
 
 class DataLoader(Combining, pyg_dataloader.DataLoader, poptorch.dataloader.DataLoader):
-    """Batches of graphs as they are, without padding; micro-batches are joined along dimension 0.
+    """Load batches of graphs without padding; micro-batches are joined along dimension 0.
 
-    Samples must have equal sizes already, for instance by ``torch_geometric.transforms.Pad``.
+    Samples must have equal sizes, for instance from ``torch_geometric.transforms.Pad``.
 
     Args:
-        dataset: of single graphs.
+        dataset: single graphs.
         batch_size: graphs in a micro-batch.
-        shuffle: new order at every iteration.
+        shuffle: take a new order at every iteration.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
         options: default ``poptorch.Options()``; frozen from now on.
         kwargs: further arguments of ``poptorch.DataLoader``; a ``collate_fn`` is dropped.
@@ -77,29 +77,29 @@ class DataLoader(Combining, pyg_dataloader.DataLoader, poptorch.dataloader.DataL
 class FixedSizeDataLoader(
     Combining, pyg_dataloader.FixedSizeDataLoader, poptorch.dataloader.DataLoader
 ):
-    """Batches of graphs that all have one size, the last graphs being padding.
+    """Load batches of graphs that all have one size; the last graphs are padding.
 
     With ``drop_last=False`` the last micro-batch may have fewer samples and more padding.
 
     Args:
-        dataset: of single graphs, by index.
-        batch_size: graphs in a micro-batch, the padding graph included: 4 are 3 samples.
-        shuffle: new order at every iteration.
-        fixed_size_options: the sizes; by default those that any samples fit into.
-        fixed_size_strategy: ``PadToMax`` takes ``batch_size - 1`` samples, ``StreamPack`` as many
-            as fit, at most so many.
+        dataset: single graphs, by index.
+        batch_size: graphs in a micro-batch. One is padding: 4 are 3 samples.
+        shuffle: take a new order at every iteration.
+        fixed_size_options: the sizes; by default any samples fit into them.
+        fixed_size_strategy: ``PadToMax`` takes ``batch_size - 1`` samples, ``StreamPack`` up to
+            that, as many as fit.
         over_size_strategy: what to do with samples that do not fit.
-        add_pad_masks: add masks that are True for what is real.
+        add_pad_masks: add masks that are True for everything but padding.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
         options: default ``poptorch.Options()``; frozen from now on.
-        kwargs: further arguments of ``poptorch.DataLoader``. A ``batch_sampler`` decides, with
-            ``PadToMax``, which samples each micro-batch has.
+        kwargs: other arguments of ``poptorch.DataLoader``. With ``PadToMax`` a ``batch_sampler``
+            chooses the samples of each micro-batch.
 
     Raises:
-        AssertionError: ``collate_fn`` was given, or sizes for another number of graphs.
-        ValueError: a batch sampler with ``StreamPack``.
-        NotImplementedError: an unknown strategy.
-        poptorch.Error: rebatching.
+        AssertionError: you pass ``collate_fn``, or sizes for another number of graphs.
+        ValueError: you pass a batch sampler with ``StreamPack``.
+        NotImplementedError: there is no such strategy.
+        poptorch.Error: the mode is ``AsyncRebatched``.
     """
 
     __init__ = with_options(pyg_dataloader.FixedSizeDataLoader, after="exclude_keys")

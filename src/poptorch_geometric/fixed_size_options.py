@@ -33,22 +33,22 @@ def validate_num_graphs(num_graphs: int) -> None:
 
 @dataclass
 class FixedSizeOptions:
-    """The sizes of every micro-batch, padding included, and what it is padded with.
+    """The sizes of every micro-batch, padding included, and the values of the padding.
 
-    All attributes may be changed later; loaders and collaters read them when they work.
+    You may change all attributes later; loaders and collaters read them at each batch.
 
     Args:
-        num_nodes: in one micro-batch; by node type for heterogeneous graphs.
-        num_edges: by edge type for heterogeneous graphs. Default, and for 0: ``n * (n - 1)`` for
-            n nodes of all types.
-        num_graphs: at least 2: one is for padding.
-        node_pad_value, edge_pad_value, graph_pad_value: what tensors of nodes, edges and graphs
-            are filled with, cast to their dtype; default 0.0.
-        pad_graph_defaults: attribute to value, for what padding graphs hold instead of a copy of
-            the first sample's value (what is no tensor) or of the fill value (tensors).
+        num_nodes: nodes of a micro-batch; by node type for heterogeneous graphs.
+        num_edges: edges, by edge type for heterogeneous graphs. 0, the default, means
+            ``n * (n - 1)`` for n nodes of all types.
+        num_graphs: graphs, at least 2: one is padding.
+        node_pad_value, edge_pad_value, graph_pad_value: fill tensors of nodes, edges and graphs
+            with this value, cast to their dtype; default 0.0.
+        pad_graph_defaults: values of padding graphs, by attribute. By default tensors have the fill
+            value, and other attributes the value of the first sample.
 
     Raises:
-        ValueError: fewer than 2 graphs.
+        ValueError: there are fewer than 2 graphs.
 
     Source: PopTorch user guide, "PopTorch ops".
     """
@@ -85,7 +85,7 @@ class FixedSizeOptions:
         return isinstance(self.num_nodes, dict) and isinstance(self.num_edges, dict)
 
     def to_hetero(self, node_types: Sequence[Any], edge_types: Sequence[Any]) -> Self:
-        """Give every type the number that there is; changes these options and returns them."""
+        """Give every type the present number; change these options and return them."""
         if not isinstance(self.num_nodes, dict):
             self.num_nodes = dict.fromkeys(node_types, self.num_nodes)
         if not isinstance(self.num_edges, dict):
@@ -100,13 +100,13 @@ class FixedSizeOptions:
         sample_limit: int | None = None,
         progress_bar: bool | None = None,
     ) -> Self:
-        """Choose sizes that any ``batch_size - 1`` samples and a padding graph fit into.
+        """Choose sizes for any ``batch_size - 1`` samples and a padding graph.
 
         Args:
-            dataset: of single graphs, with a length.
+            dataset: single graphs, with a length.
             batch_size: graphs in a micro-batch, the padding graph included.
             sample_limit: look at so many samples only.
-            progress_bar: show one; by default from 10,000 samples on.
+            progress_bar: show a bar; by default from 10,000 samples on.
 
         Raises:
             ValueError: ``batch_size`` is below 2.
@@ -120,10 +120,10 @@ class FixedSizeOptions:
 
     @classmethod
     def from_loader(cls, loader: Iterable[Any], sample_limit: int = 1000) -> Self:
-        """Choose sizes that the batches of a loader and a padding graph fit into.
+        """Choose sizes for the batches of a loader and a padding graph.
 
         Args:
-            loader: of graphs or batches; is iterated again until the limit is reached.
+            loader: yields graphs or batches. It is iterated again until the limit is reached.
             sample_limit: look at so many batches.
         """
         batches = itertools.islice(_again_and_again(loader), sample_limit)

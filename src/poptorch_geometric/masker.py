@@ -1,4 +1,4 @@
-"""What hides entries of nodes, edges and graphs from layers."""
+"""Hide entries of nodes, edges and graphs from layers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ DecoratedLayer = Callable[..., Any]
 
 
 class Masker(abc.ABC):
-    """Hides entries; each method takes a tensor, or a tuple of them, and returns the like."""
+    """Hide entries; each method takes a tensor, or a tuple of tensors, and returns the same."""
 
     @abc.abstractmethod
     def node_masker(self, entries: Entries, mask: Mask | None = None) -> Entries:
-        """Hide nodes. ``mask``: [nodes], True for what stays; None where the masker knows."""
+        """Hide nodes. ``mask``: [nodes], True for those that stay; None if the masker knows."""
 
     @abc.abstractmethod
     def edge_masker(self, entries: Entries, mask: Mask | None = None) -> Entries:
-        """Hide edges. ``mask``: [edges], True for what stays; None where the masker knows."""
+        """Hide edges. ``mask``: [edges], True for those that stay; None if the masker knows."""
 
     @abc.abstractmethod
     def graph_masker(self, entries: Entries, mask: Mask | None = None) -> Entries:
-        """Hide graphs. ``mask``: [graphs], True for what stays; None where the masker knows."""
+        """Hide graphs. ``mask``: [graphs], True for those that stay; None if the masker knows."""
 
 
 class NoMasker(Masker):
-    """Hides nothing: returns the object it is given."""
+    """Hide nothing: return the given object."""
 
     def node_masker(self, entries: Entries, mask: Mask | None = None) -> Entries:
         """Return the entries."""
@@ -42,7 +42,7 @@ class NoMasker(Masker):
 
 
 class LayerMasker(abc.ABC):
-    """Makes of a layer one that takes ``mask=`` and sees what a masker leaves.
+    """Wrap a layer: it takes ``mask=`` and sees what a masker leaves.
 
     Args:
         masker: hides the entries.

@@ -28,30 +28,31 @@ UNPADDED = ("batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sam
 
 
 class PyGFixedSizeNeighborLoader(Plain):
-    """Samples neighbourhoods of seeds and pads them to one size, on torch's own loader.
+    """Sample neighbourhoods of seeds and pad them to one size, on torch's own loader.
 
-    A neighbourhood is one graph, a second one is padding. The seeds are its first ``batch_size``
-    nodes (of their type), in the order of ``input_id``, and trimming leaves them. ``n_id`` and
-    ``e_id`` are padded like other attributes; ``batch_size`` and ``input_id`` are not.
-    The compiled sampler is used where torch_geometric has one, otherwise one in torch.
+    A neighbourhood is one graph; a second one is padding. The seeds are its first ``batch_size``
+    nodes (of their type), in the order of ``input_id``. Trimming never removes them. ``n_id`` and
+    ``e_id`` are padded like other attributes, ``batch_size`` and ``input_id`` are not.
+    Without torch_geometric's compiled sampler, one in torch samples.
 
     Args:
         data: the whole graph, with types or without.
         num_neighbors, input_nodes, input_time, subgraph_type, replace, directed, disjoint,
             temporal_strategy, time_attr, transform, transform_sampler_output, is_sorted,
-            weight_attr: as for torch_geometric's ``NeighborLoader``. ``disjoint`` decides what is
-            sampled; ``batch`` numbers graphs nevertheless.
-        filter_per_worker: has no effect: sampling always ends in the worker.
+            weight_attr: as for torch_geometric's ``NeighborLoader``. With ``disjoint`` too,
+            ``batch`` has the numbers of graphs.
+        filter_per_worker: has no effect: workers always filter.
         batch_size: seeds of a micro-batch.
-        neighbor_sampler: another sampler, of torch_geometric's ``BaseSampler``.
+        neighbor_sampler: another sampler, a ``BaseSampler`` of torch_geometric.
         over_size_strategy: what to do with neighbourhoods that do not fit.
-        fixed_size_options: the sizes, of 2 graphs; by default those of up to 1000 samples.
-        add_pad_masks: add masks that are True for what is real.
+        fixed_size_options: the sizes, for 2 graphs; by default those of up to 1000 samples.
+        add_pad_masks: add masks that are True for everything but padding.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
         kwargs: further arguments of torch's loader.
 
     Raises:
-        AssertionError: sizes for other than 2 graphs, or ``collate_fn`` or ``batch_sampler``.
+        AssertionError: the sizes are not for 2 graphs, or you pass ``collate_fn`` or
+            ``batch_sampler``.
     """
 
     def __init__(
@@ -136,13 +137,12 @@ class PyGFixedSizeNeighborLoader(Plain):
 class FixedSizeNeighborLoader(
     Combining, PyGFixedSizeNeighborLoader, poptorch.dataloader.DataLoader
 ):
-    """Samples neighbourhoods of seeds and pads them to one size; micro-batches are joined.
+    """Sample neighbourhoods of seeds, pad them to one size, and join micro-batches.
 
-    Batches, the other arguments and errors are those of ``PyGFixedSizeNeighborLoader``, but masks
-    are added unless ``add_pad_masks`` is False.
+    Everything else is as for ``PyGFixedSizeNeighborLoader``, but masks are added by default.
 
     Args:
-        options: default ``poptorch.Options()``; frozen from now on.
+        options: default ``poptorch.Options()``; this call freezes them.
         kwargs: further arguments of ``poptorch.DataLoader``.
     """
 

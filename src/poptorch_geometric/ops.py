@@ -1,7 +1,7 @@
 """Operators and layers of fixed shapes, for eager use and inside wrapped models.
 
-Nearest neighbours have as many columns as were asked for. Layers derive from torch_geometric's own,
-have their arguments and weights, and give their results without looking at values.
+Shapes never depend on values. Searches return as many neighbours as you ask for, -1 for missing
+ones. Layers have the arguments, weights and results of torch_geometric's.
 Source: PopTorch user guide, "PopTorch ops".
 """
 
@@ -47,9 +47,9 @@ def knn(
 
     Args:
         x, y: [N, F] and [M, F], or [N] and [M] for points on a line.
-        k: how many.
+        k: how many neighbours.
         batch_x, batch_y: [N] and [M], the example of each point; by default there is one.
-        args: ``cosine``: by angle rather than by distance; more has no effect on results.
+        args: ``cosine``, for angles instead of distances; others have no effect on results.
 
     Returns:
         int64 [2, M * k]: numbers of ``y`` (0, 0, ..., 1, 1, ...) and of ``x``, nearest first; -1 in
@@ -76,7 +76,7 @@ def knn_graph(
 
     Args:
         x: [N, F].
-        k: how many.
+        k: how many neighbours.
         batch: [N], the example of each point.
         loop: whether a point is its own neighbour.
         flow: "source_to_target", or "target_to_source" for edges the other way round.
@@ -87,7 +87,7 @@ def knn_graph(
         int64 [2, N * k]; -1 in both rows where an example has too few points.
 
     Raises:
-        AssertionError: shapes do not match, or another ``flow``.
+        AssertionError: shapes do not match, or there is no such ``flow``.
     """
     distances = _distances(x, x, batch, batch, cosine)
     return _edges(_nearest(_without_self(distances, loop), k), flow)
@@ -109,7 +109,7 @@ def radius(
         x, y: [N, F] and [M, F], or [N] and [M] for points on a line.
         r: the distance.
         batch_x, batch_y: the example of each point; by default there is one.
-        max_num_neighbors: at most so many, the nearest.
+        max_num_neighbors: return at most so many, the nearest.
         args: no effect on results.
 
     Returns:
@@ -140,7 +140,7 @@ def radius_graph(
         r: the distance.
         batch: [N], the example of each point.
         loop: whether a point is its own neighbour.
-        max_num_neighbors: of each point, the nearest.
+        max_num_neighbors: return at most so many for each point, the nearest.
         flow: as for ``knn_graph``.
         args: no effect on results.
 
@@ -160,13 +160,13 @@ def knn_interpolate(
     k: int = 3,
     num_workers: int = 1,
 ) -> torch.Tensor:
-    """Return features at other points: of the nearest, weighted by 1 / distance ** 2.
+    """Interpolate features at other points: weigh the nearest by 1 / distance ** 2.
 
     Args:
         x: [N, F], features of the points ``pos_x``.
         pos_x, pos_y: [N, d] and [M, d]; no gradient reaches them.
         batch_x, batch_y: the example of each point; by default there is one.
-        k: of how many.
+        k: how many neighbours to use.
         num_workers: no effect on results.
 
     Returns:
@@ -247,10 +247,10 @@ def _edges(pairs: torch.Tensor, flow: str) -> torch.Tensor:
 
 
 class Aggregation(pyg.aggr.Aggregation):  # type: ignore[misc]
-    """The base class of aggregations, which takes sorted numbers at their word."""
+    """The base class of aggregations. It does not check that numbers are sorted."""
 
     def assert_sorted_index(self, index: torch.Tensor | None) -> None:
-        """Do nothing: to look at the numbers would make the program depend on them."""
+        """Do nothing: a check would make the program depend on the numbers."""
 
 
 class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
@@ -267,7 +267,7 @@ class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
         Args:
             x: [nodes, channels].
             batch: [nodes], the example of each node.
-            batch_size: how many there are; needed inside a wrapped model.
+            batch_size: how many examples there are; a wrapped model needs it.
         """
         if batch is None:
             batch, batch_size = torch.zeros(len(x), dtype=torch.int64, device=x.device), 1

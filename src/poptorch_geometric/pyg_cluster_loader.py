@@ -25,12 +25,12 @@ SLACK = 1.1  # the largest part, over the average
 
 
 class FixedSizeClusterLoader(Plain):
-    """Merges clusters of a graph, with the edges between them, and pads to one size.
+    """Merge clusters of a graph, with the edges between them, and pad to one size.
 
-    Merged clusters are one graph: ``batch`` is 0 for real nodes and 1 for padding.
+    Merged clusters are one graph: ``batch`` is 0 for its nodes and 1 for padding.
 
     Arguments and errors are those of ``poptorch_geometric.cluster_loader.FixedSizeClusterLoader``,
-    but for ``options``; ``kwargs`` are further arguments of torch's loader.
+    without ``options``. ``kwargs`` are other arguments of torch's loader.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ def check_two_graphs(loader: str, sizes: FixedSizeOptions) -> None:
 
 
 class ClusterData(torch_geometric.loader.ClusterData):  # type: ignore[misc]
-    """torch_geometric's ``ClusterData``, which takes parts of our own where METIS is missing."""
+    """torch_geometric's ``ClusterData``; without METIS it uses ``parts``."""
 
     def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         try:
@@ -84,10 +84,10 @@ class ClusterData(torch_geometric.loader.ClusterData):  # type: ignore[misc]
 
 
 def parts(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
-    """Return the part of each node, where no package with METIS is installed.
+    """Return the part of each node, without METIS.
 
-    Nodes are laid out breadth first, cut into equal parts, and then moved, a few at a time, to
-    where their neighbours are. Source, for the aim: Karypis and Kumar, "A fast and high quality
+    It cuts the nodes, in breadth-first order, into equal parts. Then it moves a few at a time to
+    the parts of their neighbours. Source, for the aim: Karypis and Kumar, "A fast and high quality
     multilevel scheme for partitioning irregular graphs" (1998).
     """
     both = torch.cat([edge_index, edge_index.flip(0)], dim=1)

@@ -8,7 +8,7 @@ from torch_geometric.loader.dataloader import Collater as _Collater
 
 
 class Collater(_Collater):  # type: ignore[misc]
-    """Joins samples as torch_geometric's loader does.
+    """Join samples as torch_geometric's loader does.
 
     Args:
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.

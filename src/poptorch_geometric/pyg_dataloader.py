@@ -18,17 +18,17 @@ from .stream_packing_sampler import StreamPackingSampler
 
 
 class FixedSizeStrategy(enum.Enum):
-    """How samples become micro-batches: G - 1 samples each, or as many as fit."""
+    """How many samples a micro-batch has: one less than its graphs, or as many as fit."""
 
     PadToMax = 0
     StreamPack = 1
 
 
 class OverSizeStrategy(enum.Enum):
-    """What becomes of samples that are too large for a micro-batch.
+    """What to do with samples that are too large for a micro-batch.
 
-    ``Skip`` leaves out samples that are too large alone, with ``StreamPack``; elsewhere it is as
-    ``Error``. The others leave out random nodes, edges, or nodes and then edges.
+    With ``StreamPack``, ``Skip`` leaves out such samples; otherwise it is ``Error``. The others
+    leave out random nodes, edges, or nodes and then edges.
     """
 
     Error = 0
@@ -73,10 +73,10 @@ class Plain(torch.utils.data.DataLoader[Any]):
 
 
 class DataLoader(Plain):
-    """Batches of graphs as they are, without padding.
+    """Load batches of graphs without padding.
 
-    Arguments are those of ``poptorch_geometric.dataloader.DataLoader``, but for ``options``;
-    ``kwargs`` are further arguments of torch's loader.
+    Arguments are those of ``poptorch_geometric.dataloader.DataLoader``, without ``options``.
+    ``kwargs`` are other arguments of torch's loader.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class DataLoader(Plain):
 
 
 class FixedSizeDataLoader(Plain):
-    """Batches of graphs that all have one size, the last graphs being padding.
+    """Load batches of graphs that all have one size; the last graphs are padding.
 
-    Arguments and errors are those of ``poptorch_geometric.FixedSizeDataLoader``, but for
-    ``options``; ``kwargs`` are further arguments of torch's loader.
+    Arguments and errors are those of ``poptorch_geometric.FixedSizeDataLoader``, without
+    ``options``. ``kwargs`` are other arguments of torch's loader.
     """
 
     def __init__(

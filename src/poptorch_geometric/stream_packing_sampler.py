@@ -16,23 +16,22 @@ Limit = int | Mapping[Any, int]
 
 
 class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
-    """Yields the indices of one micro-batch after another, filling each greedily.
+    """Yield the indices of one micro-batch after another; fill each one greedily.
 
-    A sample joins a micro-batch while graphs, nodes and edges fit and enough nodes and edges are
-    left for the graphs that may still come, so that every padding graph can have some. The order
-    is kept. All arguments can be read as attributes.
+    A micro-batch takes samples while graphs, nodes and edges fit. It leaves some nodes and edges
+    for each padding graph. The order is kept. All arguments can be read as attributes.
 
     Args:
         data_source: a data set of graphs.
-        max_num_graphs: in one micro-batch.
-        max_num_nodes, max_num_edges: in one micro-batch, of all types, or by type; default: of
-            the largest sample, times ``max_num_graphs``.
-        base_sampler: the order of the samples, with a length; by default as they are.
+        max_num_graphs: graphs in a micro-batch.
+        max_num_nodes, max_num_edges: in a micro-batch, of all types or by type. Default: those of
+            the largest sample times ``max_num_graphs``.
+        base_sampler: the order of the samples, with a length; by default that of the data set.
         allow_skip_data: leave out samples that are too large for a micro-batch.
 
     Raises:
-        ValueError: no or less than one graph, fewer nodes or edges than graphs, or a
-            ``base_sampler`` without samples.
+        ValueError: ``max_num_graphs`` is missing or less than 1, there are fewer nodes or edges
+            than graphs, or ``base_sampler`` has no samples.
 
     Source: PopTorch user guide, "PopTorch ops".
     """

@@ -18,10 +18,10 @@ from .common import DataBatch, HeteroDataBatch, SeedBatch
 
 
 class PyGArgsParser(ICustomArgParser):
-    """Takes the tensors out of a graph or a batch of graphs, and puts others in.
+    """Take the tensors out of a graph or a batch of graphs, and put others in.
 
-    Of ``Data`` they come sorted by name; of ``HeteroData`` in the order of insertion: the graph's
-    own, then those of nodes, then those of edges.
+    The tensors of ``Data`` are sorted by name. Those of ``HeteroData`` come in the order of
+    insertion: the graph's own, then those of nodes, then those of edges.
     """
 
     def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
@@ -34,18 +34,18 @@ class PyGArgsParser(ICustomArgParser):
             yield store[name]
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """Return a graph of the same class; everything but tensors comes from the original."""
+        """Return a graph of the same class; it takes everything but tensors from the original."""
         result = copy.copy(original_structure)
         for store, name in _places(result):
             store[name] = next(tensor_iterator)
         return result
 
     def join(self, batches: Sequence[Any], joined: Any) -> Any:
-        """Complete what several micro-batches became: lists without tensors follow one another.
+        """Complete a joined batch: concatenate the lists that hold no tensors.
 
         Args:
             batches: the micro-batches.
-            joined: made by ``reconstruct`` of the last one and the joined tensors.
+            joined: from ``reconstruct``, of the last micro-batch and the joined tensors.
         """
         for key, store in _graphs.stores(joined).items():
             for name, value in list(store.items()):
@@ -72,7 +72,7 @@ def _places(struct: Any) -> list[tuple[Any, str]]:
 
 
 def registerCustomArgParsers() -> None:
-    """Let wrapped models and loaders take graphs, and batches of them."""
+    """Let wrapped models and loaders take graphs and batches of graphs."""
     parser = PyGArgsParser()
     # In this order: unpickling the first makes the classes of batches exist.
     for kind in (BaseData, DataBatch, HeteroDataBatch, SeedBatch):

@@ -19,11 +19,11 @@ __all__ = ["TrainingStepper", "set_aggregation_dim_size"]
 
 
 def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
-    """Let every message passing layer of a model aggregate into a number of rows, from now on.
+    """Set how many rows every message passing layer of a model aggregates into.
 
     Args:
-        model: is changed: each layer gets a hook.
-        dim_size: rows; where there are more target nodes, so many.
+        model: each layer gets a hook.
+        dim_size: rows. Layers with more target nodes use that number.
     """
 
     def hook(module: Any, inputs: Any) -> Any:
@@ -37,21 +37,21 @@ def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
 
 
 class TrainingStepper:
-    """Trains a model eagerly and wrapped, side by side, and compares.
+    """Train a model eagerly and wrapped, and compare.
 
     Args:
-        model: returns ``(out, loss)``; put into training mode and copied twice.
-        lr: of both optimizers.
+        model: returns ``(out, loss)``. Two copies of it are trained.
+        lr: the learning rate.
         optimizer: called as ``optimizer(parameters, lr=lr)`` for each copy.
         options: of the wrapped model; default ``poptorch.Options()``.
-        rtol, atol: of the comparisons; default those of ``torch.testing.assert_close``.
-        enable_fp_exception: switch ``Precision.enableFloatingPointExceptions`` on in the options.
-        equal_nan: whether NaN equals NaN.
+        rtol, atol: tolerances; by default those of ``torch.testing.assert_close``.
+        enable_fp_exception: enable ``Precision.enableFloatingPointExceptions``.
+        equal_nan: treat NaN as equal to NaN.
 
     Attributes:
-        cpu_model, ipu_model: the copies, the second one wrapped.
-        training_model: the wrapped one; None without parameters.
-        inference_model: another wrapper of it.
+        cpu_model, ipu_model: the copies; the second one is wrapped.
+        training_model: the wrapper that trains; None without parameters.
+        inference_model: another wrapper, for inference.
         optimizer: of the wrapped model; None without parameters.
     """
 
@@ -84,15 +84,15 @@ class TrainingStepper:
         self.check_parameters()
 
     def run(self, steps: int, batch: Any, ipu_batch: Any = None) -> None:
-        """Do so many steps of both and compare outputs and parameters, at last the losses.
+        """Do so many steps of both; compare outputs and parameters, and at the end the losses.
 
         Args:
             batch: the arguments, a tuple.
-            ipu_batch: other arguments for the wrapped model; outputs are then compared over the
-                common first rows.
+            ipu_batch: other arguments for the wrapped model. Then the first rows of the outputs are
+                compared.
 
         Raises:
-            AssertionError: something differs, and is named first; or there are no parameters.
+            AssertionError: something differs, the message names it; or there are no parameters.
         """
         assert self.training_model is not None, "Nothing to train: the model has no parameters"
         cpu_loss = ipu_loss = None
@@ -128,7 +128,7 @@ class TrainingStepper:
         return out, loss
 
     def run_inference(self, batch: Any) -> None:
-        """Compare an evaluation, of the first result where there are several.
+        """Compare an evaluation; of several results the first.
 
         Raises:
             AssertionError: they differ.
@@ -144,14 +144,14 @@ class TrainingStepper:
         """Compare all parameters.
 
         Raises:
-            AssertionError: one differs; its name comes first.
+            AssertionError: one differs; the message begins with its name.
         """
         ours = dict(self.ipu_model.named_parameters())
         for name, parameter in self.cpu_model.named_parameters():
             self._compare(name, ours[name], parameter)
 
     def benchmark(self, steps: int, batch: Any, devices: Any = "ipu") -> dict[str, float]:
-        """Return seconds of so many steps, after one more: ``ipu_time``, ``cpu_time``.
+        """Return the seconds of so many steps as ``ipu_time`` and ``cpu_time``. It warms up first.
 
         Args:
             devices: "ipu", "cpu".

@@ -25,7 +25,7 @@ from .value_reads import NUMBER_FIX, PRINT_FIX, SHAPE_FIX, Finding, Uncapturable
 
 
 class Explanation(list[Finding]):
-    """What was found, in the order of execution, then of the source."""
+    """Findings in the order of execution, then of the source."""
 
     @property
     def fatal(self) -> list[Finding]:

@@ -24,28 +24,28 @@ def _script() -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a program would cost on IPUs. Nothing of it was measured; printing it shows a table.
+    """The cost of a program on IPUs, all of it estimated. ``print`` shows a table.
 
     Attributes:
         name: the model and its use.
-        system: chips that it was priced for, for instance ``bow:16``.
+        system: the chips, for instance ``bow:16``.
         fits: whether every chip has enough memory.
-        culprit: what takes most on the fullest chip.
+        culprit: the largest part on the fullest chip.
         seconds: per call, the host's part included.
         cycles: per call, of the chips.
         items_per_second: samples per second, of all replicas of all processes.
-        share_of_peak: of the peak of all chips that are used, for the products of the model; what
-            is computed again does not count.
-        bound: what the chips' time goes to, as shares that add up to 1: compute, exchange, sync,
+        share_of_peak: useful operations as a share of what the used chips can do at most.
+            Recomputation does not count.
+        bound: how the chips spend their time, as shares that add up to 1: compute, exchange, sync,
             host link, streaming memory, bubble, host call.
         chips: of one replica.
         replicas: how many there are, in all processes.
-        operators: by what they cost in a call, the dearest first.
+        operators: the most expensive of a call first.
         schedule: every action of one run of the schedule.
         runs: how often a call runs the schedule.
-        guesses: constants without a source that matter.
+        guesses: the constants without a source that matter.
         advice: changes, the best first.
-        error_band: the factor by which published results of the calibration differ at most.
+        error_band: the largest factor between estimates and published results.
         clock: cycles per second.
         script: the name of the program's file, "" if it has none.
     """

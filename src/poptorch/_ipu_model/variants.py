@@ -50,16 +50,16 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # what they can b
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: what ``poptorch.estimate`` says of the changed settings.
+    """One line of the table: the estimate for some settings.
 
     Attributes:
-        settings: what was varied, by name; ``"as it is"`` in the line of the present options.
+        settings: the varied settings by name; ``"as it is"`` for the present ones.
         items_per_second: samples per second, of all replicas of all processes.
         peak_bytes: on the fullest chip at its fullest moment.
         fits: whether every chip has enough memory.
-        culprit: what takes most on the fullest chip.
-        bubble: share of the chips' time in which they wait for one another, 0 to 1.
-        share_of_peak: of the peak of all chips that are used, 0 to 1.
+        culprit: the largest part on the fullest chip.
+        bubble: the share of time in which chips wait for one another, 0 to 1.
+        share_of_peak: useful operations as a share of what the used chips can do, 0 to 1.
     """
 
     settings: Mapping[str, object]
@@ -87,9 +87,9 @@ _FIGURES = tuple(Variant.__dataclass_fields__)[1:]
 
 
 class WhatIf(tuple[Variant, ...]):
-    """What ``what_if`` returns: variants, those that fit first, the fastest of them first.
+    """The variants of ``what_if``: those that fit come first, the fastest of them first.
 
-    Printing it shows a table.
+    ``print`` shows a table.
     """
 
     __slots__ = ()
@@ -118,11 +118,11 @@ class WhatIf(tuple[Variant, ...]):
         ]  # fmt: skip
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as one page for browsers, light or dark as the reader's system is."""
+        """Write the table as one page for browsers, light or dark like the system."""
         Path(path).write_text(html_page("Other settings, side by side", html_table(self._rows())))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a line per variant: what was varied, then the attributes of ``Variant``."""
+        """Write a line per variant: the varied settings, then the attributes of ``Variant``."""
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow([*self[0].settings, *_FIGURES])

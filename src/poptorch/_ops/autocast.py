@@ -18,9 +18,9 @@ from .context import Rules, autocast_settings
 class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
     """Compute matrix products and convolutions in half, within a block or a decorated function.
 
-    A context manager and a decorator of releases 2.1 to 3.0; today a thin layer over
-    ``torch.autocast``, which can be used instead. ``options.Precision.autocastEnabled(False)``
-    takes its effect away, ``options.Precision.autocastPolicy`` chooses the functions.
+    It is a context manager and a decorator, from releases 2.1 to 3.0. You can use
+    ``torch.autocast`` instead. ``options.Precision.autocastEnabled(False)`` disables it, and
+    ``options.Precision.autocastPolicy`` chooses the functions.
 
     Args:
         enabled: False switches an outer one off within the block.

@@ -33,19 +33,19 @@ _log = logging.getLogger("poptorch::python")
 
 
 class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
-    """Runs ``training_step`` with backward, clipping and update, and the other steps, compiled.
+    """Run the steps of a ``LightningModule`` compiled: training with backward, clipping, update.
 
-    ``Trainer(strategy=PopTorchStrategy(), accelerator="cpu")`` is all. ``self.log`` inside a step
-    works: the values come back with the call. Schedulers, callbacks, checkpoints, early stopping,
-    ``accumulate_grad_batches`` and ``gradient_clip_val`` are the Trainer's own.
+    Write ``Trainer(strategy=PopTorchStrategy(), accelerator="cpu")``. ``self.log`` works inside a
+    step. Schedulers, callbacks, checkpoints, early stopping, ``accumulate_grad_batches`` and
+    ``gradient_clip_val`` work as always.
 
-    What differs: gradients stay in the program, so hooks that look at them see none, which a
-    warning says. ``batch_idx`` is a tensor in a step, whose other Python runs once.
+    Two things differ. Gradients stay in the program: hooks that read them see none, and a warning
+    tells you. The Python code of a step runs once; ``batch_idx`` is a tensor there.
 
     Args:
-        options: a copy is used: backend, caches, precision and so on; counts come from the
-            Trainer. Up to four kinds of batches stay compiled unless ``options.programs`` asks for
-            more than one.
+        options: backend, caches, precision and so on, of which a copy is used. The counts come
+            from the Trainer. Up to four kinds of batches stay compiled; ``options.programs`` can
+            ask for another number, above 1.
 
     Raises:
         poptorch.Error: when fitting begins: manual optimization, several optimizers, clipping by
@@ -85,11 +85,11 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 _log.warning("%s sees no gradients: they stay in the program", name)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep a micro-batch; with the last of an update, make the update.
+        """Keep a micro-batch; after the last one of an update, run the update.
 
         Returns:
-            What the module's ``training_step`` returns, its loss being the sum of the update's, as
-            the Trainer scales it; of other results those of the last micro-batch.
+            What the module's ``training_step`` returns. The loss is the sum over the update, as
+            the Trainer scales it; other results are those of the last micro-batch.
         """
         trainer = self.lightning_module.trainer
         self._window.append((*args, *kwargs.values()))

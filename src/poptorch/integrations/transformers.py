@@ -30,24 +30,23 @@ _RNG_FILE = "poptorch_rng.pt"
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
-    """A ``transformers.Trainer`` whose training and evaluation steps are wrapped models.
+    """A ``transformers.Trainer`` whose training and evaluation steps are compiled.
 
-    Everything else is the Trainer's: arguments, schedulers, callbacks, logging, evaluation with
-    metrics, checkpoints (which load in the plain Trainer, and its load here), resuming. One update,
-    with all its accumulation steps and the clipping of gradients, is one call of a compiled
-    program. ``compute_loss`` and label smoothing are part of it.
+    One update is one call of a compiled program: all accumulation steps, ``compute_loss`` with
+    label smoothing, backward, clipping. Arguments, schedulers, callbacks, logging, metrics and
+    resuming work as always. Checkpoints load in the plain Trainer, and the other way round.
 
-    What differs: the norm of the gradients is logged where they are clipped by it. With gradient
-    accumulation an incomplete last micro-batch of an epoch is left out, which a warning says.
+    Two things differ. The norm of the gradients is logged only if they are clipped by it. With
+    gradient accumulation an incomplete last micro-batch of an epoch is left out, with a warning.
 
     Args:
         args, kwargs: of ``transformers.Trainer``.
-        options: a copy is used: backend, caches, precision and so on; counts of iterations,
-            accumulation and replicas come from the Trainer's own arguments. Up to four
-            lengths of sequences stay compiled unless ``options.programs`` asks for more than one.
+        options: backend, caches, precision and so on, of which a copy is used. The counts come
+            from the Trainer's arguments. Up to four lengths of sequences stay compiled;
+            ``options.programs`` can ask for another number, above 1.
 
     Raises:
-        poptorch.Error: an argument that names another way to run the model, such as
+        poptorch.Error: an argument asks for another way to run the model, such as
             ``torch_compile``.
     """
 
@@ -100,11 +99,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         inputs: dict[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Keep a micro-batch; with the last of an update, make the update.
+        """Keep a micro-batch; after the last one of an update, run the update.
 
         Returns:
-            The losses of the whole update, as the Trainer scales them, with its last micro-batch;
-            zero with the others.
+            The loss of the whole update, as the Trainer scales it, after its last micro-batch; zero
+            after the others.
         """
         self._window.append(dict(self._prepare_inputs(inputs)))
         if not self.accelerator.sync_gradients:
@@ -155,8 +154,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the number of operations of a step; see ``transformers.Trainer``.
 
-        It is computed once for inputs of the same shapes: the base counts the weights for it with
-        every micro-batch, and who looks at weights gets all their values from the device.
+        It is computed once for inputs of the same shapes. The base class reads the weights at every
+        micro-batch, which would copy them from the device.
         """
         tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
         shapes = tuple((name, x.shape) for name, x in tensors.items())

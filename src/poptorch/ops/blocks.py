@@ -37,15 +37,16 @@ def _start(user_id: object, ipu_id: int | str | None) -> None:
 
 
 class Block(nn.Module):
-    """What runs inside the scope belongs to the block; what runs after it needs a block of its own.
+    """Put the operators of a ``with`` scope into one block.
 
-    Blocks may be entered inside one another, but leaving the inner one does not bring the outer
-    one back. Source: PopTorch user guide, "Parallel execution".
+    Operators after the scope need a block of their own. You may enter a block inside another one,
+    but leaving the inner one does not restore the outer one. Source: PopTorch user guide,
+    "Parallel execution".
 
     Args:
-        user_id: the id that stages name; blocks with one id are one block. None for a new
-            automatic id at each entry.
-        ipu_id: the device, an index among the model's own devices; a stage may fix another.
+        user_id: the id that stages name. Blocks of one id are one block. None draws a new id at
+            each entry.
+        ipu_id: the device, an index among the model's devices. A stage may fix another.
     """
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
@@ -63,7 +64,7 @@ class Block(nn.Module):
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begin a block that lasts until another one begins; arguments as for the class."""
+        """Begin a block that lasts until the next one; arguments as for the class."""
         _start(user_id, ipu_id)
 
     @staticmethod
@@ -124,14 +125,14 @@ class LegacyBeginBlockFn:
 
 
 def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | None = None) -> Any:
-    """Let a block begin where a module's ``forward`` begins; it lasts until another one begins.
+    """Begin a block where a module's ``forward`` begins; it lasts until the next block.
 
     Source: PopTorch user guide, "Parallel execution".
 
     Args:
         layer_to_call: a module, which is annotated in place; or another callable.
-        user_id: the id that stages name; None for an automatic one, drawn once.
-        ipu_id: the device, an index among the model's own devices; a stage may fix another.
+        user_id: the id that stages name; None draws one.
+        ipu_id: the device, an index among the model's devices. A stage may fix another.
 
     Returns:
         The same module; for another callable, an object that starts the block and calls it.
@@ -194,7 +195,7 @@ def removeBlocks(module: nn.Module) -> None:
 def BlockFunction(
     user_id: str | None = None, ipu_id: int | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function so that it runs inside a ``Block``: no block is active after it.
+    """Run a decorated function inside a ``Block``. After it no block is active.
 
     Source: PopTorch user guide, "Parallel execution"; arguments as for ``Block``.
     """
@@ -213,9 +214,8 @@ def BlockFunction(
 class IPU:
     """Deprecated since 1.0: ``IPU(1, layer)`` is ``BeginBlock(layer, ipu_id=1)``.
 
-    A layer that is on the device already stays as it is, so that ``x = IPU(1, self.layer)(x)`` may
-    stand in ``forward``. As a context, ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers
-    stay on the device.
+    You may write ``x = IPU(1, self.layer)(x)`` in ``forward``: a layer that is on the device
+    already does not change. ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers stay there.
     Source: PopTorch user guide, "Parallel execution".
 
     Args:
@@ -243,9 +243,7 @@ class IPU:
 
 
 def module_repr(m: nn.Module) -> str:
-    """Return what ``repr(m)`` is, with ``BeginBlock(user_id=..., ipu_id=...)`` before the name of
-    each annotated module.
-    """
+    """Return ``repr(m)`` with ``BeginBlock(user_id=..., ipu_id=...)`` before annotated modules."""
     hooks = {module: _hook_of(module) for module in m.modules()}
     annotated = {module: hook for module, hook in hooks.items() if hook is not None}
     try:
@@ -265,11 +263,10 @@ def print(m: nn.Module) -> None:
 
 
 class NameScope(contextlib.ContextDecorator):
-    """Operators that ``forward`` creates within the scope carry its name; scopes nest with ``/``.
+    """Name the operators that ``forward`` creates within the scope; scopes nest with ``/``.
 
-    It stands before the module's path in what names operators: estimates and reports, errors about
-    floating point exceptions, the log at DEBUG; and in ``getTensorNames()`` before the results of
-    modules that are called within it.
+    You see the name before the module's path: in estimates and reports, in errors about floating
+    point exceptions, in the log at DEBUG, and in ``getTensorNames()``.
 
     Args:
         name: one part of the path.

@@ -17,24 +17,24 @@ Body = Callable[..., Any]
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run a body a fixed number of times, its outputs being its next inputs.
+    """Run a body a fixed number of times; its outputs are its next inputs.
 
-    The body is captured once, also when it runs often, so side effects on Python objects happen
-    once. It may use tensors of its surroundings. Inputs are passed by value. Outside a wrapped
-    model the body is called ``count`` times. Source: PopTorch user guide, "PopTorch ops".
+    Python runs the body once, to capture it, so its side effects on Python objects happen once.
+    It may use tensors from outside. Inputs are passed by value. Outside a wrapped model Python
+    calls the body ``count`` times. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         count: number of iterations.
-        body: takes the inputs one by one and returns as many tensors of the same shapes and
-            dtypes; a single tensor may be bare.
-        inputs: the values that the first iteration gets.
+        body: takes the inputs one by one; returns as many tensors of the same shapes and dtypes.
+            It may return a single tensor bare.
+        inputs: the tensors that the first iteration gets.
 
     Returns:
-        The values that the last iteration returned; always a list.
+        A list of the tensors that the last iteration returned.
 
     Raises:
         ValueError: ``inputs`` is not a list of tensors.
-        poptorch.Error: in a training model; or the body returns something else than it takes.
+        poptorch.Error: in a training model, or if the body returns other shapes than it takes.
     """
     _check_list(inputs, "inputs")
     fits = isinstance(count, int) and not isinstance(count, bool) and count >= 0
@@ -72,22 +72,22 @@ def cond(
     else_body: Body,
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Run one of two bodies, as a tensor decides when the program runs.
+    """Run one of two bodies; a tensor decides which when the program runs.
 
     Both are captured. Inputs are passed by value. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         condition: boolean, one element.
-        then_body, else_body: return a tensor, or a tuple or list; both the same number, with the
-            same dtypes. Where shapes differ, the first result takes the shape of the second.
-        then_inps, else_inps: what the bodies are called with.
+        then_body, else_body: return a tensor, or a tuple or list of tensors. Both return the same
+            number, of the same dtypes. If shapes differ, the results take that of ``else_body``.
+        then_inps, else_inps: lists of tensors, the arguments of the bodies.
 
     Returns:
-        What the chosen body returned; always a list.
+        A list of what the chosen body returned.
 
     Raises:
         ValueError: the inputs are not lists of tensors.
-        poptorch.Error: in a training model; or the bodies do not fit each other.
+        poptorch.Error: in a training model, or if the results of the bodies do not match.
     """
     _check_list(then_inps, "then_inps")
     _check_list(else_inps, "else_inps")

@@ -46,17 +46,17 @@ def register_custom_op(
     forward: Forward,
     backward: Backward | None = None,
 ) -> None:
-    """Register an operator for ``custom_op``; registering it again replaces it.
+    """Register an operator for ``custom_op``, or replace it.
 
-    The functions may do anything, NumPy and other libraries included; a program calls them as they
-    are. Source: PopTorch user guide, "PopTorch ops".
+    The functions may do anything: a program calls them as they are. They may use NumPy or another
+    library. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
-        name, domain, version: what ``custom_op`` calls it.
+        name, domain, version: its name for ``custom_op``.
         forward: ``forward(inputs, attributes)`` returns a list of tensors.
         backward: ``backward(inputs, outputs, output_gradients, attributes)`` returns one gradient
-            or None for each input. Without one, training traces ``forward`` instead, which must
-            then consist of differentiable torch operators.
+            or None for each input. Without it, training needs a ``forward`` of differentiable
+            torch operators.
     """
     fits = callable(forward) and (backward is None or callable(backward))
     got = f"forward={forward!r}, backward={backward!r}"
@@ -73,29 +73,28 @@ def custom_op(
     example_outputs: Iterable[torch.Tensor],
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """Call an operator of the user's own.
+    """Call an operator of your own.
 
-    It is looked for among those of ``register_custom_op``, by name, domain and version, and then
-    among torch's libraries: ``torch.ops.<domain>.<name>`` with dots in the domain replaced by
-    underscores, attributes being passed by keyword. Its gradient, unless it has one, is the
-    operator ``<name>Grad`` of the inputs and the outputs' gradients. Some that public programs
-    bring as compiled plug-ins are known without either: see ``docs/guide/custom_ops.md``.
+    ``register_custom_op`` registers one. Otherwise it is ``torch.ops.<domain>.<name>``, with
+    underscores for dots in the domain, and takes the attributes by keyword. Its gradient is its
+    own, or the operator ``<name>Grad`` of the inputs and the outputs' gradients. Some compiled
+    plug-ins of public programs are known: see ``docs/guide/custom_ops.md``.
     Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         inputs: a tuple or list of tensors.
-        name, domain, domain_version: what the operator was registered as.
-        example_outputs: tensors of the shapes and dtypes of the results; their values are ignored,
-            and inputs may serve. 64-bit examples stand for 32-bit results.
+        name, domain, domain_version: the registered ones.
+        example_outputs: tensors of the shapes and dtypes of the results. Their values do not
+            matter; inputs will do. 64-bit examples stand for 32-bit results.
         attributes: numbers, ASCII strings, or lists of one kind of these.
 
     Returns:
-        The results, always as a list.
+        A list of the results.
 
     Raises:
-        ValueError: an attribute of another kind.
-        poptorch.Error: the operator is unknown, returns something else than the examples, or has
-            no gradient in a training model that needs one.
+        ValueError: an attribute is of another kind.
+        poptorch.Error: the operator is unknown, its results are unlike the examples, or a training
+            model needs a gradient that it does not have.
     """
     tensors, templates = list(inputs), list(example_outputs)
     for value in (*tensors, *templates):

@@ -35,19 +35,19 @@ def ipu_print_tensor(
 ) -> torch.Tensor:
     """Print a tensor to stderr each time the program computes it; return it unchanged.
 
-    It prints once per micro-batch and replica, in the order of the program. Use the result in the
-    place of the tensor: a print whose result feeds neither an output nor the loss is dropped.
-    Outside a wrapped model nothing is printed. Source: PopTorch user guide, "PopTorch ops".
+    It prints once per micro-batch and replica, in the order of the program. Use the result instead
+    of the tensor: a print is dropped if no output or loss depends on its result. Outside a wrapped
+    model it prints nothing. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensor: of any shape and dtype.
-        title: stands before the values; empty for ``tensor_0`` and so on.
-        print_gradient: in training, print the gradient too, under ``<title>_gradient``.
-        summarise_threshold: with more elements than this show only the edges; 0 for never.
+        title: printed before the values; without one ``tensor_0`` and so on.
+        print_gradient: in training, print the gradient too, as ``<title>_gradient``.
+        summarise_threshold: show only the edges of tensors with more elements; 0 for never.
         edge_items: elements at each end of each dimension in a summary.
         max_line_width: longer lines are wrapped; 0 for never.
-        digits: after the point of floating point numbers, as far as their type has so many; 0
-            switches alignment off too.
+        digits: after the point of floating point numbers, at most those of their type. 0 also
+            switches alignment off.
         float_format: ``"auto"``, ``"fixed"``, ``"scientific"``, or ``"none"`` for each on its own.
         separator: between the values of a row.
         open_bracket, close_bracket: around each row and each nesting level.
@@ -74,7 +74,7 @@ def ipu_print_tensor(
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor unchanged through an operator that is never optimised away.
+    """Return the tensor unchanged, by an operator that stays in the program.
 
     Source: PopTorch user guide, "PopTorch ops".
 
@@ -86,9 +86,9 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def getIpuTensorId(tensor: torch.Tensor) -> int:
-    """Return a number that names a tensor of the model that is being captured.
+    """Return the number of a tensor in the model that is being captured.
 
-    Other tensors have other numbers, and every capture of the same program gives the same.
+    Each tensor has its own number. Capturing the same model again gives the same numbers.
     Source: PopTorch user guide, "PopTorch ops".
 
     Raises:

@@ -25,14 +25,14 @@ def ctc_beam_search_decoder(
     Args:
         probs: log-probabilities, of shape ``[steps, samples, classes]``.
         lengths: integer number of steps of each sample, of shape ``[samples]``.
-        blank: the class that stands for no label.
-        beam_width: label prefixes that are kept from step to step.
-        top_paths: sequences to return for each sample, at most ``beam_width``.
+        blank: the class that means no label.
+        beam_width: how many label prefixes to keep from step to step.
+        top_paths: how many sequences to return for each sample, at most ``beam_width``.
 
     Returns:
-        The log-probability of each path ``[samples, top_paths]``, best first; its length, int32 of
-        the same shape; and its labels, int32 ``[samples, top_paths, steps]``, filled up with the
-        blank. Where there are fewer paths, the rest has probability 0.
+        Three tensors. The log-probability of each path ``[samples, top_paths]``, best first. Its
+        length, int32 of the same shape. Its labels, int32 ``[samples, top_paths, steps]``, filled
+        up with the blank. Missing paths have probability 0.
 
     Raises:
         poptorch.Error: an argument of another kind or shape.

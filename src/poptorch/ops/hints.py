@@ -16,10 +16,10 @@ from . import check
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Say how much memory the operator that made a tensor may use for temporaries.
+    """Limit the memory for temporaries of the operator that made a tensor.
 
-    Only convolutions, matrix products, embedding lookups and indexing heed it; a view that torch
-    puts behind them is seen through. Source: PopTorch user guide, "PopTorch ops".
+    It is a hint for convolutions, matrix products, embedding lookups and indexing, also through a
+    view of their result. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensor: result of the operator.
@@ -41,49 +41,49 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Let inputs of the model arrive while it computes.
+    """Load inputs of the model while it computes.
 
     Source: PopTorch user guide, "PopTorch ops" and "Features".
 
     Args:
-        input_tensors: a tensor, or any nesting of tuples, lists, dicts and registered types; other
-            leaves pass through.
+        input_tensors: a tensor, or nested tuples, lists, dicts and registered types. Other values
+            pass through.
         mode: which loop overlaps; ``NoOverlap`` changes nothing.
 
     Returns:
-        The same structure; its tensors must be used in the place of the inputs.
+        The same structure. Use its tensors instead of the inputs.
 
     Raises:
-        poptorch.Error: at compilation, if a tensor is no input of the model or is used directly
-            too, or if strategy, I/O tiles or output mode do not allow overlap.
+        poptorch.Error: when compiled: a tensor is no input of the model or is also used directly,
+            or strategy, I/O tiles or output mode do not allow overlap.
     """
     return _overlapped("set_overlap_for_input", input_tensors, mode, Hint.OVERLAP_INPUT)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Let results leave while the model computes on; see ``set_overlap_for_input``.
+    """Store results while the model computes on; see ``set_overlap_for_input``.
 
     Returns:
-        The same structure; its tensors must be returned by ``forward``, once each.
+        The same structure. ``forward`` must return each of its tensors, once.
 
     Raises:
-        poptorch.Error: at compilation, if a tensor is not returned or returned twice, or if
-            strategy, I/O tiles or output mode do not allow overlap.
+        poptorch.Error: when compiled: a tensor is not returned or returned twice, or strategy, I/O
+            tiles or output mode do not allow overlap.
     """
     return _overlapped("set_overlap_for_output", output_tensors, mode, Hint.OVERLAP_OUTPUT)
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Mark values that recomputation keeps rather than computes again in the backward pass.
+    """Mark values that recomputation keeps, and does not compute again in the backward pass.
 
-    It matters where recomputation is on: ``autoRecomputation`` of the PopART options.
+    It matters if recomputation is on: ``autoRecomputation`` of the PopART options.
     Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensors: tensors one by one, or one list or tuple of them.
 
     Returns:
-        One tensor for one, a tuple for several, for a list or tuple the same container.
+        The tensor, a tuple of several tensors, or the same kind of container.
 
     Raises:
         ValueError: something is not a tensor.
@@ -130,20 +130,20 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
-    """Mark a value as the loss from which training starts.
+    """Mark a value as the loss to train on.
 
     Outside a wrapped model it only reduces.
 
     Args:
         x: the value, of any shape.
-        reduction: ``"sum"`` or ``"mean"`` for a scalar, ``"none"`` to keep the shape; gradients of
-            one then flow into every element. Releases after 1.0 had no default.
+        reduction: ``"sum"`` or ``"mean"`` for a scalar. ``"none"`` keeps the shape: the gradient of
+            every element is one.
 
     Returns:
         The reduced value.
 
     Raises:
-        AssertionError: another reduction.
+        AssertionError: there is no such reduction.
     """
     if reduction not in _REDUCTIONS:
         raise AssertionFailure(

@@ -23,14 +23,14 @@ _running: ContextVar[str | None] = ContextVar("poptorch_host_call", default=None
 class CPU:
     """Run a function or module on the host, in the middle of an inference model.
 
-    Called in ``forward``, it hands tensors to the function each time the program gets there, in
-    the program's order. The function is called once with zeros when the model is captured, to
-    learn the shapes of its results, which must stay the same. Its own poptorch operators act as
-    outside a model. Source: PopTorch user guide, "PopTorch ops".
+    Call it in ``forward``. The program then calls the function each time it gets there. When the
+    model is captured, the function is called once with zeros, to learn the shapes of its results.
+    They must stay the same. poptorch's operators in it act as outside a model. Source: PopTorch
+    user guide, "PopTorch ops".
 
     Args:
-        layer_to_call: the function; a module stops requiring gradients. Keep a module out of the
-            model's own sub-modules, in a list for instance, if its weights are to stay on the host.
+        layer_to_call: the function or module. A module stops requiring gradients. Keep it out of
+            the model's sub-modules, in a list, if its weights are to stay on the host.
         ID: a name, for errors.
 
     Attributes:
@@ -59,14 +59,14 @@ class CPU:
 
         Args:
             input: tensors.
-            kwargs: passed on as they are; in a captured call they are constants.
+            kwargs: other arguments; in a captured call they are constants.
 
         Returns:
             A tensor if the function returns one; a list of tensors for a tuple or list.
 
         Raises:
-            poptorch.Error: in a training model; within another host call; not tensors; or the
-                shapes of results changed.
+            poptorch.Error: in a training model, within another host call, for arguments that are no
+                tensors, or if the shapes of results change.
         """
         for value in input:
             check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")

@@ -23,21 +23,21 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``torch.matmul`` in so many pieces, one after another, for less temporary memory.
+    """``torch.matmul`` in pieces, one after another, for less temporary memory.
 
-    In a wrapped model the product and those of its gradients are computed piece by piece; outside
-    one this is ``torch.matmul``. Source: PopTorch user guide, "PopTorch ops".
+    In a wrapped model the product and its gradients are computed piece by piece. Outside one this
+    is ``torch.matmul``. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         lhs: m x n, or a batch of such matrices, as for ``torch.matmul``.
         rhs: n x p.
-        mode: which dimension is cut: ``InputChannels`` m, ``ReducingDim`` n, ``OutputChannels`` p.
-        factor: how many pieces; 0 and 1 for the whole at once.
-        keep_precision: half precision operands are multiplied, and pieces added, in float32.
+        mode: which dimension to cut: ``InputChannels`` m, ``ReducingDim`` n, ``OutputChannels`` p.
+        factor: how many pieces; 0 and 1 for one.
+        keep_precision: multiply half precision operands, and add pieces, in float32.
 
     Raises:
-        AssertionError: an argument of the wrong type.
-        poptorch.Error: in a wrapped model, the factor does not divide the dimension.
+        AssertionError: an argument has the wrong type.
+        poptorch.Error: in a wrapped model, if the factor does not divide the dimension.
     """
     _check_type(mode, "mode", MatMulSerializationMode)
     _check_type(factor, "factor", int)

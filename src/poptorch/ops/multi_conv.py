@@ -22,10 +22,10 @@ def _is(kind: type) -> Callable[[Any], bool]:
 
 
 class MultiConv:
-    """Within the scope the convolutions of a captured model form one group; values stay the same.
+    """Make the convolutions of a scope of ``forward`` one group. Results stay the same.
 
-    Options are set before entering and chain. A scalar or a list of one holds for every
-    convolution; a longer list needs one entry for each, which compilation checks.
+    Set options before you enter; calls chain. A number, or a list of one, holds for every
+    convolution. A longer list needs one entry for each; compiling checks that.
     """
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class MultiConv:
         self._scope = contextlib.ExitStack()
 
     def availableMemoryProportions(self, value: float | list[float] | tuple[float, ...]) -> Self:
-        """Set the memory for temporaries, a share from 0 to 1 each; None for the default.
+        """Set the memory for temporaries: a share from 0 to 1 each; None for the default.
 
         Raises:
-            AssertionError: neither a float from 0 to 1 nor a list or tuple of such.
+            AssertionError: neither a float from 0 to 1 nor a list or tuple of them.
         """
         title = "Invalid available memory proportion"
         return self._set("availableMemoryProportions", value, _is_share, AssertionFailure, title)
@@ -44,7 +44,7 @@ class MultiConv:
     def partialsTypes(self, value: _Partials | list[_Partials] | tuple[_Partials, ...]) -> Self:
         """Set the dtype of partial sums: ``torch.float32`` or ``torch.float16``.
 
-        ``MultiConvPartialsType`` of releases 1.4 to 2.0 is taken too.
+        It also takes ``MultiConvPartialsType`` of releases 1.4 to 2.0.
 
         Raises:
             ValueError: another value.
@@ -73,7 +73,7 @@ class MultiConv:
         return self._set_one("planType", value, MultiConvPlanType, "Invalid plan type")
 
     def perConvReservedTiles(self, value: int) -> Self:
-        """Set how many tiles each convolution is sure of.
+        """Reserve so many tiles for each convolution.
 
         Raises:
             AssertionError: not an int.
@@ -81,7 +81,7 @@ class MultiConv:
         return self._set_one("perConvReservedTiles", value, int, "Invalid reserved tiles")
 
     def cycleBackOff(self, value: float) -> Self:
-        """Set how much slower than the fastest a smaller plan may be, as a share.
+        """Set how much slower than the fastest plan a smaller one may be, as a share.
 
         Raises:
             AssertionError: not a float.

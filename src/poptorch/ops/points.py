@@ -21,13 +21,13 @@ def fps(
 ) -> torch.Tensor:
     """Choose points far from each other, segment by segment.
 
-    Each pick is the point whose nearest point among those already picked is farthest; of equals
-    the first. No gradient flows to ``src``. Source: PopTorch user guide, "PopTorch ops".
+    Each step picks the point that is farthest from all picked ones; of equals the first. No
+    gradient flows to ``src``. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         src: points, of shape ``[points, features]``.
-        ptr: where segments begin and the last one ends: from 0 to the number of points.
-        ratio: the share of each segment's points, rounded up: a float, more than 0, at most 1.
+        ptr: the beginnings of the segments, then the number of points.
+        ratio: the share of each segment's points, over 0 and up to 1, rounded up to whole points.
         random_start: begin a segment at a random point rather than at its first.
 
     Returns:
@@ -67,7 +67,7 @@ def _check_segments(ptr: Any, points: int) -> None:
 def nearest(
     x: torch.Tensor, y: torch.Tensor, batch_x: Batch = None, batch_y: Batch = None
 ) -> torch.Tensor:
-    """Find the nearest row of ``y`` for each row of ``x``, among those of the same batch.
+    """Find the nearest row of ``y`` of the same batch, for each row of ``x``.
 
     Source: PopTorch user guide, "PopTorch ops".
 

@@ -1,4 +1,4 @@
-"""Windows whose place is known only when the program runs; they go round, so shapes are fixed."""
+"""Windows whose start the program reads as it runs. They wrap around, so shapes are fixed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from . import check
 def dynamic_slice(
     tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
 ) -> torch.Tensor:
-    """Return a window of a tensor that begins where another tensor says.
+    """Return a window of a tensor; another tensor holds its start.
 
-    The place is read when the program runs; the size is compiled in. Gradients flow.
+    The program reads the start as it runs. The size is fixed. Gradients flow.
     Source: PopTorch user guide, "PopTorch ops".
 
     Args:
-        tensor: what is sliced.
+        tensor: the tensor to slice.
         dim: the dimension.
-        start: integer tensor of one element; beyond the end, and for the part of the window that
-            reaches beyond it, counting goes on at 0.
-        size: elements that the window spans, at most the extent of the dimension.
+        start: integer tensor of one element. Beyond the end the window goes on at 0.
+        size: how many elements the window spans, at most the extent of the dimension.
         step: take every ``step``-th of them.
 
     Returns:
         A new tensor with ``ceil(size / step)`` elements along ``dim``.
 
     Raises:
-        poptorch.Error: an argument of the wrong kind; size or step out of range.
+        poptorch.Error: an argument is of the wrong kind, or size or step out of range.
     """
     check.tensor(tensor, "dynamic_slice must take a torch.tensor input")
     check.tensor(start, "Slice start argument to dynamic_slice must be a torch.tensor")
@@ -44,19 +43,19 @@ def dynamic_slice(
 def dynamic_update(
     input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Return a copy of a tensor with a window replaced, which begins where another tensor says.
+    """Return a copy of a tensor with a window replaced; another tensor holds its start.
 
     Gradients flow to both. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
-        input: what is copied; it stays as it is.
-        src: the new values: as ``input``, with ``size`` elements along ``dim``.
+        input: the tensor to copy; it does not change.
+        src: the new values, shaped like ``input`` with ``size`` elements along ``dim``.
         dim: the dimension.
         start: integer tensor of one element; see ``dynamic_slice``.
-        size: elements that are replaced.
+        size: how many elements to replace.
 
     Raises:
-        poptorch.Error: an argument of the wrong kind; shapes or dtypes do not fit.
+        poptorch.Error: an argument is of the wrong kind, or shapes or dtypes do not match.
     """
     check.tensor(input, "dynamic_update must take a torch.tensor input")
     check.tensor(src, "dynamic_update must take a torch.tensor src")

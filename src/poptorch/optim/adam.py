@@ -14,18 +14,17 @@ from .optimizer import Optimizer, Params
 class Adam(Optimizer, torch.optim.Adam):
     """Adam with accumulator types and loss scaling.
 
-    Arguments left None take the default and are compiled in as constants; those passed may change
-    after compilation.
+    What you pass may change after compilation. What you leave None is a constant of the program.
 
     Args:
         params, lr, betas, eps, weight_decay, maximize: as in torch.optim.Adam.
-        amsgrad: only False can be trained with.
-        foreach, capturable, differentiable, fused: accepted; only native steps use them.
-        loss_scaling: factor of the loss's gradient, divided out before the update.
+        amsgrad: must be False for training.
+        foreach, capturable, differentiable, fused: only ``step()`` on the host uses them.
+        loss_scaling: factor of the loss's gradient; the update divides by it.
         accum_type: dtype of the gradient accumulator, float32 or float16.
         first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of the moments
             between updates, float32 or float16.
-        max_grad_norm: clip the gradients to this global norm; infinity (the default) does not.
+        max_grad_norm: clip the gradients to this global norm. Default: infinity, no clipping.
 
     Raises:
         AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
@@ -61,8 +60,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, maximize: as in torch.optim.AdamW.
-        bias_correction: whether the moments are corrected for their start at zero; honoured, while
-            the original always corrected.
+        bias_correction: correct the moments for their start at zero. (PopTorch always did.)
     """
 
     _own = {**Adam._own, "bias_correction": True}

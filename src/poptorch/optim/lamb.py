@@ -24,18 +24,17 @@ _DEFAULTS = {
 class LAMB(Optimizer, torch.optim.Optimizer):
     """LAMB with accumulator types and loss scaling.
 
-    Arguments left None take the default and are compiled in as constants; those passed may change
-    after compilation.
+    What you pass may change after compilation. What you leave None is a constant of the program.
 
     Args:
         params: tensors, or dictionaries of parameter groups.
-        lr: learning rate, 1e-3.
-        betas: decay rates of the moments, (0.9, 0.999).
-        eps: added to the root of the second moment, 1e-8.
-        weight_decay: decoupled decay, 1e-2.
-        bias_correction: whether the moments are corrected for their start at zero; True.
-        loss_scaling: factor of the loss's gradient, divided out before the update; 1.0.
-        max_weight_norm: upper limit of the weight's norm in the trust ratio, 65500.
+        lr: learning rate; default 1e-3.
+        betas: decay rates of the moments; default (0.9, 0.999).
+        eps: added to the root of the second moment; default 1e-8.
+        weight_decay: decoupled decay; default 1e-2.
+        bias_correction: correct the moments for their start at zero; default True.
+        loss_scaling: factor of the loss's gradient; the update divides by it. Default 1.
+        max_weight_norm: upper limit of the weight's norm in the trust ratio; default 65500.
         accum_type: dtype of the gradient accumulator, float32 or float16.
         first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of the moments
             between updates, float32 or float16.
@@ -77,13 +76,13 @@ class LAMB(Optimizer, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters natively from their ``grad``; those without one are skipped.
+        """Update the parameters on the host from their ``grad``, those that have one.
 
         Args:
-            closure: re-evaluates the model and returns the loss.
+            closure: evaluates the model again and returns the loss.
 
         Returns:
-            What the closure returned, or None.
+            The closure's loss, or None.
         """
         loss = None
         if closure is not None:

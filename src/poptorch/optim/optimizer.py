@@ -18,10 +18,10 @@ Params = Iterable[Any]
 
 
 class VariableAttributes:
-    """The attributes of one optimizer that are inputs of the program rather than compiled in.
+    """Which attributes of an optimizer may change after compilation.
 
-    An attribute is variable if it was passed to the constructor. Changes count until the
-    optimizer is first set on a model.
+    Those that you passed to the constructor may. Change the choice before you give the optimizer
+    to a model.
     """
 
     def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]):
@@ -29,11 +29,11 @@ class VariableAttributes:
         self._allowed_attributes = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Tell whether the attribute is compiled in."""
+        """Tell whether the attribute is a constant of the program."""
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Compile the attribute's value in.
+        """Make the attribute's value a constant of the program.
 
         Raises:
             AssertionError: the optimizer has no such attribute.
@@ -92,10 +92,10 @@ class DeviceState:
 
 
 class Optimizer(DeviceState):
-    """Mixin of the optimizers whose device state can be saved and restored.
+    """Base of these optimizers: their state on the device can be saved and restored.
 
     Attributes:
-        ipu_state_is_dirty: the cached state is newer than the device's and must be uploaded.
+        ipu_state_is_dirty: the cached state is newer than the device's.
         host_state_is_dirty: the device's state is newer than the cached one.
         variable_attrs: which attributes may change after compilation.
     """
@@ -148,22 +148,22 @@ class Optimizer(DeviceState):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with two more keys, ``ipu_state`` and ``ipu_param``.
 
-        They are None until a model that uses this optimizer has been compiled; then dictionaries
-        of CPU tensors, read from the device at most once per training call.
+        They are None until a model with this optimizer is compiled. Then they are dictionaries of
+        CPU tensors, copied from the device at most once per training call.
         """
         self._synchronise()
         native: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         return {**native, **self.get_state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned; the device gets it before its next use.
+        """Load what ``state_dict`` returned; the device gets it before its next call.
 
-        Entries missing from the inner dictionaries keep the device's values. None in both
-        places loads torch's part only.
+        Missing entries keep the device's values. If ``ipu_state`` and ``ipu_param`` are None, only
+        torch's part is loaded.
 
         Raises:
-            RuntimeError: the dictionary is empty, or was not saved by one of these optimizers;
-                nothing has changed then.
+            RuntimeError: the dictionary is empty, or another kind of optimizer saved it. Nothing
+                has changed then.
         """
         if not state:
             raise StateError("Cannot load the optimizer state because it is empty")
@@ -186,7 +186,7 @@ class Optimizer(DeviceState):
         return {key: None if v is None else dict(v) for key, v in self._state_dict.items()}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the cached ``ipu_state`` and ``ipu_param``; they are uploaded before next use."""
+        """Replace the cached ``ipu_state`` and ``ipu_param``; the next call uploads them."""
         inner = {key: state.get(key) for key in _KEYS}
         self._state_dict = {key: None if v is None else dict(v) for key, v in inner.items()}
         self.ipu_state_is_dirty = self.has_state()

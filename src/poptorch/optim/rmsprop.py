@@ -12,19 +12,18 @@ from .optimizer import Optimizer, Params
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """RMSprop with accumulator types and loss scaling.
 
-    Arguments left None take the default and are compiled in as constants; those passed may change
-    after compilation.
+    What you pass may change after compilation. What you leave None is a constant of the program.
 
     Args:
         params, lr, alpha, eps, weight_decay, momentum, maximize: as in torch.optim.RMSprop.
         centered: as in torch.optim.RMSprop; the same in every parameter group.
-        foreach, differentiable: accepted; only native steps use them.
-        loss_scaling: factor of the loss's gradient, divided out before the update.
+        foreach, differentiable: only ``step()`` on the host uses them.
+        loss_scaling: factor of the loss's gradient; the update divides by it.
         accum_type: dtype of the gradient accumulator, float32 or float16.
         first_order_momentum_accum_type: dtype of the gradients' mean and of the momentum.
         second_order_momentum_accum_type: dtype of the mean of their squares.
-        use_tf_variant: epsilon inside the root, squares starting at one, and the learning rate
-            inside the momentum, as in TensorFlow.
+        use_tf_variant: as in TensorFlow: epsilon inside the root, squares that start at one, the
+            learning rate inside the momentum.
 
     Raises:
         AssertionError: an accumulator type is neither float32 nor float16.

@@ -16,24 +16,22 @@ from .optimizer import Optimizer, Params
 class SGD(Optimizer, torch.optim.SGD):
     """SGD with optional momentum, Nesterov momentum and accumulator types.
 
-    Arguments left None take the default and are compiled in as constants; those passed may change
-    after compilation.
+    What you pass may change after compilation. What you leave None is a constant of the program.
 
     Args:
-        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD;
-            as there, the first gradient enters the velocity undamped.
-        foreach, differentiable: accepted; only native steps use them.
-        loss_scaling: factor of the loss's gradient, divided out before the update.
-        velocity_scaling: factor of the combined velocity tensor; only with use_combined_accum:
-            of separate ones loss_scaling scales a float16 velocity, and float32 needs none.
-        use_combined_accum: one tensor per weight for gradient accumulation and velocity.
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD.
+            As there, dampening leaves the first gradient alone.
+        foreach, differentiable: only ``step()`` on the host uses them.
+        loss_scaling: factor of the loss's gradient; the update divides by it.
+        velocity_scaling: factor of the combined tensor, for ``use_combined_accum`` only.
+        use_combined_accum: keep accumulated gradient and velocity in one tensor per weight.
         accum_type: dtype of the gradient accumulator, float32 or float16.
         velocity_accum_type: dtype of the velocity between updates, float32 or float16.
-        max_grad_norm: clip the gradients to this global norm; infinity (the default) does not.
+        max_grad_norm: clip the gradients to this global norm. Default: infinity, no clipping.
 
     Raises:
         AssertionError: an accumulator type is neither float32 nor float16.
-        ValueError: nesterov without momentum or with dampening.
+        ValueError: ``nesterov`` without momentum, or with dampening.
     """
 
     _own = {

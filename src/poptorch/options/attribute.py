@@ -15,13 +15,13 @@ current: ContextVar[Attributes] = ContextVar("poptorch attributes", default=Mapp
 
 
 class Attribute:
-    """A scope of ``forward`` whose operators carry attributes; only a hint.
+    """Give attributes to the operators of a scope of ``forward``; only a hint.
 
-    Scopes nest: an inner one adds or overrides keys, and leaving it brings the earlier values
-    back. ``__enter__`` and ``__exit__`` may be called by hand, from hooks for instance.
+    Scopes nest: an inner one adds or overrides keys, and leaving it restores them. Hooks may call
+    ``__enter__`` and ``__exit__``.
 
     Args:
-        kwargs: family of attributes to a dictionary of strings, for instance
+        kwargs: a dictionary of strings for each family of attributes, as in
             ``Attribute(__outline={"layer": "embedding"})``.
 
     Raises:

@@ -14,12 +14,11 @@ from .table import expect, show, show_pairs
 class Container:
     """Named values that keep their type, can be read as attributes, and can be frozen.
 
-    ``Container(**defaults)`` declares the names of the keywords, and those in the rows of the
-    class's options. Reading an unknown public name
-    is an ``AttributeError``; writing one, or a value of another type than the stored one, an
-    ``AssertionError``; writing anything while frozen, an ``AttributeError``.
+    The keywords, and the rows of the class's options, declare names. Reading an unknown public
+    name raises an ``AttributeError``. Writing one, or a value of another type than the stored one,
+    raises an ``AssertionError``. Any write while frozen raises an ``AttributeError``.
 
-    Subclasses assign their private state *before* calling this constructor; afterwards only
+    Sub-classes assign their private state *before* they call this constructor. Afterwards only
     private names that exist can be assigned.
     """
 
@@ -60,12 +59,12 @@ class Container:
         return copy.deepcopy(self)
 
     def set(self, **values: Any) -> Self:
-        """Store values of declared names; none is stored if one is refused.
+        """Store values of declared names. If one is refused, none is stored.
 
         Raises:
             InvalidAttribute: the options are frozen (an ``AttributeError``).
-            AssertionFailure: a name is not declared ("Invalid option"), or a value is no instance
-                of the type of the stored one ("Unexpected type"); an ``AssertionError``.
+            AssertionFailure: a name is not declared ("Invalid option"), or a value has another type
+                than the stored one ("Unexpected type"); an ``AssertionError``.
         """
         for name in values:
             self._check_writable(name)
@@ -76,7 +75,7 @@ class Container:
         return self.createOrSet(**values)
 
     def createOrSet(self, **values: Any) -> Self:
-        """Store values like ``set``, declaring names that are new (without a type check)."""
+        """Store values like ``set``; new names may have values of any type."""
         for name in values:
             self._check_writable(name)
         checked = {}

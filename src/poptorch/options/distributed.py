@@ -15,13 +15,13 @@ _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "
 
 
 class _DistributedOptions(Container):
-    """Process index and count; at construction from the variables of OpenMPI or torchrun.
+    """The index of this process and their number, from the variables of OpenMPI or torchrun.
 
     Attributes:
-        num_distributed_processes: processes that train together.
-        distributed_process_id: index of this one.
+        num_distributed_processes: how many processes train together.
+        distributed_process_id: the index of this one, from 0.
         ipuof_configs: fabric settings of launchers; kept, not used.
-        stage_processes: processes that share the stages of each replica.
+        stage_processes: how many processes share the stages of each replica.
     """
 
     num_distributed_processes: int
@@ -50,9 +50,8 @@ class _DistributedOptions(Container):
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Set the index of this process, then the number of processes.
 
-        A data loader then gives each process its part of the data, and a model trains on the
-        replicas of all of them: their gradients are added up at each update. A launcher's variables
-        (``poprun``, ``torchrun``, OpenMPI) do this by themselves.
+        Each process then loads its part of the data. The processes train one model: each update
+        uses the gradients of all. ``poprun``, ``torchrun`` and OpenMPI set this by themselves.
         """
         return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
 
@@ -60,27 +59,26 @@ class _DistributedOptions(Container):
     def processTimeout(self, seconds: int) -> Self:
         """Set after how many seconds without a sign of life a process counts as lost.
 
-        The others then end with an error that names it. One whose connections break, as those of a
-        process that is killed do, is found out sooner; one that is only slow is waited for. This
-        option is not PopTorch's.
+        The others then end with an error that names it. They notice a killed process sooner, and
+        wait for a slow one. Not a PopTorch option. Default 15.
         """
 
     @option(LOGS, "broadcast_weights", True, field="runtime.broadcast_weights")
     def broadcastWeights(self, broadcast: bool) -> Self:
-        """Say whether all begin with process 0's weights; if not, they are compared and must agree.
+        """Begin with the weights of process 0 everywhere, or check that all have the same.
 
-        So must the optimizer's state. What differs is an error in every process, which names it.
-        This option is not PopTorch's.
+        This includes the optimizer's state. With False a difference is an error in every process.
+        Not a PopTorch option.
         """
 
     @option(RULES, "stage_processes", 1, least=1, field="target.parts", here=True)
     def stageProcesses(self, processes: int) -> Self:
-        """Spread the stages of each replica over so many processes: each runs some of the chips.
+        """Spread the stages of each replica over so many processes; each runs some of the chips.
 
-        They are given the same batches and return the same results; activations and gradients go
-        from process to process. The ``staged`` backend runs them. A job of 8 processes with
-        ``stageProcesses(4)`` trains on two copies of the model, times the local replicas. This
-        option is not PopTorch's.
+        They take the same batches and return the same results. The ``staged`` backend sends
+        activations and gradients from process to process. A job of 8 processes with
+        ``stageProcesses(4)`` trains two copies of the model, times the local replicas. Not a
+        PopTorch option.
         """
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:

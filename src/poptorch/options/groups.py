@@ -45,7 +45,7 @@ class _TrainingOptions(Container):
 
     @option(RESULTS, "gradient_accumulation", 1, decides="loops.accumulation", least=1)
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Set the number of micro-batches per optimiser step."""
+        """Set the number of micro-batches per optimizer step."""
 
     @option(
         RESULTS,
@@ -57,7 +57,7 @@ class _TrainingOptions(Container):
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Combine gradients over accumulation steps and replicas by their mean or sum.
 
-        Independent of the reduction inside the user's loss.
+        The reduction inside your loss is another matter.
 
         Raises:
             InvalidValue: neither ``ReductionType.Mean`` nor ``.Sum`` (a ``ValueError``).
@@ -74,9 +74,9 @@ class _TrainingOptions(Container):
     ) -> Self:
         """Choose where the division of a mean takes place.
 
-        For G steps and R replicas, ``Running`` keeps a running mean in the accumulator; ``Post``
-        sums, then divides by G x R; ``PostAndLoss`` divides the loss gradient by R before the
-        backward pass and the sum by G at the end. They differ in the rounding and overflow of half
+        For G steps and R replicas: ``Running`` keeps a running mean in the accumulator. ``Post``
+        sums, then divides by G x R. ``PostAndLoss`` divides the loss gradient by R before the
+        backward pass, and the sum by G at the end. They round and overflow differently in half
         precision.
         """
 
@@ -87,10 +87,9 @@ class _TrainingOptions(Container):
         field="reduction.automatic_loss_scaling",
     )
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Adapt the loss-scale factor during training; it becomes optimiser state.
+        """Adapt the loss-scale factor during training; it becomes optimizer state.
 
-        It follows the gradients of float16 weights. Where none are trained a warning says that it
-        does nothing.
+        It follows the gradients of float16 weights. Without such weights it only warns.
         """
 
     @option(
@@ -104,8 +103,7 @@ class _TrainingOptions(Container):
     def setConvolutionDithering(self, enabled: bool) -> Self:
         """Spread convolutions over the tiles from varying start tiles.
 
-        Shares the ``convolutionOptions`` key with ``Precision.setPartialsType``: the last call
-        wins.
+        ``Precision.setPartialsType`` uses the same key, ``convolutionOptions``: the last call wins.
         """
 
     def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
@@ -153,7 +151,7 @@ class _PrecisionOptions(Container):
     def narrow64Bit(self, enabled: bool = True) -> Self:
         """Return 64-bit results as 32-bit, as PopTorch did, or keep torch's dtypes.
 
-        Not a PopTorch option. Narrowed are the outputs of types int64 and float64.
+        It is about outputs of types int64 and float64. Not a PopTorch option.
         """
 
     @row(
@@ -169,8 +167,8 @@ class _PrecisionOptions(Container):
 
         Args:
             half_float_casting: ``HalfFloatCastingBehavior.HalfUpcastToFloat`` computes them in
-                float, as torch and release 3 do, ``FloatDowncastToHalf`` in half, in layers, too.
-                Everything else is the default: half, but weights of layers follow activations.
+                float, as torch does; ``FloatDowncastToHalf`` in half, in layers too. Anything else
+                means half, except that weights of layers follow the activations.
         """
         known = HalfFloatCastingBehavior
         is_known = isinstance(half_float_casting, int) and half_float_casting in [*known]
@@ -220,9 +218,9 @@ class _PrecisionOptions(Container):
 
     @option(RULES, "check_indices", True, field="precision.check_indices")
     def checkIndices(self, enabled: bool = True) -> Self:
-        """Look at labels and indices among the inputs before a call runs: those out of range raise.
+        """Check labels and indices among the inputs before each call; those out of range raise.
 
-        Not a PopTorch option. It reads each such input once, about 0.5 ms for a million of them.
+        It reads each such input once: 0.5 ms for a million of them. Not a PopTorch option.
         """
 
     @option(
@@ -239,7 +237,7 @@ class _PrecisionOptions(Container):
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Choose the type in which products accumulate on an IPU; here it is always float32.
 
-        Shares the ``convolutionOptions`` key with ``Training.setConvolutionDithering``: the last
+        ``Training.setConvolutionDithering`` uses the same key, ``convolutionOptions``: the last
         call wins.
 
         Raises:
@@ -277,15 +275,15 @@ class _PrecisionOptions(Container):
 
 
 class _JitOptions(Container):
-    """How a model is captured: each is traced."""
+    """The tracer switch of old releases. Every model is traced."""
 
     _trace_model: bool
 
     @row(MISSING, Private("_trace_model", True))
     def traceModel(self, trace_model: bool) -> Self:
-        """Script the model if False: it is traced, which freezes Python's branches and numbers.
+        """Trace the model, as is always done: Python's branches and numbers are frozen.
 
-        Deprecated. True does nothing but warn; of False wrapping a model warns.
+        Deprecated: True warns here, False when a model is wrapped.
         """
         self._check_writable("traceModel")
         expect("trace_model", trace_model, (bool, int))

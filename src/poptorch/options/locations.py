@@ -1,4 +1,4 @@
-"""``opts.TensorLocations``: where tensors rest, which changes no result, and the tiles for I/O."""
+"""``opts.TensorLocations``: where tensors are kept, and the tiles for I/O. No result changes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .table import ESTIMATES, RULES, Method, expect, option
 
 
 class TensorLocationSettings(Container):
-    """Where one kind of tensor rests. Starts empty; each method stores one key.
+    """Where one kind of tensor is kept. Each method stores one choice.
 
-    Every method returns the object itself and raises ``AssertionError`` for a wrong type.
+    Every method returns the object, and raises an ``AssertionError`` for a wrong type.
     """
 
     @option(ESTIMATES, "minElementsForOffChip")
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Keep tensors with fewer elements on chip even where off-chip is asked for."""
+        """Keep tensors with fewer elements on chip, whatever else is set."""
 
     @option(ESTIMATES, "minElementsForReplicatedTensorSharding")
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Keep tensors with fewer elements whole on every replica; by default fewer than 8192."""
+        """Keep tensors with fewer elements whole on every replica. Default 8192."""
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
         """Keep the tensors on chip, or in streaming memory; None forgets the choice."""
@@ -36,9 +36,9 @@ class TensorLocationSettings(Container):
 
     @option(ESTIMATES, "useReplicatedTensorSharding", kind=bool, check=int)
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Give each replica a part of the tensors rather than all of them.
+        """Give each replica a part of each tensor rather than all of it.
 
-        Between processes it divides the optimizer's state only, and a warning says where it cannot.
+        Processes divide the optimizer's state only; a warning tells what they cannot divide.
         """
 
     @option(ESTIMATES, "useIOTilesToLoad", kind=bool, check=int)
@@ -71,11 +71,11 @@ def _location(kind: str) -> Callable[[Method], Method]:
 
 
 class _TensorLocationOptions(Container):
-    """Where activations, weights, optimiser state and accumulators rest."""
+    """Where activations, weights, optimizer state and accumulators are kept."""
 
     @option(RULES, "numIOTiles", check=_io_tiles, decides="locations.io_tiles")
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Reserve tiles of each chip for I/O, which overlapped I/O asks for.
+        """Reserve tiles of each chip for I/O; overlapped I/O needs them.
 
         Raises:
             AssertionFailure: not an even int from 32 to 192 (an ``AssertionError``).
@@ -83,23 +83,23 @@ class _TensorLocationOptions(Container):
 
     @_location("activation")
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where activations rest between forward and backward."""
+        """Say where activations are kept between forward and backward."""
 
     @_location("weight")
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where weights rest."""
+        """Say where weights are kept."""
 
     @_location("optimizer")
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where optimiser state rests.
+        """Say where optimizer state is kept.
 
-        Sharded over the replicas of several processes, each process keeps a part of it and updates
-        that part of the weights.
+        If it is sharded over several processes, each keeps a part and updates that part of the
+        weights.
         """
 
     @_location("accumulator")
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where gradient accumulators rest."""
+        """Say where gradient accumulators are kept."""
 
 
 def freeze_locations(options: Any, phased: bool) -> Locations:

@@ -90,13 +90,14 @@ def _device_index(key: str) -> int:
 
 
 class Options(Container):
-    """Settings of a model wrapper and of a DataLoader.
+    """The settings of wrapped models and data loaders.
 
-    Setters return the object that they belong to, so that calls chain; of a value of another type
-    than in the signature they raise an ``AssertionFailure`` (an ``AssertionError``). Giving the
-    options to a wrapper or a loader freezes them; ``clone`` returns a copy that can be changed.
+    Call the setters: ``options.deviceIterations(4)``. They return their object, so calls chain.
+    Give the options to a wrapper or loader and they are frozen; change a ``clone()`` then. A setter
+    raises an ``AssertionFailure`` (an ``AssertionError``) for a value of another type than in its
+    signature. ``print`` shows what was set.
 
-    At construction the environment applies: rank and size of OpenMPI or torchrun,
+    New options take from the environment: rank and size of OpenMPI or torchrun,
     POPTORCH_CACHE_DIR, then POPTORCH_DEFAULT_OPTIONS.
 
     Raises:
@@ -169,7 +170,7 @@ class Options(Container):
 
     @property
     def TensorLocations(self) -> _TensorLocationOptions:
-        """Where tensors rest, and the tiles kept for I/O."""
+        """Where tensors are kept, and the tiles for I/O."""
         return self._tensor_locations
 
     @property
@@ -194,15 +195,15 @@ class Options(Container):
     def inputReplicaGrouping(
         self, input_group_size: int, input_group_type: CommGroupType = CommGroupType.Consecutive
     ) -> Self:
-        """Let replicas of one group receive the same inputs; call after ``replicationFactor``.
+        """Give the replicas of a group the same inputs. Call ``replicationFactor`` first.
 
         Args:
             input_group_size: replicas per group; ignored with ``NoGrouping``.
             input_group_type: ``Consecutive``, ``Orthogonal`` or ``NoGrouping``.
 
         Raises:
-            InvalidValue: the type is ``All``, or the size is larger than, or no factor of, the
-                replication factor (a ``ValueError``).
+            InvalidValue: the type is ``All``, or the size does not divide the replication factor
+                (a ``ValueError``).
         """
         expect("input_group_type", input_group_type, CommGroupType)
         if input_group_type == CommGroupType.NoGrouping:
@@ -219,15 +220,15 @@ class Options(Container):
 
     @option(RESULTS, "broadcast_buffers", True, field="broadcast_buffers")
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Say whether all replicas share one value of each buffer."""
+        """Let all replicas share one value of each buffer, or let each keep its own."""
 
     @option(RESULTS, "device_iterations", 1, field="loops.iterations", least=1)
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Set the micro-steps (inference) or optimiser steps (training) per call."""
+        """Set how many optimizer steps, in inference micro-batches, a call does."""
 
     @option(MISSING, "log_dir", ".", here=True)
     def logDir(self, log_dir: str) -> Self:
-        """Say where log files go: the one log goes where POPTORCH_LOG_DEST says."""
+        """Set the folder of log files; here POPTORCH_LOG_DEST names the one log."""
 
     @option(
         LOGS,
@@ -238,11 +239,11 @@ class Options(Container):
         field="runtime.max_repeat_logs",
     )
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
-        """Limit how often an identical log line is repeated; None for no limit."""
+        """Limit how often the same log line is repeated; None for no limit."""
 
     @option(RULES, "auto_round_num_ipus", False, field="target.auto_round")
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Permit a device count that is no power of two, by reserving more."""
+        """Allow a number of devices that is no power of two: reserve more."""
 
     @row(RESULTS, Value("anchored_tensors", {}, decides="anchors"))
     def anchorTensor(
@@ -257,11 +258,11 @@ class Options(Container):
         """Keep an intermediate tensor of each run, for ``executor.getAnchoredTensor``.
 
         Args:
-            short_name: what to call it; a name used before is replaced.
-            long_name: the tensor's name in the program, as ``getTensorNames()`` lists it.
+            short_name: your name for it; it replaces an earlier anchor of that name.
+            long_name: the tensor's name in the program, from ``executor.getTensorNames()``.
             output_mode: None for the model's own output mode.
-            output_return_period: for ``EveryN``, which needs a positive one; forced to 1 otherwise.
-            anchor_mode, anchor_return_period: their names in earlier releases. Deprecated.
+            output_return_period: a positive number, for ``EveryN`` only.
+            anchor_mode, anchor_return_period: deprecated names of these two.
         """
         if anchor_mode is not None:
             deprecated("anchorTensor(anchor_mode=)", "output_mode=")
@@ -287,13 +288,12 @@ class Options(Container):
         Value("output_return_period", 1, decides="output.period"),
     )
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
-        """Choose which results of a call come back; by default all, in training the final ones.
+        """Choose whose results a call returns: by default all, in training the last.
 
         Args:
             output_mode: ``Final``, ``EveryN``, ``All``, ``Sum`` or ``Default``.
-            output_return_period: for ``EveryN``, which needs a positive one: return one result per
-                so many iterations. It must divide ``deviceIterations``, which is checked at
-                compile. Else unused.
+            output_return_period: for ``EveryN`` only: return one result of so many iterations.
+                Must divide ``deviceIterations``; compiling checks it.
         """
         expect("output_mode", output_mode, OutputMode)
         if output_mode == OutputMode.EveryN:
@@ -320,7 +320,7 @@ class Options(Container):
         frozen=ConnectionType,
     )
     def connectionType(self, connection_type: ConnectionType) -> Self:
-        """Choose when to acquire the device."""
+        """Choose when to acquire the device: before compiling, before running, or never."""
 
     @option(HINT, "sync_pattern", int(SyncPattern.Full), kind=SyncPattern)
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
@@ -335,11 +335,11 @@ class Options(Container):
         decides="runtime.memory_proportions",
     )
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
-        """Set the budget of temporary memory per device, replacing earlier ones.
+        """Set the memory for temporaries of each device; it replaces earlier settings.
 
         Args:
-            available_memory_proportion: for instance ``{"IPU0": 0.5}``, indices of the model's own
-                devices to a part of their memory, 0 to 1, which is checked at compile.
+            available_memory_proportion: a share of the memory, 0 to 1, for each of the model's
+                devices: ``{"IPU0": 0.5}``. Compiling checks the numbers.
 
         Raises:
             AssertionFailure: a key does not start with "IPU" (an ``AssertionError``).
@@ -348,7 +348,7 @@ class Options(Container):
 
     @row(RESULTS, Value("random_seed", kind=int, field="target.seed"))
     def randomSeed(self, random_seed: int) -> Self:
-        """Seed the device generator; also calls ``torch.manual_seed`` on the host, now."""
+        """Seed the device's generator, and torch's on the host, now."""
         self._check_writable("random_seed")
         expect("random_seed", random_seed, int)
         if not -(1 << 63) <= random_seed < 1 << 64:  # torch's generators have 64 bits
@@ -362,18 +362,18 @@ class Options(Container):
 
     @option(RULES, "use_model", kind=int, check=bool, decides="target.device")
     def useIpuModel(self, use_model: bool) -> Self:
-        """Take no chips of the system; estimates are of the model's. Beats POPTORCH_IPU_MODEL."""
+        """Use the simulated device, which takes no chips. Beats POPTORCH_IPU_MODEL."""
 
     @option(RULES, "ipu_id", field="runtime.ipu_id")
     def useIpuId(self, ipu_id: int) -> Self:
-        """Attach to one device id, which must hold model devices x replicas exactly."""
+        """Attach to this device id. It must have model devices x replicas chips exactly."""
 
     @row(RULES, Value("ipu_version", decides="target.generation"))
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
-        """Compile only, for a given generation: sets ``ConnectionType.Never``.
+        """Compile only, for a generation of chips: sets ``ConnectionType.Never``.
 
         Args:
-            ipu_version: 1 (Mk1), 2 (Mk2) or 21 (Mk2 with FP8); checked at compile.
+            ipu_version: 1 (Mk1), 2 (Mk2) or 21 (Mk2 with FP8). Compiling checks it.
         """
         expect("ipu_version", ipu_version, int)
         self.createOrSet(ipu_version=ipu_version)
@@ -381,7 +381,7 @@ class Options(Container):
 
     @option(LOGS, "model_name", field="runtime.model_name")
     def modelName(self, name: str) -> Self:
-        """Name the model in printed plans, and the folder of its reports."""
+        """Name the model, in printed plans and as the folder of its reports."""
 
     @option(
         RULES,
@@ -397,7 +397,7 @@ class Options(Container):
 
     @option(HINT, "enableStableNorm", store=Backend)
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute the variance of normalisation layers in two passes, as is always done."""
+        """Compute variances of normalisation layers in two passes, as is always done."""
 
     @option(
         RESULTS,
@@ -419,7 +419,7 @@ class Options(Container):
         frozen=tuple,
     )
     def updatableNamedBuffers(self, buffers: Sequence[str]) -> Self:
-        """Name the buffers that ``executor.copyNamedBuffersToDevice()`` may update."""
+        """Name the buffers that ``executor.copyNamedBuffersToDevice()`` copies."""
 
     @option(
         LOGS,
@@ -440,13 +440,13 @@ class Options(Container):
         ),
     )
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Have profile reports written under a directory.
+        """Write profile reports into a directory.
 
-        They hold estimates for IPUs and what was measured here. Adds three keys to the engine
-        options set before. POPLAR_ENGINE_OPTIONS beats them.
+        They hold estimates for IPUs and what was measured here. This adds three keys to the engine
+        options that you set before. POPLAR_ENGINE_OPTIONS beats them.
 
         Args:
-            profile_dir: None for the working directory.
+            profile_dir: the directory; None for the working directory.
         """
         expect("profile_dir", profile_dir, (str, os.PathLike, type(None)))
         directory = (os.fspath(profile_dir) if profile_dir is not None else "") or "."
@@ -464,7 +464,7 @@ class Options(Container):
 
     @option(LOGS, "_show_compilation_progress_bar", True, store=Private, reader="executor")
     def showCompilationProgressBar(self, show: bool = True) -> Self:
-        """Show a progress bar while compiling; ``compilationTime()`` needs it."""
+        """Show a progress bar while compiling. ``executor.compilationTime()`` needs it."""
 
     @row(LOGS, Private("_module_namescope_enabled", True, field="module_scopes"))
     def disableModuleNamescope(self) -> Self:
@@ -483,9 +483,9 @@ class Options(Container):
         here=True,
     )
     def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
-        """Replace the path fragments that are skipped when the user's own line is sought.
+        """Set parts of paths; files that have one are never the line that an error names.
 
-        This library's files, torch's and Python's are skipped whatever the list says.
+        Files of this library, torch and Python never are.
         """
 
     def appendToLocationExcludes(self, *excludes: str) -> Self:
@@ -494,7 +494,7 @@ class Options(Container):
 
     @option(LOGS, "_relax_optimizer_checks", False, store=Private, reader="executor")
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
-        """Log unknown optimiser attributes at DEBUG instead of WARNING."""
+        """Log unknown optimizer attributes at DEBUG instead of WARNING."""
 
     @row(
         LOGS,
@@ -502,10 +502,7 @@ class Options(Container):
         Backend("enableEngineCaching", decides="runtime.cache_dir", here=True),
     )
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
-        """Keep executables in a directory and reuse them; None switches this off.
-
-        With None the path of an earlier call stays stored.
-        """
+        """Keep compiled programs in a directory and reuse them; None switches this off."""
         if path is None:
             self._popart.set("enableEngineCaching", False)
             return self
@@ -515,14 +512,13 @@ class Options(Container):
 
     @option(RESULTS, "backend", "auto", kind=str, check=known, decides="target.backend")
     def backend(self, name: str) -> Self:
-        """Choose the backend that runs the programs; beats POPTORCH_BACKEND.
+        """Choose what runs the programs; beats POPTORCH_BACKEND.
 
         Args:
-            name: ``"auto"``: the environment's choice; without one the reference
-                backend at once, and optimised code as soon as a run has lasted long enough to
-                repay compiling it in the background. ``"optimise"``: optimised code from the
-                first call on. ``"reference"``: operators one by one, always. Or another
-                registered backend.
+            name: ``"optimise"`` compiles first: the first call already runs optimised code.
+                ``"reference"`` runs operators one by one, always. ``"auto"`` follows
+                POPTORCH_BACKEND; without it operators run one by one at once, and optimised code
+                takes over when it is ready. Other packages can register more backends.
 
         Raises:
             poptorch.Error: there is no such backend.
@@ -533,28 +529,27 @@ class Options(Container):
         """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
 
         Args:
-            count: by its own choice the library takes those of 64 rows, more where their
-                intermediate values stay in the caches, within ``laneMemory``; 1 runs one
-                micro-batch after another; another number is rounded down to one that divides the
-                accumulation steps (in inference, the iterations) times the replicas.
+            count: 1 runs one micro-batch after another. A number is rounded down until it divides
+                the accumulation steps (in inference, the iterations) times the replicas. The
+                library chooses micro-batches of 64 rows together, more if their intermediate values
+                fit the caches, within ``laneMemory``.
         """
 
     @option(RESULTS, "lane_memory", 0, least=0, field="lane_memory")
     def laneMemory(self, lane_memory: int) -> Self:
-        """Limit the bytes of intermediate values of lanes; 0 lets the library choose.
+        """Limit the bytes of intermediate values of micro-batches that run side by side.
 
-        The library's choice is 1 GiB, halved until a quarter of the free
-        memory holds it.
+        0, the default, means 1 GiB, or less if the free memory is below 4 GiB.
         """
 
     @option(RULES, "programs", 1, least=1, field="runtime.programs")
     def programs(self, count: int) -> Self:
         """Keep the model compiled for so many kinds of inputs; the least recently used goes first.
 
-        With 1, PopTorch's rule, inputs unlike the first call's are an error.
-        With more, another batch size, length or set of arguments compiles a program of its own; all
-        share weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count.
-        In inference a batch that does not divide into the device iterations runs in one of them.
+        With 1, as in PopTorch, inputs unlike those of the first call are an error. With more,
+        another batch size, length or set of arguments gets a program of its own. All programs share
+        weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count. In
+        inference a batch that does not divide into the device iterations runs as one iteration.
         """
 
     def clone(self) -> Self:
@@ -562,15 +557,15 @@ class Options(Container):
         return copy.deepcopy(self)
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
-        """Apply the option calls of a file, one per line.
+        """Apply the option calls of a file, one per line: ``deviceIterations(4)``.
 
-        A line is written as in Python without the leading ``options.``; blank lines and comments
-        are skipped. Later lines and later files win. The file is parsed, never executed.
+        Blank lines and comments are skipped. Later lines and later files win. The file is parsed,
+        never executed.
 
         Raises:
-            ConfigFileError: a line is no option call; then no line is applied.
-            AttributeError, AssertionError, ValueError: what a setter raised, or there is none of
-                that name; the lines before it took effect, and a note names the line.
+            ConfigFileError: a line is no option call. Then no line is applied.
+            AttributeError, AssertionError, ValueError: there is no such setter, or it refuses the
+                value. A note names the line; the lines before it have been applied.
             FileNotFoundError: there is no such file.
         """
         apply_calls(self, archive.read_text(filepath), Path(filepath).name)
@@ -590,10 +585,10 @@ class Options(Container):
         return self
 
     def withoutEffect(self) -> list[str]:
-        """List the options that were changed and have no effect here, sorted.
+        """List the options that you changed and that have no effect here, sorted.
 
-        Not a PopTorch option. They are kept and shown; the log says so of each when a model is
-        wrapped, and ``poptorch options`` says what each stands for.
+        The log names them when a model is wrapped. ``poptorch options`` explains each. An addition
+        to PopTorch.
         """
         return [setting.option for setting in idle(self)]
 

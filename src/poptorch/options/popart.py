@@ -140,18 +140,18 @@ _READ = (
 
 
 class _PopartOptions(Container):
-    """Keys and values for the backend compiler; nothing is checked before the first compile."""
+    """Keys and values for the backend compiler. The first compilation checks them."""
 
     def __init__(self) -> None:
         super().__init__(**INITIAL)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was set, as the plain dictionary that holds it."""
+        """The dictionary of what was set."""
         return self._values
 
     def set(self, key: str, value: Any) -> Self:  # type: ignore[override]
-        """Store any value under any key; both are checked at the first compile.
+        """Store a value under a key. The first compilation checks both.
 
         Raises:
             InvalidAttribute: the options are frozen (an ``AttributeError``).
@@ -169,7 +169,7 @@ class _PopartOptions(Container):
         """Switch rewriting patterns on or off, over a base level.
 
         Args:
-            patterns: pattern name to whether it is on.
+            patterns: by name, whether a pattern is on.
             level: 0 none, 1 minimal, 2 default, 3 all.
 
         Raises:
@@ -180,7 +180,7 @@ class _PopartOptions(Container):
         return self.set("patterns", patterns).set("patterns_level", level)
 
     def Set(self, key: str, value: Any) -> Self:
-        """Store a value under the name of mid-2020. Deprecated: ``set``."""
+        """Store a value. Deprecated: ``set``."""
         deprecated("_Popart.Set", "_Popart.set")
         return self.set(key, value)
 

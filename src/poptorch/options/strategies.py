@@ -39,7 +39,7 @@ class Stage:
         return self._blocks
 
     def ipu(self, ipu: int) -> Self:
-        """Fix the device, an index among the model's own devices; beats the blocks' ``ipu_id``.
+        """Fix the device, by its index among the model's devices; beats the blocks' ``ipu_id``.
 
         Raises:
             AssertionFailure: not an int (an ``AssertionError``).
@@ -57,8 +57,8 @@ class Phase:
     """Stages that run side by side, one phase after another.
 
     Args:
-        arg: all ``Stage`` objects, each a parallel stage of the phase; or all block ids, which
-            make one stage.
+        arg: ``Stage`` objects, the parallel stages of the phase; or block ids, which make up one
+            stage.
 
     Raises:
         AssertionFailure: anything else (an ``AssertionError``).
@@ -155,10 +155,10 @@ class PipelinedExecution(_IExecutionStrategy):
         super().__init__(_stage_of(item) for item in args if not isinstance(item, AutoStage))
 
     def useInterleavedSchedule(self, use: bool = True) -> Self:
-        """Let backward parts run as early as they can, so that fewer activations wait.
+        """Run backward passes as early as possible, so that fewer activations wait (1F1B).
 
-        By default a chip does its forward parts of a cycle, then its backward parts. Results are
-        the same. Not a PopTorch option; no effect on sharded execution.
+        By default a chip does its forward passes of a cycle, then its backward passes. Results are
+        the same. It has no effect on sharded execution. Not a PopTorch option.
         """
         expect("use", use, bool)
         self._interleaved = use
