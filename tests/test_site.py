@@ -13,6 +13,7 @@ import pytest
 
 import site_hooks
 import site_pages
+import words
 from helpers.source_tree import ROOT
 from poptorch import enums
 
@@ -86,23 +87,26 @@ def test_every_public_name_is_in_the_reference() -> None:
 SOURCES = str(ROOT / "src")
 
 
-def test_every_public_name_is_documented() -> None:
-    """Functions and classes, and the public methods of classes that are written here."""
-    undocumented = []
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield those of functions, classes and the public methods that are written here."""
     for name, value in PUBLIC.items():
         if not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
-        if not inspect.getdoc(value):
-            undocumented.append(name)
+        yield name, inspect.getdoc(value) or ""
         for attribute, member in vars(value).items() if inspect.isclass(value) else ():
             function = member.fget if isinstance(member, property) else member
             if not inspect.isfunction(function) or attribute.startswith("_"):
                 continue
             if function.__code__.co_filename.startswith(SOURCES):  # torch_geometric writes some
-                inherited = inspect.getdoc(getattr(value, attribute))
-                if not inherited:
-                    undocumented.append(f"{name}.{attribute}")
-    assert undocumented == []
+                yield f"{name}.{attribute}", inspect.getdoc(getattr(value, attribute)) or ""
+
+
+def test_every_public_name_is_documented_in_short_sentences() -> None:
+    texts = dict(docstrings())
+    assert [name for name, text in texts.items() if not text] == []
+    apart = {name: re.sub(r"\n *(?=[\w, .]+:\s)", "\n\n", text) for name, text in texts.items()}
+    long = {name: found for name, text in apart.items() if (found := words.long_sentences(text))}
+    assert long == {}
 
 
 def test_errors_by_title_and_commands_are_whole() -> None:
@@ -113,8 +117,8 @@ def test_errors_by_title_and_commands_are_whole() -> None:
     page = site_pages.errors_page()
     assert "| A sequence is longer than all sizes | `ValueError` | cut it, or add a size" in page
     shown = site_pages.commands_page()
-    for words in ("poptorch doctor", "poptorch cache", "poprun", "gc-info", "gc-monitor"):
-        assert f"## {words}\n\n```text\nusage: {words} [" in shown
+    for command in ("poptorch doctor", "poptorch cache", "poprun", "gc-info", "gc-monitor"):
+        assert f"## {command}\n\n```text\nusage: {command} [" in shown
     assert shown.count("\nexample:\n") == shown.count("\n## ")
 
 

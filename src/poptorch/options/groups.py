@@ -281,7 +281,7 @@ class _JitOptions(Container):
 
     @row(MISSING, Private("_trace_model", True))
     def traceModel(self, trace_model: bool) -> Self:
-        """Trace the model, as is always done: Python's branches and numbers are frozen.
+        """Trace the model, as is always done: this freezes Python's branches and numbers.
 
         Deprecated: True warns here, False when a model is wrapped.
         """
