@@ -56,19 +56,17 @@ def text_of(error: BaseException) -> str:
     return re.sub(r"test_errors.py:\d+, .*", "test_errors.py:LINE", text)
 
 
+EXPLAINED = """\
+{said}
+While poptorch captured forward of {name}
+  Got:    {got}
+  Where:  test_errors.py:LINE
+  Fix:    call the module on one micro-batch without poptorch to see the same failure"""
+OF_NET = {"name": "Net", "got": "x float32[4, 4], y float32[4, 2]"}
+PRODUCT = "a and b must have same reduction dim, but got [4, 2] X [4, 2]."
 IN_FORWARD = {
-    "raises": """\
-a mistake of mine
-While poptorch captured forward of Net
-  Got:    x float32[4, 4], y float32[4, 2]
-  Where:  test_errors.py:LINE
-  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
-    "shapes": """\
-a and b must have same reduction dim, but got [4, 2] X [4, 2].
-While poptorch captured forward of Net
-  Got:    x float32[4, 4], y float32[4, 2]
-  Where:  test_errors.py:LINE
-  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
+    "raises": EXPLAINED.format(said="a mistake of mine", **OF_NET),
+    "shapes": EXPLAINED.format(said=PRODUCT, **OF_NET),
     "reassigns": """\
 'poptorch_py_error': Buffer 'total' is reassigned within the model
   Got:    forward of Net binds another value to self.total
@@ -115,15 +113,8 @@ def test_a_layer_of_torch_alone_is_explained_with_the_line_of_the_call() -> None
         poptorch.inferenceModel(nn.Linear(8, 3), options())(torch.zeros(4, 9))
     with pytest.raises(RuntimeError) as meta:
         nn.Linear(8, 3, device="meta")(torch.zeros(4, 9, device="meta"))
-    assert (
-        text_of(caught.value)
-        == f"""\
-{meta.value}
-While poptorch captured forward of Linear
-  Got:    input float32[4, 9]
-  Where:  test_errors.py:LINE
-  Fix:    call the module on one micro-batch without poptorch to see the same failure"""
-    )
+    told = EXPLAINED.format(said=meta.value, name="Linear", got="input float32[4, 9]")
+    assert text_of(caught.value) == told
 
 
 class RefusalError(Exception):

@@ -69,8 +69,13 @@ def seen(target: dict[str, Any]) -> tuple[Any, ...]:
     return type(model), weights, groups, optimizer.loss_scaling
 
 
-def refused(path: Path, kind: type[Exception] = poptorch.Error, match: str | None = None) -> str:
-    target = made()
+def refused(
+    path: Path,
+    match: str | None = None,
+    kind: type[Exception] = poptorch.Error,
+    target: dict[str, Any] | None = None,
+) -> str:
+    target = target or made()
     before = seen(target)
     with pytest.raises(kind, match=match) as caught:
         poptorch.load(path, **target)
@@ -197,10 +202,7 @@ def test_folders_in_options_of_strangers(path: Path) -> None:
 def test_weights_that_cannot_be_put_leave_the_others_as_they_were(path: Path) -> None:
     target = made()
     target["model"].norm.running_var = torch.ones(1).expand(2)  # two numbers in one place
-    before = seen(target)
-    with pytest.raises(RuntimeError, match="single memory location"):
-        poptorch.load(path, **target)
-    torch.testing.assert_close(seen(target)[1:], before[1:], rtol=0, atol=0)
+    refused(path, "single memory location", RuntimeError, target)
 
 
 def test_names_in_a_file_give_a_terminal_no_commands(path: Path) -> None:
@@ -288,7 +290,7 @@ DAMAGES = {
 def test_damaged_files(damage: str, path: Path) -> None:
     """All readers refuse them."""
     DAMAGES[damage](path)
-    said = refused(path, AssertionError, "Invalid file")
+    said = refused(path, "Invalid file", AssertionError)
     with pytest.raises(poptorch.Error, match="Invalid file"):
         poptorch.load(path, trusted=True)
     trainer = poptorch.trainingModel(options=options(), **made())

@@ -158,9 +158,11 @@ def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog
     assert "lossScaleUpdateFactor" not in optimizer.state_dict()["ipu_state"]
 
 
+@pytest.mark.spec("optimizers", 10)
 @pytest.mark.spec("precision", 15)
 @pytest.mark.parametrize("settings", [{}, {"accum_type": HALF}])
 def test_accumulators_of_half_weights_are_float_by_default(settings):
+    """Half ones choose the running mean."""
     model, _, wrapped = wrap(options(accumulation=4).lanes(1), **settings)
     wrapped(torch.ones(4).half())
     accumulator = wrapped.plan().program.state_slots()["accum.weight"]

@@ -242,15 +242,6 @@ def test_the_state_outlives_an_executor_that_goes_while_another_is_captured(
     assert moment.any()
 
 
-@pytest.mark.spec("optimizers", 10)
-def test_half_accumulators_choose_the_running_mean() -> None:
-    model = Net()
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16)
-    training = wrapped(model, optimizer)
-    strategy = training.options.Training.meanAccumulationAndReplicationReductionStrategy
-    assert strategy == poptorch.MeanReductionStrategy.Running
-
-
 @pytest.mark.spec("optimizers", 30)
 def test_copies_of_optimizers_take_the_seat() -> None:
     model = Net()
