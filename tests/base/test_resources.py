@@ -26,34 +26,28 @@ def clock(monkeypatch) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("idle", "found"), [(0.0, 0.0), (1.0, 0.5), (4.0, 2.0)])
-def test_idle_cores_since_the_last_time(idle: float, found: float, clock) -> None:
+def test_idle_cores_since_the_last_time(idle: float, found: float, clock, monkeypatch) -> None:
     watch = resources.Cores()
     assert watch.idle() == 0.0
     clock["time"] += 2.0
     clock["idle"] += idle
     assert watch.idle() == pytest.approx(found)
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: {1}, raising=False)
+    clock["time"] += 2.0
+    clock["idle"] += idle
+    assert watch.idle() == 0.0  # one core is never idle
 
 
 def test_short_times_say_nothing(clock) -> None:
     watch = resources.Cores()
     watch.idle()
-    for _ in range(4):
-        clock["time"] += 0.01
-        clock["idle"] += 0.01
-        last = watch.idle()
-    assert last == 0.0
-    clock["time"] += 0.06
-    clock["idle"] += 0.06
-    assert watch.idle() > 0.9
-
-
-def test_one_core_is_never_idle(clock, monkeypatch) -> None:
-    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: {1}, raising=False)
-    watch = resources.Cores()
-    watch.idle()
-    clock["time"] += 1
-    clock["idle"] += 1
-    assert watch.idle() == 0.0
+    said = []
+    for seconds in (0.01, 0.01, 0.01, 0.01, 0.06):
+        clock["time"] += seconds
+        clock["idle"] += seconds
+        said.append(watch.idle())
+    assert said[:4] == [0.0] * 4
+    assert said[4] > 0.9
 
 
 @pytest.fixture

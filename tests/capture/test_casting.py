@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import warnings
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapping import agrees, graph_of, infer, options, training
+from helpers.wrapping import Having, agrees, graph_of, infer, options, training
 
 HALF, FLOAT, BOOL = torch.float16, torch.float32, torch.bool
 CHOICES = {HALF: "FloatDowncastToHalf", FLOAT: "HalfUpcastToFloat"}
@@ -42,17 +41,6 @@ class Classifier(nn.Module):
         return out, F.cross_entropy(out, labels)
 
 
-class Using(nn.Module):
-    """A layer, called in a way of its own."""
-
-    def __init__(self, layer, call):
-        super().__init__()
-        self.layer, self.call = layer, call
-
-    def forward(self, x):
-        return self.call(self.layer, x)
-
-
 class Together(nn.Module):
     """Layers, each with an input of its own, in one program."""
 
@@ -64,8 +52,8 @@ class Together(nn.Module):
         return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
 
 
-def attention(layer, x):
-    return layer(x, x, x, need_weights=False)[0]
+def attention(model, x):
+    return model.heads(x, x, x, need_weights=False)[0]
 
 
 LAYERS = {
@@ -80,15 +68,15 @@ LAYERS = {
         lambda: nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
         (6, 3, 5),
     ),
-    "bilinear": (lambda: Using(nn.Bilinear(3, 3, 4), lambda f, x: f(x, x)), (6, 3)),
+    "bilinear": (lambda: Having(lambda f, x: f.layer(x, x), layer=nn.Bilinear(3, 3, 4)), (6, 3)),
     "prelu": (lambda: nn.PReLU(3), (6, 3)),
     "attention": (
-        lambda: Using(nn.MultiheadAttention(8, 2, batch_first=True), attention),
+        lambda: Having(attention, heads=nn.MultiheadAttention(8, 2, batch_first=True)),
         (2, 4, 8),
     ),
 }
 CHOSEN_ONLY = {
-    "lstm": (lambda: Using(nn.LSTM(3, 4), lambda f, x: f(x)[0]), (6, 2, 3)),
+    "lstm": (lambda: Having(lambda f, x: f.layer(x)[0], layer=nn.LSTM(3, 4)), (6, 2, 3)),
     "rms norm": (lambda: nn.RMSNorm(3), (6, 3)),
 }
 
@@ -426,26 +414,10 @@ def test_stable_losses_of_large_logits_are_finite(dtype):
     assert float(largest) == float(logits[0])
 
 
-@pytest.mark.spec("precision", 17)
-def test_later_calls_have_the_type_of_the_first():
-    wrapped = poptorch.inferenceModel(nn.Embedding(4, 2), options())
-    first = wrapped(torch.tensor([0, 3]))
-    with pytest.raises(poptorch.Error, match="Data type mismatch"):
-        wrapped(torch.tensor([0, 3], dtype=torch.int32))
-    assert torch.equal(wrapped(torch.tensor([0, 3])), first)
-
-
 @pytest.mark.spec("precision", 20)
 def test_half_buffers_of_a_model_without_parameters():
-    class Table(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("table", torch.arange(6.0).half())
-
-        def forward(self, x):
-            return self.table * x
-
-    agrees(Table(), torch.full((6,), 0.5).half(), rtol=0, atol=0)
+    model = Having(lambda model, x: model.table * x, table=torch.arange(6.0).half())
+    agrees(model, torch.full((6,), 0.5).half(), rtol=0, atol=0)
 
 
 def test_labels_of_32_bits_are_labels():
@@ -477,17 +449,6 @@ def test_groups_of_every_nth_channel(groups):
     want = (plain * norm.weight[:, None] + norm.bias[:, None]).detach()
     torch.testing.assert_close(infer(norm, x, opts=opts), want, rtol=1e-4, atol=1e-5)
     agrees(norm, x)
-
-
-@pytest.mark.parametrize("make", [lambda x: x.to_sparse(), lambda x: x.to_sparse_csr()])
-def test_sparse_inputs_are_refused(make):
-    wrapped = poptorch.inferenceModel(nn.Linear(3, 2), options())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of beta state
-        sparse = make(torch.eye(3))
-    with pytest.raises(poptorch.Error, match="Unsupported tensor input type"):
-        wrapped(sparse)
-    assert wrapped(torch.eye(3)).shape == (3, 2)
 
 
 @pytest.mark.parametrize("weights", [FLOAT, torch.bfloat16])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.cases import long
 from helpers.device_draws import follow
 from poptorch._session.random import first_state
 
@@ -81,7 +82,7 @@ def expected(model: nn.Module, replicas: int = 1) -> torch.Tensor:
         (0, 1, "reference"),
         (1, 2, "reference"),
         (4, 2, "reference"),
-        pytest.param(4, 2, "inductor", marks=pytest.mark.slow),
+        long(4, 2, "inductor"),
     ],
 )
 def test_micro_batches_draw_alike_one_after_another_and_side_by_side(

@@ -85,12 +85,6 @@ def test_the_error_of_a_compilation_names_all_that_is_unsupported() -> None:
     assert "more construct" not in error_of(torch.unique)
 
 
-def test_a_model_without_trouble() -> None:
-    findings = explained(nn.Linear(2, 2), torch.ones(3, 2))
-    assert findings == []
-    assert str(findings) == "Nothing stands in the way of capturing this model."
-
-
 def test_what_stops_forward_is_the_last_of_the_list() -> None:
     def forward(x):
         x.tolist()
@@ -123,6 +117,8 @@ def test_a_model_compiles_after_it_was_explained() -> None:
     x, places = torch.arange(4.0), torch.tensor([0, 3])
     model = training(Scaled(forward))
     assert [finding.fatal for finding in model.explain(x, places)] == [False]
+    nothing = explained(nn.Linear(2, 2), torch.ones(3, 2))
+    assert str(nothing) == "Nothing stands in the way of capturing this model."
     assert not model.isCompiled()
     out, _ = model(x, places)
     assert out.tolist() == [0, 12]

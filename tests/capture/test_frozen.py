@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import Calling, Scaled, agrees, graph_of, infer, options, training
+from helpers.wrapping import Calling, agrees, graph_of, infer, options, training
 
 
 class Backbone(nn.Module):
@@ -99,26 +99,6 @@ def test_python_in_forward_and_hooks_runs_at_capture_only() -> None:
     torch.testing.assert_close(once, nn.Linear.forward(layer, x).detach() * 2)
     assert len(ran) == count
     assert {"forward", "hook"} == set(ran)
-
-
-def test_numbers_given_to_forward_are_compiled_in() -> None:
-    model = poptorch.inferenceModel(Calling(lambda x, n: x * n), options())
-    assert model(torch.ones(1), 2) == 2
-    with pytest.raises(poptorch.Error, match="Value mismatch"):
-        model(torch.ones(1), 3)
-
-
-@pytest.mark.spec("supported_ops", 28)
-def test_a_second_wrapper_shares_the_parameters() -> None:
-    module = Scaled(lambda x: x)
-    trainer, tester = training(module), poptorch.inferenceModel(module, options())
-    x = torch.tensor([1.0, 2.0])
-    torch.testing.assert_close(tester(x)[0], 2 * x)
-    for _ in range(2):
-        trainer(x)
-    after = tester(x)[0]
-    torch.testing.assert_close(after, module.weight.detach() * x)
-    assert not torch.equal(after, 2 * x)
 
 
 @pytest.mark.spec("supported_ops", 29)

@@ -41,12 +41,13 @@ class Net(nn.Module):
         return out, nn.functional.mse_loss(out, y)
 
 
+@pytest.mark.spec("supported_ops", 28)
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("reach", ["closure", "list", "dict"])
 def test_they_are_trained_wherever_forward_finds_them(reach: str, accumulation: int) -> None:
     model = Net(reach)
     trains_alike(model, X, Y, eager=Net("attributes"), accumulation=accumulation)
-    agrees(model, X, Y)
+    agrees(model, X, Y)  # a second wrapper shares the parameters
 
 
 def test_a_view_that_was_made_before_is_refused() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import Calling, options, training, trains_alike
+from helpers.wrapping import Calling, Having, options, training, trains_alike
 
 
 def nested(x, others):
@@ -83,41 +83,34 @@ def test_each_iteration_changes_its_slice_of_an_input() -> None:
 
 @pytest.mark.spec("supported_ops", 3)
 def test_gradients_of_values_written_into_views() -> None:
-    class Writing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(normal(2, 3))
+    def writing(model, x):
+        y = x * 2
+        y[1][0].mul_(model.weight[0])
+        y[0, :, 1:] += model.weight[:, 1:]
+        return poptorch.identity_loss(y.square().sum(), "none")
 
-        def forward(self, x):
-            y = x * 2
-            y[1][0].mul_(self.weight[0])
-            y[0, :, 1:] += self.weight[:, 1:]
-            return poptorch.identity_loss(y.square().sum(), "none")
-
-    trains_alike(Writing(), normal(2, 2, 3, seed=1), lr=0.01)
+    model = Having(writing, weight=nn.Parameter(normal(2, 3)))
+    trains_alike(model, normal(2, 2, 3, seed=1), lr=0.01)
 
 
-class Counting(nn.Module):
-    """Counts its executions in a buffer, and keeps something of its last input in another one."""
+def count(model, x):
+    """Count executions in a buffer, and keep something of the last input in one never read."""
+    model.count += 1
+    model.last.copy_(x[-1])
+    out = model.count * 1
+    return out if not model.training else (out, poptorch.identity_loss(x * model.weight, "sum"))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.0))
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("last", torch.zeros(()))  # is written only
 
-    def forward(self, x):
-        self.count += 1
-        self.last.copy_(x[-1])
-        out = self.count * 1
-        return out if not self.training else (out, poptorch.identity_loss(x * self.weight, "sum"))
+def counting() -> Having:
+    weight = nn.Parameter(torch.tensor(1.0))
+    return Having(count, weight=weight, count=torch.zeros(()), last=torch.zeros(()))
 
 
 @pytest.mark.spec("supported_ops", 4)
 @pytest.mark.parametrize("backend", ["reference", "inductor"])
 def test_buffers_count_executions_not_calls(backend: str) -> None:
     opts = options(backend, iterations=2, accumulation=3).outputMode(poptorch.OutputMode.All)
-    model = training(Counting(), opts)
+    model = training(counting(), opts)
     out, _ = model(torch.arange(12.0))
     assert out.tolist() == [1, 2, 3, 4, 5, 6]
     out, _ = model(torch.arange(12.0))
@@ -127,7 +120,7 @@ def test_buffers_count_executions_not_calls(backend: str) -> None:
 
 @pytest.mark.spec("supported_ops", 5)
 def test_in_inference_the_hosts_copy_waits_for_an_explicit_copy() -> None:
-    module = Counting().eval()
+    module = counting().eval()
     model = poptorch.inferenceModel(module, options(iterations=2))
     assert model(torch.tensor([3.0, 4.0])).tolist() == [1, 2]
     assert (module.count, module.last) == (0, 0)
@@ -135,47 +128,37 @@ def test_in_inference_the_hosts_copy_waits_for_an_explicit_copy() -> None:
     assert (module.count, module.last) == (2, 4)
 
 
-class Reassigning(nn.Module):
-    def __init__(self, how) -> None:
-        super().__init__()
-        self.register_buffer("state", torch.zeros(1))
-        self.norm = nn.BatchNorm1d(2)
-        self.how = how
-
-    def forward(self, x):
-        before = self.state
-        self.how(self, x)
-        return self.norm(x) + (before if self.state is None else self.state)
+def bind(model, x):
+    model.state = model.state + 1
+    return x + model.state
 
 
-def bind(module, x):
-    module.state = module.state + 1
-
-
-def delete(module, x):
-    del module.state
-    module.state = None
+def delete(model, x):
+    before = model.state
+    del model.state
+    model.state = None
+    return x + before
 
 
 @pytest.mark.spec("supported_ops", 6)
 @pytest.mark.parametrize("how, phrase", [(bind, "is reassigned within the model"),
                                          (delete, "is removed from the model")])  # fmt: skip
 def test_reassigned_buffers_are_named(how, phrase: str) -> None:
-    module = Reassigning(how)
     with pytest.raises(poptorch.Error, match=phrase) as caught:
-        poptorch.inferenceModel(module, options())(normal(3, 2))
+        poptorch.inferenceModel(Having(how, state=torch.zeros(1)), options())(normal(3, 2))
     assert "'state'" in str(caught.value)
 
 
 @pytest.mark.spec("supported_ops", 6)
 def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
-    def copy(module, x):
-        module.state.copy_(module.state + 1)
-        module.norm.num_batches_tracked = module.norm.num_batches_tracked + 1
+    def copying(model, x):
+        model.state.copy_(model.state + 1)
+        model.norm.num_batches_tracked = model.norm.num_batches_tracked + 1
+        return model.norm(x) + model.state
 
-    model = poptorch.inferenceModel(Reassigning(copy), options())
-    x = normal(3, 2)
+    module = Having(copying, state=torch.zeros(1), norm=nn.BatchNorm1d(2))
+    model, x = poptorch.inferenceModel(module, options()), normal(3, 2)
     torch.testing.assert_close(model(x), F.batch_norm(x, None, None, training=True) + 1)
     model.copyWeightsToHost()
-    assert model.model.state == 1
-    assert model.model.norm.num_batches_tracked == 2
+    assert module.state == 1
+    assert module.norm.num_batches_tracked == 2

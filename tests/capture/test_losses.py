@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapping import options, training, trains_alike
+from helpers.wrapping import Having, options, training, trains_alike
 
 
 class Model(nn.Module):
@@ -252,30 +252,19 @@ def test_ctc_loss(lengths: str, reduction: str) -> None:
     if lengths == "tensors":
         steps, labels = torch.tensor(steps), torch.tensor(labels)
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift = nn.Parameter(torch.zeros(4))
+    def forward(model, scores):
+        logs = (scores + model.shift).log_softmax(-1)
+        loss = F.ctc_loss(logs, targets, steps, labels, reduction=reduction)
+        return poptorch.identity_loss(loss, "sum")
 
-        def forward(self, scores):
-            logs = (scores + self.shift).log_softmax(-1)
-            loss = F.ctc_loss(logs, targets, steps, labels, reduction=reduction)
-            return poptorch.identity_loss(loss, "sum")
-
-    trains_alike(Net(), torch.randn(6, 2, 4))
+    trains_alike(Having(forward, shift=nn.Parameter(torch.zeros(4))), torch.randn(6, 2, 4))
 
 
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
-def test_ctc_loss_of_scores_whose_batch_comes_first(backend: str) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 5)
-
-        def forward(self, x, targets, steps, labels):
-            logs = self.layer(x).log_softmax(-1).transpose(0, 1)
-            return F.ctc_loss(logs, targets, steps, labels)
+def test_ctc_loss_of_scores_whose_batch_comes_first() -> None:
+    def forward(model, x, targets, steps, labels):
+        logs = model.layer(x).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(logs, targets, steps, labels)
 
     arguments = torch.randn(2, 6, 3), torch.tensor([[1, 2], [3, 1]])
     lengths = torch.tensor([6, 5]), torch.tensor([2, 1])
-    trains_alike(Net(), *arguments, *lengths, opts=options(backend))
+    trains_alike(Having(forward, layer=nn.Linear(3, 5)), *arguments, *lengths)

@@ -11,8 +11,9 @@ from torch import nn
 
 import poptorch
 from helpers import placing
+from helpers.cases import long
 from helpers.memory import peak_of_call
-from helpers.wrapping import graph_of, options, training, trains_alike
+from helpers.wrapping import Having, graph_of, options, training, trains_alike
 
 pytestmark = pytest.mark.slow
 
@@ -98,16 +99,14 @@ def test_side_by_side_micro_batches_recompute_too(accumulation: int) -> None:
     trains_alike(Deep(), X, opts=recomputing(3), accumulation=accumulation)
 
 
-class Marked(nn.Module):
-    """One operator in front of a checkpoint, which is computed again if not the checkpoint's."""
+def one(behind=lambda x: x) -> Having:
+    """One operator in front of a checkpoint, which is computed again if it is not the last."""
 
-    def __init__(self, between) -> None:
-        super().__init__()
-        self.weight, self.between = nn.Parameter(torch.ones(WIDTH)), between
-
-    def forward(self, x):
-        x = poptorch.recomputationCheckpoint(self.between(counting(x * self.weight)))
+    def forward(model, x):
+        x = poptorch.recomputationCheckpoint(behind(counting(x * model.weight)))
         return poptorch.identity_loss(x.square(), "mean")
+
+    return Having(forward, weight=nn.Parameter(torch.ones(WIDTH)))
 
 
 @pytest.mark.parametrize(
@@ -115,8 +114,8 @@ class Marked(nn.Module):
     [
         (lambda: Deep(counting), "reference", 0, 3),
         (lambda: Deep(counting), "reference", 3, 6),
-        (lambda: Marked(torch.cos), "inductor", 3, 2),
-        (lambda: Marked(lambda x: x), "reference", 3, 1),
+        long(lambda: one(torch.cos), "inductor", 3, 2),
+        (one, "reference", 3, 1),
     ],
 )
 def test_forward_work_is_done_again_by_compiled_code_too(
@@ -130,16 +129,11 @@ def test_forward_work_is_done_again_by_compiled_code_too(
 
 
 def test_random_masks_and_prints_are_not_made_twice(capfd) -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4))
+    def noisy(model, x):
+        x = poptorch.ipu_print_tensor((x * model.weight).exp(), "x", False)
+        return poptorch.identity_loss(F.dropout(x).sin().cos(), "sum")
 
-        def forward(self, x):
-            x = poptorch.ipu_print_tensor((x * self.weight).exp(), "x", False)
-            return poptorch.identity_loss(F.dropout(x).sin().cos(), "sum")
-
-    model = wrapped(Noisy(), 3)
+    model = wrapped(Having(noisy, weight=nn.Parameter(torch.ones(4))), 3)
     model(torch.ones(4))
     assert capfd.readouterr().err.count("x: ") == 1
     targets = [str(node.target) for node in graph_of(model, "step").nodes]

@@ -11,7 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import Calling, agrees, infer, options, training
+from helpers.wrapping import Calling, Having, agrees, infer, options, training
 
 
 @pytest.mark.spec("supported_ops", 16)
@@ -68,31 +68,17 @@ def test_lstm_returns_what_torch_does(dtype: torch.dtype) -> None:
 
 @pytest.mark.spec("supported_ops", 25)
 def test_models_without_inputs_outputs_or_parameters() -> None:
-    class Alone(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1))
-
-        def forward(self):
-            self.count.add_(2)
-            return self.count * 1
-
-    model = poptorch.inferenceModel(Alone(), options())
+    alone = Having(lambda model: model.count.add_(2) * 1, count=torch.zeros(1))
+    model = poptorch.inferenceModel(alone, options())
     assert [model().item() for _ in range(3)] == [2, 4, 6]
     assert infer(lambda x: None, torch.ones(1)) is None
     assert infer(lambda x: x + 1, torch.ones(1)) == 2
-
-    class Lonely(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(3.0))
-
-        def forward(self):
-            return poptorch.identity_loss(self.weight.square(), "none")
-
-    trainer = training(Lonely())
-    assert trainer() == 9
-    assert trainer.model.weight == 3 - 0.1 * 6
+    lonely = Having(
+        lambda model: poptorch.identity_loss(model.weight.square(), "none"),
+        weight=nn.Parameter(torch.tensor(3.0)),
+    )
+    assert training(lonely)() == 9
+    assert lonely.weight == 3 - 0.1 * 6
 
 
 @pytest.mark.spec("supported_ops", 26)
@@ -105,6 +91,7 @@ def test_a_layer_itself_is_wrapped_and_called_by_position_or_name() -> None:
     torch.testing.assert_close(poptorch.inferenceModel(layer, options())(input=x), expected)
 
 
+@pytest.mark.spec("precision", 17)
 @pytest.mark.spec("supported_ops", 27)
 def test_unused_inputs_are_allowed_and_still_checked() -> None:
     model = poptorch.inferenceModel(Calling(lambda x, unused: x * 2), options())

@@ -34,6 +34,22 @@ class Calling(nn.Module):
         return self.function(*args)
 
 
+class Having(nn.Module):
+    """Weights, buffers and layers by name, used by a function of the module and its inputs."""
+
+    def __init__(self, function: Callable[..., Any], **state: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in state.items():
+            if type(value) is torch.Tensor:
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
 class Scaled(nn.Module):
     """A trainable factor on the first input, then a function; the loss is the mean of squares."""
 

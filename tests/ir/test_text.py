@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 import poptorch
+from helpers.wrapping import options
 from helpers.zoo import ROWS, ZOO
 
 ONE = """\
@@ -24,19 +26,19 @@ repeat 4 iterations
     run micro(param.*, buffer.*, batch[i,c,4 lanes], accum.*) -> \
 buffer.*, loss, output.*, accum.* +=
   run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
-emit loss, output.* final"""
+emit loss, output.* all"""
 
 LANES = """\
 repeat 4 iterations
   run step(param.*, buffer.*, batch[i,8 lanes], optstate.*, hyper.*) -> \
 param.*, buffer.*, loss, output.*, optstate.*
-emit loss, output.* final"""
+emit loss, output.* all"""
 
 REPLICAS = """\
 repeat 2 iterations
   repeat 3 replicas
     run micro(param.*, batch[i,r], accum.*) -> loss, output.*, accum.* +=
-  run update(param.*, accum.*, hyper.*) -> param.*, accum.*
+  run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
 emit loss, output.* everyn 2"""
 
 INFERENCE = """\
@@ -45,63 +47,41 @@ repeat 2 iterations
 emit output.* all"""
 
 
-def printed(executor: poptorch.PoplarExecutor, name: str, pieces: int) -> str:
-    x, y = ZOO[name].inputs(ROWS * pieces)
-    executor.compile(x, y)
-    return str(executor.plan().program)
-
-
-def options() -> poptorch.Options:
-    return poptorch.Options().backend("reference").showCompilationProgressBar(False)
-
-
-def training(name: str, opts: poptorch.Options, **settings: float) -> poptorch.PoplarExecutor:
+def printed(name: str, opts: poptorch.Options, pieces: int, training: bool = True) -> str:
     model = ZOO[name].build()
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, **settings)
-    return poptorch.trainingModel(model, opts, optimizer)
+    if training:
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        executor = poptorch.trainingModel(model, opts, optimizer)
+    else:
+        executor = poptorch.inferenceModel(model.eval(), opts)
+    executor.compile(*ZOO[name].inputs(ROWS * pieces))
+    text = str(executor.plan().program)
+    assert text in str(executor.plan())
+    return text
 
 
 def test_one_micro_batch_per_update_is_one_graph() -> None:
-    executor = training("linear", options(), momentum=0.9)
-    assert printed(executor, "linear", 1) == ONE
-
-
-def test_loops() -> None:
-    opts = options().deviceIterations(4).outputMode(poptorch.OutputMode.All)
-    opts.Training.gradientAccumulation(8)
-    executor = training("conv_batchnorm", opts.lanes(1), momentum=0.9)
-    assert printed(executor, "conv_batchnorm", 32) == LOOPS
+    assert printed("linear", options(), 1) == ONE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lanes", "text"), [(4, CHUNKS), (8, LANES), (0, LANES)])
-def test_lanes(lanes: int, text: str) -> None:
-    opts = options().deviceIterations(4).lanes(lanes)
-    opts.Training.gradientAccumulation(8)
-    executor = training("conv_batchnorm", opts, momentum=0.9)
-    assert printed(executor, "conv_batchnorm", 32) == text
+@pytest.mark.parametrize(("lanes", "text"), [(1, LOOPS), (4, CHUNKS), (8, LANES), (0, LANES)])
+def test_loops_and_lanes(lanes: int, text: str) -> None:
+    opts = options(iterations=4, accumulation=8).outputMode(poptorch.OutputMode.All)
+    assert printed("conv_batchnorm", opts.lanes(lanes), 32) == text
 
 
 def test_replicas_are_a_loop_of_their_own() -> None:
-    opts = options().deviceIterations(2).replicationFactor(3).autoRoundNumIPUs(True)
+    opts = options(iterations=2, replicas=3).autoRoundNumIPUs(True)
     opts.outputMode(poptorch.OutputMode.EveryN, 2)
-    assert printed(training("linear", opts.lanes(1)), "linear", 6) == REPLICAS
+    assert printed("linear", opts.lanes(1), 6) == REPLICAS
 
 
 def test_inference() -> None:
-    model = ZOO["conv_batchnorm"].build().eval()
-
-    class OutputOnly(type(model)):
-        def forward(self, x, y):
-            return super().forward(x, y)[0]
-
-    model.__class__ = OutputOnly
-    executor = poptorch.inferenceModel(model, options().deviceIterations(2).lanes(1))
-    assert printed(executor, "conv_batchnorm", 2) == INFERENCE
+    opts = options(iterations=2).lanes(1)
+    assert printed("conv_batchnorm", opts, 2, training=False) == INFERENCE
 
 
-@pytest.mark.parametrize("name", ["linear"])
-def test_a_plan_prints_its_program(name: str) -> None:
-    executor = training(name, options())
-    executor.compile(*ZOO[name].inputs(ROWS))
-    assert str(executor.plan().program) in str(executor.plan())
+def test_a_plan_needs_a_compilation() -> None:
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
+        poptorch.inferenceModel(nn.Linear(2, 2)).plan()

@@ -62,39 +62,34 @@ def test_every_rule_is_tested_here() -> None:
     assert [rule for rule in verify.RULES if f'"{rule}"' not in text] == []
 
 
-def test_slots_match_placeholders() -> None:
-    g = graph()
-    with expect("G1"):
-        verify.verify_graph(dataclasses.replace(g, inputs=g.inputs[:1]))
-
-
-def test_keys_are_unique() -> None:
-    g = graph()
-    with expect("G2"):
-        verify.verify_graph(dataclasses.replace(g, outputs=(OUTPUT, OUTPUT)))
-
-
-def test_graphs_are_pure() -> None:
+def writing() -> Graph:
     fxgraph = fx.Graph()
     x = fxgraph.placeholder("x")
     fxgraph.output((fxgraph.call_function(torch.ops.aten.add_.Tensor, (x, 1)),))
-    with expect("G3"):
-        verify.verify_graph(Graph("g", fx.GraphModule({}, fxgraph), (BATCH,), (OUTPUT,)))
+    return Graph("g", fx.GraphModule({}, fxgraph), (BATCH,), (OUTPUT,))
 
 
-def test_slots_tell_the_shape() -> None:
-    g = graph()
-    wrong = dataclasses.replace(BATCH, shape=(4,))
-    with expect("G4"):
-        verify.verify_graph(dataclasses.replace(g, inputs=(PARAM, wrong)))
-
-
-def test_updates_keep_the_dtype() -> None:
+def narrowing() -> Graph:
     piece = SlotFunction("p", lambda t: {PARAM.key: t[PARAM.key].half()}, (PARAM,), (PARAM,))
-    g = lower(piece)
-    half = dataclasses.replace(PARAM, dtype=torch.float16)
-    with expect("G5"):
-        verify.verify_graph(dataclasses.replace(g, outputs=(half,)))
+    return dataclasses.replace(
+        lower(piece), outputs=(dataclasses.replace(PARAM, dtype=torch.float16),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        ("G1", lambda: dataclasses.replace(graph(), inputs=(PARAM,))),
+        ("G2", lambda: dataclasses.replace(graph(), outputs=(OUTPUT, OUTPUT))),
+        ("G3", writing),
+        ("G4", lambda: dataclasses.replace(
+            graph(), inputs=(PARAM, dataclasses.replace(BATCH, shape=(4,))))),
+        ("G5", narrowing),
+    ],
+)  # fmt: skip
+def test_graph_rules(rule: str, broken) -> None:
+    with expect(rule):
+        verify.verify_graph(broken())
 
 
 @pytest.mark.parametrize(

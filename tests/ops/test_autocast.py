@@ -6,63 +6,49 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Calling, infer, options, training
+from helpers.wrapping import Calling, Having, agrees, infer, options, training
 from poptorch.autocasting import Policy
 
 HALF, FLOAT = torch.float16, torch.float32
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x, labels):
-        with poptorch.autocast():
-            out = self.layer(x)
-        return out, F.cross_entropy(out.float(), labels)
+def dtypes(results):
+    return [result.dtype for result in results]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_products_run_in_half(accumulation):
-    torch.manual_seed(0)
-    model, x, labels = Model(), torch.randn(8, 3), torch.arange(8) % 2
-    with torch.autocast("cpu", HALF):
+def classifying(model, x, labels):
+    with poptorch.autocast():
+        out = model.layer(x)
+    return out, F.cross_entropy(out.float(), labels)
+
+
+@pytest.mark.parametrize("accumulation, enabled", [(1, True), (4, True), (1, False)])
+def test_products_run_in_half_unless_switched_off(accumulation, enabled):
+    model, x, labels = (
+        Having(classifying, layer=nn.Linear(3, 2)), torch.randn(8, 3), torch.arange(8) % 2
+    )  # fmt: skip
+    with torch.autocast("cpu", HALF, enabled):
         want = model.layer(x).detach()
     opts = options(accumulation=accumulation).outputMode(poptorch.OutputMode.All)
+    assert opts.Precision.autocastEnabled(enabled) is opts.Precision
+    with pytest.raises(AssertionError):
+        opts.Precision.autocastEnabled("yes")
     out, loss = training(model, opts)(x, labels)
-    assert (out.dtype, loss.dtype) == (HALF, FLOAT)
+    assert loss.dtype == FLOAT
     torch.testing.assert_close(out, want, rtol=1e-3, atol=1e-3)
     assert model.layer.weight.dtype == FLOAT
 
 
-def test_torchs_own_works_in_forward_too():
+def test_it_nests_as_torchs_own_does():
+    @poptorch.autocast()
     def forward(x, w):
         with torch.autocast("cpu", torch.bfloat16):
-            return F.linear(x, w), F.softmax(x, -1)
-
-    x, w = torch.randn(4, 3), torch.randn(2, 3)
-    got = infer(forward, x, w)
-    assert [t.dtype for t in got] == [torch.bfloat16, FLOAT]
-    torch.testing.assert_close(got[0], forward(x, w)[0], rtol=1e-2, atol=1e-2)
-
-
-def test_it_can_be_switched_off():
-    opts = options()
-    assert opts.Precision.autocastEnabled(False) is opts.Precision
-    out, _ = training(Model(), opts)(torch.randn(4, 3), torch.arange(4) % 2)
-    assert out.dtype == FLOAT
-
-    @poptorch.autocast()
-    def inner(x, w):
-        first = F.linear(x, w)
+            low = F.linear(x, w), F.softmax(x, -1)
         with poptorch.autocast(enabled=False):
-            return first, F.linear(x, w)
+            return *low, F.linear(x, w), torch.relu(F.linear(x, w))
 
-    got = infer(inner, torch.randn(4, 3), torch.randn(2, 3))
-    assert [t.dtype for t in got] == [HALF, FLOAT]
-    with pytest.raises(AssertionError):
-        options().Precision.autocastEnabled("yes")
+    got = agrees(forward, torch.randn(4, 3), torch.randn(2, 3), rtol=1e-2, atol=1e-2)
+    assert dtypes(got) == [torch.bfloat16, FLOAT, FLOAT, FLOAT]
 
 
 def test_a_policy_chooses_the_functions():
@@ -77,7 +63,7 @@ def test_a_policy_chooses_the_functions():
 
     x, w = torch.randn(4, 3), torch.randn(2, 3)
     got = infer(forward, x, x.half(), w, opts=opts)
-    assert [t.dtype for t in got] == [HALF, FLOAT, FLOAT, HALF, HALF, FLOAT, HALF]
+    assert dtypes(got) == [HALF, FLOAT, FLOAT, HALF, HALF, FLOAT, HALF]
     torch.testing.assert_close(got[0], (x + x).half())
 
 
@@ -97,32 +83,15 @@ def test_surroundings_that_cast_are_recorded_once_and_do_not_reach_the_program()
     executor = poptorch.inferenceModel(Calling(forward), options())
     with torch.autocast("cpu", torch.float16):
         first = executor(a, b)
-    second = executor(a, b)
-    for whole, half in (first, second):
-        assert (whole.dtype, half.dtype) == (torch.float32, torch.float16)
+    for whole, half in (first, executor(a, b)):
+        assert (whole.dtype, half.dtype) == (FLOAT, HALF)
         assert torch.equal(whole, b)
 
 
 def test_a_policy_of_layers_reaches_the_functions_that_they_call() -> None:
     policy = Policy(fp16=[nn.LayerNorm, nn.BatchNorm2d, nn.CrossEntropyLoss, nn.GELU], fp32=["mm"])
     assert policy.fp16 == ["layer_norm", "batch_norm", "cross_entropy", "gelu"]
-    opts = options()
+    opts, norm, x = options(), nn.LayerNorm(3), torch.randn(4, 3)
     opts.Precision.autocastPolicy(Policy(fp16=[nn.LayerNorm]))
-    norm = nn.LayerNorm(3)
-
-    @poptorch.autocast()
-    def forward(x):
-        return norm(x)
-
-    x = torch.randn(4, 3)
-    got = infer(forward, x, opts=opts)
-    assert got.dtype == HALF
+    got = infer(poptorch.autocast()(lambda x: norm(x)), x, opts=opts)
     assert torch.equal(got, F.layer_norm(x.half(), (3,), norm.weight.half(), norm.bias.half()))
-
-
-def test_a_policy_that_would_do_nothing_is_refused() -> None:
-    with pytest.raises(TypeError, match="fp16 must be a list"):
-        Policy(fp16="matmul")
-    for entry in ("matmull", nn.MultiheadAttention, 3):
-        with pytest.raises(ValueError, match="names no function of torch"):
-            Policy(demote=[entry])

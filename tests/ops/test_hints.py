@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Calling, Scaled, graph_of, infer, options, training
+from helpers.wrapping import Calling, Scaled, agrees, graph_of, infer, options, training
 from poptorch import OverlapMode
 
 aten = torch.ops.aten
@@ -40,41 +40,24 @@ class Marked(nn.Module):
         (nn.Linear(3, 2, bias=False), torch.randn(4, 5, 3), aten.mm.default),
         (nn.Conv1d(3, 2, 1), torch.randn(4, 3, 5), aten.convolution.default),
         (nn.Embedding(5, 2), torch.randint(5, (4,)), aten.embedding.default),
+        (nn.ReLU(), torch.randn(4, 3), None),
     ],
-    ids=["linear", "linear 3d", "no bias 3d", "conv", "embedding"],
+    ids=["linear", "linear 3d", "no bias 3d", "conv", "embedding", "another"],
 )
 def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> None:
     model = poptorch.inferenceModel(Marked(layer), options())
     torch.testing.assert_close(model(x), layer(x))
-    assert noted(model, "poptorch_available_memory") == {target: 0.25}
+    assert noted(model, "poptorch_available_memory") == ({target: 0.25} if target else {})
     assert all("hint" not in str(node.target) for node in graph_of(model).nodes)
-    lanes = poptorch.inferenceModel(Marked(layer), options().deviceIterations(2))
-    torch.testing.assert_close(lanes(torch.cat([x, x])), layer(torch.cat([x, x])))
-    assert "has no effect" not in caplog.text
-
-
-def test_available_memory_on_anything_else_is_an_identity(caplog) -> None:
-    model = poptorch.inferenceModel(Marked(nn.ReLU()), options())
-    assert torch.equal(model(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
-    assert noted(model, "poptorch_available_memory") == {}
-    (line,) = [m for m in caplog.messages if "poptorch.set_available_memory has no effect" in m]
-    assert "test_hints.py" in line
+    said = [m for m in caplog.messages if "poptorch.set_available_memory has no effect" in m]
+    assert ["test_hints.py" in line for line in said] == [True] * (target is None)
+    agrees(Marked(layer), torch.cat([x, x]), opts=options(iterations=2))
 
 
 def test_available_memory_in_training_passes_gradients() -> None:
     model = training(Scaled(lambda x: poptorch.set_available_memory(x, 0.1)))
     model(torch.tensor([1.0, 2.0]))
     assert model.model.weight == 2.0 - 0.1 * 10.0
-
-
-def test_available_memory_checks() -> None:
-    with pytest.raises(poptorch.Error, match=r"only set available memory for torch\.tensor"):
-        poptorch.set_available_memory([1], 0.5)
-    for wrong in (-0.1, 1.5, "half", True):
-        with pytest.raises(poptorch.Error, match="between 0 and 1"):
-            poptorch.set_available_memory(torch.ones(1), wrong)
-    x = torch.ones(1)
-    assert poptorch.set_available_memory(x, 0) is x
 
 
 @pytest.mark.spec("ops", 17)
@@ -88,9 +71,6 @@ def test_checkpoint_keeps_the_container() -> None:
     assert type(poptorch.recomputationCheckpoint([a])) is list
     assert poptorch.recomputationCheckpoint((a,)) == (a,)
     assert type(poptorch.recomputationCheckpoint(Pair(a, b))) is Pair
-    for wrong in (3, [a, 3], None):
-        with pytest.raises(ValueError, match="All inputs must be tensors"):
-            poptorch.recomputationCheckpoint(wrong)
 
 
 def test_checkpoint_as_a_forward_hook_marks_what_a_layer_returns() -> None:
@@ -102,8 +82,8 @@ def test_checkpoint_as_a_forward_hook_marks_what_a_layer_returns() -> None:
     assert noted(model, "poptorch_keep") == {aten.addmm.default: True}
 
 
-def overlapping(mode=poptorch.OutputMode.All) -> poptorch.Options:
-    opts = options().outputMode(mode)
+def overlapping() -> poptorch.Options:
+    opts = options().outputMode(poptorch.OutputMode.All)
     opts.setExecutionStrategy(poptorch.ShardedExecution())
     opts.TensorLocations.numIOTiles(32)
     return opts
@@ -115,19 +95,21 @@ LOOP = OverlapMode.OverlapAccumulationLoop
 @pytest.mark.spec("ops", 27)
 def test_overlap_keeps_structure_and_values() -> None:
     def forward(x, pair):
-        given = {"x": x, "pair": pair, "n": 3}
-        got = poptorch.set_overlap_for_input(given, LOOP)
+        got = poptorch.set_overlap_for_input({"x": x, "pair": pair, "n": 3}, LOOP)
         assert got["n"] == 3
         a, b = got["pair"]
-        out = poptorch.set_overlap_for_output((got["x"] + a, [a * b]), LOOP)
+        total = got["x"] + a
+        out = poptorch.set_overlap_for_output((total, [a * b]), LOOP)
         assert type(out) is tuple
         assert type(out[1]) is list
-        return out
+        return out, total * 2, out[0] * 3  # it may be used before and after
 
     x, a, b = torch.randn(3, 4)
-    total, (product,) = infer(forward, x, (a, b), opts=overlapping())
-    assert torch.equal(total, x + a)
-    assert torch.equal(product, a * b)
+    agrees(forward, x, (a, b), opts=overlapping())
+    out, _ = training(Scaled(lambda x: poptorch.set_overlap_for_output(x, LOOP)), overlapping())(x)
+    assert torch.equal(out, 2 * x)
+    unmarked = agrees(lambda x: poptorch.set_overlap_for_input(x, OverlapMode.NoOverlap) + x, x)
+    assert torch.equal(unmarked, 2 * x)
 
 
 def used_directly(x):
@@ -174,16 +156,6 @@ def test_misplaced_overlap_is_an_error_at_compilation(forward, phrase: str) -> N
     assert "test_hints.py" in str(caught.value)
 
 
-def test_a_marked_output_may_be_used_before_and_after() -> None:
-    def forward(x):
-        y = x + 1
-        out = poptorch.set_overlap_for_output(y, LOOP)
-        return out, y * 2, out * 3
-
-    a, b, c = infer(forward, torch.ones(1), opts=overlapping())
-    assert (a, b, c) == (2, 4, 6)
-
-
 def test_overlap_settings_are_checked_in_order() -> None:
     model = Calling(lambda x: poptorch.set_overlap_for_input(x, LOOP) * 2)
     opts = options().outputMode(poptorch.OutputMode.Final)
@@ -200,23 +172,3 @@ def test_overlap_settings_are_checked_in_order() -> None:
     with pytest.raises(poptorch.Error, match="Unsupported output mode for overlapped IO"):
         compile_with(opts)
     compile_with(opts.outputMode(poptorch.OutputMode.Sum))
-
-
-def test_no_overlap_means_nothing() -> None:
-    def forward(x):
-        return poptorch.set_overlap_for_input(x, OverlapMode.NoOverlap) + x
-
-    assert infer(forward, torch.ones(1)) == 2
-
-
-def test_overlap_in_training() -> None:
-    def forward(x):
-        return poptorch.set_overlap_for_output(x, LOOP)
-
-    out, _ = training(Scaled(forward), overlapping())(torch.ones(2))
-    assert torch.equal(out, torch.full((2,), 2.0))
-
-
-def test_overlap_needs_the_enum() -> None:
-    with pytest.raises(poptorch.Error, match=r"needs a poptorch\.OverlapMode"):
-        poptorch.set_overlap_for_input(torch.ones(1), "no_overlap")

@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import Calling, graph_of, infer, options, training
+from helpers.wrapping import Calling, agrees, graph_of, infer, options, training, trains_alike
 from poptorch import MatMulSerializationMode as Mode
 
 CUT = [Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels]
@@ -24,20 +24,16 @@ SHAPES = [
 
 
 class Product(nn.Module):
-    """A product with a trained operand, or of two."""
+    """A product with a trained operand, or of two; in pieces if ``rest`` says so."""
 
-    def __init__(self, shape: tuple[int, ...], *rest, native: bool = False) -> None:
+    def __init__(self, shape: tuple[int, ...], *rest) -> None:
         super().__init__()
-        self.weight = nn.Parameter(normal(*shape))
+        self.weight, self.rest = nn.Parameter(normal(*shape)), rest
         self.scale = nn.Parameter(torch.ones(()))
-        self.rest, self.native = rest, native
 
     def forward(self, x):
-        lhs = self.scale * x
-        if self.native:
-            out = torch.matmul(lhs, self.weight)
-        else:
-            out = poptorch.serializedMatMul(lhs, self.weight, *self.rest)
+        product = poptorch.serializedMatMul if self.rest else torch.matmul
+        out = product(self.scale * x, self.weight, *self.rest)
         return out, poptorch.identity_loss(out.square().sum(), "none")
 
 
@@ -45,23 +41,23 @@ class Product(nn.Module):
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_the_whole_product(mode: Mode, shapes) -> None:
     left, right = shapes
-    factor = 1 if {Mode.InputChannels: len(left), Mode.OutputChannels: len(right)}.get(mode) == 1 \
-        else 2  # fmt: skip
-    cut = training(Product(right, mode, factor), lr=0.01)
-    whole = training(Product(right, native=True), lr=0.01)
-    x = normal(1, *left, seed=1).squeeze(0)
-    torch.testing.assert_close(cut(x), whole(x))
-    torch.testing.assert_close(cut.model.state_dict(), whole.model.state_dict())
+    vector = {Mode.InputChannels: len(left), Mode.OutputChannels: len(right)}.get(mode) == 1
+    cut = Product(right, mode, 1 if vector else 2)
+    trains_alike(cut, normal(1, *left, seed=1).squeeze(0), eager=Product(right), lr=0.001)
 
 
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
-def test_micro_batches_side_by_side_are_one_product(backend: str) -> None:
-    cut = training(Product((6, 8), Mode.OutputChannels, 4), options(backend, accumulation=3))
-    whole = training(Product((6, 8), native=True), options(accumulation=3))
-    x = normal(6, 4, 6)
-    torch.testing.assert_close(cut(x), whole(x))
-    torch.testing.assert_close(cut.model.state_dict(), whole.model.state_dict())
-    targets = [node.target for node in graph_of(cut, "step").nodes]
+@pytest.mark.spec("ops", 18)
+@pytest.mark.parametrize(
+    "rest", [(Mode.Disabled, 7), (Mode.ReducingDim,), (Mode.ReducingDim, 2, True)]
+)
+def test_it_can_be_left_whole(rest) -> None:
+    agrees(lambda a, b: poptorch.serializedMatMul(a, b, *rest), normal(2, 2), normal(2, 2, seed=1))
+
+
+def test_micro_batches_side_by_side_are_one_product() -> None:
+    cut, x = Product((6, 8), Mode.OutputChannels, 4), normal(6, 4, 6)
+    model = trains_alike(cut, x, eager=Product((6, 8)), accumulation=3, lr=0.001)
+    targets = [node.target for node in graph_of(model, "step").nodes]
     assert targets.count(torch.ops.poptorch.serialized_matmul.default) == 3  # and two gradients
 
 
@@ -69,30 +65,7 @@ def test_operands_that_are_batched_differently_in_lanes() -> None:
     def forward(x, y):
         return poptorch.serializedMatMul(x, y, Mode.ReducingDim, 3)
 
-    x, y = normal(8, 4, 6), normal(8, 6, 5)
-    got = poptorch.inferenceModel(Calling(forward), options(iterations=4))(x, y)
-    torch.testing.assert_close(got, x @ y)
-
-
-@pytest.mark.spec("ops", 18)
-def test_the_mode_is_the_enum_object() -> None:
-    x = torch.ones(2, 2)
-    for wrong in (("input_channels",), (Mode.ReducingDim, 2.0), (Mode.ReducingDim, True),
-                  (Mode.ReducingDim, 2, 1), (None,)):  # fmt: skip
-        with pytest.raises(AssertionError, match="serializedMatMul"):
-            poptorch.serializedMatMul(x, x, *wrong)
-    for fine in ((Mode.Disabled, 7), (Mode.ReducingDim,), (Mode.ReducingDim, 2, True)):
-        assert torch.equal(poptorch.serializedMatMul(x, x, *fine), x @ x)
-        assert torch.equal(infer(lambda a, f=fine: poptorch.serializedMatMul(a, a, *f), x), x @ x)
-
-
-@pytest.mark.parametrize("mode", CUT)
-def test_a_factor_that_does_not_divide_is_an_error_at_compilation(mode: Mode) -> None:
-    x = torch.ones(4, 4)
-    for factor in (3, -2, 8):
-        with pytest.raises(poptorch.Error, match="must divide the dimension") as caught:
-            infer(lambda a, f=factor: poptorch.serializedMatMul(a, a, mode, f), x)
-        assert "test_matmul.py" in str(caught.value)
+    agrees(forward, normal(8, 4, 6), normal(8, 6, 5), opts=options(iterations=4))
 
 
 def allocated(model, *args: torch.Tensor) -> int:
@@ -132,9 +105,10 @@ def test_peak_memory_of_exact_products_of_halves_falls_with_the_factor(mode: Mod
 
 
 def test_sums_of_halves_keep_their_precision() -> None:
-    # 2048 + 1 is no half, so that sums in half precision stay at 2048.
-    lhs, rhs = torch.ones(1, 4096).half(), torch.ones(4096, 1).half()
-    parts = {keep: infer(
-        lambda x, y, k=keep: poptorch.serializedMatMul(x, y, Mode.ReducingDim, 4096, k), lhs, rhs
-    ).item() for keep in (False, True)}  # fmt: skip
-    assert parts == {False: 2048.0, True: 4096.0}
+    def total(keep: bool) -> float:
+        # 2048 + 1 is no half, so that sums in half precision stay at 2048.
+        given = torch.ones(1, 4096).half(), torch.ones(4096, 1).half()
+        mode = Mode.ReducingDim
+        return infer(lambda x, y: poptorch.serializedMatMul(x, y, mode, 4096, keep), *given).item()
+
+    assert (total(False), total(True)) == (2048.0, 4096.0)

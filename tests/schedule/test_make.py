@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.workloads import action, backward, chain, forward, parsed
+from poptorch._ir.blocks import Direction, StagePass, stage_passes
 from poptorch._ir.schedule import Schedule, Workload
 from poptorch._ir.spec import Placement, Strategy
 from poptorch._schedule import check, make
@@ -142,3 +143,13 @@ def test_parallel_phases_hide_loads_that_serial_phases_wait_for() -> None:
 @pytest.mark.parametrize("text", ["0F0", "12B3", "L0F7", "S3B1", "2U1", "L2U0"])
 def test_actions_parse_back(text: str) -> None:
     assert str(action(text)) == text
+
+
+@pytest.mark.spec("parallel", 16)
+def test_passes_are_ordered_as_values_flow() -> None:
+    updates = [StagePass(chip, Direction.UPDATE, rounds) for rounds in (0, 1) for chip in (0, 2)]
+    passes = list(stage_passes(3, training=True))
+    assert " ".join(map(str, [*passes, *updates])) == "0F 1F 2F 2B 1B 0B 0U0 2U0 0U1 2U1"
+    assert sorted([*updates, *reversed(passes)]) == [*passes, *updates]
+    assert [stage_pass.delay(3) for stage_pass in passes] == [0, 1, 2, 2, 3, 4]
+    assert list(map(str, stage_passes(2, training=False))) == ["0F", "1F"]

@@ -129,7 +129,7 @@ def _of_user(
         except Exception as error:
             raise _without_gradient(key, "forward cannot be looked into") from error
         check.like_examples(key, results, wanted)
-        if not any(result.requires_grad for result in results):
+        if not any(_of_all_lanes(result).requires_grad for result in results):
             raise _without_gradient(key)
         return results
     shapes = json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in wanted])
@@ -187,7 +187,14 @@ def _pair(operator: Any, gradient: Any) -> None:
 
 
 def _needs_gradient(tensors: list[torch.Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(_of_all_lanes(x).requires_grad for x in tensors)
+
+
+def _of_all_lanes(tensor: torch.Tensor) -> torch.Tensor:
+    """It tells whether gradients flow, which what a lane sees of it does not."""
+    while private.is_batchedtensor(tensor):
+        tensor = private.get_unwrapped(tensor)
+    return tensor
 
 
 def _without_gradient(key: str, why: str = "") -> Error:
@@ -378,8 +385,8 @@ def _has_gradient(
 ) -> bool:
     """Try whether gradients flow through an operator, on copies of its inputs without data."""
     probes = [
-        torch.empty_like(x).requires_grad_(x.is_floating_point() and x.requires_grad)
-        for x in inputs
+        whole.detach().new_empty(x.shape).requires_grad_(whole.requires_grad)
+        for x, whole in zip(inputs, map(_of_all_lanes, inputs), strict=True)
     ]
     outputs = _as_list(operator(*probes, **attributes))
     wanted = [probe for probe in probes if probe.requires_grad]

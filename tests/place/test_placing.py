@@ -1,0 +1,321 @@
+"""Which stage and device a block gets, by the strategy; what is counted, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.placing import Chain, X, chain, options, passes, place, stages
+from poptorch import (
+    AutoStage,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from poptorch._ir.blocks import label_of
+from poptorch._place.place import find_homes
+
+AUTO = functools.partial(PipelinedExecution, AutoStage.AutoIncrement)
+FOUR = (("A", 0), ("B", 1), ("C", 2), ("D", 3))
+RETURN = (("0", 0), ("1", 1), ("2", 0))
+BACK = [(0, ("0",)), (1, ("1",)), (0, ("2",))]
+
+
+def two_in_a_phase() -> SerialPhasedExecution:
+    strategy = SerialPhasedExecution([Phase(Stage("A"), Stage("B")), Phase("C", "D")])
+    strategy.phase(0).ipus(0, 2)
+    return strategy
+
+
+def odd_on_even() -> ParallelPhasedExecution:
+    strategy = ParallelPhasedExecution(Phase("A"), Phase("B"))
+    strategy.phase(1).ipus(2)
+    return strategy
+
+
+def named(*names: str) -> tuple[tuple[str, None], ...]:
+    return tuple((name, None) for name in names)
+
+
+# Blocks and their devices, a strategy; the devices of stages with their blocks, and the depth.
+PLACED = [
+    ((None, ("A", 1), None), lambda: None, [(0, ()), (1, ("A",))], 2),
+    ((("A", 0), ("B", 0)), lambda: None, [(0, ("A", "B"))], 1),
+    ((None, None), lambda: None, [(0, ())], 1),
+    (FOUR, lambda: None, [(0, ("A",)), (1, ("B",)), (2, ("C",)), (3, ("D",))], 4),
+    ((None, ("A", 0), ("B", 1), ("C", 0)), AUTO, [(0, ("A",)), (1, ("B",)), (0, ("C",))], 3),
+    (named("A", "B"), AUTO, [(0, ("A",)), (1, ("B",))], 2),
+    ((None, *named("A", "B")), AUTO, [(0, ()), (1, ("A",)), (2, ("B",))], 3),
+    ((("A", 2), ("A", 2), ("B", 3)), AUTO, [(2, ("A",)), (3, ("B",))], None),
+    ((("A", 0), ("B", 0), ("C", 1), ("D", 1)), AUTO, [(0, ("A", "B")), (1, ("C", "D"))], 2),
+    ((("A", 1),), AUTO, [(1, ("A",))], 2),  # it starts from device 0
+    (RETURN, AUTO, BACK, 3),
+    (RETURN, lambda: PipelinedExecution("0", "1", "2"), BACK, 3),
+    # A stage decides before the block, and the block before the number.
+    ((("A", 0), ("B", 5), ("C", None)),
+     lambda: PipelinedExecution(Stage("A").ipu(3), "B", ["C"], Stage("unused")),
+     [(3, ("A",)), (5, ("B",)), (2, ("C",))], None),
+    ((("A", 0), ("B", 0)), lambda: PipelinedExecution(Stage("A", "B")), [(0, ("A", "B"))], 1),
+    # Any printable id is compared as text.
+    (((0, None), (1, None)), lambda: PipelinedExecution(Stage("0"), Stage("1")),
+     [(0, ("0",)), (1, ("1",))], 2),
+    ((("A", None), ("B", None), ("A", None), ("C", 1)), ShardedExecution,
+     [(0, ("A",)), (1, ("B",)), (0, ("A",)), (1, ("C",))], None),
+    ((*RETURN, ("3", 0)), ShardedExecution, [(0, ("0",)), (1, ("1",)), (0, ("2", "3"))], None),
+    ((("A", 0), ("B", 1)), lambda: ParallelPhasedExecution(Phase("A"), Phase("B")),
+     [(0, ("A",)), (1, ("B",))], None),
+    ((("A", 0), ("B", 0)), lambda: SerialPhasedExecution(Phase("A"), Phase("B")),
+     [(0, ("A",)), (0, ("B",))], None),
+    (named("A", "B", "C", "D"), two_in_a_phase, [(0, ("A",)), (2, ("B",)), (0, ("C", "D"))], None),
+]  # fmt: skip
+
+
+@pytest.mark.spec("parallel", 3, 4, 9, 11, 12, 13, 14, 16, 19, 20, 24, 26, 27)
+@pytest.mark.parametrize("steps, strategy, expected, depth", PLACED)
+def test_blocks_get_stages_and_devices(steps, strategy, expected, depth: int | None) -> None:
+    layout = chain(*steps, strategy=strategy())
+    assert stages(layout) == expected
+    assert depth in (None, layout.depth)
+    if strategy is two_in_a_phase:
+        assert [stage.phase for stage in layout.stages] == [0, 0, 1]
+
+
+SHARED = Stage("A", "B")
+# What is refused, and the class and the words of the error.
+REFUSED = [
+    ((("A", 0), ("B", None)), lambda: None, AssertionError, r"AutoStage\.SameAsIpu .* for block B"),
+    ((("A", 0), ("C", 0)), lambda: PipelinedExecution(SHARED), AssertionError,
+     "Unknown Block C.*known blocks: A, B"),
+    ((("A", 0), ("B", 1)), lambda: PipelinedExecution(SHARED), poptorch.Error,
+     "pipeline stage runs on one IPU"),
+    ((("A", 0), ("B", 0)), lambda: ParallelPhasedExecution(Phase("A"), Phase("B")), poptorch.Error,
+     "even phases must run on even IPUs"),
+    ((("A", 0), ("B", 1)), odd_on_even, poptorch.Error, "even phases must run on even IPUs"),
+    ((("A", -1),), lambda: None, poptorch.Error, "cannot be negative"),
+    (RETURN, lambda: None, poptorch.Error, r"ids must ascend along the data flow"
+     r".*block 2 \(stage 0\) reads a result of block 1 \(stage 1\)"),
+    (RETURN, lambda: PipelinedExecution("2", "1", "0"), poptorch.Error, "ids must ascend"),
+    ((("A", 0), ("B", 0)), lambda: SerialPhasedExecution("B", "A"), poptorch.Error,
+     "Phase ids must ascend along the data flow"),
+    ((None, ("A", 64)), lambda: None, poptorch.Error,
+     r"Too many IPUs requested \(65\).*require distributed execution"),
+]  # fmt: skip
+
+
+@pytest.mark.spec("parallel", 10, 13, 23, 24, 43)
+@pytest.mark.parametrize("steps, strategy, error, phrase", REFUSED)
+def test_what_cannot_be_placed_is_refused(steps, strategy, error, phrase: str) -> None:
+    with pytest.raises(error, match=f"(?s){phrase}") as caught:
+        chain(*steps, strategy=strategy())
+    assert isinstance(caught.value, poptorch.Error)
+
+
+@pytest.mark.spec("parallel", 17, 18)
+@pytest.mark.parametrize(
+    "training, count, phrase",
+    [
+        (True, 7, r"gradientAccumulation must be greater than or equal.*\(7\)"
+                  ".*there are 3 additional stages"),
+        (False, 4, r"deviceIterations must be greater .* \(4\)"),
+    ],
+)  # fmt: skip
+def test_each_stage_needs_a_micro_batch(training: bool, count: int, phrase: str) -> None:
+    def placed(number: int, strategy=None):
+        counts = {"accumulation": number} if training else {"iterations": number}
+        return chain(*FOUR, training=training, strategy=strategy, **counts)
+
+    assert placed(count).depth == 4
+    with pytest.raises(poptorch.Error, match=f"(?s){phrase}"):
+        placed(count - 1)
+    placed(1, ShardedExecution())
+    placed(1, SerialPhasedExecution("A", "B", "C", "D"))
+
+
+@pytest.mark.spec("parallel", 21, 22, 23)
+def test_devices_are_counted_and_rounded(caplog: pytest.LogCaptureFixture) -> None:
+    def counted(opts: poptorch.Options, steps=FOUR[:3]) -> tuple[int, int]:
+        layout = place(Chain(*steps), X, opts=opts)
+        return layout.chips, layout.reserved
+
+    assert counted(options(), [("A", 3)]) == (4, 4)  # up to the highest
+    assert counted(options().replicationFactor(3), FOUR[:2]) == (2, 8)
+    chain(None, ("A", 63))
+    caplog.clear()
+    assert counted(options()) == (3, 4)
+    assert "1 of the IPUs will be idle" in caplog.text
+    opts = options()
+    opts.autoRoundNumIPUs(False)
+    with pytest.raises(poptorch.Error, match="must reserve a minimum of 4") as caught:
+        counted(opts)
+    assert "model specifies the use of 3 IPUs" in str(caught.value)
+    assert counted(opts.useIpuModel(True)) == (3, 3)  # simulation has no power of two
+    with pytest.raises(poptorch.Error, match="Too many IPUs"):
+        counted(options().replicationFactor(17).useIpuModel(True), FOUR)
+
+
+class FirstRelease(nn.Module):
+    """Layers annotated in ``forward`` with the 1.0 interface, each on a device."""
+
+    def __init__(self, *ipus: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in ipus)
+        self.ipus = ipus
+
+    def forward(self, x):
+        for ipu, layer in zip(self.ipus, self.layers, strict=True):
+            x = poptorch.IPU(ipu, layer)(x).tanh()
+        return x, poptorch.identity_loss(x, "mean")
+
+
+@pytest.mark.spec("parallel", 17, 46)
+@pytest.mark.parametrize("ipus", [(0, 1), (1,)])
+def test_the_first_release_needs_a_micro_batch_for_every_stage_that_is_there(ipus) -> None:
+    model, count = FirstRelease(*ipus), len(ipus)
+    eager = copy.deepcopy(model)
+    training = poptorch.trainingModel(
+        model, 1, gradient_accumulation=count,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    x = torch.randn(2 * count, 4)
+    for _ in range(2):
+        training(x)
+        optimizer.zero_grad()
+        sum(eager(part)[1] / count for part in x.chunk(count)).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    inference = poptorch.inferenceModel(model, device_iterations=count)
+    torch.testing.assert_close(inference(x)[0][-2:], eager(x)[0][-2:])
+    with pytest.raises(poptorch.Error, match="already been assigned"):
+        poptorch.IPU(3, eager.layers[0])  # eager calls may annotate again, but not move
+
+
+def test_the_first_release_refuses_fewer_micro_batches() -> None:
+    few = poptorch.trainingModel(FirstRelease(0, 1), 2, gradient_accumulation=1)
+    with pytest.raises(poptorch.Error, match=r"number of pipeline stages \(2\)"):
+        few.compile(X)
+    with pytest.raises(poptorch.Error, match=r"deviceIterations .* number of pipeline stages"):
+        poptorch.inferenceModel(FirstRelease(0, 1), device_iterations=1).compile(X)
+
+
+class TwoHalves(nn.Module):
+    """Six phases on two devices at a time, which exchange halves between and within phases."""
+
+    N = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.rand(4, 4)) for _ in range(6 * self.N))
+
+    def forward(self, x, target=None):
+        phase, weight = 0, iter(self.weights)
+        with poptorch.Block("phase0_ipu0"):
+            halves = torch.split(x, 4)
+        for layer in range(3 * self.N):
+            out = []
+            for ipu in range(2):
+                with poptorch.Block(f"phase{phase}_ipu{ipu}"):
+                    out.append(torch.relu(torch.matmul(next(weight), halves[ipu])))
+            halves = out[1], out[0]
+            if layer % 3 != 1:  # two products in every odd phase
+                phase += 1
+        with poptorch.Block(f"phase{2 * self.N - 1}_ipu1"):
+            result = halves[0] + halves[1]
+            if target is None:
+                return result
+            return result, nn.functional.l1_loss(result, target)
+
+
+@pytest.mark.spec("parallel", 15)
+@pytest.mark.parametrize("training", [False, True])
+def test_devices_of_a_phase_exchange_data_in_rounds(training: bool) -> None:
+    strategy = ParallelPhasedExecution(
+        *([Stage(f"phase{n}_ipu{i}").ipu(2 * i + n % 2) for i in (0, 1)]
+          for n in range(2 * TwoHalves.N))
+    )  # fmt: skip
+    inputs = (torch.rand(8, 1), torch.rand(4, 1)) if training else (torch.rand(8, 1),)
+    opts = options(strategy, training=training)
+    layout = place(TwoHalves(), *inputs, opts=opts, training=training)
+    assert layout.chips == 4
+    assert [stage.phase for stage in layout.stages] == sorted(s.phase for s in layout.stages)
+    assert len(layout.stages) == 2 + 2 * 2 + 2 + 2 * 2 + 2 + 2 * 2 + 1
+    placed = passes(layout)
+    assert all(
+        placed[i] <= where
+        for node, where in placed.items()
+        for i in node.all_input_nodes
+        if i in placed
+    )
+
+
+@pytest.mark.spec("parallel", 1)
+def test_an_operator_in_no_block_is_refused() -> None:
+    class Model(nn.Module):
+        def forward(self, x):
+            with poptorch.Block("A", ipu_id=0):
+                x = x * 2
+            return x + 1
+
+    with pytest.raises(poptorch.Error, match="No active Block, all the ops must belong") as caught:
+        place(Model(), X, opts=options(training=False), training=False)
+    assert "return x + 1" in str(caught.value)
+
+
+@pytest.mark.spec("parallel", 44)
+def test_the_loss_belongs_to_the_last_block_and_gradients_to_their_forward_stage() -> None:
+    placed = passes(chain(("A", 0), ("B", 1), ("C", 2)))
+    assert [str(where) for node, where in placed.items() if node.name == "mean"] == ["2F"]
+    for node, where in placed.items():
+        label = label_of(node)
+        assert where.backward == label.backward
+        if label.visit is not None:
+            assert where.stage == label.visit - 1
+    assert {where.stage for where in placed.values() if where.backward} == {0, 1, 2}
+
+
+class Shared(nn.Module):
+    """A layer is used on device 0 and on another one; a buffer on 0 and 1 is changed on the latter.
+
+    Args:
+        last: where the layer is used again.
+        change: whether the buffer is changed.
+    """
+
+    def __init__(self, last: int = 0, change: bool = False) -> None:
+        super().__init__()
+        self.layer, self.last, self.change = nn.Linear(4, 4), last, change
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        poptorch.Block.start("A", 0)
+        x = self.layer(x) + self.count
+        poptorch.Block.start("B", 1)
+        x = x.relu() + self.count
+        if self.change:
+            self.count += 1
+        poptorch.Block.start("C", self.last)
+        return poptorch.identity_loss(self.layer(x), "mean")
+
+
+def test_weights_live_where_they_are_used() -> None:
+    def homes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+        layout = place(model, X, opts=options(AUTO()))
+        return find_homes(layout.graph, layout.stages)
+
+    found = homes(Chain(None, ("A", 1), ("B", 2)))
+    assert [found[f"param.layers.{at}.weight"] for at in range(3)] == [(0,), (1,), (2,)]
+    found = homes(Shared())
+    assert found["param.layer.weight"] == (0,)
+    assert found["buffer.count"] == (0, 1)
+    with pytest.raises(poptorch.Error, match=r"'layer\.(weight|bias)' is shared by several IPUs"):
+        homes(Shared(last=2))
+    with pytest.raises(poptorch.Error, match="'count' is changed on one IPU and used on another"):
+        homes(Shared(change=True))

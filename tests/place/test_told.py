@@ -1,0 +1,130 @@
+"""What is logged of a placement, and what of it deserves a warning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.placing import X, chain, options, place
+from helpers.wrapping import options as quick
+from poptorch import AutoStage, Phase, PipelinedExecution, SerialPhasedExecution, Stage
+from poptorch._ir.blocks import stage_passes
+from poptorch._place.place import phase_number
+from poptorch.options.freeze import freeze
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """What the engine's log is told at its lowest level."""
+    poptorch.setLogLevel("DEBUG")
+    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+        yield caplog.messages
+    poptorch.setLogLevel("WARN")
+
+
+@pytest.mark.spec("parallel", 9)
+def test_what_was_decided_is_logged(told, caplog) -> None:
+    chain(("A", None), ("B", 1), strategy=PipelinedExecution(Stage("A", "nope"), "B"))
+    assert "does not have: nope. It has: A, B" in caplog.text
+    assert "No IPU specified for block A: default to stage_id 0" in caplog.messages
+    assert "Starting block id=B stage=1 phase=None ipu=1" in caplog.messages
+    assert "enablePipelining set to value 1" in caplog.messages
+    strategy = PipelinedExecution(AutoStage.AutoIncrement)
+    chain(("A", 0), ("B", 1), ("C", 0), strategy=strategy)
+    assert "Starting block id=C stage=2 phase=None ipu=0" in caplog.messages
+    assert "ipu(0), stage(2)" in caplog.text
+
+
+@pytest.mark.spec("parallel", 49)
+def test_every_operator_is_logged_with_its_place(told, caplog) -> None:
+    class Inner(nn.Module):
+        def forward(self, x):
+            return (x.relu() * 2).relu()
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b1, self.b2 = nn.Sequential(Inner(), Inner()), Inner()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            x = self.b1(x * self.scale)
+            with poptorch.Block("B", ipu_id=1):
+                return poptorch.identity_loss(self.b2(x), "mean")
+
+    place(Outer(), X, opts=options())
+    for name, chip, stage in (
+        ("Mul:0", 0, 0), ("b1/0/Relu:0", 0, 0), ("b1/1/Relu/1:0", 0, 0), ("b2/Relu:0", 1, 1),
+        ("b1/0/ThresholdBackward:0", 0, 2),
+    ):  # fmt: skip
+        where = f"[float32(2, 4), mode(Pipelined), ipu({chip}), stage({stage})]"
+        assert f"{name} {where}" in caplog.messages
+
+
+def test_phases_are_logged_by_their_internal_numbers(told, caplog) -> None:
+    strategy = SerialPhasedExecution("A", "B")
+    strategy.setTensorsLiveness(poptorch.Liveness.OffChipAfterFwdNoOverlap)
+    chain(("A", 0), ("B", 0), strategy=strategy)
+    assert [line for line in caplog.messages if "Relu" in line] == [
+        "Relu:0 [float32(2, 4), mode(Phased), ipu(0), phase(0)]",
+        "Relu/1:0 [float32(2, 4), mode(Phased), ipu(0), phase(2)]",
+    ]
+    assert "executionPhaseSettings.phases set to value 6" in caplog.messages
+    assert "executionPhaseSettings.stages set to value 1" in caplog.messages
+
+
+@pytest.mark.parametrize("separate, expected", [(False, [2, 3, 4]), (True, [4, 5, 6])])
+def test_backward_phases_come_after_the_forward_ones(separate: bool, expected: list[int]) -> None:
+    strategy = SerialPhasedExecution("A", "B", "C").useSeparateBackwardPhase(separate)
+    layout = chain(("A", 0), ("B", 0), ("C", 0), strategy=strategy)
+    placement = freeze(options(strategy), True).placement
+    numbers = [phase_number(each, layout, placement) for each in stage_passes(3, training=True)]
+    assert numbers == [0, 1, 2, *expected]
+
+
+def test_a_model_of_which_nothing_is_left_uses_no_device(told, caplog) -> None:
+    class Identity(poptorch.Block):
+        def forward(self, x):
+            return x
+
+    layout = place(Identity(), X, opts=options(training=False), training=False)
+    assert (layout.chips, layout.reserved) == (0, 0)
+    assert "No IPU is used" in caplog.text
+
+
+def test_phases_of_unequal_size_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Source: PopTorch user guide, "Phased execution"."""
+    SerialPhasedExecution(Phase(Stage("A"), Stage("B")), Phase(Stage("C"), Stage("D")))
+    assert not caplog.records
+    SerialPhasedExecution(Phase(Stage("A"), Stage("B")), Phase(Stage("C")))
+    assert "The phases have 2, 1 stages" in caplog.text
+
+
+def test_rules_of_blocks_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Source: PopTorch user guide, "poptorch.Block and poptorch.BeginBlock"."""
+
+    class Dead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.unread = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            x = self.second(self.first(x))
+            self.unread(x)
+            return x
+
+    model = Dead()
+    poptorch.BeginBlock(model.second, "second", ipu_id=1)
+    poptorch.BeginBlock(model.first, "first", ipu_id=0)
+    poptorch.BeginBlock(model.unread, "unread", ipu_id=0)
+    poptorch.inferenceModel(model, quick(iterations=3))(torch.randn(6, 4))
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    (unread,) = [m for m in messages if m.startswith("Nothing reads the results of these blocks")]
+    assert "left out: unread (" in unread
+    (early,) = [m for m in messages if "annotated before a block that runs ahead of it" in m]
+    assert early.startswith("Block second ")
