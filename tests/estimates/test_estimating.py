@@ -143,7 +143,7 @@ def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path: Path) -> None
     assert sum(each.cycles for each in rows) == pytest.approx(
         sum(each.cycles for each in pipeline.operators)
     )
-    text = profile.text(pipeline.to_dict())
+    text = str(pipeline)
     assert "layers.*, 4 times" in text
     assert f"{row.cycles / profile.whole_cycles(pipeline.to_dict()['estimated']):.1%}" in text
 

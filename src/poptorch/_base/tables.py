@@ -49,8 +49,20 @@ def html_text(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
 
 
-def html_paragraphs(lines: Iterable[str]) -> str:
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+Part = str | list[list[str]]  # a line or a table
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    return "\n".join(
+        line for part in parts for line in ([part] if isinstance(part, str) else table(part))
+    )
+
+
+def html_of(parts: Iterable[Part]) -> str:
+    return "".join(
+        f"<p>{html.escape(part)}</p>" if isinstance(part, str) else html_table(part)
+        for part in parts
+    )
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._base.errors import visible
 from .._base.private import replaced
+from .._base.tables import text_of
 from .._ipu_model import page, profile
 from .._systems import system_of
 from ..executor import PoplarExecutor
@@ -100,7 +101,7 @@ def _report(chosen: argparse.Namespace) -> int:
 def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
     if chosen.compare is None:
         shown, before, changes = profile.read(chosen.file), None, []
-        print(visible(profile.text(shown)))
+        print(visible(text_of(profile.shown(shown))))
     else:
         before, shown = map(profile.read, chosen.compare)
         changes = profile.compare(before, shown)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._base.tables import html_paragraphs, html_table, size_text, table, time_text
+from .._base.tables import html_of, text_of
 from .._systems import parse
 from . import page, profile
 from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimate
@@ -76,16 +76,15 @@ class Estimate:
         return max(chip.bytes for chip in self.chips)
 
     def __str__(self) -> str:
-        return "\n".join([*_summary(self), *table(_chips(self)), *_remarks(self)])
+        return text_of(profile.shown(self.to_dict()))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        parts = html_paragraphs(_summary(self)), html_table(_chips(self))
-        return "".join([*parts, html_paragraphs(_remarks(self))])
+        return html_of(profile.shown(self.to_dict()))
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, as ``to_json`` writes them."""
         return profile.profile(asdict(self), parse(self.system).kind, None, {})
 
@@ -100,41 +99,3 @@ class Estimate:
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write one run of the schedule for Perfetto: a process per chip, a lane per kind."""
         Path(path).write_text(json.dumps(profile.trace(self.to_dict())))
-
-
-def _summary(estimate: Estimate) -> list[str]:
-    busiest = max(estimate.bound, key=lambda part: estimate.bound[part])
-    used = len(estimate.chips) * estimate.replicas
-    return [
-        f"{estimate.name}, on {estimate.system}: {estimate.replicas} replicas of "
-        f"{len(estimate.chips)} IPUs, {used} used "
-        f"(estimated, within a factor {estimate.error_band:g} where it was checked)",
-        f"{'fits' if estimate.fits else 'DOES NOT FIT'}: {estimate.culprit}",
-        f"{estimate.items_per_second:,.0f} items/s, {time_text(estimate.seconds)} per call, "
-        f"{estimate.cycles:,.0f} cycles, {estimate.share_of_peak:.1%} of peak, bound by {busiest}",
-        "  ".join(f"{name} {share:.0%}" for name, share in estimate.bound.items()),
-    ]
-
-
-def _chips(estimate: Estimate) -> list[list[str]]:
-    rows = [["ipu", "busy", "peak", "of limit", "at", "most of it"]]
-    for chip in estimate.chips:
-        whole = sum(chip.parts.values())
-        top = sorted(chip.peak.items(), key=lambda item: -item[1])[:3]
-        rows.append(
-            [
-                str(chip.chip), f"{chip.cycles / whole:.0%}", size_text(chip.bytes),
-                f"{chip.bytes / chip.limit:.0%}", chip.peak_at,
-                ", ".join(f"{name} {size_text(size)}" for name, size in top),
-            ]
-        )  # fmt: skip
-    return rows
-
-
-def _remarks(estimate: Estimate) -> list[str]:
-    lines = []
-    if estimate.guesses:
-        named = ", ".join(f"{guess.name} {guess.share:.0%}" for guess in estimate.guesses[:4])
-        lines.append(f"guessed: {named}")
-    lines += [f"advice: {each}" for each in estimate.advice[:3]]
-    return lines

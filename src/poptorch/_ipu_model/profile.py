@@ -19,8 +19,9 @@ import torch
 
 from .._base import VERSION, archive
 from .._base.errors import Error
-from .._base.tables import size_text, table, time_text
+from .._base.tables import Part, size_text, table, time_text
 from .._systems import ChipKind
+from .parts import Advice, Culprit
 
 Profile = Mapping[str, Any]
 FORMAT = 3
@@ -177,36 +178,51 @@ def of_modules(row: Folded) -> str:
     return row.module if row.modules == 1 else f"{row.module}, {row.modules} times"
 
 
-def text(profile: Profile) -> str:
-    priced, culprit, here = profile["estimated"], profile["estimated"]["culprit"], []
-    largest = f"; largest: {culprit['tensor']} {culprit['line']}" if culprit["tensor"] else ""
-    lines = [
-        f"{profile['name']} on {priced['system']} (estimated)",
-        f"{'fits' if priced['fits'] else 'DOES NOT FIT'}: {culprit['category']}, "
-        f"{size_text(culprit['bytes'])} on IPU {culprit['chip']}, {100 + culprit['over']:.0f} % of "
-        f"its memory{largest}",
+def shown(profile: Profile) -> Iterator[Part]:
+    """Yield the lines and tables that people are shown."""
+    priced, culprit = profile["estimated"], Culprit(**profile["estimated"]["culprit"])
+    bound, chips, replicas = priced["bound"], priced["chips"], priced["replicas"]
+    yield (
+        f"{profile['name']}, on {priced['system']}: {replicas} replicas of {len(chips)} IPUs, "
+        f"{replicas * len(chips)} used (estimated, within a factor {priced['error_band']:g} where "
+        "it was checked)"
+    )
+    yield f"{'fits' if priced['fits'] else 'DOES NOT FIT'}: {culprit}"
+    yield (
         f"{priced['items_per_second']:,.0f} items/s, {time_text(priced['seconds'])} per call, "
-        f"{priced['cycles']:,.0f} cycles, {priced['share_of_peak']:.1%} of peak",
-    ]
-    chips = [
-        [str(c["chip"]), size_text(sum(c["peak"].values())), c["peak_at"]] for c in priced["chips"]
-    ]
+        f"{priced['cycles']:,.0f} cycles, {priced['share_of_peak']:.1%} of peak, bound by "
+        f"{max(bound, key=lambda part: float(bound[part]))}"
+    )
+    yield "  ".join(f"{name} {share:.0%}" for name, share in bound.items())
+    yield [["ipu", "busy", "peak", "of limit", "at", "most of it"], *map(_chip, chips)]
     scale, whole = 1e3 / priced["clock"], whole_cycles(priced)
     dear = [
         [o.name, of_modules(o), o.direction, f"{o.cycles * scale:.3g}", f"{o.cycles / whole:.1%}"]
         for o in folded(priced["operators"])[:10]
     ]
-    lines += table([["ipu", "peak", "at"], *chips])
-    lines += table([["operator", "module", "direction", "ms in a call", "of it"], *dear])
+    yield [["operator", "module", "direction", "ms in a call", "of it"], *dear]
     if measured := profile["measured"]:
-        lines.append(f"measured here: {measured['calls']} calls, {measured['tier']}")
+        yield f"measured here: {measured['calls']} calls, {measured['tier']}"
         here = [
             [o["name"], o["module"], o["direction"], str(o["count"]), f"{o['seconds'] * 1e3:.3g}"]
             for o in measured.get("operators", ())[:10]
         ]
-    if here:
-        lines += table([["operator (here)", "module", "direction", "count", "ms in a call"], *here])
-    return "\n".join(lines)
+        if here:
+            yield [["operator (here)", "module", "direction", "count", "ms in a call"], *here]
+    guesses = [f"{each['name']} {each['share']:.0%}" for each in priced["guesses"][:4]]
+    if guesses:
+        yield f"guessed: {', '.join(guesses)}"
+    yield from (f"advice: {Advice(**each)}" for each in priced["advice"][:3])
+
+
+def _chip(chip: Mapping[str, Any]) -> list[str]:
+    used = sum(chip["peak"].values())
+    top = sorted(chip["peak"].items(), key=lambda item: -item[1])[:3]
+    return [
+        str(chip["chip"]), f"{chip['cycles'] / sum(chip['parts'].values()):.0%}", size_text(used),
+        f"{used / chip['limit']:.0%}", chip["peak_at"],
+        ", ".join(f"{name} {size_text(size)}" for name, size in top),
+    ]  # fmt: skip
 
 
 BUDGETS = ("memory", "cycles")
