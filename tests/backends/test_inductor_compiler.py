@@ -16,6 +16,7 @@ from torch import fx
 from torch.profiler import profile
 
 import poptorch
+from helpers.cases import few, long
 from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor import compiler
 from poptorch.backends.inductor.compiler import compile_graph
@@ -79,7 +80,7 @@ def examples(name: str) -> Tensors:
     return [torch.randn(shape) * 0.3 for shape in STEPS[name][1]]
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", few(STEPS, "norm", "mlp"))
 def test_steps(name: str) -> None:
     check(STEPS[name][0], examples(name))
 
@@ -110,7 +111,7 @@ def forgotten(nodes: list[Any]) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", few([True, False], True))
 def test_reads_are_known_after_fusing(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """``kept=False``: torch's own way does forget, so this test can fail."""
     found, renamed = [], []
@@ -175,6 +176,7 @@ def peak(step: Callable[[], object], trace: Path) -> int:
     return max(itertools.accumulate(bytes_ for _, bytes_ in changes))
 
 
+@pytest.mark.long
 def test_activations_go_when_the_backward_pass_has_used_them(tmp_path: Path) -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -201,8 +203,10 @@ def test_activations_go_when_the_backward_pass_has_used_them(tmp_path: Path) -> 
     assert peak(lambda: wrapped(x), tmp_path / "ours.json") <= expected
 
 
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    "backend, swapped",
+    [("reference", False), ("reference", True), ("inductor", True), long("inductor", False)],
+)
 def test_values_that_change_places(backend: str, swapped: bool) -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:

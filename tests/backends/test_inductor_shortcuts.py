@@ -13,6 +13,7 @@ from torch._inductor.sizevars import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
+from helpers.cases import few
 from helpers.wrapped import normal, options
 from poptorch._base import private
 from poptorch._compile import cache, tiers
@@ -55,7 +56,7 @@ def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, t
     return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)
 
 
-@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("two", few([False, True], True))
 def test_only_the_function_that_calls_kernels_is_hardly_optimised(
     two: bool, tmp_path: Path, monkeypatch
 ) -> None:

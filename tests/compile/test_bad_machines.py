@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import long
 from helpers.patience import eventually
 from poptorch._base import folders
 from poptorch._compile import cache, tiers
@@ -82,7 +83,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *(("optimise", kind, 1) for kind in COMPILERS),
         ("optimise", "fails on the kernels", 2),
-        ("auto", "writes nonsense", 1),
+        long("auto", "writes nonsense", 1),
     ],
 )
 def test_broken_compilers(

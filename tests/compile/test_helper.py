@@ -81,7 +81,7 @@ def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatc
     process.end()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_printed_in_a_compiler_process_goes_to_its_log(tmp_path: Path, monkeypatch) -> None:
     """A sitecustomize that prints, for example, which every process of some machines has."""
     (tmp_path / "sitecustomize.py").write_text("print('Welcome to the cluster')\n")

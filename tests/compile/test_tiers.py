@@ -175,7 +175,7 @@ class Pending:
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wrapper_that_may_not_compile_yet_takes_what_others_store(
     eager_to_compile, monkeypatch
 ) -> None:

@@ -72,7 +72,7 @@ def test_lanes_equal_the_loop(name: str, lanes: int, replicas: int) -> None:
 @pytest.mark.parametrize(
     "name, lanes",
     [
-        ("embedding", 0), ("linear", 1),
+        ("embedding", 0), long("linear", 1),
         *(long(name, 0) for name in ("linear", "transformer", "counter", "conv_batchnorm")),
     ],
 )  # fmt: skip
