@@ -22,8 +22,9 @@ COLOURS = {
     "torch.compile": "#c77700",
     "JAX": "#00875f",
     "eager": "#7b8794",
+    "DistributedDataParallel": "#7b8794",
 }
-WIDTH, LEFT, BAR = 760, 210, 16
+WIDTH, LEFT, BAR = 760, 258, 16
 Row = tuple[str, Sequence[tuple[str, float | None]]]
 
 
@@ -118,8 +119,13 @@ def steps() -> str:
 
 
 def jax() -> str:
-    """Return the times of a call where JAX was measured, too."""
-    return plot("Milliseconds of a call", _with_jax(), "{:.2f} ms".format)
+    """Return the same where JAX was measured, too."""
+    rows: list[Row] = []
+    for label, times in _with_jax():
+        eager = dict(times)["eager"]
+        assert eager
+        rows.append((label, [(name, eager / value) for name, value in times if value]))
+    return plot("Speed of a step, eager PyTorch = 1", rows, "{:.2f}".format)
 
 
 def _with_jax() -> list[Row]:
@@ -160,10 +166,16 @@ def growth() -> str:
 def processes() -> str:
     """Return how near two processes come to twice the speed of one."""
     found = tables("Several processes, 2026-11-23")[0]
-    rows: list[Row] = [
-        (row["workload"], [("poptorch", 2 * (number(row["of twice one process"]) or 0))])
-        for row in found
-    ]
+    rows: list[Row] = []
+    for row in found:
+        share, ratio = (
+            number(row[column])
+            for column in ("of twice one process", "against DistributedDataParallel")
+        )
+        assert share
+        assert ratio
+        speeds = [("poptorch", 2 * share), ("DistributedDataParallel", 2 * share / ratio)]
+        rows.append((row["workload"], speeds))
     return plot("Speed of two processes, one process = 1", rows, "{:.2f}".format)
 
 
