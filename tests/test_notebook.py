@@ -100,7 +100,7 @@ def test_a_notebook_shows_what_it_has_stored(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     cells = notebook_page.read(path)
     assert notebook_page.run(cells) == cells, "run: python scripts/notebook_page.py"
-    assert sum(len(cell.get("outputs", ())) for cell in cells) > 3
+    assert sum(len(cell.get("outputs", ())) for cell in cells) >= 3
     assert "False" not in "".join(map(str, cells))  # what a cell finds out is so
 
 
