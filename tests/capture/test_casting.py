@@ -31,25 +31,17 @@ def rows(*shape):
     return torch.randn(*shape)
 
 
-class Classifier(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x, labels):
-        out = self.layer(x).flatten(1)
-        return out, F.cross_entropy(out, labels)
+def classifier(layer):
+    return Having(classified, layer=layer)
 
 
-class Together(nn.Module):
-    """Layers, each with an input of its own, in one program."""
+def classified(model, x, labels):
+    out = model.layer(x).flatten(1)
+    return out, F.cross_entropy(out, labels)
 
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
 
-    def forward(self, *inputs):
-        return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
+def together(model, *inputs):
+    return [layer(x) for layer, x in zip(model.layers, inputs, strict=True)]
 
 
 def attention(model, x):
@@ -93,7 +85,7 @@ def test_weights_follow_the_activations_and_both_what_was_chosen(activation, wei
     layers = [make() for make, _ in table.values()]
     inputs = [rows(*shape).to(activation) for _, shape in table.values()]
     exact = [f(x.to(kind).float()).detach() for f, x in zip(layers, inputs, strict=True)]
-    model = Together(layers).to(weights)
+    model = Having(together, layers=nn.ModuleList(layers)).to(weights)
     got = infer(model, *inputs, opts=choosing(choice))
     for name, result, want in zip(table, got, exact, strict=True):
         assert result.dtype == kind, name
@@ -110,21 +102,17 @@ RECURRENT = {
 }
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(make() for make in RECURRENT.values())
+def run(name, layer, x):
+    if "cell" not in name:
+        return layer(x)[0]
+    state = torch.ones(2, 4)  # float32, whatever comes in
+    return layer(x[0], (state, state))[0] if name == "lstm cell" else layer(x[0], state)
 
-    def forward(self, x):
-        outs = [self.run(name, f, x) for name, f in zip(RECURRENT, self.layers, strict=True)]
-        losses = torch.stack([out.float().square().mean() for out in outs])
-        return outs, poptorch.identity_loss(losses, "sum")
 
-    def run(self, name, layer, x):
-        if "cell" not in name:
-            return layer(x)[0]
-        state = torch.ones(2, 4)  # float32, whatever comes in
-        return layer(x[0], (state, state))[0] if name == "lstm cell" else layer(x[0], state)
+def recurrent(model, x):
+    outs = [run(name, layer, x) for name, layer in zip(RECURRENT, model.layers, strict=True)]
+    losses = torch.stack([out.float().square().mean() for out in outs])
+    return outs, poptorch.identity_loss(losses, "sum")
 
 
 @pytest.mark.slow
@@ -133,7 +121,8 @@ class Recurrent(nn.Module):
     "activation, weights, lanes", [(HALF, FLOAT, 1), (HALF, FLOAT, 3), (FLOAT, HALF, 3)]
 )
 def test_recurrent_layers_follow_their_input(activation, weights, lanes):
-    model, x = Recurrent(), rows(3, 2, 3).to(activation)
+    model = Having(recurrent, layers=nn.ModuleList(make() for make in RECURRENT.values()))
+    x = rows(3, 2, 3).to(activation)
     exact, exact_loss = model(x.float())
     model.to(weights)
     before = [p.detach().clone() for p in model.parameters()]
@@ -152,7 +141,7 @@ def test_recurrent_layers_follow_their_input(activation, weights, lanes):
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_half_activations_train_float_weights(accumulation):
     """The update happens in float32: a change that half could not hold is not lost."""
-    model = Classifier(nn.Linear(3, 4))
+    model = classifier(nn.Linear(3, 4))
     nn.init.ones_(model.layer.weight)
     exact = copy.deepcopy(model)
     plain = torch.optim.SGD(exact.parameters(), lr=1e-5)
@@ -215,17 +204,11 @@ REFUSING = {
 MIXED = PROMOTING | REFUSING
 
 
-class Mixing(nn.Module):
+def mixing(model):
     """Every function of two weights of its own."""
-
-    def __init__(self, a, h):
-        super().__init__()
-        self.a, self.h = (nn.ParameterList(value.clone() for _ in MIXED) for value in (a, h))
-
-    def forward(self):
-        pairs = zip(self.a, self.h, strict=True)
-        outs = [function(*pair) for function, pair in zip(MIXED.values(), pairs, strict=True)]
-        return outs, poptorch.identity_loss(sum(out.float().sum() for out in outs), "none")
+    pairs = zip(model.a, model.h, strict=True)
+    outs = [function(*pair) for function, pair in zip(MIXED.values(), pairs, strict=True)]
+    return outs, poptorch.identity_loss(sum(out.float().sum() for out in outs), "none")
 
 
 @pytest.mark.spec("precision", 1)
@@ -233,7 +216,9 @@ class Mixing(nn.Module):
 def test_mixed_operands_get_one_type(trained, chosen):
     """By default half, and float with HalfUpcastToFloat; exactly what eager makes of such."""
     a, h = (t.half().float() for t in (rows(4, 4), rows(4, 4)))
-    model, opts = Mixing(a, h.half()), choosing(chosen)
+    own = {"a": a, "h": h.half()}
+    copies = {n: nn.ParameterList(v.clone() for _ in MIXED) for n, v in own.items()}
+    model, opts = Having(mixing, **copies), choosing(chosen)
     wrapped = training(model, opts, lr=1.0) if trained else poptorch.inferenceModel(model, opts)
     outs, _ = wrapped()
     for name, got, *after in zip(MIXED, outs, model.a, model.h, strict=True):
@@ -324,7 +309,7 @@ def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
 
 @pytest.mark.spec("precision", 4)
 def test_double_parameters_are_trained_in_float_and_stay_double():
-    model = Classifier(nn.Linear(3, 4).double())
+    model = classifier(nn.Linear(3, 4).double())
     before = model.layer.weight.detach().clone()
     training(model)(rows(8, 3).double(), torch.arange(8) % 4)
     after = model.state_dict()["layer.weight"]
@@ -376,7 +361,7 @@ def test_small_integers_pass_and_can_be_cast(dtype):
 def test_statistics_have_types_of_their_own(accumulation):
     norm, eager = nn.BatchNorm1d(4).half(), nn.BatchNorm1d(4)
     norm.running_mean, norm.running_var = norm.running_mean.float(), norm.running_var.float()
-    model = Classifier(norm)
+    model = classifier(norm)
     x = (torch.randn(6 * accumulation, 4) * 3 + 1).half()
     wrapped = training(model, options(accumulation=accumulation), lr=0.0)
     out, _ = wrapped(x, torch.zeros(6 * accumulation, dtype=torch.int64))
@@ -454,7 +439,7 @@ def test_groups_of_every_nth_channel(groups):
 @pytest.mark.parametrize("weights", [FLOAT, torch.bfloat16])
 def test_bfloat16_is_a_type_like_half(weights):
     x, labels = rows(8, 3).bfloat16(), torch.arange(8) % 4
-    model = Classifier(nn.Linear(3, 4))
+    model = classifier(nn.Linear(3, 4))
     exact = model.layer(x.float()).detach()
     out, loss = training(model.to(weights))(x, labels)
     assert dtypes((out, loss)) == [torch.bfloat16] * 2

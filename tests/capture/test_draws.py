@@ -12,43 +12,26 @@ from torch import nn
 import poptorch
 from helpers.cases import long
 from helpers.device_draws import follow
+from helpers.wrapping import Calling
 from poptorch._session.random import first_state
 
 SEED, STEPS = 5, 4
 
 
-class Draws(nn.Module):
+def draws(x):
     """Everything that lanes can draw."""
-
-    def forward(self, x):
-        turned = x.t()
-        return torch.cat(
-            [
-                each.float().flatten()
-                for each in (
-                    F.dropout(x, 0.5),
-                    torch.bernoulli(x.sigmoid()),
-                    torch.rand(3),
-                    torch.rand_like(turned),
-                    x.new_empty(4).uniform_(-1, 1),
-                    torch.randn(17),
-                    torch.randn_like(x),
-                    x.new_empty(2, 3).normal_(1, 2),
-                    torch.randint(9, (3,)),
-                    torch.randint(-9, 9, (3,)),
-                    torch.randint_like(x, 9),
-                    torch.randint_like(x, -9, 9),
-                    x.new_empty(3).exponential_(2),
-                )
-            ]
-        )[None]
+    drawn = (
+        F.dropout(x, 0.5), torch.bernoulli(x.sigmoid()), torch.rand(3), torch.rand_like(x.t()),
+        x.new_empty(4).uniform_(-1, 1), torch.randn(17), torch.randn_like(x),
+        x.new_empty(2, 3).normal_(1, 2), torch.randint(9, (3,)), torch.randint(-9, 9, (3,)),
+        torch.randint_like(x, 9), torch.randint_like(x, -9, 9), x.new_empty(3).exponential_(2),
+    )  # fmt: skip
+    return torch.cat([each.float().flatten() for each in drawn])[None]
 
 
-class Apart(nn.Module):
+def apart(x):
     """What lanes cannot draw."""
-
-    def forward(self, x):
-        return torch.poisson(x.exp())
+    return torch.poisson(x.exp())
 
 
 def options(lanes: int, replicas: int = 1, backend: str = "reference") -> poptorch.Options:
@@ -88,14 +71,14 @@ def expected(model: nn.Module, replicas: int = 1) -> torch.Tensor:
 def test_micro_batches_draw_alike_one_after_another_and_side_by_side(
     lanes: int, replicas: int, backend: str
 ) -> None:
-    model = Draws()
+    model = Calling(draws)
     results, side_by_side = drawn(model, options(lanes, replicas, backend))
     assert side_by_side == (lanes != 1)
     torch.testing.assert_close(results, expected(model, replicas))
 
 
 def test_what_lanes_cannot_draw_is_drawn_one_after_another(caplog) -> None:
-    model = Apart()
+    model = Calling(apart)
     with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
         results, side_by_side = drawn(model, options(0))
     assert not side_by_side

@@ -8,27 +8,24 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import Calling, agrees, graph_of, infer, options, training
+from helpers.wrapping import Calling, Having, agrees, graph_of, infer, options, training
 
 
-class Backbone(nn.Module):
+def backbone() -> Having:
     """A frozen part in evaluation mode below a trained one with dropout."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
-        self.head = nn.Linear(4, 2)
-        self.drop = nn.Dropout(0.5)
+    def forward(model, x):
+        features = model.body(x)
+        out = model.head(features)
+        return features, model.drop(out), poptorch.identity_loss(out.square(), "mean")
 
-    def forward(self, x):
-        features = self.body(x)
-        out = self.head(features)
-        return features, self.drop(out), poptorch.identity_loss(out.square(), "mean")
+    body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    return Having(forward, body=body, head=nn.Linear(4, 2), drop=nn.Dropout(0.5))
 
 
 @pytest.mark.spec("supported_ops", 7, 8)
 def test_each_part_has_its_own_mode_which_is_followed() -> None:
-    model, x = Backbone(), normal(64, 4)
+    model, x = backbone(), normal(64, 4)
     model.body.eval()
     executor = training(model, lr=0.0)
     features, dropped, _ = executor(x)

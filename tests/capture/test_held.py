@@ -10,7 +10,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import agrees, training, trains_alike
+from helpers.wrapping import Having, agrees, training, trains_alike
 
 X, Y = normal(8, 4), normal(8, 3, seed=1)
 
@@ -51,17 +51,12 @@ def test_they_are_trained_wherever_forward_finds_them(reach: str, accumulation: 
 
 
 def test_a_view_that_was_made_before_is_refused() -> None:
-    class Viewing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-            self.turned = self.layer.weight.detach().t()
+    def viewing(model, x, y):
+        out = x @ model.turned[0] + model.layer.bias
+        return out, nn.functional.mse_loss(out, y)
 
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            out = x @ self.turned + self.layer.bias
-            return out, nn.functional.mse_loss(out, y)
-
-    model = Viewing()
+    layer = nn.Linear(4, 3)
+    model = Having(viewing, layer=layer, turned=[layer.weight.detach().t()])
     with pytest.raises(poptorch.Error, match="a view of a weight that was made outside") as caught:
         training(model)(X, Y)
     assert "'layer.weight'" in str(caught.value)

@@ -11,16 +11,10 @@ import poptorch
 from helpers.wrapping import Having, options, training, trains_alike
 
 
-class Model(nn.Module):
+def model_of(losses) -> Having:
     """One weight per input column; what forward makes of ``out`` and ``y`` is a function's job."""
-
-    def __init__(self, losses) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-        self.losses = losses
-
-    def forward(self, x, y):
-        return self.losses(self.weight * x, y)
+    weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    return Having(lambda model, x, y: losses(model.weight * x, y), weight=weight)
 
 
 X, Y = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, -1.0]])
@@ -29,7 +23,7 @@ CLASS = torch.tensor([2])
 
 def gradient(losses, lanes: int = 1) -> tuple[torch.Tensor, object]:
     """The gradient that a training step used, and what forward returned."""
-    model = Model(losses)
+    model = model_of(losses)
     before = model.weight.detach().clone()
     step = training(model, options(accumulation=lanes), lr=1.0)
     out = step(X.repeat(lanes, 1), Y.repeat(lanes, 1))
@@ -39,7 +33,7 @@ def gradient(losses, lanes: int = 1) -> tuple[torch.Tensor, object]:
 def follows(losses, loss, lanes: int = 1) -> object:
     """Compare the gradient with that of a function in eager torch; return what forward did."""
     got, out = gradient(losses, lanes)
-    model = Model(loss)
+    model = model_of(loss)
     model(X, Y).backward()
     torch.testing.assert_close(got, model.weight.grad)
     return out
@@ -47,7 +41,7 @@ def follows(losses, loss, lanes: int = 1) -> object:
 
 def value_of(loss) -> torch.Tensor:
     with torch.no_grad():
-        return Model(loss)(X, Y)
+        return model_of(loss)(X, Y)
 
 
 def mse(out, y):
@@ -94,7 +88,7 @@ def test_what_training_would_not_follow_is_an_error(losses, title: str, lanes: i
         gradient(losses, lanes)
     assert "poptorch.identity_loss" in str(caught.value)
     assert ("test_losses.py:" in str(caught.value)) or losses is by_hand
-    poptorch.inferenceModel(Model(losses), options())(X, Y)
+    poptorch.inferenceModel(model_of(losses), options())(X, Y)
 
 
 RETURNED = {

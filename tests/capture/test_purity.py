@@ -6,20 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.wrapping import training
+from helpers.wrapping import Having, training
 from poptorch._capture import purity
 
 X, Y = torch.randn(4, 3), torch.randint(3, (4,))
 
 
-class Net(nn.Module):
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 3), *layers)
-        self.loss = nn.CrossEntropyLoss()
-
-    def forward(self, x, y):
-        return self.loss(self.layers(x), y)
+def net(*layers: nn.Module) -> Having:
+    return Having(
+        lambda model, x, y: nn.functional.cross_entropy(model.layers(x), y),
+        layers=nn.Sequential(nn.Linear(3, 3), *layers),
+    )
 
 
 @pytest.fixture
@@ -53,6 +50,6 @@ def replayed(monkeypatch) -> list[bool]:
     ],
 )
 def test_graphs_that_write_are_replayed(layers, dtype, priced, step, update, replayed) -> None:
-    model, x = training(Net(*layers).to(dtype)), X.to(dtype)
+    model, x = training(net(*layers).to(dtype)), X.to(dtype)
     model.estimate(x, Y, system="bow:1") if priced else model(x, Y)
     assert (replayed[0], any(replayed[1:])) == (step, update)

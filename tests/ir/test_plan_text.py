@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.staging import Captured
-from helpers.wrapping import options
+from helpers.wrapping import Having, options
 from poptorch._base.tables import size_text
 
 PIPELINED = """\
@@ -36,19 +36,17 @@ schedule of one update: 3 micro-batches in 9 columns, bubble 22%
   1F0: forward of stage 1, micro-batch 0; 1B0: backward; 0U1: update of chip 0, round 1"""
 
 
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        x = self.first(x).tanh()
+def two() -> Having:
+    def forward(model, x):
+        x = model.first(x).tanh()
         poptorch.Block.start("B", 1)
-        return poptorch.identity_loss(self.second(x).tanh(), "mean")
+        return poptorch.identity_loss(model.second(x).tanh(), "mean")
+
+    return Having(forward, first=nn.Linear(4, 4), second=nn.Linear(4, 4))
 
 
 def training(lanes: int, strategy=None) -> poptorch.PoplarExecutor:
-    opts, model = options(accumulation=3).lanes(lanes), Two()
+    opts, model = options(accumulation=3).lanes(lanes), two()
     if strategy is not None:
         opts.setExecutionStrategy(strategy)
     executor = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -98,7 +96,7 @@ def test_the_fields_names_and_a_legend_stand_beside_the_schedule() -> None:
 
 
 def test_processes_that_share_the_stages_are_told() -> None:
-    captured = Captured(Two(), (torch.randn(2, 4),))
+    captured = Captured(two(), (torch.randn(2, 4),))
     opts = poptorch.Options().deviceIterations(3)
     opts.Distributed.configureProcessId(1, 2).stageProcesses(2)
     lines = str(captured.plan(opts)).splitlines()

@@ -6,14 +6,59 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Calling, Scaled, options, runs_compiled, training
-from ops import test_control
+from helpers import custom_functions
+from helpers.wrapping import Calling, Scaled, Several, options, runs_compiled, training
+from ops import test_collectives, test_control, test_known
 from ops.test_debug import show, titles
 
 pytestmark = pytest.mark.slow
+
+X = torch.tensor([[0.5, -1.5], [2.0, 1.0], [-0.5, 3.0], [1.5, 0.75]])
+MATRICES = torch.linspace(-1, 1, 24).view(3, 2, 4)
+GROUPS = torch.cat([MATRICES, MATRICES.flip(0)], 1)
+ENDS = torch.tensor([1, 3, 4], dtype=torch.int32)
+CLASSES = torch.tensor([[1, 2], [3, 1]])
+
+
+def alignment(a):
+    """The batch comes first, so that scores do not lie as their dimensions say."""
+    scores = F.pad(a, (1, 1)).view(1, 4, 4).expand(2, 4, 4).log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(scores, CLASSES, (4, 3), (2, 1))
+
+
+PRODUCT = poptorch.MatMulSerializationMode.OutputChannels
+ALONE = {
+    **{name: (known, x) for name, (known, _, x) in test_known.CASES.items()},
+    "product": (lambda a: poptorch.serializedMatMul(a, MATRICES[0], PRODUCT, 4), X),
+    "products of groups": (lambda a: F.grouped_mm(F.pad(a, (0, 2)), GROUPS, offs=ENDS), X),
+    "alignment": (alignment, X),
+}
+CUSTOM = {name: (custom_functions.FUNCTIONS[name][0], X[:1]) for name in ("Two", "Turned")}
+TOGETHER = {name: (known, X) for name, (known, _) in test_collectives.CASES.items()}
+
+
+@pytest.mark.parametrize(
+    "table, replicas", [(ALONE, 1), (CUSTOM, 1), (TOGETHER, test_collectives.REPLICAS)]
+)
+def test_operators_train_as_interpreted(table, replicas: int) -> None:
+    functions, inputs = zip(*table.values(), strict=True)
+    weights = [torch.linspace(0.5, 1.5, x.shape[1]) for x in inputs]
+    found = []
+    for backend in ("reference", "inductor"):
+        model = Several([lambda a, f=f: f(a).sin() for f in functions], weights)
+        executor = training(model, options(backend, replicas=replicas))
+        outs, _ = executor(*(torch.cat([x + at for at in range(replicas)]) for x in inputs))
+        assert runs_compiled(executor) == (backend == "inductor")
+        found.append((outs, [weight.detach() for weight in model.weights]))
+    for at, name in enumerate(table):
+        (ours, after), (theirs, wanted) = ((outs[at], moved[at]) for outs, moved in found)
+        torch.testing.assert_close(ours, theirs, msg=name)
+        torch.testing.assert_close(after, wanted, msg=name)
+        assert not torch.equal(after, weights[at]), name
 
 
 class Control(nn.Module):

@@ -112,41 +112,28 @@ def test_overlap_keeps_structure_and_values() -> None:
     assert torch.equal(unmarked, 2 * x)
 
 
-def used_directly(x):
-    return poptorch.set_overlap_for_input(x, LOOP) + x
+def given(x):
+    return poptorch.set_overlap_for_input(x, LOOP)
 
 
-def marked_twice(x):
-    return poptorch.set_overlap_for_input(poptorch.set_overlap_for_input(x, LOOP), LOOP)
-
-
-def not_an_input(x):
-    return poptorch.set_overlap_for_input(x + 1, LOOP)
-
-
-def not_returned(x):
-    return poptorch.set_overlap_for_output(x + 1, LOOP) * 2
-
-
-def returned_twice(x):
-    out = poptorch.set_overlap_for_output(x + 1, LOOP)
-    return out, [out]
+def returned(x):
+    return poptorch.set_overlap_for_output(x, LOOP)
 
 
 def source_returned_too(x):
     y = x + 1
-    return poptorch.set_overlap_for_output(y, LOOP), y
+    return returned(y), y
 
 
 @pytest.mark.spec("ops", 27)
 @pytest.mark.parametrize(
     "forward, phrase",
     [
-        (used_directly, "set_overlap_for_input must be the only op applied to an input"),
-        (marked_twice, "not a tensor input to the model"),
-        (not_an_input, "not a tensor input to the model"),
-        (not_returned, "not a tensor output to the model"),
-        (returned_twice, "cannot be used with a tensor that is returned twice"),
+        (lambda x: given(x) + x, "set_overlap_for_input must be the only op applied to an input"),
+        (lambda x: given(given(x)), "not a tensor input to the model"),
+        (lambda x: given(x + 1), "not a tensor input to the model"),
+        (lambda x: returned(x + 1) * 2, "not a tensor output to the model"),
+        (lambda x: [returned(x + 1)] * 2, "cannot be used with a tensor that is returned twice"),
         (source_returned_too, "cannot be used with a tensor that is returned twice"),
     ],
 )

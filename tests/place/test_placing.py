@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.placing import Chain, X, chain, options, passes, place, stages
+from helpers.wrapping import Having
 from poptorch import (
     AutoStage,
     ParallelPhasedExecution,
@@ -281,28 +282,20 @@ def test_the_loss_belongs_to_the_last_block_and_gradients_to_their_forward_stage
     assert {where.stage for where in placed.values() if where.backward} == {0, 1, 2}
 
 
-class Shared(nn.Module):
-    """A layer is used on device 0 and on another one; a buffer on 0 and 1 is changed on the latter.
+def shared(last: int = 0, change: bool = False) -> Having:
+    """A layer is used on device 0 and the last; a buffer on 0 and 1, where it may be changed."""
 
-    Args:
-        last: where the layer is used again.
-        change: whether the buffer is changed.
-    """
-
-    def __init__(self, last: int = 0, change: bool = False) -> None:
-        super().__init__()
-        self.layer, self.last, self.change = nn.Linear(4, 4), last, change
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x):
+    def forward(model, x):
         poptorch.Block.start("A", 0)
-        x = self.layer(x) + self.count
+        x = model.layer(x) + model.count
         poptorch.Block.start("B", 1)
-        x = x.relu() + self.count
-        if self.change:
-            self.count += 1
-        poptorch.Block.start("C", self.last)
-        return poptorch.identity_loss(self.layer(x), "mean")
+        x = x.relu() + model.count
+        if change:
+            model.count += 1
+        poptorch.Block.start("C", last)
+        return poptorch.identity_loss(model.layer(x), "mean")
+
+    return Having(forward, layer=nn.Linear(4, 4), count=torch.zeros(()))
 
 
 def test_weights_live_where_they_are_used() -> None:
@@ -312,10 +305,10 @@ def test_weights_live_where_they_are_used() -> None:
 
     found = homes(Chain(None, ("A", 1), ("B", 2)))
     assert [found[f"param.layers.{at}.weight"] for at in range(3)] == [(0,), (1,), (2,)]
-    found = homes(Shared())
+    found = homes(shared())
     assert found["param.layer.weight"] == (0,)
     assert found["buffer.count"] == (0, 1)
     with pytest.raises(poptorch.Error, match=r"'layer\.(weight|bias)' is shared by several IPUs"):
-        homes(Shared(last=2))
+        homes(shared(last=2))
     with pytest.raises(poptorch.Error, match="'count' is changed on one IPU and used on another"):
-        homes(Shared(change=True))
+        homes(shared(change=True))

@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.placing import X, chain, options, place
+from helpers.wrapping import Having
 from helpers.wrapping import options as quick
 from poptorch import AutoStage, Phase, PipelinedExecution, SerialPhasedExecution, Stage
 from poptorch._ir.blocks import stage_passes
@@ -42,22 +43,16 @@ def test_what_was_decided_is_logged(told, caplog) -> None:
 
 @pytest.mark.spec("parallel", 49)
 def test_every_operator_is_logged_with_its_place(told, caplog) -> None:
-    class Inner(nn.Module):
-        def forward(self, x):
-            return (x.relu() * 2).relu()
+    def twice(model, x):
+        return (x.relu() * 2).relu()
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.b1, self.b2 = nn.Sequential(Inner(), Inner()), Inner()
-            self.scale = nn.Parameter(torch.ones(4))
+    def outer(model, x):
+        x = model.b1(x * model.scale)
+        with poptorch.Block("B", ipu_id=1):
+            return poptorch.identity_loss(model.b2(x), "mean")
 
-        def forward(self, x):
-            x = self.b1(x * self.scale)
-            with poptorch.Block("B", ipu_id=1):
-                return poptorch.identity_loss(self.b2(x), "mean")
-
-    place(Outer(), X, opts=options())
+    b1, b2 = nn.Sequential(Having(twice), Having(twice)), Having(twice)
+    place(Having(outer, b1=b1, b2=b2, scale=nn.Parameter(torch.ones(4))), X, opts=options())
     for name, chip, stage in (
         ("Mul:0", 0, 0), ("b1/0/Relu:0", 0, 0), ("b1/1/Relu/1:0", 0, 0), ("b2/Relu:0", 1, 1),
         ("b1/0/ThresholdBackward:0", 0, 2),
@@ -108,17 +103,12 @@ def test_phases_of_unequal_size_are_told(caplog: pytest.LogCaptureFixture) -> No
 def test_rules_of_blocks_are_told(caplog: pytest.LogCaptureFixture) -> None:
     """Source: PopTorch user guide, "poptorch.Block and poptorch.BeginBlock"."""
 
-    class Dead(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.unread = (nn.Linear(4, 4) for _ in range(3))
+    def dead(model, x):
+        x = model.second(model.first(x))
+        model.unread(x)
+        return x
 
-        def forward(self, x):
-            x = self.second(self.first(x))
-            self.unread(x)
-            return x
-
-    model = Dead()
+    model = Having(dead, **{name: nn.Linear(4, 4) for name in ("first", "second", "unread")})
     poptorch.BeginBlock(model.second, "second", ipu_id=1)
     poptorch.BeginBlock(model.first, "first", ipu_id=0)
     poptorch.BeginBlock(model.unread, "unread", ipu_id=0)
