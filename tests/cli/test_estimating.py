@@ -109,6 +109,7 @@ def made(directory: Path, cycles: float, size: float) -> str:
     culprit = dataclasses.asdict(Culprit(0, "0F0", "weights", "", "", "", size, -50.0))
     priced = {
         "system": "bow:1", "fits": True, "culprit": culprit, "items_per_second": 10.0,
+        "verdict": "fits", "kind": "transformer",
         "seconds": 1.0, "cycles": cycles, "share_of_peak": 0.1, "chips": [chip], "operators": [],
         "clock": 1e9, "replicas": 1, "bound": {"compute": 1.0}, "error_band": 1.5, "guesses": [],
         "advice": [],

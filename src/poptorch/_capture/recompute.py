@@ -10,7 +10,7 @@ from torch import fx
 
 from .._ir.blocks import forget_kept, is_kept, label_of, relabel
 from .._ir.graph import Graph
-from .._ir.operators import draws, may_view
+from .._ir.operators import is_mask, may_view
 from .._ops.effects import is_control_flow, is_effect
 from .._ops.identities import after_gradient
 
@@ -57,7 +57,7 @@ def _kept(graph: Graph) -> set[fx.Node]:
     kept = set(graph.returned)
     for node in nodes:
         alive = node.op != "call_function" or is_kept(node)
-        once = draws(node) or is_control_flow(node) or is_effect(graph.module.graph, node)
+        once = is_mask(node) or is_control_flow(node) or is_effect(graph.module.graph, node)
         if alive or once or any(_crosses(node, user) for user in node.users):
             kept.add(node)
     # A view of something kept costs nothing, and a kept view keeps what it shows.
@@ -111,7 +111,8 @@ class _Copies:
         with reader.graph.inserting_before(reader):
             copy = reader.graph.node_copy(node, replaced.__getitem__)
         own = label_of(node)
-        relabel(copy, label_of(reader) if own.visit is None else replace(own, backward=True))
+        own = label_of(reader) if own.visit is None else replace(own, backward=True)
+        relabel(copy, replace(own, again=True))
         self._copies[node] = copy
 
     def _start(self, node: fx.Node, reader: fx.Node) -> dict[fx.Node, fx.Node]:

@@ -65,8 +65,8 @@ class Constants:
     )
     collective_step: float = _guess(10e-6, "s", "latency of one step of a ring between chips")
     # Outside.
-    host_bytes: float = _read(
-        5.5e9, "bytes/s", "through the gateway; Graphcore examples, EfficientDet"
+    host_bytes: float = _derived(
+        8.8e6 / 3.1e-3, "bytes/s", "through the gateway; Graphcore examples, EfficientDet"
     )
     network_bytes: float = _read(
         12.5e9, "bytes/s", "100 GbE between a machine of 4 chips and its host"
@@ -94,3 +94,5 @@ class Constants:
 _NAMES = [each.name for each in fields(Constants)]
 _INSIDE = tuple(_NAMES[: _NAMES.index("external_sync")])
 DEFAULT = Constants()
+ERROR_BANDS = {"transformer": 1.5, "convolution": 1.5, "host-bound": 2.0}
+"""By kind of program the factor that ``benchmarks/ipu_rows.py --bands`` prints."""

@@ -15,8 +15,6 @@ from .._systems import parse
 from . import page, profile
 from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimate
 
-ERROR_BAND = 1.15  # estimates of the rows that constants were fitted to lie within this factor
-
 
 def _script() -> str:
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "").name
@@ -29,7 +27,10 @@ class Estimate:
     Attributes:
         name: the model and its use.
         system: the chips, for instance ``bow:16``.
+        kind: of program, which decides about the error: transformer, convolution, host-bound.
         fits: whether every chip has enough memory.
+        verdict: ``"fits"``, ``"close"`` from 0.9 to 1.1 of the limit, which is as exact as the
+            model of memory is, or ``"does not fit"``.
         culprit: the largest part on the fullest chip.
         seconds: per call, the host's part included.
         cycles: per call, of the chips.
@@ -45,14 +46,17 @@ class Estimate:
         runs: how often a call runs the schedule.
         guesses: the constants without a source that matter.
         advice: changes, the best first.
-        error_band: the largest factor between estimates and published results.
+        error_band: the largest factor between published results of this kind and estimates
+            whose constants were fitted to the other results.
         clock: cycles per second.
         script: the name of the program's file, "" if it has none.
     """
 
     name: str
     system: str
+    kind: str
     fits: bool
+    verdict: str
     culprit: Culprit
     seconds: float
     cycles: float

@@ -7,6 +7,20 @@ from dataclasses import dataclass, field
 
 from .._base.tables import size_text, time_text
 
+_CLOSE = 0.1  # of the limit: what memory is exact to
+VERDICTS = {
+    "fits": "fits",
+    "close": "CLOSE (0.9 to 1.1 of the limit)",
+    "does not fit": "DOES NOT FIT",
+}
+
+
+def verdict(over: float) -> str:
+    """Judge what the fullest chip needs more than it has, in per cent; negative if less."""
+    if abs(over) <= 100 * _CLOSE:
+        return "close"
+    return "fits" if over < 0 else "does not fit"
+
 
 @dataclass(frozen=True)
 class Culprit:

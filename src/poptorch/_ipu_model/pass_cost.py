@@ -13,7 +13,7 @@ from torch import fx
 from .._base import source
 from .._ir.blocks import StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
-from .._ir.operators import aten, draws, may_view, storage_root
+from .._ir.operators import aten, is_mask, may_view, storage_root
 from .._ir.slots import Kind
 from .cycles import FREE, Cost, cost, node_bytes, value_bytes
 from .element_cycles import cycles_per_element
@@ -80,7 +80,7 @@ class Pass:
     def seeded(self) -> set[str]:
         """Keys of values that it hands on, of which the seed they are drawn from is enough."""
         made = self._graph.results
-        return {slot.key for slot, node in made if slot.kind is Kind.VALUE and _is_mask(node)}
+        return {slot.key for slot, node in made if slot.kind is Kind.VALUE and is_mask(node)}
 
     def _fullest(
         self, works: Works, chip: Chip, shares: int
@@ -293,14 +293,8 @@ _EMPTY = (aten.empty_like.default, aten.empty.memory_format, aten.zeros_like.def
 
 def _own_bytes(node: fx.Node) -> int:
     several = isinstance(node.meta.get("val"), list | tuple)  # results with nodes of their own
-    if several or node.target in _EMPTY or _is_mask(node):
+    if several or node.target in _EMPTY or is_mask(node):
         return 0
     if is_product(node) and node.users and all(map(is_conversion_of_product, node.users)):
         return 0  # the conversion holds it
     return node_bytes(node)
-
-
-def _is_mask(node: fx.Node) -> bool:
-    """Whether a value can be drawn again from a seed: drawn at random, perhaps scaled."""
-    inputs = node.all_input_nodes
-    return draws(node) or (len(inputs) == 1 and draws(inputs[0]) and node.op == "call_function")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 
 from torch import fx
@@ -12,17 +12,18 @@ from .._base import source
 from .._ir.blocks import StagePass, label_of, line_of
 from .._ir.slots import Kind
 from . import memory
-from .constants import Constants, Mark
+from .constants import ERROR_BANDS, Constants, Mark
 from .cycles import Cost, cost
-from .estimate import ERROR_BAND, Estimate
+from .estimate import Estimate
 from .memory import ChipMemory, memory_of
-from .parts import ChipEstimate, Culprit, Guess, LiveTensor
+from .parts import ChipEstimate, Culprit, Guess, LiveTensor, OperatorEstimate, verdict
 from .products import peak_macs
 from .simulate import PassPrice, Timeline, named, simulate
 from .subject import Subject
 
 _TRIED = 1.1
 _MATTERS = 0.005
+_HOST_BOUND = 1 / 3
 _SHOWN = 12
 
 
@@ -48,16 +49,20 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
     weighed: tuple[Guess, ...] = ()
     if guesses:
         weighed = (*_guesses(subject, seconds, chips), *_unknown(subject, timeline))
+    bound, culprit = _bound(chips), names.culprit(chips, memories)
+    sort = _kind(bound, operators)
     return Estimate(
         name=subject.name,
         system=system,
+        kind=sort,
         fits=all(chip.bytes <= chip.limit for chip in chips),
-        culprit=names.culprit(chips, memories),
+        verdict=verdict(culprit.over),
+        culprit=culprit,
         seconds=seconds,
         cycles=cycles,
         items_per_second=subject.rows / seconds,
         share_of_peak=flops / seconds / peak,
-        bound=_bound(chips),
+        bound=bound,
         chips=chips,
         replicas=subject.replicas,
         operators=tuple(sorted(operators, key=lambda row: -row.cycles)),
@@ -65,7 +70,7 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
         runs=subject.flushes,
         guesses=weighed,
         advice=(),
-        error_band=ERROR_BAND,
+        error_band=ERROR_BANDS[sort],
         clock=subject.clock,
     )
 
@@ -97,6 +102,16 @@ def _bound(chips: tuple[ChipEstimate, ...]) -> dict[str, float]:
         totals.update(chip.parts)
     whole = sum(totals.values())
     return {name: value / whole for name, value in totals.items()}
+
+
+def _kind(bound: Mapping[str, float], operators: Iterable[OperatorEstimate]) -> str:
+    """Return the kind of program: by what the host takes, then by what most products are of."""
+    if bound["host call"] + bound["host link"] > _HOST_BOUND:
+        return "host-bound"
+    flops = Counter[bool]()
+    for each in operators:
+        flops["convolution" in each.name] += each.flops * each.runs
+    return "convolution" if flops[True] > flops[False] else "transformer"
 
 
 def _best_type(subject: Subject) -> tuple[int, bool]:

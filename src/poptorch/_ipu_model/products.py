@@ -63,7 +63,7 @@ def peak_macs(kind: ChipKind, itemsize: int, half_partials: bool) -> float:
 
 
 _LEAST_SHARE = 0.01
-_AS_FAST = 1.02  # as exact as cycles are: of ways within this the one with least memory is taken
+_AS_FAST = 1.05  # as exact as cycles are: of ways within this the one with least memory is taken
 
 
 @functools.lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from .._base import VERSION, archive
 from .._base.errors import Error
 from .._base.tables import Part, size_text, table, time_text
 from .._systems import ChipKind
-from .parts import Advice, Culprit
+from .parts import VERDICTS, Advice, Culprit
 
 Profile = Mapping[str, Any]
 FORMAT = 3
@@ -184,10 +184,10 @@ def shown(profile: Profile) -> Iterator[Part]:
     bound, chips, replicas = priced["bound"], priced["chips"], priced["replicas"]
     yield (
         f"{profile['name']}, on {priced['system']}: {replicas} replicas of {len(chips)} IPUs, "
-        f"{replicas * len(chips)} used (estimated, within a factor {priced['error_band']:g} where "
-        "it was checked)"
+        f"{replicas * len(chips)} used (estimated, within a factor {priced['error_band']:g} of "
+        f"published results: {priced['kind']})"
     )
-    yield f"{'fits' if priced['fits'] else 'DOES NOT FIT'}: {culprit}"
+    yield f"{VERDICTS[priced['verdict']]}: {culprit}"
     yield (
         f"{priced['items_per_second']:,.0f} items/s, {time_text(priced['seconds'])} per call, "
         f"{priced['cycles']:,.0f} cycles, {priced['share_of_peak']:.1%} of peak, bound by "

@@ -39,15 +39,20 @@ def named(cost: Cost) -> dict[str, float]:
 
 
 def simulate(subject: Subject) -> Timeline:
-    prices = {each: _price(each, subject) for each in subject.staged.graphs}
+    there: set[tuple[int, str]] = set()
+    prices = {each: _price(each, subject, there) for each in subject.staged.graphs}
     return _Clock(subject, prices).run()
 
 
-def _price(stage_pass: StagePass, subject: Subject) -> PassPrice:
+def _price(stage_pass: StagePass, subject: Subject, there: set[tuple[int, str]]) -> PassPrice:
+    """Price a pass; what chips have from the host is ``there``, and is not fetched again."""
     graph, loops = subject.staged.graphs[stage_pass], subject.spec.loops
     from_host = to_host = 0.0
     if not subject.spec.target.synthetic_data:
-        from_host = sum(slot_bytes(slot) for slot in graph.inputs if slot.kind is Kind.BATCH)
+        chip = subject.staged.workload.chip_of(stage_pass)
+        read = {(chip, s.key): slot_bytes(s) for s in graph.inputs if s.kind is Kind.BATCH}
+        from_host = sum(size for name, size in read.items() if name not in there)
+        there |= read.keys()
         to_host = sum(
             slot_bytes(slot) * subject.emit.count(slot.key, loops) / loops.micro_batches
             for slot in graph.outputs

@@ -111,8 +111,8 @@ class Subject:
         return size / min(self.constants.host_bytes, self._network)
 
     def from_host(self, size: float, meanwhile: float) -> float:
-        """Seconds of waiting for bytes that the machine fetches ``meanwhile``."""
-        return max(self.streamed(size), size / self._network - meanwhile)
+        """Seconds of reading from the gateway what the machine fetches ``meanwhile``."""
+        return max(size / self.constants.host_bytes, size / self._network - meanwhile)
 
     def streamed(self, size: float) -> float:
         return size / self.constants.streaming_bytes

@@ -214,7 +214,8 @@ def _products(node: fx.Node, halves: Halves) -> Work:
     adding = node.target in _ADDING_PRODUCTS
     left, right = _shape(node.args[1 if adding else 0]), _shape(second)
     *groups, rows, inner = left if len(left) > 1 else (1, *left)
-    resident = weight_of(second) is not None and not label_of(node).backward
+    label = label_of(node)
+    resident = weight_of(second) is not None and (label.again or not label.backward)
     product = Product(
         rows, inner, right[-1] if len(right) > 1 else 1, size, halves[0],
         groups=math.prod(groups), resident=resident, share=share,

@@ -95,6 +95,7 @@ class Label:
 
     visit: int | None = None  # index or ``OUTSIDE``; None where only the neighbours can tell
     backward: bool = False
+    again: bool = False  # the backward pass computes what the forward pass has computed
     module: str = ""  # path of the innermost module that made it, or that it differentiates
     stage_pass: StagePass | None = None  # None before placement, and where that does not see it
     scope: str = ""  # the user's name scopes around it, ``outer/inner``

@@ -41,6 +41,12 @@ def draws(node: fx.Node) -> bool:
     return isinstance(target, Operator) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def is_mask(node: fx.Node) -> bool:
+    """Whether a value was drawn at random, perhaps scaled: its seed is enough to have it again."""
+    inputs = node.all_input_nodes
+    return node.op == "call_function" and (draws(node) or (len(inputs) == 1 and draws(inputs[0])))
+
+
 def reachable(start: Iterable[Any], parents: Callable[[Any], Iterable[Any]]) -> set[Any]:
     """Return some nodes, of any graph, and all that parents lead to from there."""
     found: set[Any] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
@@ -11,7 +12,7 @@ from .._ipu_model.cycles import value_bytes
 from .._ir import slots
 from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
 from .._ir.graph import Graph, graph_module, placeholder
-from .._ir.operators import draws, may_view
+from .._ir.operators import draws, is_mask, may_view
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot
 from .place import find_homes
@@ -138,7 +139,7 @@ def split(
         chip = layout.stages[stage_pass.stage].chip
         if node in free and all(chip in homes[key] for key in free[node]):
             return True
-        return stage_pass.backward and again.get(node) == stage_pass.stage
+        return _shows_whole(node) or (stage_pass.backward and again.get(node) == stage_pass.stage)
 
     passes = stage_passes(len(layout.stages), training)
 
@@ -149,6 +150,17 @@ def split(
         return next(p for p in passes if layout.stages[p.stage].chip in homes[source.key])
 
     return Cutter(graph, placed, inline, {}, fallback).cut(passes), homes
+
+
+def _shows_whole(node: fx.Node) -> bool:
+    """Whether a node is a view of all of its operand, which is then passed on for both."""
+    source = node.args[0] if node.args and may_view(node) else None
+    if not isinstance(source, fx.Node) or node.target is operator.getitem:
+        return False
+    shown, whole = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(shown, torch.Tensor) or not isinstance(whole, torch.Tensor):
+        return False
+    return shown.numel() >= whole.numel()
 
 
 def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[str]]:
@@ -176,8 +188,7 @@ def _recomputable(placed: Mapping[fx.Node, StagePass], stages: int) -> dict[fx.N
     before = _before_checkpoints([n for n, where in placed.items() if where == StagePass(last)])
     again = {}
     for node, stage_pass in placed.items():
-        made_at_random = any(draws(source) for source in (node, *node.all_input_nodes))
-        kept = made_at_random or is_kept(node) or node.is_impure()
+        kept = is_mask(node) or is_kept(node) or node.is_impure()
         at_once = stage_pass.stage == last and node not in before
         if not (stage_pass.backward or at_once or kept):
             again[node] = stage_pass.stage
