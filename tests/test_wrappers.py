@@ -32,9 +32,10 @@ def _reference(monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
 
 
-@pytest.mark.spec("options", 1, 2, 3)
+@pytest.mark.spec("options", 1, 2, 3, 31)
+@pytest.mark.spec("programs", 2)
 def test_options_are_frozen_and_copied() -> None:
-    opts = options()
+    opts = options(iterations=2)
     training = poptorch.trainingModel(Net(), opts)
     validation = poptorch.inferenceModel(Net(), opts)
     poptorch.DataLoader(opts, torch.utils.data.TensorDataset(X), batch_size=2)
@@ -47,8 +48,10 @@ def test_options_are_frozen_and_copied() -> None:
         with pytest.raises(AttributeError, match="frozen"):
             change()
     assert opts.defaultOutputMode()
-    assert training.options.output_mode == poptorch.OutputMode.Final
-    assert validation.options.output_mode == poptorch.OutputMode.All
+    for wrapper, mode in ((training, "Final"), (validation, "All")):
+        values = wrapper.options.toDict()
+        assert values["output_mode"] == poptorch.OutputMode[mode]
+        assert values["device_iterations"] == 2
     opts.clone().deviceIterations(2)
 
 

@@ -15,23 +15,6 @@ from poptorch.options import (
 from poptorch.options.freeze import engine_options, freeze, prepare, use_running_mean
 
 
-@pytest.mark.spec("options", 31)
-@pytest.mark.spec("programs", 2)
-def test_prepare_gives_the_executor_its_own_frozen_copy() -> None:
-    options = Options().deviceIterations(3)
-    own = {training: prepare(options, training) for training in (True, False)}
-    assert options.defaultOutputMode()
-    modes = [own[training].toDict()["output_mode"] for training in (True, False)]
-    assert modes == [OutputMode.Final, OutputMode.All]
-    assert own[True].toDict()["device_iterations"] == 3
-    for frozen in (options, *own.values()):
-        with pytest.raises(AttributeError, match="frozen"):
-            frozen.Training.gradientAccumulation(2)
-    text = repr(options)
-    assert freeze(options, training=False) == freeze(own[False], training=False)
-    assert repr(options) == text
-
-
 @pytest.mark.spec("options", 13)
 def test_anchors_without_a_mode_inherit_the_resolved_one() -> None:
     options = Options().deviceIterations(4)
@@ -144,16 +127,6 @@ def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu3")
     with pytest.raises(Error, match="Invalid IPU model version"):
         device()
-
-
-def test_the_backend_is_an_option_then_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backend(options: Options) -> str:
-        return freeze(options, training=False).target.backend
-
-    assert backend(Options()) == "auto"
-    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
-    assert backend(Options()) == "reference"
-    assert backend(Options().backend("inductor")) == "inductor"
 
 
 @pytest.mark.spec("options", 20)
