@@ -15,19 +15,70 @@ from poptorch._data import combining
 X = torch.arange(4.0).reshape(2, 2)
 
 
-@pytest.mark.spec("executor", 22)
-def test_keyword_and_key_order_do_not_matter() -> None:
-    def forward(a, b, *, c):
-        return a["x"] - 2 * a["y"] + 3 * b + 5 * c
+def of(*args, **kwargs):
+    return args, kwargs
 
+
+class Awkward:
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("no")
+
+    __hash__ = None
+
+
+def scaled(x, *rest, scale=2):
+    return sum(rest, x) * scale
+
+
+def total(*args, **kwargs):
+    return sum(args) + sum(kwargs.values())
+
+
+POSITIONS = "Number of positional arguments mismatch"
+TIMES, THREE, NAN = {"by": 3, "kind": "times"}, torch.full((2, 1), 3.0), float("nan")
+CALLS = {  # a function, calls that equal eager's, and others that are refused afterwards
+    "any order of keywords and keys": (
+        lambda a, b, *, c: a["x"] - 2 * a["y"] + 3 * b + 5 * c,
+        [of({"x": X, "y": X + 1}, c=X + 3, b=X + 2), of(b=X, c=X + 3, a={"y": X + 1, "x": X})],
+        {
+            r"Keys mismatch for a\n.*Missing arguments: y": of(b=X, c=X, a={"x": X}),
+            "Unexpected arguments: z": of(b=X, c=X, a={"x": X, "y": X, "z": X}),
+        },
+    ),
+    "none": (lambda: torch.ones(2), [of(), of()], {}),
+    "variadic": (total, [of(X, X, other=X), of(X, 2 * X, other=X)], {POSITIONS: of(X, other=X)}),
+    "called like these": (total, [of(X, args=X, kwargs=X), of(X, args=2 * X, kwargs=X)], {}),
+    "tensors alone": (scaled, [of(X, X + 1), of(X + 1, X)], {POSITIONS: of(X)}),
+    "another than the default": (
+        scaled,
+        [of(X, scale=3)],
+        {r"Value mismatch for scale\n.*expected 3 but got 2": of(X)},
+    ),
+    "a tensor as a default": (
+        lambda x, factor=THREE: x * factor,
+        [of(X), of(X, 2 * THREE), of(X)],
+        {"Shape mismatch": of(X, X)},
+    ),
+    "a scalar": (lambda x, s: x * s, [of(X, torch.tensor(2.0)), of(X, torch.tensor(3.0))], {}),
+    "constants": (
+        lambda x, how: x * how["by"] if how["kind"] == "times" else x,
+        [of(X, TIMES)],
+        {r"Value mismatch for (?s:.*)expected 3 but got 4": of(X, {**TIMES, "by": 4})},
+    ),
+    "no number": (lambda x, _: x, [of(X, NAN), of(X, NAN)], {"Type mismatch": of(X, Awkward())}),
+}
+
+
+@pytest.mark.spec("executor", 22, 66)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_bind_arguments_as_python_does(name: str) -> None:
+    forward, calls, refused = CALLS[name]
     wrapped = poptorch.inferenceModel(forward, options())
-    first = wrapped({"x": X, "y": X + 1}, c=X + 3, b=X + 2)
-    again = wrapped(b=X + 2, c=X + 3, a={"y": X + 1, "x": X})
-    assert torch.equal(first, again)
-    with pytest.raises(poptorch.Error, match=r"Keys mismatch for a\n.*Missing arguments: y"):
-        wrapped(b=X + 2, c=X + 3, a={"x": X})
-    with pytest.raises(poptorch.Error, match=r"Unexpected arguments: z"):
-        wrapped(b=X + 2, c=X + 3, a={"x": X, "y": X, "z": X})
+    for args, kwargs in calls:
+        assert torch.equal(wrapped(*args, **kwargs), forward(*args, **kwargs))
+    for said, (args, kwargs) in refused.items():
+        with pytest.raises(poptorch.Error, match=said):
+            wrapped(*args, **kwargs)
 
 
 def test_forward_is_called_as_the_wrapper_was() -> None:
@@ -49,57 +100,14 @@ def test_forward_is_called_as_the_wrapper_was() -> None:
         assert seen == [(len(args), sorted(kwargs))]
 
 
-def test_variadic_arguments() -> None:
-    wrapped = inference(lambda *args, scale=1, **kwargs: (sum(args) * scale, kwargs))
-    total, rest = wrapped(X, X, scale=3, other=X)
-    assert torch.equal(total, 6 * X)
-    assert torch.equal(rest["other"], X)
-    with pytest.raises(poptorch.Error, match="Number of positional arguments mismatch"):
-        wrapped(X, scale=3, other=X)
-    assert inference(lambda *args: torch.ones(2) * 2)().tolist() == [2, 2]
-    for name in ("args", "kwargs", "other"):  # keywords called like the variadic parameters
-        wrapped = inference(lambda *args, **kwargs: sum(args) + sum(kwargs.values()))
-        assert torch.equal(wrapped(X, **{name: 10 * X}), 11 * X)
-        assert torch.equal(wrapped(X, **{name: 20 * X}), 21 * X)
-
-
-def test_tensors_alone_take_the_short_way_where_it_means_the_same() -> None:
-    def forward(x, *rest, scale=2):
-        return sum(rest, x) * scale
-
-    wrapped = poptorch.inferenceModel(forward, options())
-    assert torch.equal(wrapped(X, X + 1, X + 2), 2 * (3 * X + 3))
-    assert torch.equal(wrapped(X + 1, X, X + 2), 2 * (3 * X + 3))
-    with pytest.raises(poptorch.Error, match="Number of positional arguments mismatch"):
-        wrapped(X, X)
-    wrapped = poptorch.inferenceModel(forward, options())
-    assert torch.equal(wrapped(X, scale=3), 3 * X)
-    with pytest.raises(poptorch.Error, match=r"Value mismatch for scale\n.*expected 3 but got 2"):
-        wrapped(X)  # the default is another
-
-
 @pytest.mark.spec("executor", 16, 17)
 def test_every_tensor_is_split_and_scalars_are_not() -> None:
-    scalar = torch.tensor(2.0)
-    assert torch.equal(inference(lambda x, s: x * s)(X, scalar), 2 * X)
-    with pytest.raises(AssertionError, match="Invalid batch dimension"):
-        inference(lambda x, s: x * s, iterations=2)(X, scalar)
-    with pytest.raises(AssertionError, match="Invalid batch dimension"):
-        inference(lambda x, mask: x * mask, iterations=2)(X, torch.ones(1, 2))
+    for other in (torch.tensor(2.0), torch.ones(1, 2)):
+        with pytest.raises(AssertionError, match="Invalid batch dimension"):
+            inference(lambda x, s: x * s, iterations=2)(X, other)
     mask = torch.tensor([[1.0, 0.0]])
     got = inference(lambda x, mask: x * mask, iterations=2)(X, mask.expand(2, 2))
     assert torch.equal(got, X * mask)
-
-
-@pytest.mark.spec("executor", 66)
-def test_tensor_defaults_may_be_overridden() -> None:
-    def forward(x, factor=torch.full((2, 1), 3.0)):  # noqa: B008
-        return x * factor
-
-    wrapped = poptorch.inferenceModel(forward, options())
-    assert torch.equal(wrapped(X), 3 * X)
-    assert torch.equal(wrapped(X, torch.full((2, 1), 5.0)), 5 * X)
-    assert torch.equal(wrapped(X), 3 * X)
 
 
 class Keeps(collections.OrderedDict):
@@ -192,24 +200,6 @@ def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
     with pytest.raises(poptorch.Error, match="object whose tensors cannot be seen") as caught:
         call(lambda pair: pair.left)
     assert "registerCustomArgParser(Labelled, parser)" in str(caught.value)
-
-
-class Awkward:
-    def __eq__(self, other: object) -> bool:
-        raise ValueError("no")
-
-    __hash__ = None
-
-
-def test_constants_of_any_type() -> None:
-    wrapped = inference(lambda x, how: x * how["by"] if how["kind"] == "times" else x)
-    assert torch.equal(wrapped(X, {"by": 3, "kind": "times"}), 3 * X)
-    with pytest.raises(poptorch.Error, match=r"Value mismatch for (?s:.*)expected 3 but got 4"):
-        wrapped(X, {"by": 4, "kind": "times"})
-    wrapped = inference(lambda x, how: x + 1)
-    assert torch.equal(wrapped(X, float("nan")), wrapped(X, float("nan")))
-    with pytest.raises(poptorch.Error, match="Type mismatch"):
-        wrapped(X, Awkward())
 
 
 @pytest.mark.spec("executor", 50)
