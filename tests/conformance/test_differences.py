@@ -84,7 +84,7 @@ SHOWN = {
     "a text such as \"no\" counted as a true `shuffle` or `drop_last`; arguments of another mode did nothing, nor did a stream that is too short": "test_dataloader.py::test_arguments_that_make_no_sense",
     "lists and tuples of texts came from the last of the joined micro-batches": "test_dataloader_batch_sampler.py::test_texts_in_lists_follow_one_another_and_else_the_last_counts",
     "a subclass's `__iter__` ran in the loading process and again outside": "test_dataloader.py::test_subclasses_with_mix_ins",
-    "the loading process polled at a fixed interval": "data/test_consumer.py::test_pauses_get_longer_until_a_message_ends_them",
+    "the loading process polled at a fixed interval": "data/test_worker.py::test_pauses_get_longer_until_a_message_ends_them",
     "mixed types in a layer are an error": "capture/test_casting.py::test_weights_follow_the_activations_and_both_what_was_chosen",
     "mixed half and float operands become float, or are refused": "capture/test_casting.py::test_mixed_operands_get_one_type",
     "recurrent layers want inputs and weights of one type": "capture/test_casting.py::test_recurrent_layers_follow_their_input",
