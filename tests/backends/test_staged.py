@@ -208,33 +208,6 @@ def test_interleaving_really_keeps_fewer_values(monkeypatch: pytest.MonkeyPatch)
     assert all(alternating[chip] <= grouped[chip] for chip in grouped)
 
 
-def public(backend: str, model: nn.Module, **counts: int) -> poptorch.PoplarExecutor:
-    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False).lanes(1)
-    opts.deviceIterations(counts["iterations"]).replicationFactor(counts["replicas"])
-    opts.broadcastBuffers(False).outputMode(OutputMode.All)
-    if counts["accumulation"]:
-        opts.Training.gradientAccumulation(counts["accumulation"])
-        return poptorch.trainingModel(model, opts, sgd(model))
-    return poptorch.inferenceModel(model.eval(), opts)
-
-
-@pytest.mark.spec("parallel", 30)
-@pytest.mark.parametrize("accumulation", [0, 3])
-def test_users_can_choose_it(accumulation: int) -> None:
-    example = STAGE_ZOO["conv_net"]
-    counts = {"iterations": 2, "replicas": 2, "accumulation": accumulation}
-    inputs = example.inputs(ROWS * 2 * 2 * max(accumulation, 1))
-    found = []
-    for backend in ("staged", "reference"):
-        torch.manual_seed(1)
-        model = example.build(2)
-        executor = public(backend, model, **counts)
-        results = [executor(*inputs) for _ in range(2)]
-        found.append((results, [p.detach().clone() for p in model.parameters()]))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
-    assert found[0][0][0][0].shape[0] == inputs[0].shape[0]
-
-
 def test_an_input_changed_in_place_comes_back() -> None:
     class Changing(nn.Module):
         def forward(self, x):
@@ -288,6 +261,7 @@ class Homonyms(nn.Module):
             return nn.functional.cross_entropy(self.get_submodule(self.name)["fc"](x), y)
 
 
+@pytest.mark.spec("parallel", 30)
 @pytest.mark.parametrize(
     ("name", "make"),
     [

@@ -16,8 +16,9 @@ from poptorch.testing import CONFORMANCE, allclose
 
 
 @pytest.mark.parametrize("check", CONFORMANCE)
-def test_reference(check: str) -> None:
-    CONFORMANCE[check]("reference")
+@pytest.mark.parametrize("backend", ["reference", "staged"])
+def test_interpreting_backends(backend: str, check: str) -> None:
+    CONFORMANCE[check](backend)
 
 
 @pytest.mark.slow
