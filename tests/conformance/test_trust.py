@@ -17,7 +17,7 @@ from torch import nn
 
 import poptorch
 from helpers.zoo import ROWS, ZOO
-from poptorch import MeanReductionStrategy, OutputMode, ReductionType
+from poptorch import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 
 CALLS = 2
 # Its random numbers are the device's; conformance/test_zoo.py compares them in one sequence.
@@ -77,11 +77,32 @@ class Case:
     reduction: ReductionType
     strategy: MeanReductionStrategy
     mode: OutputMode
+    period: int  # of results, where the mode has one
+    group: int  # of replicas that get the same inputs
+    kind: CommGroupType
     backend: str
     loss_scaling: float
     hints: tuple[str, ...]
     change: str
     late: bool
+
+    @property
+    def possible(self) -> bool:
+        every_n = self.mode is OutputMode.EveryN
+        return (
+            self.replicas % self.group == 0
+            and (self.replicas == 1 or self.model not in WITH_BUFFERS)
+            # In inference the host's buffers, which are attached again, wait for an explicit copy.
+            and (self.training or not self.late or self.model not in WITH_BUFFERS)
+            and (not every_n or self.iterations % self.period == 0)
+            and (not every_n or not self.training or self.accumulation == 1)
+        )
+
+    @property
+    def pieces(self) -> list[int]:
+        """Which of a step's inputs each replica gets."""
+        groups, consecutive = self.replicas // self.group, self.kind is CommGroupType.Consecutive
+        return [r // self.group if consecutive else r % groups for r in range(self.replicas)]
 
 
 CASES = st.builds(
@@ -90,13 +111,16 @@ CASES = st.builds(
     training=st.booleans(),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
     library=st.sampled_from(["torch", "poptorch"]),
-    iterations=st.integers(1, 3),
+    iterations=st.integers(1, 4),
     accumulation=st.integers(1, 3),
-    replicas=st.integers(1, 2),
-    lanes=st.sampled_from([0, 1, 2]),
+    replicas=st.integers(1, 4),
+    lanes=st.sampled_from([0, 1, 2, 5]),
     reduction=st.sampled_from([ReductionType.Mean, ReductionType.Sum]),
     strategy=st.sampled_from(list(MeanReductionStrategy)),
-    mode=st.sampled_from([m for m in OutputMode if m is not OutputMode.EveryN]),
+    mode=st.sampled_from(list(OutputMode)),
+    period=st.sampled_from([1, 2, 3]),
+    group=st.sampled_from([1, 1, 2, 3]),
+    kind=st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]),
     backend=st.sampled_from(["reference", "staged"]),
     loss_scaling=st.sampled_from([1.0, 16.0]),
     hints=st.sets(st.sampled_from(sorted(HINTS)), max_size=3).map(lambda s: tuple(sorted(s))),
@@ -108,7 +132,8 @@ CASES = st.builds(
 def options_of(case: Case) -> poptorch.Options:
     opts = poptorch.Options().backend(case.backend).showCompilationProgressBar(False)
     opts.deviceIterations(case.iterations).replicationFactor(case.replicas)
-    opts.lanes(case.lanes).outputMode(case.mode)
+    opts.inputReplicaGrouping(case.group, case.kind).autoRoundNumIPUs(True).lanes(case.lanes)
+    opts.outputMode(case.mode, case.period if case.mode is OutputMode.EveryN else None)
     if case.training:
         opts.Training.gradientAccumulation(case.accumulation)
         opts.Training.accumulationAndReplicationReductionType(case.reduction)
@@ -125,24 +150,32 @@ def optimizer_of(case: Case, model: nn.Module, library) -> torch.optim.Optimizer
     return optimizer
 
 
+def batched(items, size: int):
+    items = list(items)
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
 def eager_call(case: Case, model: nn.Module, optimizer, x, y) -> list[list[list[torch.Tensor]]]:
     """Run what one call stands for; return results by iteration, step and replica."""
-    per_step = case.replicas
-    per_update = per_step * (case.accumulation if case.training else 1)
-    scale = 1 if case.reduction is ReductionType.Sum else per_update
+    steps = case.accumulation if case.training else 1
+    scale = 1 if case.reduction is ReductionType.Sum else case.replicas * steps
     results = []
     for xs, ys in zip(x.chunk(case.iterations), y.chunk(case.iterations), strict=True):
-        parts = []
-        for part in zip(xs.chunk(per_update), ys.chunk(per_update), strict=True):
-            with torch.set_grad_enabled(case.training):
-                out, loss = model(*part)
-            if case.training:
-                (loss / scale).backward()
-            parts.append([out.detach(), loss.detach()])
+        inputs = zip(*(t.chunk(steps * case.replicas // case.group) for t in (xs, ys)), strict=True)
+        update = []
+        for pieces in batched(inputs, case.replicas // case.group):
+            step = []
+            for piece in case.pieces:
+                with torch.set_grad_enabled(case.training):
+                    out, loss = model(*pieces[piece])
+                if case.training:
+                    (loss / scale).backward()
+                step.append([out.detach(), loss.detach()])
+            update.append(step)
         if case.training:
             optimizer.step()
             optimizer.zero_grad()
-        results.append([parts[at : at + per_step] for at in range(0, per_update, per_step)])
+        results.append(update)
     return results
 
 
@@ -151,6 +184,8 @@ def selected(case: Case, results, number: int) -> torch.Tensor:
     mode = case.mode
     if mode is OutputMode.Default:
         mode = OutputMode.Final if case.training else OutputMode.All
+    if mode is OutputMode.EveryN:
+        results = results[case.period - 1 :: case.period]
     steps = [[replica[number] for replica in step] for update in results for step in update]
     if mode is OutputMode.Sum:
         chosen = [sum(step[replica] for step in steps) for replica in range(case.replicas)]
@@ -181,7 +216,7 @@ def compare(case: Case) -> None:
     opts = options_of(case)
     library = poptorch.optim if case.library == "poptorch" else torch.optim
     steps = case.accumulation if case.training else 1
-    rows = ROWS * case.iterations * case.replicas * steps
+    rows = ROWS * case.iterations * (case.replicas // case.group) * steps
     if case.training:
         wrapped = poptorch.trainingModel(model, opts, optimizer_of(case, model, library))
     else:
@@ -206,14 +241,14 @@ def compare(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.spec("options", 23)
 @settings(
-    max_examples=25,
+    max_examples=30,
     deadline=None,
     phases=(Phase.generate,),  # to find a smaller case costs hundreds of compilations
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-@given(case=CASES.filter(lambda case: case.replicas == 1 or case.model not in WITH_BUFFERS))
+@given(case=CASES.filter(lambda case: case.possible))
 def test_what_is_computed_is_what_eager_computes_or_an_error_says_why_not(case: Case) -> None:
     if "cycles" in case.hints and "model" in case.hints:
         with pytest.raises(poptorch.Error, match="The IPU model has no cycle counts"):
