@@ -64,6 +64,7 @@ REFUSED = {  # what is compiled, what is set, what is said, and the error's clas
     ),
     "betas": (ADAM, of(optim.Adam, lr=0.01, group={"betas": (0.5, 0.999)}), BETAS),
     "edited": (ADAM, edited(lambda o: o.param_groups[0].update(eps=1e-3)), CONSTANT),
+    "a scale": (SGD, edited(lambda o: setattr(o, "loss_scaling", 2.0)), CONSTANT),
     "becomes variable": (ADAM, made_variable, "'weight_decay' of.*cannot become variable"),
     "becomes constant": (of(optim.SGD, lr=0.1, loss_scaling=1.0), SGD, "compiled as variable"),
     "clipping": (ADAM, of(optim.Adam, lr=0.01, max_grad_norm=1.0), "max_grad_norm"),

@@ -25,8 +25,25 @@ class Net(nn.Module):
         return nn.functional.mse_loss(self.linear(x.float()), y.float())
 
 
+def no_answer() -> poptorch.RecoverableError:
+    return poptorch.RecoverableError(
+        "no answer",
+        recovery_action="IPU_RESET",
+        type="poplar_recoverable_runtime_error",
+        location="[0] running\n[1] calling",
+    )
+
+
+REPORT = (
+    "'poplar_recoverable_runtime_error': no answer\n"
+    "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling"
+)
+
+
+@pytest.mark.spec("runtime", 27)
+@pytest.mark.parametrize("place", ["compile", "attach", "run"])
 @pytest.mark.parametrize("make", [torch.optim.Adam, poptorch.optim.Adam])
-def test_a_first_call_that_fails_has_not_happened(make) -> None:
+def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
     """Nor has it with state that was loaded."""
     model = Net()
     trained = make(model.parameters(), lr=0.1)
@@ -42,10 +59,13 @@ def test_a_first_call_that_fails_has_not_happened(make) -> None:
         before = copy.deepcopy(optimizer.state_dict())
         if fails:
             with (
-                poptorch.testing.injected_fault("run", ValueError("a bad label")),
-                pytest.raises(ValueError, match="label"),
+                poptorch.testing.injected_fault(place, no_answer()),
+                pytest.raises(poptorch.RecoverableError) as caught,
             ):
                 wrapper(X.long(), Y)
+            assert str(caught.value) == REPORT
+            assert caught.value.recovery_action == "IPU_RESET"
+            assert caught.value.type == "poplar_recoverable_runtime_error"
             assert not wrapper.isCompiled()
             assert not wrapper.isAttachedToDevice()
             torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
@@ -62,6 +82,12 @@ def test_later_calls_that_fail_keep_the_program() -> None:
         pytest.raises(ValueError, match="x"),
     ):
         wrapper(X)
+    with pytest.raises(ValueError, match="No place is called"):
+        poptorch.testing.injected_fault("lunch", no_answer())
+    with pytest.raises(poptorch.Error) as plain:
+        wrapper(X[:1])
+    assert plain.value.location == ""
+    assert "Error raised in" not in str(plain.value)
     assert wrapper.isCompiled()
     assert torch.equal(wrapper(X), expected)
 
@@ -103,11 +129,12 @@ def test_tensors_that_no_program_can_read(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_memory_formats_are_taken_as_eager_torch_takes_them() -> None:
+@pytest.mark.parametrize("backend", ["reference", pytest.param("optimise", marks=pytest.mark.slow)])
+def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
     images = normal(4, 1, 6, 6)
-    wrapper = poptorch.inferenceModel(model, options())
+    wrapper = poptorch.inferenceModel(model, options().backend(backend))
     forms = [
         images,
         images.contiguous(memory_format=torch.channels_last),  # calls itself contiguous
@@ -117,7 +144,7 @@ def test_memory_formats_are_taken_as_eager_torch_takes_them() -> None:
         images[:, :, :, :].as_strided((4, 1, 6, 6), (36, 7, 6, 1)),
     ]
     for first in (forms[1], forms[3]):
-        again = poptorch.inferenceModel(model, options())
+        again = poptorch.inferenceModel(model, options().backend(backend))
         torch.testing.assert_close(again(first), model(first).detach())
     for form in forms:
         torch.testing.assert_close(wrapper(form), model(form).detach())

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import poptorch
-import poptorch.testing
 from helpers.wrapped import Regression as Net
 from helpers.wrapped import inference, normal, options
 from poptorch import ConnectionType
@@ -105,43 +104,6 @@ def test_a_replica_needs_a_device_of_its_own() -> None:
     opts = options(replicas=2).useIpuId(0)
     with pytest.raises(poptorch.Error, match="Expected at least replication factor"):
         poptorch.inferenceModel(lambda x: x + 1, opts)(torch.ones(2))
-
-
-def recoverable() -> poptorch.RecoverableError:
-    return poptorch.RecoverableError(
-        "no answer",
-        recovery_action="IPU_RESET",
-        type="poplar_recoverable_runtime_error",
-        location="[0] running\n[1] calling",
-    )
-
-
-REPORT = (
-    "'poplar_recoverable_runtime_error': no answer\n"
-    "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling"
-)
-
-
-@pytest.mark.spec("runtime", 27)
-@pytest.mark.parametrize("place", ["compile", "attach", "run"])
-def test_a_failure_leaves_everything_usable(place: str) -> None:
-    model = Net()
-    training = wrapped(None, model)
-    before = model.layer.weight.clone()
-    with poptorch.testing.injected_fault(place, recoverable()):
-        with pytest.raises(poptorch.RecoverableError) as caught:
-            training(X, Y)
-        error = caught.value
-        assert (error.recovery_action, error.type) == ("IPU_RESET", REPORT[1:33])
-        assert str(error) == REPORT
-        assert torch.equal(model.layer.weight, before)
-        assert torch.isfinite(training(X, Y))  # it happens once
-    with pytest.raises(ValueError, match="No place is called"):
-        poptorch.testing.injected_fault("lunch", recoverable())
-    with pytest.raises(poptorch.Error) as plain:
-        training(X)
-    assert plain.value.location == ""
-    assert "Error raised in" not in str(plain.value)
 
 
 @pytest.mark.spec("programs", 24)

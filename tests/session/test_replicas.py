@@ -9,30 +9,9 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import Regression as Net
 from helpers.wrapped import inference, options
 from helpers.wrapping import Scaled
 from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
-
-
-@pytest.mark.spec("parallel", 31)
-@pytest.mark.parametrize("reduction", [poptorch.ReductionType.Mean, poptorch.ReductionType.Sum])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_more_replicas_for_the_same_data_train_as_the_flat_run(replicas: int, reduction) -> None:
-    model = Net(3, 2)
-    flat = copy.deepcopy(model)
-    opts = options(iterations=2, accumulation=3, replicas=replicas)
-    opts.Training.accumulationAndReplicationReductionType(reduction)
-    x, y = torch.randn(48, 3), torch.randn(48, 2)
-    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.01))
-    training(x, y)
-    optimizer = torch.optim.SGD(flat.parameters(), lr=0.01)
-    factor = 1 if reduction == poptorch.ReductionType.Mean else 3 * replicas
-    for xs, ys in zip(x.split(24), y.split(24), strict=True):
-        optimizer.zero_grad()
-        (flat(xs, ys) * factor).backward()
-        optimizer.step()
-    torch.testing.assert_close(model.layer.weight, flat.layer.weight, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.spec("parallel", 35)
