@@ -85,38 +85,6 @@ def test_compiled_programs_equal_the_interpreted_ones(name: str, lanes: int) -> 
     assert left == right
 
 
-class BatchNorms(nn.Module):
-    """One batch norm called twice, one in eval mode, one without statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.twice, self.frozen = nn.BatchNorm1d(3, momentum=0.3), nn.BatchNorm1d(3).eval()
-        self.plain = nn.BatchNorm1d(3, track_running_stats=False)
-
-    def forward(self, x):
-        out = self.plain(self.frozen(self.twice(self.twice(x) + 1) * 2))
-        return poptorch.identity_loss(out.square(), "mean")
-
-
-@pytest.mark.slow
-def test_unusual_batch_norms() -> None:
-    torch.manual_seed(0)
-    model = BatchNorms()
-    results = []
-    for lanes in (1, 6, 2):
-        twin = copy.deepcopy(model)
-        opts = options(lanes)
-        x = torch.randn(ACCUMULATION * 5, 3, generator=torch.Generator().manual_seed(2))
-        training = poptorch.trainingModel(twin, opts)
-        training(x)
-        training(x)
-        assert (training.plan().program.lanes is None) == (lanes == 1)
-        results.append(twin.state_dict())
-    for other in results[1:]:
-        for key, value in results[0].items():
-            torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-6)
-
-
 def test_what_cannot_be_vectorised_falls_back_and_says_why(caplog) -> None:
     model = ZOO["counter"].build()
     training = poptorch.trainingModel(model, options(0))

@@ -22,7 +22,7 @@ from poptorch import CommGroupType, MeanReductionStrategy, OutputMode, Reduction
 CALLS = 2
 # Its random numbers are the device's; conformance/test_zoo.py compares them in one sequence.
 MODELS = sorted(set(ZOO) - {"dropout"})
-WITH_BUFFERS = ("conv_batchnorm", "counter")  # which replicas keep for themselves
+WITH_BUFFERS = ("conv_batchnorm", "batchnorms", "counter")  # which replicas keep for themselves
 OPTIMIZERS = {
     "sgd": lambda p, lib: lib.SGD(p, lr=0.05),
     "momentum": lambda p, lib: lib.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),

@@ -37,6 +37,25 @@ class ConvBatchNorm(nn.Module):
         return out, F.cross_entropy(out, y)
 
 
+class BatchNorms(nn.Module):
+    """One batch norm called twice, one in eval mode, one without statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.twice, self.frozen = nn.BatchNorm1d(3, momentum=0.3), nn.BatchNorm1d(3).eval()
+        self.plain = nn.BatchNorm1d(3, track_running_stats=False)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x, y):
+        out = self.plain(self.frozen(self.twice(self.twice(self.head(x)) + 1) * 2))
+        return out, F.mse_loss(out, y)
+
+
 class Embedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -132,6 +151,7 @@ def _sequence(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 ZOO = {
     "linear": Example(Linear, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
     "conv_batchnorm": Example(ConvBatchNorm, lambda n: (torch.randn(n, 2, 6, 6), _classes(n))),
+    "batchnorms": Example(BatchNorms, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
     "embedding": Example(Embedding, lambda n: (torch.randint(0, 11, (n, 4)), _classes(n))),
     "lstm": Example(Lstm, lambda n: _sequence(n, 5)),
     "transformer": Example(Transformer, lambda n: _sequence(n, 8)),
