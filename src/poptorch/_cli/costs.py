@@ -22,18 +22,18 @@ def add_estimate(commands: Any) -> None:
     parser = add(
         commands,
         "estimate",
-        "say what the models of a script would cost on IPUs",
+        "estimate the cost of a script's models on IPUs",
         "poptorch estimate train.py\npoptorch estimate --system bow:64 --all train.py --epochs 1",
-        "The script runs until it first compiles or calls a wrapped model. That is priced instead\n"
-        "and the script ends. With --all each wrapped model is priced when it is first used, and\n"
-        "the script runs to its end.",
+        "The script runs until it first compiles or calls a wrapped model. The command prices it\n"
+        "and ends the script. With --all it prices each wrapped model at its first use, and the\n"
+        "script runs to its end.",
     )
     parser.add_argument("--system", help="the chips, kind:number; default POPTORCH_POD, mk2:64")
     parser.add_argument("--all", action="store_true", help="price every model and run the script")
     parser.add_argument("--json", type=Path, help="write the last one's profile into this file")
     parser.add_argument("--html", type=Path, help="write its page into this file, too")
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     parser.set_defaults(run=_estimate)
 
 

@@ -26,14 +26,14 @@ from .commands import FOUND, Enough, Misuse, add, run_script
 
 CALLS = 20
 _DESCRIPTION = """
-With a script: runs it, as python would; explains every model that it wraps before that is compiled,
-ends it after some calls or before a model that cannot be compiled, and says at last whether the
-host or the device limited the run.
+With a script: runs it, and explains each wrapped model before it is compiled. It ends the script
+after some calls, or before a model that cannot be compiled. At the end it says whether the host or
+the device limited the run.
 
-With FILE.py:NAME, a module, a class or a function that makes one: imports that file, which runs all
-of it but what stands under if __name__ == "__main__", then explains that module. With shapes of its
-inputs, such as 8,3 or 8:int64, or labels=8:int64 for one that goes by its name, its forward runs
-once; without shapes its source is searched.
+With FILE.py:NAME, a module, or a class or function that makes one: imports the file and explains
+the module. Code under if __name__ == "__main__" does not run. With shapes of its inputs, such as
+8,3 or 8:int64, or labels=8:int64 for one by name, its forward runs once. Without shapes only its
+source is searched.
 
 The first line of the output says what is run."""
 _EXAMPLE = """

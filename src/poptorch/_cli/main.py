@@ -24,7 +24,7 @@ MEGABYTE = 1_000_000
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="poptorch",
-        description="Tools beside the library. Each command has a help page of its own.",
+        description="Tools for scripts that use poptorch. Each command has its own --help.",
         **page("poptorch doctor --help"),
     )
     parser.add_argument("--version", action="version", version=f"poptorch {VERSION}")
@@ -39,7 +39,7 @@ def _add_options(commands: Any) -> None:
     parser = add(
         commands,
         "options",
-        "show every option, its value and whether it has an effect here",
+        "show every option, its value and its effect here",
         "poptorch options\npoptorch options training.cfg --all",
     )
     parser.add_argument("file", nargs="*", help="files of option calls, as for loadFromFile")

@@ -95,18 +95,27 @@ def parser() -> argparse.ArgumentParser:
     add = result.add_argument
     add("-n", "--num-instances", type=_number(1), default=1, metavar="N",
         help="processes, on all hosts (1)")  # fmt: skip
-    add("--num-replicas", type=_number(1), metavar="N", help="replicas, of all processes (as many)")
+    add(
+        "--num-replicas",
+        type=_number(1),
+        metavar="N",
+        help="replicas of all processes (1 each)",
+    )
     add("--ipus-per-replica", type=_number(1), default=1, metavar="N",
         help="chips of each replica (1)")  # fmt: skip
     add("--stage-processes", type=_number(1), default=1, metavar="N",
         help="processes that share the stages of each model (1)")  # fmt: skip
-    add("-H", "--host", metavar="A,B", help="hosts, the first of them this one; the others by ssh")
+    add("-H", "--host", metavar="A,B", help="hosts: first this one, then others, reached by ssh")
     add("--hostfile", metavar="FILE", help="a file with a host in each line")
     add("--port", type=_number(1, 65535), default=29400, metavar="PORT",
-        help="of the first host, to meet at (29400)")  # fmt: skip
+        help="port of the first host where all hosts meet (29400)")  # fmt: skip
     add("--max-restarts", type=_number(0), default=0, metavar="N",
-        help="start all again after a failure (0 times)")  # fmt: skip
-    add("--executable-cache-path", metavar="DIR", help="executables that all processes share")
+        help="after a failure start all again, so often (0)")  # fmt: skip
+    add(
+        "--executable-cache-path",
+        metavar="DIR",
+        help="compiled programs that all processes share",
+    )
     add("--only-output-from-instance", type=_number(0), metavar="N", help="show no other's output")
     add("--offline-mode", type=_flag, nargs="?", const=True, metavar="yes/no",
         help="compile without devices")  # fmt: skip
