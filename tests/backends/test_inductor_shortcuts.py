@@ -9,11 +9,13 @@ import sympy
 import torch
 import torch._inductor.config
 from torch import nn
+from torch._inductor.exc import CppCompileError
 from torch._inductor.sizevars import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
 from helpers.cases import few
+from helpers.inductor_graphs import graph
 from helpers.wrapped import normal, options
 from poptorch._base import private
 from poptorch._compile import cache, tiers
@@ -123,3 +125,37 @@ def test_all_else_is_left_to_torch(index) -> None:
     asked = []
     assert shortcuts.stride(lambda *a: asked.append(a) or "torch's", index, D0, 16) == "torch's"
     assert asked == [(index, D0, 16)]
+
+
+def test_what_is_in_the_way(monkeypatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: "/usr/bin/" + name)
+    monkeypatch.setattr(toolchain, "temporary", lambda: "/tmp")
+    monkeypatch.setattr(torch, "__file__", "/usr/lib/torch/__init__.py")
+    assert toolchain.obstacle() is None
+    monkeypatch.setattr(torch, "__file__", "/home/me/my projects/torch/__init__.py")
+    assert "'/home/me/my projects/torch'" in toolchain.obstacle()
+
+
+SAID = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "text"),
+    [
+        (
+            CppCompileError(["g++", "a.cpp", "-O3"], SAID), poptorch.Error,
+            r"(?s)Got:    a.cpp:3:7: fatal error: No space.*Where:  code that torch .* by g\+\+",
+        ),
+        (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
+    ],
+)  # fmt: skip
+def test_complaints_of_the_compiler_are_quoted(raised, kind, text: str, monkeypatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(compiler, "_compile", broken)
+    x = torch.ones(3)
+    with pytest.raises(kind, match=text):
+        compiler.compile_graph(graph(lambda x: ([x + 1], []), [x]), [x])
