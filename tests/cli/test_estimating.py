@@ -55,17 +55,21 @@ def test_all_of_a_script_runs(script: str, capsys: pytest.CaptureFixture[str]) -
     assert shown.index("Linear, inference, on mk2:64") < shown.index("ran on")
 
 
-def test_a_model_that_does_not_fit_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("size", "status", "said"),
+    [(1 << 15, 1, "DOES NOT FIT: weights, 2.0 GiB"), (14640, 0, "limit): weights, 915.1 MiB")],
+)
+def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, status: int, said: str
 ) -> None:
     path = tmp_path / "script.py"
     path.write_text(
         "import torch, poptorch\n"
-        "with torch.device('meta'): model = torch.nn.Linear(1 << 15, 1 << 14)\n"
-        "poptorch.inferenceModel(model).compile(torch.empty(1, 1 << 15, device='meta'))\n"
+        f"with torch.device('meta'): model = torch.nn.Linear({size}, 1 << 14)\n"
+        f"poptorch.inferenceModel(model).compile(torch.empty(1, {size}, device='meta'))\n"
     )
-    assert main(["estimate", str(path)]) == 1
-    assert "DOES NOT FIT: weights, 2.0 GiB" in capsys.readouterr().out
+    assert main(["estimate", str(path)]) == status
+    assert said in capsys.readouterr().out
 
 
 def test_a_script_without_models_is_a_failure(

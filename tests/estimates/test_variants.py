@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,8 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
     assert [line.settings["chip"] for line in lines] == ["bow", PRESENT, "mk2", "mk1"]
     assert [line.fits for line in lines] == [True, True, True, False]
     assert lines[1].items_per_second == lines[0].items_per_second
-    assert str(lines).splitlines()[-1].endswith("%: weights")
+    assert str(lines).splitlines()[2].endswith("fits")
+    assert re.search(r"  does not fit, 2\d\d %: weights$", str(lines).splitlines()[-1])
     lines.to_csv(tmp_path / "lines.csv")
     with (tmp_path / "lines.csv").open(newline="") as file:
         read = list(csv.DictReader(file))

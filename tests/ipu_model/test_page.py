@@ -86,6 +86,8 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
 def test_a_page_is_small_names_its_script_and_fetches_nothing(content: dict[str, Any]) -> None:
     text = page.html({**content, "name": "train.py: Net, training"}, content)
     assert len(text) < 50_000
+    close = {**content, "estimated": {**content["estimated"], "verdict": "close"}}
+    assert '<p class="verdict close">Close, 0.9 to 1.1 of the limit: the full' in page.html(close)
     assert "<title>train.py: Net, training on bow:2</title>" in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
     assert text.count("</script>") == 1

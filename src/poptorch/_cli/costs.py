@@ -65,7 +65,7 @@ def _estimate(chosen: argparse.Namespace) -> int:
         priced[-1].to_json(chosen.json)
     if chosen.html:
         priced[-1].to_html(chosen.html)
-    return 0 if all(estimate.fits for estimate in priced) else FOUND
+    return FOUND if any(each.verdict == "does not fit" for each in priced) else 0
 
 
 def add_report(commands: Any) -> None:

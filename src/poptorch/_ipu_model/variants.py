@@ -14,7 +14,7 @@ import torch
 from .._base.errors import Error
 from .._base.tables import html_page, html_table, size_text, table
 from .estimate import Estimate
-from .parts import Culprit
+from .parts import Culprit, verdict
 
 LOCATIONS = {  # on chip rather than in streaming memory, shared by replicas
     "on chip": (True, False),
@@ -79,8 +79,9 @@ class Variant:
 
 
 def _verdict(each: Variant) -> str:
-    needs = f"needs {100 + each.culprit.over:.0f} %: {each.culprit.category}"
-    return "fits" if each.fits else needs
+    judged = verdict(each.culprit.over)
+    needs = f", {100 + each.culprit.over:.0f} %: {each.culprit.category}"
+    return judged if judged == "fits" else judged + needs
 
 
 _FIGURES = tuple(Variant.__dataclass_fields__)[1:]
