@@ -71,6 +71,7 @@ REFUSED = {
         lambda o, y: (lambda loss: (loss.exp(), loss * 2))(marked(o.sum() ** 2)), NOT_FOLLOWED,
     ),
     "apart": (apart, SEVERAL),
+    "a vector of both": (lambda o, y: torch.stack(apart(o, y)) * 2, SEVERAL),
     "without a reduction": (
         lambda o, y: (F.mse_loss(o, y, reduction="none"), mse(o, y)), SEVERAL,
     ),
