@@ -18,6 +18,7 @@ from poptorch.enums import (
     VariableRetrievalMode,
 )
 from poptorch.options import Options, PipelinedExecution, Stage, TensorLocationSettings
+from poptorch.options.freeze import freeze
 
 
 def reduce(options: Options, kind: object) -> None:
@@ -141,8 +142,9 @@ def test_an_anchors_period_is_one_unless_every_n() -> None:
 def test_memory_proportions_replace_each_other() -> None:
     options = Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU1": 2})
     assert options.available_memory_proportion == {0: 0.2, 1: 2}
-    options.setAvailableMemoryProportion({"IPU3": 0.1})
-    assert options.available_memory_proportion == {3: 0.1}
+    options.setAvailableMemoryProportion({"IPU3": 0, "IPU4": 1})
+    assert options.available_memory_proportion == {3: 0, 4: 1}
+    assert freeze(options, training=False).runtime.memory_proportions == ((3, 0), (4, 1))
 
 
 @pytest.mark.spec("options", 18)

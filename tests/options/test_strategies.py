@@ -93,6 +93,12 @@ def test_stages_by_position(cls):
     assert stage.ipu(3) is stage
 
 
+def test_only_a_pipeline_is_interleaved() -> None:
+    assert placed(PipelinedExecution("a").useInterleavedSchedule()).interleaved
+    assert not placed(PipelinedExecution("a")).interleaved
+    assert not placed(ShardedExecution("a").useInterleavedSchedule()).interleaved
+
+
 def test_automatic_stages():
     assert placed(PipelinedExecution()).auto_stage is AutoStage.SameAsIpu
     increment = PipelinedExecution(AutoStage.AutoIncrement)
