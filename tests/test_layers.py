@@ -143,6 +143,49 @@ def _allowed_private(path: Path) -> bool:
     return path == PACKAGE / PRIVATE_TORCH
 
 
+SHARED = {"_base", "_ir"}  # what all rooms speak
+NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
+# Tests beside src's folders, and what they are about; then tests that also read other rooms.
+ROOMS = {
+    "checkpoints": {"_session"},
+    "dataloader_faults": {"_data"},
+    "conftest": {"_pod"},
+    "estimates": {"_ipu_model", "_session"},
+    "hardware": {"_pod"},
+    "ipu_model": {"_repricing", "_systems"},
+    "pod": {"_systems"},
+    "pva": {"_ipu_model", "_systems"},
+    "sweep": {"_ops"},
+    "backends": {"_compile", "_job", "_update"},
+    "base": {"_capture", "_compile"},
+    "capture": {"_session"},
+    "cli": {"_ipu_model", "_pod"},
+    "compile": {"_capture", "_cli", "_place"},
+    "conformance": {"_compile", "_session"},
+    "examples": {"_compile"},
+    "harden": {"_capture", "_compile"},
+    "helpers": {"_capture", "_cli", "_compile", "_job", "_ops", "_place"},
+    "ir": {"_compile", "_schedule"},
+    "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
+    "session": {"_compile", "_data", "_ipu_model", "_systems"},
+    "update": {"_compile"},
+}
+
+
+def test_private_names_are_imported_by_the_tests_of_their_room() -> None:
+    """So that the inside of a room is changed with its own tests alone."""
+    tests, found = ROOT / "tests", set()
+    for path in tests.rglob("*.py"):
+        room = path.relative_to(tests).parts[0].removesuffix(".py").removeprefix("test_")
+        own = {f"_{room}", *ROOMS.get(room, ()), *SHARED, *NAMES_OF_POPTORCH}
+        for _, target in imports(parse(path), "tests", False):
+            owner, _, name = target.partition(".")
+            private = name.partition(".")[0]
+            if owner == "poptorch" and private[:1] == "_" and private not in {*own, "__version__"}:
+                found.add((room, private))
+    assert not found
+
+
 @pytest.mark.parametrize(
     "code, breaks",
     [

@@ -275,6 +275,7 @@ strict = true
 """
 
 
+@pytest.mark.long
 def test_type_checkers_accept_a_script_and_find_misspelt_names(wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "accepted.py").write_text(ACCEPTED)
     (tmp_path / "refused.py").write_text(REFUSED)

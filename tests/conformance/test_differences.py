@@ -59,7 +59,7 @@ SHOWN = {
     "a Python branch on values was an error": "capture/test_value_reads.py::test_a_branch_is_frozen_to_the_path_of_the_first_inputs",
     "in-place changes of slices with a step were an error": "conformance/test_differences.py::test_slices_with_a_step",
     "batch norms with `momentum=None` could not be compiled": "capture/test_torch_features.py::test_without_momentum_every_batch_has_the_same_share",
-    "many operators were missing or limited": "sweep/test_sweep.py::test_operators_compute_what_eager_torch_does",
+    "many operators were missing or limited": "sweep/test_sweep.py::test_everything_computes_what_eager_torch_does",
     "`Options.loadFromFile` executed the file as Python": "options/test_files.py::test_only_calls_with_plain_arguments_are_understood",
     "a count of 0 was accepted by `deviceIterations`, `replicationFactor`, `gradientAccumulation`": "options/test_container.py::test_a_mistake_is_refused_where_it_is_made_with_what_to_write",
     "`print(executor)` printed the model's layers": "test_notebook.py::test_an_executor_shows_model_kind_and_what_runs_it",

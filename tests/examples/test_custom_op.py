@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import long
 from helpers.source_tree import ROOT
 from helpers.wrapping import options, training
 from poptorch.ops import custom
@@ -76,7 +77,7 @@ def trains_as(model: nn.Module, formula, backend: str = "reference") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
+@pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_cpp_operators(cpp: ModuleType, backend: str) -> None:
     trains_as(cpp.Model(), leaky_cubed, backend)
 

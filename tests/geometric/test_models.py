@@ -19,7 +19,7 @@ import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
 from helpers.cases import few
-from helpers.wrapping import infer, options, training
+from helpers.wrapping import infer, options, training, trains_alike
 from poptorch_geometric.neighbor_loader import FixedSizeNeighborLoader
 
 
@@ -143,24 +143,7 @@ SHRINKING = {
 @pytest.mark.parametrize("name", few(SHRINKING, "GCN", "GAT", "RGCN"))
 def test_edges_that_are_gone_do_not_count(name: str) -> None:
     layer, inputs = SHRINKING[name]
-
-    class Summed(nn.Module):
-        def __init__(self, layer) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, *args):
-            out = self.layer(*args)
-            return out, poptorch.identity_loss(out.square(), "mean")
-
-    model, eager = Summed(copy.deepcopy(layer)), Summed(copy.deepcopy(layer))
-    expected, loss = eager(*inputs)
-    loss.backward()
-    torch.optim.SGD(eager.parameters(), lr=0.1).step()
-    out, trained = training(model)(*inputs)
-    torch.testing.assert_close(out, expected.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(trained, loss.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)
+    trains_alike(made.Layer(layer), *inputs)
 
 
 @pytest.mark.parametrize("ratio, least", [(0.5, None), (2, None), (0.5, 0.3)])

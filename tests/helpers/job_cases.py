@@ -183,11 +183,6 @@ def _double_and_seeded(options: poptorch.Options) -> None:
     _seeded(options)
 
 
-def _double_and_anchored(options: poptorch.Options) -> None:
-    _anchored(options)
-    _double_and_seeded(options)
-
-
 def _in_parts(options: poptorch.Options) -> None:
     settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
     settings.minElementsForReplicatedTensorSharding(1000)
@@ -222,10 +217,6 @@ CASES = {
         accumulation=2,
         options=_anchored_not_in_parts,
     ),
-    "rmsprop, all outputs": Case(
-        lambda p: poptorch.optim.RMSprop(p, lr=0.01),
-        options=lambda options: options.outputMode(poptorch.OutputMode.All),
-    ),
     "lamb, every second output": Case(
         lambda p: poptorch.optim.LAMB(p, lr=0.01),
         iterations=4,
@@ -246,20 +237,6 @@ CASES = {
         options=_seeded,
         lanes=4,  # steps of one process's lanes are not those of two
     ),
-    "dropout, one after another": Case(
-        lambda p: sgd(p, lr=0.05),
-        lambda replicas: Small(drop=0.5),
-        accumulation=2,
-        options=_seeded,
-        lanes=1,
-    ),
-    "float64": Case(
-        lambda p: sgd(p, lr=0.05),
-        lambda replicas: Small(torch.float64),
-        options=lambda options: options.Precision.narrow64Bit(False),
-        dtype=torch.float64,
-        tolerance=1e-12,
-    ),
     "half, scaled automatically": Case(
         lambda p: sgd(p, lr=0.05, loss_scaling=1024.0),
         lambda replicas: Small(torch.float16),
@@ -269,13 +246,6 @@ CASES = {
     ),
     "adam in parts": Case(
         lambda p: adam(p, lr=0.01), lambda replicas: Wide(), accumulation=2, options=_in_parts
-    ),
-    "sgd in parts, chunks": Case(
-        lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True),
-        lambda replicas: Wide(),
-        accumulation=4,
-        lanes=4,
-        options=_in_parts,
     ),
     "adamw in parts, clipped, float64": Case(
         lambda p: poptorch.optim.AdamW(p, lr=0.01, max_grad_norm=0.05),
@@ -300,14 +270,6 @@ CASES = {
         lambda p: sgd(p, lr=0.05, momentum=0.9),
         lambda replicas: Deep(),
         options=_double_and_seeded,
-        dtype=torch.float64,
-        tolerance=1e-12,
-        apart=True,
-    ),
-    "machines, clipped, anchors": Case(
-        lambda p: poptorch.optim.AdamW(p, lr=0.001, max_grad_norm=0.05),
-        lambda replicas: Deep(),
-        options=_double_and_anchored,
         dtype=torch.float64,
         tolerance=1e-12,
         apart=True,

@@ -5,7 +5,6 @@ Its ``main`` is one process of a job: it runs cases and writes what came of them
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from poptorch._ir.slots import Kind
 
 BLOCKS = 4
 CALLS = 3
-VOCABULARY, WORDS = 12, 5
 SAVED = "grouped"
 """The case whose model is saved."""
 
@@ -39,7 +37,6 @@ class Case:
         options: changes the options.
         dtype: of weights and inputs.
         infers: it is evaluated then.
-        vocabulary: of inputs that are tokens; 0 for numbers.
     """
 
     strategy: Callable[[], Any]
@@ -50,7 +47,6 @@ class Case:
     options: Callable[[poptorch.Options], Any] = lambda options: None
     dtype: torch.dtype = torch.float32
     infers: bool = True
-    vocabulary: int = 0
 
 
 @dataclass
@@ -89,10 +85,6 @@ def _scaled(options: poptorch.Options) -> None:
     options.deviceIterations(2)
 
 
-def _wide(options: poptorch.Options) -> None:
-    options.Precision.narrow64Bit(False)
-
-
 class Dropping(Staged):
     """Blocks that draw, each from streams of its own."""
 
@@ -102,33 +94,6 @@ class Dropping(Staged):
 
 def _seeded(options: poptorch.Options) -> None:
     options.randomSeed(5)
-
-
-class Bert(nn.Module):
-    """Masked language modelling: embeddings, four layers, and a head in the last one's block."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, 8), nn.Embedding(WORDS, 8)
-        self.norm = nn.LayerNorm(8)
-        layer = functools.partial(
-            nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.0, activation="gelu", batch_first=True
-        )
-        self.layers = nn.ModuleList(layer() for _ in range(blocks))
-        self.head = nn.Sequential(
-            nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, VOCABULARY)
-        )
-
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        poptorch.Block.start("b0", 0)
-        x = self.norm(self.words(tokens) + self.places.weight)
-        for number, layer in enumerate(self.layers):
-            if number:
-                poptorch.Block.start(f"b{number}", number)
-            x = layer(x)
-        out = self.head(x)
-        masked = labels.masked_fill(labels % 3 != 0, -100)
-        return out, nn.functional.cross_entropy(out.flatten(0, 1), masked.flatten())
 
 
 class Exchanging(Mlp):
@@ -145,15 +110,6 @@ class Exchanging(Mlp):
 
 sgd, adam = poptorch.optim.SGD, poptorch.optim.AdamW
 CASES = {
-    "bert": Case(
-        poptorch.PipelinedExecution,
-        lambda p: sgd(p, lr=0.01, momentum=0.9),
-        Bert,
-        dtype=torch.float64,
-        options=_wide,
-        infers=False,
-        vocabulary=VOCABULARY,
-    ),
     "grouped": Case(poptorch.PipelinedExecution, lambda p: adam(p, lr=0.01), options=_sum_of_all),
     "interleaved, clipped": Case(
         lambda: poptorch.PipelinedExecution().useInterleavedSchedule(),
@@ -189,9 +145,6 @@ REFUSED = Case(poptorch.PipelinedExecution, lambda p: adam(p, lr=0.01), Exchangi
 def rows(case: Case, replicas: int, call: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the samples of a call: (steps, replicas, samples of a micro-batch, ...)."""
     generator = torch.Generator().manual_seed(100 + call)
-    if case.vocabulary:
-        tokens = torch.randint(case.vocabulary, (2, steps, replicas, 2, WORDS), generator=generator)
-        return tokens[0], tokens[1]
     shape = (steps, replicas, 2, 3, 4)
     x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     return x.to(case.dtype), y.to(case.dtype)

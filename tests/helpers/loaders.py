@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from poptorch.dataloader import DataLoader
 from poptorch.enums import DataLoaderMode, SharingStrategy
 from poptorch.options import Options
@@ -38,15 +36,3 @@ def loader(dataset, *args, opts=None, mode=DataLoaderMode.Sync, **kwargs):
 def values(batches):
     """Return the numbers of each batch, copied out of any buffer."""
     return [batch.flatten().tolist() for batch in batches]
-
-
-def clones(batches):
-    return [_clone(batch) for batch in batches]
-
-
-def _clone(batch):
-    if isinstance(batch, torch.Tensor):
-        return batch.clone()
-    if isinstance(batch, dict):
-        return {key: _clone(item) for key, item in batch.items()}
-    return type(batch)(_clone(item) for item in batch)

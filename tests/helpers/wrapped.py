@@ -54,19 +54,6 @@ def inference(function, **counts: int) -> poptorch.PoplarExecutor:
     return poptorch.inferenceModel(module, options(**counts))
 
 
-def trained_plainly(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, accumulation: int, calls: int = 3
-) -> dict[str, torch.Tensor]:
-    """Return the weights of a model that returns (output, loss), after eager steps of SGD."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(calls):
-        optimizer.zero_grad()
-        for some, labels in zip(x.chunk(accumulation), y.chunk(accumulation), strict=True):
-            (model(some, labels)[1] / accumulation).backward()
-        optimizer.step()
-    return {name: weight.detach() for name, weight in model.named_parameters()}
-
-
 @contextlib.contextmanager
 def compilations() -> Iterator[list[int]]:
     """Fill a list with an entry for each program that is compiled meanwhile."""

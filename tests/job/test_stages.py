@@ -19,7 +19,7 @@ from helpers.stage_zoo import Mlp
 
 pytestmark = pytest.mark.slow
 IN_TWO = [name for name in CASES if name != "two models"]
-IN_FOUR = ["bert", "two models"]
+IN_FOUR = ["two models"]
 FEW = ("grouped", "half, scaled automatically", "sharded")
 Results = list[dict[str, dict[str, Any]]]
 
@@ -50,7 +50,7 @@ def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> None:
-    tolerance = {torch.float64: 1e-12, torch.float16: 2e-3}.get(CASES[name].dtype, 1e-6)
+    tolerance = {torch.float16: 2e-3}.get(CASES[name].dtype, 1e-6)
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -65,9 +65,8 @@ def compare(results: Results, name: str) -> None:
     shares = len(results) // CASES[name].parts if CASES[name].parts else 1
     for process, values in enumerate(results):
         own, share = Result(**values[name]), process * shares // len(results)
-        # Fused is enough for the largest model; fused, later stages draw other numbers.
-        only = {"bert": ["reference"], "dropout": ["staged"]}
-        for backend in only.get(name, ["staged", "reference"]):
+        # Fused, later stages draw other numbers.
+        for backend in ["staged"] if name == "dropout" else ["staged", "reference"]:
             one = alone(name, shares, backend)
             assert own.weights.keys() == one.weights.keys()
             assert own.state.keys() == one.state.keys()
@@ -86,7 +85,7 @@ def test_two_processes_share_the_stages(two: Results, name: str) -> None:
     compare(two, name)
 
 
-@pytest.mark.parametrize("name", few(IN_FOUR, "two models"))
+@pytest.mark.parametrize("name", IN_FOUR)
 def test_four_processes_share_the_stages(four: Results, name: str) -> None:
     compare(four, name)
 

@@ -28,9 +28,7 @@ IN_TWO = (
 FEW_IN_FOUR = ("adam in parts", "batch norm", "exchanges over processes")
 IN_FOUR = (
     "sgd, sum",
-    "rmsprop, all outputs",
     "lamb, every second output",
-    "float64",
     "adam, running, outputs added up",
     "adamw, clipped, anchors",
     "batch norm",

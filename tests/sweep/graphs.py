@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,13 +56,19 @@ def _inputs() -> dict[str, Any]:
 
 
 INPUTS = _inputs()
+_DEGREES = torch.bincount(torch.bincount(INPUTS["edge_index"][1], minlength=NODES))
 # Values of constructors' parameters, by name; others keep their defaults.
 ARGUMENTS: dict[str, Any] = {
     "in_channels": CHANNELS, "out_channels": CHANNELS, "channels": CHANNELS, "num_layers": 2,
     "hidden_channels": CHANNELS, "edge_dim": 4, "num_relations": RELATIONS, "num_types": RELATIONS,
     "K": 2, "heads": 2, "dim": 3, "kernel_size": 2, "in_dim": CHANNELS, "out_dim": CHANNELS,
-    "num_groups": 2, "groups": 2, "k": 4, "shared_weights": True,
+    "num_groups": 2, "groups": 2, "k": 4, "shared_weights": True, "alpha": 0.1, "deg": _DEGREES,
+    "aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"],
+    "powers": [0, 1, 2], "num_node_types": 2, "num_edge_types": 2, "edge_type_emb_dim": 3,
+    "edge_attr_emb_dim": 3,
 }  # fmt: skip
+OPTIONAL = {"edge_dim", "heads", "edge_attr", "edge_weight", "edge_type"}
+"""Parameters of layers that are given although they have a default."""
 
 
 def _mlp(inputs: int = CHANNELS, outputs: int = CHANNELS) -> nn.Module:
@@ -78,64 +84,29 @@ def _conv(name: str, inputs: tuple[str, ...] = ("x", E), **arguments: Any) -> Sa
 
 
 _C = {"in_channels": CHANNELS, "out_channels": CHANNELS}
-_DEGREES = torch.bincount(torch.bincount(INPUTS[E][1], minlength=NODES))
 # Modules whose arguments are not plain.
 SPECIAL: dict[str, Sample] = {
-    "APPNP": _conv("APPNP", K=3, alpha=0.1),
-    "AGNNConv": _conv("AGNNConv"),
-    "AntiSymmetricConv": _conv("AntiSymmetricConv", in_channels=CHANNELS),
     "CGConv": _conv("CGConv", ("x", E, "edge_attr"), channels=CHANNELS, dim=4),
-    "ChebConv": _conv("ChebConv", ("x", E, "edge_weight"), K=3, **_C),
     "DirGNNConv": (lambda: pyg.DirGNNConv(pyg.SAGEConv(CHANNELS, CHANNELS)), ("x", E), {}),
     "DNAConv": (lambda: _Reshaped(pyg.DNAConv(CHANNELS, heads=2)), ("x", E), {}),
-    "EGConv": _conv("EGConv", aggregators=["symnorm", "max", "std"], add_self_loops=False,
-                    num_heads=2, num_bases=2, **_C),
     "EdgeConv": (lambda: pyg.EdgeConv(_mlp(2 * CHANNELS)), ("x", E), {}),
     "FAConv": _conv("FAConv", ("x", "x_0", E), channels=CHANNELS),
-    "FastRGCNConv": _conv("FastRGCNConv", ("x", E, "edge_type"), num_relations=RELATIONS, **_C),
-    "FiLMConv": _conv("FiLMConv", ("x", E, "edge_type"), num_relations=RELATIONS, **_C),
-    "GATConv": _conv("GATConv", ("x", E, "edge_attr"), heads=2, edge_dim=4, **_C),
-    "GATv2Conv": _conv("GATv2Conv", ("x", E, "edge_attr"), heads=2, edge_dim=4, **_C),
-    "GCN2Conv": _conv("GCN2Conv", ("x", "x_0", E), channels=CHANNELS, alpha=0.1),
     "GINConv": (lambda: pyg.GINConv(_mlp(), train_eps=True), ("x", E), {}),
     "GINEConv": (lambda: pyg.GINEConv(_mlp(), edge_dim=4), ("x", E, "edge_attr"), {}),
     "GMMConv": _conv("GMMConv", ("x", E, "pseudo"), dim=3, kernel_size=2, **_C),
     "GPSConv": (lambda: pyg.GPSConv(CHANNELS, pyg.SAGEConv(CHANNELS, CHANNELS), heads=2,
                                     norm=None), ("x", E, "batch"), {}),
-    "GatedGraphConv": _conv("GatedGraphConv", out_channels=CHANNELS, num_layers=2),
     "GeneralConv": _conv("GeneralConv", ("x", E, "edge_attr"), in_edge_channels=4, **_C),
-    "HEATConv": _conv("HEATConv", ("x", E, "node_type", "edge_type", "edge_attr"),
-                      num_node_types=2, num_edge_types=2, edge_type_emb_dim=3, edge_dim=4,
-                      edge_attr_emb_dim=3, **_C),
     "HypergraphConv": (lambda: pyg.HypergraphConv(CHANNELS, CHANNELS), ("x", E),
                        {"num_edges": NODES}),
-    "LGConv": _conv("LGConv"),
     "MeshCNNConv": (lambda: pyg.MeshCNNConv(CHANNELS, CHANNELS), ("x", "four"), {}),
-    "MixHopConv": _conv("MixHopConv", powers=[0, 1, 2], **_C),
     "NNConv": (lambda: pyg.NNConv(CHANNELS, CHANNELS, _mlp(4, CHANNELS * CHANNELS)),
                ("x", E, "edge_attr"), {}),
-    "PDNConv": _conv("PDNConv", ("x", E, "edge_attr"), edge_dim=4, hidden_channels=4, **_C),
-    "PNAConv": _conv("PNAConv", ("x", E, "edge_attr"), aggregators=["mean", "max", "std"],
-                     scalers=["identity", "amplification"], deg=_DEGREES, edge_dim=4, **_C),
-    "PPFConv": (lambda: pyg.PPFConv(_mlp(CHANNELS + 4)), ("x", "pos", "normal", E), {}),
     "PointGNNConv": (lambda: pyg.PointGNNConv(_mlp(CHANNELS, 3), _mlp(CHANNELS + 3), _mlp()),
                      ("x", "pos", E), {}),
-    "PointNetConv": (lambda: pyg.PointNetConv(_mlp(CHANNELS + 3)), ("x", "pos", E), {}),
-    "PointTransformerConv": _conv("PointTransformerConv", ("x", "pos", E), **_C),
-    "RGATConv": _conv("RGATConv", ("x", E, "edge_type"), num_relations=RELATIONS, **_C),
-    "RGCNConv": _conv("RGCNConv", ("x", E, "edge_type"), num_relations=RELATIONS, **_C),
-    "SSGConv": _conv("SSGConv", alpha=0.1, K=2, **_C),
     "SignedConv": _conv("SignedConv", ("x", E, E), first_aggr=True, **_C),
-    "SimpleConv": _conv("SimpleConv", ("x", E, "edge_weight")),
-    "SuperGATConv": _conv("SuperGATConv", is_undirected=True, **_C),
-    "TransformerConv": _conv("TransformerConv", ("x", E, "edge_attr"), heads=2, edge_dim=4, **_C),
-    "WLConvContinuous": _conv("WLConvContinuous", ("x", E, "edge_weight")),
-    "ARMAConv": _conv("ARMAConv", ("x", E, "edge_weight"), num_stacks=2, num_layers=2, **_C),
-    "GCNConv": _conv("GCNConv", ("x", E, "edge_weight"), **_C),
     "HeteroDictLinear": (lambda: _OfTypes(pyg.HeteroDictLinear(CHANNELS, 4, ["a", "b"])), ("x",),
                          {}),
-    "HeteroLinear": (lambda: pyg.HeteroLinear(CHANNELS, 4, RELATIONS), ("x", "type_vec"), {}),
-    "Linear": (lambda: pyg.Linear(CHANNELS, 4), ("x",), {}),
     "MLP": (lambda: pyg.MLP([CHANNELS, 8, 4], norm="layer_norm"), ("x",), {}),
     # aggregations: (x, index, None, dim_size)
     "AttentionalAggregation": (lambda: pyg.AttentionalAggregation(_mlp(CHANNELS, 1)),
@@ -145,14 +116,6 @@ SPECIAL: dict[str, Sample] = {
     "DegreeScalerAggregation": (
         lambda: pyg.DegreeScalerAggregation(["mean", "max"], ["identity", "linear"], _DEGREES),
         ("x", "index"), {"dim_size": GRAPHS}),
-    "GRUAggregation": (lambda: pyg.GRUAggregation(CHANNELS, 4), ("x", "index"),
-                       {"dim_size": GRAPHS, "max_num_elements": 6}),
-    "GraphMultisetTransformer": (lambda: pyg.GraphMultisetTransformer(CHANNELS, 2), ("x", "index"),
-                                 {"dim_size": GRAPHS, "max_num_elements": 6}),
-    "LCMAggregation": (lambda: pyg.LCMAggregation(CHANNELS, 4), ("x", "index"),
-                       {"dim_size": GRAPHS, "max_num_elements": 6}),
-    "LSTMAggregation": (lambda: pyg.LSTMAggregation(CHANNELS, 4), ("x", "index"),
-                        {"dim_size": GRAPHS, "max_num_elements": 6}),
     "MLPAggregation": (
         lambda: pyg.MLPAggregation(CHANNELS, 4, 6, num_layers=1), ("x", "index"),
         {"dim_size": GRAPHS}),
@@ -163,36 +126,21 @@ SPECIAL: dict[str, Sample] = {
                                                 heads=2), ("x", "index"),
         {"dim_size": GRAPHS, "max_num_elements": 6}),
     "Set2Set": (lambda: pyg.Set2Set(CHANNELS, 2), ("x", "index"), {"dim_size": GRAPHS}),
-    "SetTransformerAggregation": (lambda: pyg.SetTransformerAggregation(CHANNELS, heads=2),
-                                  ("x", "index"), {"dim_size": GRAPHS, "max_num_elements": 6}),
     "QuantileAggregation": (lambda: pyg.QuantileAggregation([0.2, 0.5]), ("x", "index"),
                             {"dim_size": GRAPHS}),
     "PowerMeanAggregation": (lambda: _Positive(pyg.PowerMeanAggregation(2.0, learn=True)),
                              ("x", "index"), {"dim_size": GRAPHS}),
-    "SoftmaxAggregation": (lambda: pyg.SoftmaxAggregation(1.0, learn=True), ("x", "index"),
-                           {"dim_size": GRAPHS}),
     "EquilibriumAggregation": (lambda: pyg.EquilibriumAggregation(CHANNELS, 4, [8], 2),
                                ("x", "index"), {"dim_size": GRAPHS}),
     "PMLP": (lambda: pyg.PMLP(CHANNELS, 8, 4, 2), ("x", E), {}),
-    "SortAggregation": (lambda: pyg.SortAggregation(3), ("x", "index"),
-                        {"dim_size": GRAPHS, "max_num_elements": 6}),
-    "VariancePreservingAggregation": (lambda: pyg.VariancePreservingAggregation(), ("x", "index"),
-                                      {"dim_size": GRAPHS}),
     # norms
-    "DiffGroupNorm": (lambda: pyg.DiffGroupNorm(CHANNELS, 2), ("x",), {}),
-    "HeteroBatchNorm": (lambda: pyg.HeteroBatchNorm(CHANNELS, RELATIONS), ("x", "type_vec"), {}),
-    "HeteroLayerNorm": (lambda: pyg.HeteroLayerNorm(CHANNELS, RELATIONS), ("x", "type_vec"), {}),
-    "MeanSubtractionNorm": (lambda: pyg.MeanSubtractionNorm(), ("x", "batch"),
-                            {"dim_size": GRAPHS}),
     "MessageNorm": (lambda: pyg.MessageNorm(True), ("x", "x_0"), {}),
-    "PairNorm": (lambda: pyg.PairNorm(), ("x", "batch"), {"batch_size": GRAPHS}),
     # poolings
     "MemPooling": (lambda: pyg.MemPooling(CHANNELS, 4, 2, 3), ("x", "batch"),
                    {"batch_size": GRAPHS, "max_num_nodes": 6}),
     "SAGPooling": (lambda: _Pooled(pyg.SAGPooling(CHANNELS)), ("x", E, "batch"), {}),
     "TopKPooling": (lambda: _Pooled(pyg.TopKPooling(CHANNELS)), ("x", E, "batch"), {}),
     "ASAPooling": (lambda: _Pooled(pyg.ASAPooling(CHANNELS)), ("x", E, "batch"), {}),
-    "EdgePooling": (lambda: pyg.EdgePooling(CHANNELS), ("x", E, "batch"), {}),
     # dense
     "DMoNPooling": (lambda: pyg.DMoNPooling(CHANNELS, 3), ("dense_x", "adj"), {}),
     "DenseGATConv": _conv("DenseGATConv", ("dense_x", "adj"), heads=2, **_C),
@@ -226,11 +174,7 @@ SPECIAL: dict[str, Sample] = {
     "MetaLayer": (lambda: _Meta(), ("x", E, "edge_attr"), {}),
     "SchNet": (lambda: _one_molecule(), (
         "z", "pos"), {}),
-    "RECT_L": (lambda: pyg.RECT_L(CHANNELS, 8), ("x", E, "edge_weight"), {}),
     "DeepGraphInfomax": (lambda: _Infomax(), ("x", E), {}),
-    "SGFormer": (lambda: pyg.SGFormer(CHANNELS, 8, 4, trans_num_heads=1), ("x", E, "batch"), {}),
-    "Polynormer": (lambda: pyg.Polynormer(CHANNELS, 8, 4, 2, 1, 0.0, 0.0, 0.0), (
-        "x", E, "batch"), {}),
     "ComplEx": (lambda: _Triples("ComplEx"), (E, "edge_type"), {}),
     "DistMult": (lambda: _Triples("DistMult"), (E, "edge_type"), {}),
     "RotatE": (lambda: _Triples("RotatE"), (E, "edge_type"), {}),
@@ -398,7 +342,6 @@ UNTRIED: dict[str, str] = {
     **dict.fromkeys(("GNNFF", "GPSE", "GPSENodeEncoder", "RENet", "NeuralFingerprint",
                      "ARLinkPredictor", "TGNMemory"), "no sample here"),
 }  # fmt: skip
-AGGREGATIONS = ("x", "index"), {"dim_size": GRAPHS}
 
 
 def names() -> dict[str, Sample]:
@@ -425,18 +368,24 @@ def exported() -> dict[str, type[nn.Module]]:
 
 
 def _plain(kind: type[nn.Module]) -> Sample:
-    """A sample whose arguments follow from the names of parameters."""
-    needed = inspect.signature(kind.__init__).parameters
-    arguments = {name: ARGUMENTS[name] for name, parameter in needed.items()
-                 if name in ARGUMENTS and parameter.default is parameter.empty}  # fmt: skip
-    if issubclass(kind, pyg.Aggregation):
-        return (lambda: kind(**arguments), *AGGREGATIONS)
-    if kind.__module__.startswith("torch_geometric.nn.norm"):
-        takes = inspect.signature(kind.forward).parameters
-        if "batch" not in takes:
-            return (lambda: kind(**arguments), ("x",), {})
-        return (lambda: kind(**arguments), ("x", "batch"), {"batch_size": GRAPHS})
-    return (lambda: kind(**arguments), ("x", E), {})
+    """A sample whose arguments and inputs follow from the names of parameters."""
+    takes = inspect.signature(kind.forward).parameters
+    of_kind = kind.__module__.split(".")[2]
+    given = OPTIONAL if of_kind == "conv" else set()
+
+    def wanted(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]) -> list[str]:
+        each = parameters.items()
+        return [n for n, p in each if n in values and (p.default is p.empty or n in given)]
+
+    named = wanted(inspect.signature(kind.__init__).parameters, ARGUMENTS)
+    arguments = {name: ARGUMENTS[name] for name in named}
+    if of_kind == "aggr":
+        sizes = [name for name in ("dim_size", "max_num_elements") if name in takes]
+        return lambda: kind(**arguments), ("x", "index"), {name: INPUTS[name] for name in sizes}
+    if of_kind == "norm" and "batch" in takes:
+        sizes = [name for name in ("dim_size", "batch_size") if name in takes]
+        return lambda: kind(**arguments), ("x", "batch"), {name: INPUTS[name] for name in sizes}
+    return lambda: kind(**arguments), tuple(wanted(takes, INPUTS)), {}
 
 
 class Trained(nn.Module):

@@ -196,7 +196,7 @@ class WithLoss(nn.Module):
         return poptorch.identity_loss(self.model(**inputs).loss, reduction="none")
 
 
-def models() -> dict[str, Recipe]:
+def names() -> dict[str, Recipe]:
     """Every model by name."""
     return RECIPES
 

@@ -36,14 +36,14 @@ class Sample:
     training: bool
 
 
-def modules() -> dict[str, Any]:
+def names() -> dict[str, Any]:
     """Every module of the database, by name."""
     return {info.name: info for info in module_db if torch.float32 in info.supported_dtypes("cpu")}
 
 
 def samples(name: str, most: int) -> Iterator[Sample]:
     """Yield samples of a module, at most so many, in evaluation and in training mode."""
-    info = modules()[name]
+    info = names()[name]
     every = []
     for training in (False, True):
         torch.manual_seed(0)

@@ -39,7 +39,7 @@ UNINITIALISED = {
 }  # fmt: skip
 
 
-def operators() -> dict[str, Any]:
+def names() -> dict[str, Any]:
     """Every operator of the database that takes float32 on the CPU, by name."""
     found = {}
     for info in op_db:
@@ -51,7 +51,7 @@ def operators() -> dict[str, Any]:
 
 def samples(name: str, most: int) -> Iterator[Sample]:
     """Yield samples of an operator, at most so many, the same ones each time."""
-    info = operators()[name]
+    info = names()[name]
     torch.manual_seed(0)
     every = list(info.sample_inputs("cpu", torch.float32, requires_grad=False))
     for sample in checks.spread(every, most):

@@ -5,61 +5,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
 
 import pytest
 import torch
 
-from helpers.cases import few
-from sweep import checks, known, models, modules, ops
+from sweep import checks, known
 
-graphs: Any = pytest.importorskip("sweep.graphs", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-# Operators that need what this library adds, and a few that are drawn.
-OPERATORS = [
-    "bernoulli", "chunk", "combinations", "corrcoef", "nn.functional.ctc_loss",
-    "nn.functional.embedding", "uniform", "unsafe_split", "cumsum", "index_add", "masked_scatter",
-    "nn.functional.batch_norm", "scatter_reduce.amax", "svd_lowrank",
-]  # fmt: skip
-MODULES = ["AdaptiveMaxPool2d", "CTCLoss", "GRU", "MultiheadAttention"]
-# What is gone from a list of edges, of nodes, of groups: a layer of each kind.
-GRAPHS = ["GATConv", "HeteroBatchNorm", "TopKPooling"]
+# Operators that need what this library adds, and others; then modules, and layers from whose lists
+# of edges, of nodes, of groups something is gone.
+FEW = {
+    "ops": [
+        "bernoulli", "chunk", "combinations", "corrcoef", "nn.functional.ctc_loss",
+        "nn.functional.embedding", "uniform", "unsafe_split", "cumsum", "index_add",
+        "masked_scatter", "nn.functional.batch_norm", "scatter_reduce.amax", "svd_lowrank",
+    ],
+    "modules": ["nn.AdaptiveMaxPool2d", "nn.CTCLoss", "nn.GRU", "nn.MultiheadAttention"],
+    "graphs": ["GATConv", "HeteroBatchNorm", "TopKPooling"],
+}  # fmt: skip
+KNOWN = {"ops": known.OPERATORS, "modules": {}, "models": known.MODELS, "graphs": known.GRAPHS}
+PARTS = 12  # of all names
 
 
-def problems(database: Any, name: str, most: int) -> list[str]:
+def problems(what: str, name: str, most: int = 4) -> list[str]:
     """Return what went wrong with samples of a name, in the ways that they are tried."""
+    database = importlib.import_module(f"sweep.{what}")
     samples = database.samples(name, most)
     tried = [(way, each) for sample in samples for way, each in database.tried(sample)]
     return [f"{way}: {problem}" for way, problem in tried if problem]
 
 
-@pytest.mark.parametrize("name", few(sorted(ops.operators()), *OPERATORS))
-def test_operators_compute_what_eager_torch_does(name: str) -> None:
-    assert name in known.OPERATORS or problems(ops, name, 4) == []
-
-
-@pytest.mark.parametrize("name", few(sorted(modules.modules()), *(f"nn.{n}" for n in MODULES)))
-def test_modules_compute_what_eager_torch_does(name: str) -> None:
-    assert problems(modules, name, 4) == []
-
-
-@pytest.mark.parametrize("name", few(sorted(models.models())))
-def test_models_train_as_in_eager_torch(name: str) -> None:
-    assert name in known.MODELS or problems(models, name, 1) == []
-
-
-@pytest.mark.parametrize("name", few(sorted(graphs.names()), *GRAPHS))
-def test_graph_layers_train_as_in_eager_torch(name: str) -> None:
-    assert name in known.GRAPHS or problems(graphs, name, 1) == []
+@pytest.mark.parametrize("what, name", [(what, name) for what in FEW for name in FEW[what]])
+def test_a_few_compute_what_eager_torch_does(what: str, name: str) -> None:
+    assert problems(what, name) == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "database, names", [(ops, known.OPERATORS), (models, known.MODELS), (graphs, known.GRAPHS)]
-)
-def test_what_is_known_to_fail_fails(database: Any, names: dict[str, str]) -> None:
-    assert [name for name in names if not problems(database, name, 12)] == []
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("what", KNOWN)
+def test_everything_computes_what_eager_torch_does(what: str, part: int) -> None:
+    names = sorted(importlib.import_module(f"sweep.{what}").names())[part::PARTS]
+    new = [name for name in names if name not in KNOWN[what]]
+    assert {name: found for name in new if (found := problems(what, name))} == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", KNOWN)
+def test_what_is_known_to_fail_fails(what: str) -> None:
+    assert [name for name in KNOWN[what] if not problems(what, name, 12)] == []
 
 
 def test_a_check_that_fails_is_seen() -> None:
