@@ -40,7 +40,7 @@ CASES = [
     (*ADAM, {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.05}),
     (*ADAM, {"lr": 0.01, "max_grad_norm": 0.1, "maximize": True}),
     (*ADAMW, {}),
-    (*ADAMW, {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1}),
+    (*ADAMW, {"lr": 0.01, "betas": (0.0, 0.99), "weight_decay": 0.1}),
     (*ADAMW, {"lr": 0.01, "bias_correction": False, "max_grad_norm": 1e3}),
     (*RMSPROP, {}),
     (*RMSPROP, {"lr": 0.01, "alpha": 0.9, "weight_decay": 0.01, "eps": 1e-6}),
