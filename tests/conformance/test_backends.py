@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 import torch
 
 import poptorch
+from helpers import programs
 from helpers.cases import few
 from poptorch import backends
 from poptorch._ir import backend_names
@@ -22,9 +24,14 @@ def test_interpreting_backends(backend: str, check: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", few(["loops", "random", "results are new"], "results are new"))
-def test_inductor(check: str) -> None:
-    CONFORMANCE[check]("inductor")
+@pytest.mark.parametrize("check", few(CONFORMANCE, "loops", "random"))
+def test_inductor_as_it_ships(check: str, tmp_path: Path) -> None:
+    """In a user's process, whose compiler conftest does not make quicker, with no code kept."""
+    program = f"import poptorch.testing; poptorch.testing.CONFORMANCE[{check!r}]('inductor')"
+    settings = programs.with_ours(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"))
+    settings.pop("COMPILER_PATH", None)
+    done = programs.run("-c", program, environment=settings)
+    assert done.returncode == 0, done.stderr
 
 
 class Broken:
