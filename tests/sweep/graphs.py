@@ -67,8 +67,8 @@ ARGUMENTS: dict[str, Any] = {
     "powers": [0, 1, 2], "num_node_types": 2, "num_edge_types": 2, "edge_type_emb_dim": 3,
     "edge_attr_emb_dim": 3,
 }  # fmt: skip
-OPTIONAL = {"edge_dim", "heads", "edge_attr", "edge_weight", "edge_type"}
-"""Parameters of layers that are given although they have a default."""
+OPTIONAL = {"edge_dim", "heads", "edge_attr", "edge_weight", "edge_type", "type_vec"}
+"""Parameters of layers and norms that are given although they have a default."""
 
 
 def _mlp(inputs: int = CHANNELS, outputs: int = CHANNELS) -> nn.Module:
@@ -371,7 +371,7 @@ def _plain(kind: type[nn.Module]) -> Sample:
     """A sample whose arguments and inputs follow from the names of parameters."""
     takes = inspect.signature(kind.forward).parameters
     of_kind = kind.__module__.split(".")[2]
-    given = OPTIONAL if of_kind == "conv" else set()
+    given = OPTIONAL if of_kind in ("conv", "norm") else set()
 
     def wanted(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]) -> list[str]:
         each = parameters.items()
