@@ -9,20 +9,12 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapping import Calling, options
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     """Random numbers that are the same in every run, for modules of tests to hold."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def options(**counts: int) -> poptorch.Options:
-    """Quick options: the reference backend, no progress bar, loop counts."""
-    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
-    opts.deviceIterations(counts.get("iterations", 1))
-    opts.replicationFactor(counts.get("replicas", 1))
-    opts.Training.gradientAccumulation(counts.get("accumulation", 1))
-    return opts
 
 
 class Regression(nn.Module):
@@ -37,20 +29,9 @@ class Regression(nn.Module):
         return out if y is None else nn.functional.mse_loss(out, y)
 
 
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args, **kwargs):
-        return self.function(*args, **kwargs)
-
-
 def inference(function, **counts: int) -> poptorch.PoplarExecutor:
     """Wrap a function or a module for inference."""
-    module = function if isinstance(function, nn.Module) else Function(function)
+    module = function if isinstance(function, nn.Module) else Calling(function)
     return poptorch.inferenceModel(module, options(**counts))
 
 

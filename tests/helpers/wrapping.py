@@ -24,14 +24,14 @@ def options(backend: str = "reference", **counts: int) -> poptorch.Options:
 
 
 class Calling(nn.Module):
-    """A module whose forward is a function of its inputs."""
+    """A module whose forward is a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, *args):
-        return self.function(*args)
+    def forward(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
 
 
 class Having(nn.Module):

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 import poptorch
 import poptorch.testing
-from helpers.wrapped import Function, normal, options
+from helpers.wrapped import Calling, normal, options
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
 
@@ -167,7 +167,7 @@ def test_containers_without_an_end() -> None:
 
 @pytest.mark.parametrize("forward", [lambda *xs, **kw: sum(xs), lambda x: x])
 def test_a_keyword_called_self(forward) -> None:
-    wrapper = poptorch.inferenceModel(Function(forward), options())
+    wrapper = poptorch.inferenceModel(Calling(forward), options())
     for call in (wrapper, wrapper.compile, wrapper.explain):
         with pytest.raises(poptorch.Error, match="'self' is not a valid parameter"):
             call(X, self=X)
