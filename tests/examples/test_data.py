@@ -102,14 +102,6 @@ def test_it_is_downloaded_once(server: Server, published: None) -> None:
     assert len(server.asked) == 4
 
 
-def test_a_download_goes_where_the_user_says(
-    server: Server, published: None, tmp_path: Path
-) -> None:
-    mine = tmp_path / "mine"
-    assert f"from {mine}" in data.load(mine, url=server.url).notes[0]
-    assert not data.DOWNLOADS.exists()
-
-
 def test_a_download_with_a_wrong_sum_is_not_kept(server: Server) -> None:
     found = data.load(url=server.url)
     text = "\n".join(found.notes)
@@ -161,22 +153,17 @@ def _flip(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     "name, spoil, says",
     [
-        (TRAIN_IMAGES, lambda content: content[: len(content) // 2], "cannot be unpacked"),
-        (TRAIN_IMAGES, lambda content: content[:-4], "cannot be unpacked"),
         (TRAIN_IMAGES, _flip, "cannot be unpacked"),
         (TEST_LABELS, lambda content: b"", "starts with nothing"),
-        (TEST_LABELS, lambda content: b"<html>moved</html>", "cannot be unpacked"),
         (
             TEST_LABELS,
             lambda content: gzip.compress(b"\0\0\x08\x01\0\0"),
             "starts with 00 00 08 01",
         ),
         (TRAIN_LABELS, lambda content: _idx(bytes(9), 10), "has 9 bytes of data"),
-        (TRAIN_LABELS, lambda content: _idx(bytes(11), 10), "has 11 bytes of data"),
         (TRAIN_LABELS, lambda content: _idx(bytes(10), 10), "has 10 labels for 3000 images"),
         (TEST_LABELS, lambda content: _idx(bytes([10] * 1000), 1000), "has the label 10"),
         (TEST_IMAGES, lambda content: _idx(bytes(8000), 1000, 2, 4), r"images of \(2, 4\)"),
-        (TEST_IMAGES, lambda content: _idx(bytes(10), 10), "starts with 00 00 08 01"),
     ],
 )
 def test_a_broken_file_is_named(copy: Path, name: str, spoil, says: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 import common
 import demo
@@ -63,19 +62,6 @@ def test_native_trains(trained: common.Result) -> None:
     assert trained.compile_seconds is None
 
 
-def test_the_seed_decides_weights_and_order(subset: FashionMNIST) -> None:
-    short = FashionMNIST(
-        TensorDataset(*(t[:160] for t in subset.train.tensors)),
-        subset.test,
-        subset.notes,
-        full=False,
-    )
-    one, two = (native.run(options("--epochs", "1"), short).losses for _ in range(2))
-    other = native.run(options("--epochs", "1", "--seed", "1"), short).losses
-    assert one == two
-    assert one != other
-
-
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_poptorch_follows_the_native_loop(
     trained: common.Result,
@@ -126,28 +112,6 @@ def test_the_demo_says_since_when_and_how_fast_optimised_code_ran() -> None:
     assert "4 to 4: 4.00 times" in demo.gain(native_result, ours)
     assert "optimised code  none" in common.table([native_result, ours])
     assert "from call 22 on" in common.table([native_result, ours])
-
-
-def test_an_epoch_may_go_over_the_images_several_times(subset: FashionMNIST) -> None:
-    short = FashionMNIST(
-        TensorDataset(*(t[:64] for t in subset.train.tensors)), subset.test, (), full=False
-    )
-    result = native.run(options("--epochs", "2", "--passes", "3"), short)
-    assert (len(result.losses), len(result.speeds)) == (24, 2)
-
-
-def test_native_script_prints_its_figures() -> None:
-    text = script("native.py", "--limit", "320", "--epochs", "2")
-    assert f"3000 training and 1000 test images, from {SUBSET}; training on the first 320" in text
-    line = r"\[Epoch 0%d\] +[\d.]+ it/s, +[\d.]+ s, mean loss [\d.]+, last loss [\d.]+"
-    assert re.search(line % 1, text)
-    assert re.search(line % 2, text)
-    assert re.search(r"Test accuracy: [\d.]+% of 1000 images", text)
-
-
-def test_too_few_images_for_a_batch_is_said() -> None:
-    text = script("native.py", "--limit", "8", "--epochs", "1")
-    assert "no full batch" in text
 
 
 def test_a_broken_file_ends_the_script_with_its_name(tmp_path: Path) -> None:
