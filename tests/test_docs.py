@@ -17,6 +17,7 @@ import pytest
 import environment_table
 import options_table
 import pictures
+import words
 from helpers.source_tree import ROOT
 
 PAGES = sorted(
@@ -185,6 +186,15 @@ def test_twenty_questions_have_an_answer() -> None:
     text = (ROOT / "docs" / "howto" / "questions.md").read_text()
     rows = re.findall(r"^\| [A-Z].*\? \| .*\]\(\S+\.md(#\S+)?\) \|$", text, re.M)
     assert len(rows) == 20
+
+
+@pytest.mark.parametrize("path", words.pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_sentences_are_short(path: Path) -> None:
+    assert words.long_sentences(path.read_text()) == []
+
+
+def test_the_pages_are_not_too_many_words() -> None:
+    assert sum(len(path.read_text().split()) for path in words.counted()) <= words.ALL
 
 
 def test_the_guide_quotes_the_example_as_it_is() -> None:
