@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import time
 from typing import Any
@@ -336,6 +337,15 @@ def test_a_weight_whose_memory_is_gone_is_not_looked_at(caplog) -> None:
     expected = run(executor)
     model.first.weight.untyped_storage().resize_(0)
     assert torch.equal(run(executor, 4), expected)
+    assert TOLD not in caplog.text
+
+
+def test_weights_that_are_written_with_their_own_values_are_not_told(wrap, caplog) -> None:
+    model = Net()
+    executor = wrap(model)
+    run(executor)
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    run(executor, 2)
     assert TOLD not in caplog.text
 
 

@@ -112,10 +112,11 @@ def test_state_is_none_until_compiled() -> None:
     other.load_state_dict({"ipu_state": None, "ipu_param": None, **native})  # torch's part only
     assert other.param_groups[0]["lr"] == 0.5
     assert not other.ipu_state_is_dirty
-    moved = {name: value + 0.5 for name, value in state["ipu_state"].items()}
+    moved = {WEIGHT: state["ipu_state"][WEIGHT] + 0.5}
     other.load_state_dict({**state, "ipu_state": moved})
     training.compile(X, Y)  # nothing was, before
     assert (state_of(other)[WEIGHT] == 0.5).all()
+    assert state_of(other).keys() == state["ipu_state"].keys()  # what is not loaded stays
 
 
 @pytest.mark.spec("executor", 60)
