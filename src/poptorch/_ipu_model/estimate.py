@@ -29,8 +29,8 @@ class Estimate:
         system: the chips, for instance ``bow:16``.
         kind: of program, which decides about the error: transformer, convolution, host-bound.
         fits: whether every chip has enough memory.
-        verdict: ``"fits"``, ``"close"`` from 0.9 to 1.1 of the limit, which is as exact as the
-            model of memory is, or ``"does not fit"``.
+        verdict: ``"fits"``, ``"does not fit"``, or ``"close"``: from 0.9 to 1.1 of the limit, where
+            the model of memory cannot tell.
         culprit: the largest part on the fullest chip.
         seconds: per call, the host's part included.
         cycles: per call, of the chips.
