@@ -24,7 +24,7 @@ def test_interpreting_backends(backend: str, check: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", few(CONFORMANCE, "loops", "random"))
+@pytest.mark.parametrize("check", few(CONFORMANCE, "loops"))
 def test_inductor_as_it_ships(check: str, tmp_path: Path) -> None:
     """In a user's process, whose compiler conftest does not make quicker, with no code kept."""
     program = f"import poptorch.testing; poptorch.testing.CONFORMANCE[{check!r}]('inductor')"
