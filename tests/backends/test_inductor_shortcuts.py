@@ -73,6 +73,7 @@ def test_only_the_function_that_calls_kernels_is_hardly_optimised(
     assert sum(text.count('optimize("O1")') for text in written) == 1
 
 
+@pytest.mark.long
 def test_torchs_own_cache_is_not_asked_for_what_is_kept_elsewhere(
     tmp_path: Path, monkeypatch
 ) -> None:

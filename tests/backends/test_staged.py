@@ -105,7 +105,7 @@ def strategy_of(kind: str, chips: list[int], liveness: Liveness):
 
 @pytest.mark.slow
 @pytest.mark.spec("parallel", 25, 28)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=14, deadline=None, derandomize=True)
 @given(cases())
 def test_random_models_equal_the_fused_program(case) -> None:
     """Under every strategy, executed part by part on its chips."""
