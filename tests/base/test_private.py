@@ -82,6 +82,9 @@ class Small(nn.Module):
         return out, nn.functional.mse_loss(out, y)
 
 
+NEW = "write_entry_point_signature"  # is in torch from 2.13 on
+
+
 def losses(compiled: bool) -> torch.Tensor:
     """Train a little with lanes."""
     torch.manual_seed(0)
@@ -98,7 +101,8 @@ usual = functools.cache(losses)  # with all names
 
 
 def test_all_names_are_there() -> None:
-    assert [name for name in private.ROWS if not _is_there(private, name)] == []
+    missing = [name for name in private.ROWS if not _is_there(private, name)]
+    assert missing == ([] if torch.__version__ >= "2.13" else [NEW])
 
 
 def _is_there(module: object, name: str) -> bool:

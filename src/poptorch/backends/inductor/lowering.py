@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 
 from ..._base import private
 from ..._ir.graph import graph_module
-from ..._ir.operators import Operator
+from ..._ir.operators import Operator, reachable
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -73,22 +73,29 @@ def _without_writes(module: fx.GraphModule) -> tuple[fx.GraphModule, int, list[i
 
 
 _LEAST_SPREAD = 8  # elements that are computed with each of a small operand
+_COSTLY = {
+    aten.rsqrt.default, aten.sqrt.default, aten.reciprocal.default, aten.div.Tensor,
+    aten.exp.default, aten.log.default, aten.pow.Tensor_Scalar, aten.pow.Scalar,
+}  # fmt: skip
 
 
 def _store_before_spreading(graph: fx.Graph) -> None:
-    """Store small results that large pointwise operators use.
+    """Store small results of costly operators that large pointwise operators use.
 
     The code generator would compute them again for each element, as the inverse root of a variance.
     A step of the tutorial's CNN takes 1.05 times as long without this.
     """
-    chosen = dict.fromkeys(
-        source
-        for node in graph.nodes
-        if _is_computed(node)
-        for operand in node.all_input_nodes
-        if _is_computed(source := _behind_views(operand))
-        and source.meta["val"].numel() * _LEAST_SPREAD <= node.meta["val"].numel()
-    )
+    chosen: dict[fx.Node, None] = {}
+
+    def computed_with(node: fx.Node) -> list[fx.Node]:
+        inside = [n for n in node.all_input_nodes if n not in chosen]
+        return inside if _is_computed(node) or node.target in _SPREADING else []
+
+    for node in filter(_is_computed, graph.nodes):
+        for source in map(_behind_views, node.all_input_nodes):
+            spread = _is_computed(source) and _size(source) * _LEAST_SPREAD <= _size(node)
+            if spread and any(n.target in _COSTLY for n in reachable([source], computed_with)):
+                chosen[source] = None
     for node in chosen:
         value = node.meta["val"]
         with graph.inserting_after(node):
@@ -105,6 +112,10 @@ def _is_computed(node: fx.Node) -> bool:
         and torch.Tag.pointwise in node.target.tags
         and isinstance(value, torch.Tensor)
     )
+
+
+def _size(node: fx.Node) -> int:
+    return int(node.meta["val"].numel())
 
 
 def _behind_views(node: fx.Node) -> fx.Node:
