@@ -175,6 +175,8 @@ SPECIAL: dict[str, Sample] = {
     "SchNet": (lambda: _one_molecule(), (
         "z", "pos"), {}),
     "DeepGraphInfomax": (lambda: _Infomax(), ("x", E), {}),
+    "Polynormer": (lambda: pyg.Polynormer(CHANNELS, 8, 4, 2, 1, 0.0, 0.0, 0.0), (
+        "x", E, "batch"), {}),
     "ComplEx": (lambda: _Triples("ComplEx"), (E, "edge_type"), {}),
     "DistMult": (lambda: _Triples("DistMult"), (E, "edge_type"), {}),
     "RotatE": (lambda: _Triples("RotatE"), (E, "edge_type"), {}),
