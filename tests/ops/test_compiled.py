@@ -21,6 +21,7 @@ X = torch.tensor([[0.5, -1.5], [2.0, 1.0], [-0.5, 3.0], [1.5, 0.75]])
 MATRICES = torch.linspace(-1, 1, 24).view(3, 2, 4)
 GROUPS = torch.cat([MATRICES, MATRICES.flip(0)], 1)
 ENDS = torch.tensor([1, 3, 4], dtype=torch.int32)
+ROWS = torch.tensor([1, 0, 0, 1])
 CLASSES = torch.tensor([[1, 2], [3, 1]])
 
 
@@ -36,22 +37,25 @@ ALONE = {
     "product": (lambda a: poptorch.serializedMatMul(a, MATRICES[0], PRODUCT, 4), X),
     "products of groups": (lambda a: F.grouped_mm(F.pad(a, (0, 2)), GROUPS, offs=ENDS), X),
     "alignment": (alignment, X),
+    "sums of rows": (lambda a: torch.zeros(2, 2).index_add(0, ROWS, a), X),
 }
 CUSTOM = {name: (custom_functions.FUNCTIONS[name][0], X[:1]) for name in ("Two", "Turned")}
 TOGETHER = {name: (known, X) for name, (known, _) in test_collectives.CASES.items()}
 
 
 @pytest.mark.parametrize(
-    "table, replicas", [(ALONE, 1), (CUSTOM, 1), (TOGETHER, test_collectives.REPLICAS)]
+    "table, lanes, replicas",
+    [(ALONE, 2, 1), (CUSTOM, 1, 1), (TOGETHER, 1, test_collectives.REPLICAS)],
 )
-def test_operators_train_as_interpreted(table, replicas: int) -> None:
+def test_operators_train_as_interpreted(table, lanes: int, replicas: int) -> None:
     functions, inputs = zip(*table.values(), strict=True)
     weights = [torch.linspace(0.5, 1.5, x.shape[1]) for x in inputs]
+    batch = [torch.cat([x + at for at in range(lanes * replicas)]) for x in inputs]
     found = []
     for backend in ("reference", "inductor"):
         model = Several([lambda a, f=f: f(a).sin() for f in functions], weights)
-        executor = training(model, options(backend, replicas=replicas))
-        outs, _ = executor(*(torch.cat([x + at for at in range(replicas)]) for x in inputs))
+        executor = training(model, options(backend, accumulation=lanes, replicas=replicas))
+        outs, _ = executor(*batch)
         assert runs_compiled(executor) == (backend == "inductor")
         found.append((outs, [weight.detach() for weight in model.weights]))
     for at, name in enumerate(table):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,7 +108,8 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], plain: bool) 
     }
     stand_ins = {} if plain else shortcuts.stand_ins()
     with private.settings(settings), private.standing_in(stand_ins):
-        decompositions = {**private.select_decomp_table(), aten.add.Tensor: _add}
+        ours = {aten.add.Tensor: _add, aten.index_put.default: _put}
+        decompositions = {**private.select_decomp_table(), **ours}
         lowered = lower(module, inputs, rules(module.graph), decompositions)
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad():
@@ -135,6 +136,19 @@ def _rewrite(graph: fx.Graph) -> None:
 def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
     """Of ``add(x, mm(a, b), alpha=f)`` torch 2.13 makes ``addmm`` and forgets the factor."""
     return NotImplemented if alpha == 1 else first + second * alpha
+
+
+def _put(
+    tensor: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+) -> Any:
+    """Torch 2.13 writes in place into what was expanded, all rows of which are one in memory."""
+    lies = zip(tensor.shape, tensor.stride(), strict=True)
+    if all(stride or size == 1 for size, stride in lies):
+        return NotImplemented
+    return aten.index_put.default(tensor.contiguous(), indices, values, accumulate)
 
 
 def _keep_output_strides(lowered: fx.GraphModule, module: fx.GraphModule) -> None:
