@@ -129,7 +129,25 @@ class Answers(nn.Module):
         return poptorch.identity_loss(loss, reduction="none")
 
 
-def on_chips(bert: Bert, layers_per_ipu: list[int]) -> None:
+class Gpt2(nn.Module):
+    """GPT-2 with its loss; its layers are BERT's, as wide and with a causal mask."""
+
+    def __init__(self, layers: int, hidden: int, vocabulary: int = 50257) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(1024, hidden)
+        self.layers = nn.ModuleList(Layer(hidden, hidden // 64, 4 * hidden) for _ in range(layers))
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        length = tokens.shape[1]
+        x = self.words(tokens) + self.positions(torch.arange(length))
+        mask = torch.full((length, length), -1000.0, dtype=x.dtype).triu(1)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return F.cross_entropy(self.head(x).flatten(0, 1).float(), labels.flatten())
+
+
+def on_chips(bert: Bert | Gpt2, layers_per_ipu: list[int]) -> None:
     """Put layers on chips; the embeddings are with the first of them."""
     begins = 0
     for ipu, count in enumerate(layers_per_ipu):

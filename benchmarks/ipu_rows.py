@@ -1,7 +1,9 @@
 """Published results against their estimates, and the fit of the cost model's constants to them.
 
-    python benchmarks/ipu_rows.py         # estimates of the rows, with their residuals
-    python benchmarks/ipu_rows.py --fit   # fits the four constants; residuals before and after
+    python benchmarks/ipu_rows.py           # estimates of the rows, with their residuals
+    python benchmarks/ipu_rows.py --fit     # fits the four constants; residuals before and after
+    python benchmarks/ipu_rows.py --bands   # each row by constants that the others were fitted to
+    python benchmarks/ipu_rows.py --memory  # programs that ran and that did not: their verdicts
 
 A row is built with PopTorch's interface as its configuration says and priced by
 ``poptorch.estimate``, weights and batches on the meta device. Sources: Graphcore's page of
@@ -15,12 +17,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 import poptorch
-from ipu_models import Answers, Mnist, Pretraining, ResNet50, TutorialCnn, on_chips
+from ipu_models import Answers, Gpt2, Mnist, Pretraining, ResNet50, TutorialCnn, on_chips
 from poptorch import Estimate, _compile
 from poptorch._ipu_model.constants import DEFAULT, Constants
 from poptorch._ipu_model.pricing import device_seconds, price
@@ -30,19 +33,24 @@ FITTED = ("exchange_efficiency", "step", "call_seconds", "python_seconds")
 """What is fitted; ``Mark.FITTED`` in the table of constants."""
 ON_CHIPS = FITTED[:2]
 """Those of them that the chips' time depends on."""
+NEUTRAL = dataclasses.replace(
+    DEFAULT, exchange_efficiency=0.8, step=1000, call_seconds=1e-3, python_seconds=1e-3
+)
+"""Where fits for error bands begin: round numbers that no row had a part in."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One published result.
+    """One published result, or a program of which it is known whether it fits.
 
     Attributes:
         title: what it is.
         system: it was measured on.
-        published: items per second.
+        published: items per second; 0 where only the verdict is known.
         source: where that stands.
         make: returns the wrapped model and a batch.
         python: whether PopTorch's own work on the host is part of it.
+        ran: whether it fitted.
     """
 
     title: str
@@ -51,6 +59,7 @@ class Row:
     source: str
     make: Callable[[], tuple[Any, tuple[torch.Tensor, ...]]]
     python: bool = True
+    ran: bool = True
 
 
 def _half(opts: poptorch.Options) -> poptorch.Options:
@@ -67,9 +76,12 @@ def _off_chip_sharded() -> poptorch.TensorLocationSettings:
     return settings.useOnChipStorage(False).useReplicatedTensorSharding(True)
 
 
-def bert_pretraining() -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """BERT-Large, phase 1: packed sequences of 128, layers [3, 7, 7, 7], head beside embeddings."""
-    micro, accumulation, replicas = 8, 1752, 4
+def bert_pretraining(
+    length: int = 128, micro: int = 8, accumulation: int = 1752, places: int = 23,
+    recomputation: int | None = None,
+) -> tuple[Any, tuple[torch.Tensor, ...]]:  # fmt: skip
+    """BERT-Large on packed sequences, layers [3, 7, 7, 7], head beside embeddings."""
+    replicas = 4
     with torch.device("meta"):
         model = Pretraining(24, 1024).half().train()
     on_chips(model.bert, [3, 7, 7, 7])
@@ -79,15 +91,14 @@ def bert_pretraining() -> tuple[Any, tuple[torch.Tensor, ...]]:
     opts.Training.gradientAccumulation(accumulation)
     opts.replicationFactor(replicas)
     opts.TensorLocations.setOptimizerLocation(_off_chip_sharded())
+    if recomputation is not None:
+        opts._Popart.set("autoRecomputation", recomputation)
     optimizer = poptorch.optim.LAMB(
         model.parameters(), lr=1e-3, accum_type=torch.float16,
         first_order_momentum_accum_type=torch.float16,
     )  # fmt: skip
     rows = micro * accumulation * replicas
-    batch = (
-        _ints(rows, 128), _ints(rows, 128), _ints(rows, 128), _ints(rows, 23), _ints(rows, 23),
-        _ints(rows),
-    )  # fmt: skip
+    batch = (*(3 * [_ints(rows, length)]), *(2 * [_ints(rows, places)]), _ints(rows))
     return poptorch.trainingModel(model, opts, optimizer), batch
 
 
@@ -111,15 +122,16 @@ def bert_squad() -> tuple[Any, tuple[torch.Tensor, ...]]:
     return poptorch.trainingModel(model, opts, optimizer), batch
 
 
-def resnet50() -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """ResNet-50: sixteen replicas of one chip, activations computed again, images of 8 bits."""
-    micro, accumulation, replicas = 18, 57, 16
+def resnet50(
+    micro: int = 18, accumulation: int = 57, replicas: int = 16, recompute: bool = True
+) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """ResNet-50: replicas of one chip, activations computed again, images of 8 bits."""
     with torch.device("meta"):
         model = ResNet50().half().train()
     opts = _half(poptorch.Options())
     opts.Training.gradientAccumulation(accumulation)
     opts.replicationFactor(replicas).setAvailableMemoryProportion({"IPU0": 0.16})
-    opts._Popart.set("autoRecomputation", 1)
+    opts._Popart.set("autoRecomputation", int(recompute))
     optimizer = poptorch.optim.SGD(
         model.parameters(), lr=0.1, momentum=0.9, accum_type=torch.float16,
         velocity_accum_type=torch.float16,
@@ -129,11 +141,22 @@ def resnet50() -> tuple[Any, tuple[torch.Tensor, ...]]:
     return poptorch.trainingModel(model, opts, optimizer), (images, _ints(rows))
 
 
-def small_cnn() -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """The tutorial's CNN on images of 128 x 128, synthetic data, 50 iterations a call."""
+def gpt2() -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """GPT-2 medium on four chips, with all state of Adam on them."""
+    with torch.device("meta"):
+        model = Gpt2(24, 1024).half().train()
+    on_chips(model, [6, 6, 6, 6])
+    opts = _half(poptorch.Options())
+    opts.Training.gradientAccumulation(64)
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=1e-4)
+    return poptorch.trainingModel(model, opts, optimizer), (_ints(64, 1024), _ints(64, 1024))
+
+
+def small_cnn(synthetic: bool = True) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """The tutorial's CNN on images of 128 x 128, 50 iterations a call."""
     with torch.device("meta"):
         model = TutorialCnn(128).train()
-    opts = poptorch.Options().deviceIterations(50).enableSyntheticData(True)
+    opts = poptorch.Options().deviceIterations(50).enableSyntheticData(synthetic)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     images = torch.empty(16 * 50, 1, 128, 128, device="meta")
     return poptorch.trainingModel(model, opts, optimizer), (images, _ints(16 * 50))
@@ -163,6 +186,24 @@ ROWS = (
     Row("FashionMNIST CNN, a call per batch", "mk2:4", 16 * 370, "tutorial's log", fashion),
     Row("MNIST test, PopXL session", "mk2:1", 99971, "EX popxl 5", mnist, python=False),
 )
+LARGE = partial(bert_pretraining, 512, 2, 512, 76)
+VERDICTS = (
+    *ROWS,
+    Row(
+        "BERT-Large SL512, Bow Pod16", "bow:16", 0, "PR, EX nlp/bert",
+        partial(LARGE, recomputation=3),
+    ),
+    Row(
+        "BERT-Large SL512 without recomputation", "bow:16", 0, "EX nlp/bert",
+        partial(LARGE, recomputation=0), ran=False,
+    ),
+    Row(
+        "ResNet-50, micro-batch 16 on 304 MiB", "mk1:1", 0, "EX vision/cnns",
+        partial(resnet50, 16, 1, 1, recompute=False), ran=False,
+    ),
+    Row("GPT-2 medium, all state on 4 chips", "bow:4", 0, "EX nlp/gpt2", gpt2, ran=False),
+)  # fmt: skip
+"""Programs of which it is known whether they fit."""
 
 
 class Priced:
@@ -200,22 +241,51 @@ def error(rows: Sequence[Priced], constants: Constants) -> float:
     return sum(row.residual(constants) ** 2 for row in rows)
 
 
-def fit(rows: Sequence[Priced], start: Constants = DEFAULT) -> Constants:
-    """Return the constants that are off least: each in turn by smaller and smaller factors."""
+def fit(
+    rows: Sequence[Priced], start: Constants = DEFAULT, pull: float = 0.0, exact: float = 1.01
+) -> Constants:
+    """Return the constants that are off least: each in turn by smaller and smaller factors.
+
+    ``pull`` holds constants that the rows say nothing of where they start.
+    """
+
+    def off(constants: Constants) -> float:
+        moved = (math.log(getattr(constants, name) / getattr(start, name)) for name in FITTED)
+        return error(rows, constants) + pull * sum(one * one for one in moved)
+
     best, factor = start, 1.5
-    while factor > 1.01:
+    while factor > exact:
         tried = [
             dataclasses.replace(best, **{name: getattr(best, name) * by})
             for name in FITTED
             for by in (factor, 1 / factor)
         ]
         possible = [each for each in tried if each.exchange_efficiency <= 1]
-        better = min(possible, key=lambda each: error(rows, each))
-        if error(rows, better) < error(rows, best) - 1e-9:
+        better = min(possible, key=off)
+        if off(better) < off(best) - 1e-9:
             best = better
         else:
             factor = math.sqrt(factor)
     return best
+
+
+def left_out(rows: Sequence[Priced]) -> dict[str, float]:
+    """Print each row by constants that the other rows were fitted to; return the worst by kind."""
+    worst: dict[str, float] = {}
+    for row in rows:
+        constants = fit([other for other in rows if other is not row], NEUTRAL, 0.02, 1.05)
+        ratio, kind = math.exp(row.residual(constants)), row.estimate(constants).kind
+        worst[kind] = max(worst.get(kind, 1.0), ratio, 1 / ratio)
+        print(f"    {ratio:5.2f} times  {row.row.title} ({kind})", flush=True)
+    return worst
+
+
+def memory(rows: Sequence[Row]) -> None:
+    """Print the verdict on each program."""
+    for row in rows:
+        priced = Priced(row).estimate()
+        ran = "ran" if row.ran else "did not fit"
+        print(f"{row.title} ({ran}): {priced.verdict}: {priced.culprit}", flush=True)
 
 
 def show(title: str, rows: Sequence[Priced], constants: Constants) -> None:
@@ -232,14 +302,21 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--fit", action="store_true", help="fit the constants")
+    parser.add_argument("--bands", action="store_true", help="leave out each row in turn")
+    parser.add_argument("--memory", action="store_true", help="verdicts only")
     parser.add_argument("--only", default="", help="rows whose title has this")
     parser.add_argument("--short", action="store_true", help="residuals only")
     chosen = parser.parse_args()
+    if chosen.memory:
+        return memory([row for row in VERDICTS if chosen.only in row.title])
     rows = [Priced(row) for row in ROWS if chosen.only in row.title]
     show("as they are", rows, DEFAULT)
     constants = fit(rows) if chosen.fit else DEFAULT
     if chosen.fit:
         show("fitted", rows, constants)
+    if chosen.bands:
+        print("each row by constants that the others were fitted to:")
+        print(", ".join(f"{kind} {factor:.2f}" for kind, factor in left_out(rows).items()))
     for row in [] if chosen.short else rows:
         print(row.row.title)
         print("\n".join(f"    {line}" for line in str(row.estimate(constants)).splitlines()))

@@ -55,7 +55,7 @@ class Constants:
         8, "half MACs/cycle", "products too narrow for the matrix unit; fp32 a quarter"
     )
     exchange_efficiency: float = _fitted(0.99, "share", "of the exchange's peak")
-    step: float = _fitted(2850, "cycles", "per superstep: sync, control code, uneven tiles")
+    step: float = _fitted(2710, "cycles", "per superstep: sync, control code, uneven tiles")
     # Between chips.
     external_sync: float = _read(600, "cycles", f"per exchange between chips; {_POPLAR}")
     link_bytes: float = _read(64e9, "bytes/s", "one IPU-Link to a neighbour; Bow-2000 datasheet")
@@ -75,9 +75,9 @@ class Constants:
         20e9, "bytes/s", "streaming memory of one chip; no published figure"
     )
     call_seconds: float = _fitted(
-        0.68e-3, "s", "starting the device's program and waiting for it, per call"
+        0.61e-3, "s", "starting the device's program and waiting for it, per call"
     )
-    python_seconds: float = _fitted(1.88e-3, "s", "PopTorch's own work on the host, per call")
+    python_seconds: float = _fitted(1.95e-3, "s", "PopTorch's own work on the host, per call")
     # Memory.
     code_base: float = _guess(28 << 10, "bytes/tile", "control code, library codelets, stacks")
     code_step: float = _guess(160, "bytes/tile", "exchange and vertex code per different superstep")
@@ -94,5 +94,5 @@ class Constants:
 _NAMES = [each.name for each in fields(Constants)]
 _INSIDE = tuple(_NAMES[: _NAMES.index("external_sync")])
 DEFAULT = Constants()
-ERROR_BANDS = {"transformer": 1.5, "convolution": 1.5, "host-bound": 2.0}
-"""By kind of program the factor that ``benchmarks/ipu_rows.py --bands`` prints."""
+ERROR_BANDS = {"transformer": 1.15, "convolution": 1.65, "host-bound": 1.95}
+"""By kind of program the factor that ``benchmarks/ipu_rows.py --bands`` prints, rounded up."""

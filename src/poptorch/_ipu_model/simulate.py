@@ -52,7 +52,7 @@ def _price(stage_pass: StagePass, subject: Subject, there: set[tuple[int, str]])
         chip = subject.staged.workload.chip_of(stage_pass)
         read = {(chip, s.key): slot_bytes(s) for s in graph.inputs if s.kind is Kind.BATCH}
         from_host = sum(size for name, size in read.items() if name not in there)
-        there |= read.keys()
+        there.update(read)
         to_host = sum(
             slot_bytes(slot) * subject.emit.count(slot.key, loops) / loops.micro_batches
             for slot in graph.outputs
