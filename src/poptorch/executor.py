@@ -476,7 +476,8 @@ class PoplarExecutor:
 def _finish(session: Session, model: nn.Module, local_only: bool = False) -> None:
     with session.lock():
         session.close(local_only)
-        wrapping.unwrap(model)
+        if session.trains:  # a copy for inference shares layers that a training model watches
+            wrapping.unwrap(model)
 
 
 def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:

@@ -167,3 +167,25 @@ class Outer(nn.Module):
 
     def forward(self, x, y):
         return F.l1_loss(self.inner(x), y)
+
+
+@pytest.mark.parametrize("ends", ["destroyed", "dropped"])
+def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 5), torch.randn(4, 1)
+    model = Scores()
+    plain = copy.deepcopy(model)
+    training = poptorch.trainingModel(model, options(), adam(model))
+    validation = poptorch.inferenceModel(model, options())
+    updates = adam(plain)
+    for _ in range(2):
+        training(x, y)
+        if validation is not None:
+            torch.testing.assert_close(validation(x), model(x))
+            if ends == "destroyed":
+                validation.destroy()
+            validation = None
+        plain(x, y).backward()
+        updates.step()
+        updates.zero_grad()
+        torch.testing.assert_close(model.state_dict(), plain.state_dict())
