@@ -6,8 +6,9 @@ Source: PopTorch user guide, "Features" and PopTorch user guide, "PopTorch ops".
 from __future__ import annotations
 
 import abc
-import importlib
+import contextlib
 from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -70,8 +71,6 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
 
 def registerGeometricCustomArgParsers() -> None:
     """Register the parsers of ``poptorch_geometric``, when that package can be imported."""
-    try:
-        geometric = importlib.import_module("poptorch_geometric")
-    except ImportError:
-        return  # documented: graph networks are optional
-    geometric.registerCustomArgParsers()
+    for point in entry_points(group="poptorch.parsers"):
+        with contextlib.suppress(ImportError):  # documented: graph networks are optional
+            point.load()()
