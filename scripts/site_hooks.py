@@ -58,7 +58,8 @@ def rewritten(text: str, page: str, places: dict[str, str]) -> str:
         there = os.path.normpath(os.path.join(os.path.dirname(page), name))
         if there not in places:
             return None
-        return os.path.relpath(places[there], here or ".") + mark + anchor
+        place = re.sub(r"\.ipynb$", ".md", places[there])  # a page is made of it
+        return os.path.relpath(place, here or ".") + mark + anchor
 
     def link(match: re.Match[str]) -> str:
         words, leads = match[1], target(match[2])

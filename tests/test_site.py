@@ -135,9 +135,10 @@ def test_links_are_those_of_the_site() -> None:
     places = site_hooks.site_paths()
     assert places["README.md"] == "index.md"
     text = "[a](../../README.md#status) [`b.py`](../../src/b.py) [c/d](../../src/c) [e](data.md)"
+    text += " [f](../tutorials/text.ipynb)"
     text += "\n```python continued\n[x](../../README.md)\n```\n![p](batch.svg)"
     assert site_hooks.rewritten(text, "docs/guide/speed.md", places) == (
-        "[a](../index.md#status) `b.py` `c/d` [e](data.md)"
+        "[a](../index.md#status) `b.py` `c/d` [e](data.md) [f](../tutorials/text.md)"
         "\n```python\n[x](../../README.md)\n```\n![p](batch.svg)"
     )
 
