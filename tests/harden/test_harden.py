@@ -16,11 +16,12 @@ import torch
 from helpers.cases import long
 
 FEW = {
-    "calls": 8, "option_sets": 40, "saved_files": 20, "cache_entries": 15, "races": 2, "orders": 5,
+    "calls": 8, "option_sets": 40, "saved_files": 20, "cache_entries": 15, "races": 2,
+    "orders": 25,
 }  # fmt: skip
 MANY = {
     "calls": 1000, "option_sets": 5000, "saved_files": 1000, "cache_entries": 1000, "races": 200,
-    "signals": 20, "kills": 100, "jobs": 40, "orders": 200,
+    "signals": 20, "kills": 100, "jobs": 40, "orders": 2000,
 }  # fmt: skip
 PIECES = 10  # of the many of each part
 
@@ -28,6 +29,7 @@ PIECES = 10  # of the many of each part
 def cases() -> Iterator[Any]:
     """Yield a part, its first trial and how many there are."""
     yield from ((name, 1, count) for name, count in FEW.items())
+    yield from (("orders", first, 25) for first in (26, 51, 76))
     for name, count in MANY.items():
         for first in range(1000, 1000 + count, count // PIECES):
             yield long(name, first, count // PIECES)
