@@ -139,6 +139,9 @@ CHANGES = {
     "no parameter": fact(arguments={}),
     "settings that are none": fact(settings=5),
     "flags that are none": fact(whole="yes"),
+    "a shape of a weight that is a number": lambda facts, _: facts["shapes"].update(
+        dict.fromkeys(facts["shapes"], 3)
+    ),
     "another algorithm": fact(algorithm="sgd"),
     "hyper-parameters that are none": fact(hypers=7),
     "a random state that is none": fact(random=["import os"]),

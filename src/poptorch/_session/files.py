@@ -233,7 +233,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             settings={str(k): str(v) for k, v in facts["settings"].items()},
             arguments=_of_type((dict, type(None)), facts["arguments"])
             and decode_all(facts["arguments"]),
-            shapes=_of_type(dict, facts["shapes"]),
+            shapes={path: _shape(shape) for path, shape in facts["shapes"].items()},
             hypers=[decode_all(entry) for entry in facts["hypers"]],
             random=random_state(facts["random"]),
             tensors=safetensors.torch.load(parts[_TENSORS]),
@@ -309,11 +309,15 @@ def _zeros(content: Json) -> torch.Tensor:
     dtype = json_codec.decode(kind)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"no dtype: {kind!s:.80}")
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"no shape: {shape!s:.80}")
-    if len(shape) > DEEPEST or math.prod(shape) > LARGEST:
+    if len(_shape(shape)) > DEEPEST or math.prod(shape) > LARGEST:
         raise ValueError(f"too large a shape: {shape!s:.80}")
     return torch.zeros((), dtype=dtype).expand(shape)
+
+
+def _shape(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+        raise ValueError(f"no shape: {value!s:.80}")
+    return value
 
 
 # Objects of the user's, for those who trust the file: a pickle; its tensors are kept by name.
