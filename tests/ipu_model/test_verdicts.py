@@ -7,22 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cases import few
 from ipu_rows import LARGE, VERDICTS, Priced, Row, small_cnn
 from poptorch._ipu_model.constants import DEFAULT, ERROR_BANDS
 from poptorch._ipu_model.parts import verdict
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "ipu_model.md").read_text()
-_QUICK = ("CNN", "MNIST")
+_KEPT = (
+    "FashionMNIST CNN, a call per batch", "BERT-Large SL512, Bow Pod16",
+    "ResNet-50, micro-batch 16 on 304 MiB",
+)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
-    [
-        pytest.param(
-            row, id=row.title, marks=() if any(q in row.title for q in _QUICK) else pytest.mark.slow
-        )
-        for row in VERDICTS
-    ],
+    few(VERDICTS, *(row for row in VERDICTS if row.title in _KEPT)),
+    ids=lambda row: row.title,
 )
 def test_what_ran_fits_and_what_did_not_does_not(row: Row) -> None:
     """And the page on the model has the verdict, and the factor."""
@@ -47,7 +48,7 @@ def test_a_verdict_has_an_error(over: float, expected: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recomputation", [None, 3])
+@pytest.mark.parametrize("recomputation", few([None, 3], 3))
 def test_activations_of_bert_large_are_those_counted_by_hand(recomputation: int | None) -> None:
     """Eight inputs, seven times six checkpoints and a gradient of 2 MiB wait; then one layer again.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._base.tables import size_text, time_text
 from .parts import Advice
@@ -22,6 +23,9 @@ from .profile import (
     trace,
     whole_cycles,
 )
+
+if TYPE_CHECKING:
+    import jinja2
 
 _MOST_ROWS = 500
 _MOST_BARS = 5000  # more make browsers slow
@@ -61,21 +65,13 @@ def write(profile: Profile, path: Path, before: Profile | None = None) -> None:
 def html(profile: Profile, before: Profile | None = None) -> str:
     import jinja2  # which torch's compiler brings
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "size": size_text,
-        "shown": _number_text,
-        "time": time_text,
-        "modules": of_modules,
-    }
-    template = environment.from_string(Path(__file__).with_name("report.html").read_text())
     priced, measured = profile["estimated"], profile["measured"] or {}
     advice = [Advice(**each) for each in priced["advice"]]
     changes = [] if before is None else compare(before, profile)
     sections = ["summary", "memory", "liveness", "schedule", "operators", "program"]
     optional = {"measured": measured, "settings": profile["settings"], "comparison": changes}
     try:
-        return template.render(
+        return _template().render(
             profile=profile, priced=priced, measured=measured, changes=changes, advice=advice,
             sections=[*sections, *(name for name, content in optional.items() if content)],
             means=_MEANS, directions=_DIRECTIONS, ms=1e3 / priced["clock"],
@@ -87,6 +83,20 @@ def html(profile: Profile, before: Profile | None = None) -> str:
         )  # fmt: skip
     except jinja2.UndefinedError as error:
         raise LookupError(str(error)) from None
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "size": size_text,
+        "shown": _number_text,
+        "time": time_text,
+        "modules": of_modules,
+    }
+    return environment.from_string(Path(__file__).with_name("report.html").read_text())
 
 
 def _number_text(value: float) -> str:

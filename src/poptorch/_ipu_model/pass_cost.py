@@ -178,7 +178,9 @@ def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
             source_node = weight_of(right_operand(node))
             if product.resident and source_node in weights:
                 whole = product.groups * product.inner * product.columns * product.itemsize
-                made.setdefault(weights[source_node], spread(product, chip).block / whole)
+                # As for many rows: a larger batch moves no weight.
+                many = replace(product, rows=8 * chip.tiles, taps=1)
+                made.setdefault(weights[source_node], spread(many, chip).block / whole)
     return made
 
 

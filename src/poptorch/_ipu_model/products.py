@@ -1,4 +1,4 @@
-"""How a matrix product is spread over tiles: the fastest way, as PopLibs' (MIT) planner has it."""
+"""How a matrix product is spread over tiles, after PopLibs' (MIT) planner."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def peak_macs(kind: ChipKind, itemsize: int, half_partials: bool) -> float:
 
 
 _LEAST_SHARE = 0.01
-_AS_FAST = 1.05  # as exact as cycles are: of ways within this the one with least memory is taken
 
 
 @functools.lru_cache(maxsize=4096)
 def spread(product: Product, chip: Chip) -> Spread:
+    """Return the fastest way, with the bytes of the one that needs least."""
     unit, tiles = _unit(chip.kind, product.itemsize, product.half_partials), chip.tiles
     tried: list[Spread] = []
     for groups in _groups(product.groups, tiles):
@@ -78,14 +78,14 @@ def spread(product: Product, chip: Chip) -> Spread:
             if rows * inner > rest:
                 continue
             most = rest // (rows * inner)
-            columns = min(math.ceil(product.columns / unit.columns), most)
-            for parts in {columns, max(1, columns // 2)}:
+            columns = math.ceil(product.columns / unit.columns)
+            for parts in {min(columns, most), min(columns, max(1, most // 2))}:
                 cut = rows, inner, parts
                 tried.append(_priced(product, unit, groups, cut, chip))
-    taken = [one.cycles + one.steps * chip.constants.step for one in tried]
-    enough = _AS_FAST * min(taken)
-    fast = (one for one, cycles in zip(tried, taken, strict=True) if cycles <= enough)
-    return min(fast, key=lambda one: (one.bytes, one.cycles))
+    # The fastest way changes with the size, and its bytes jump; the least grow with a product.
+    least = min(one.bytes for one in tried)
+    fastest = min(tried, key=lambda one: one.cycles + one.steps * chip.constants.step)
+    return fastest._replace(bytes=least)
 
 
 def _groups(count: int, tiles: int) -> list[int]:
