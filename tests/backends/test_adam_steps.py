@@ -46,13 +46,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return shapes
 
 
-@pytest.mark.parametrize("package", [torch.optim, poptorch.optim])
-@pytest.mark.parametrize("name", ["Adam", "AdamW"])
-@pytest.mark.parametrize(
-    "settings", [{"weight_decay": 0.0}, {"weight_decay": 0.3, "betas": (0.5, 0.8), "eps": 1e-3}]
-)
-def test_a_large_model_trains_as_eagerly(package: Any, name: str, settings: Any, steps) -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize("package, name", [(torch.optim, "Adam"), (poptorch.optim, "AdamW")])
+def test_a_large_model_trains_as_eagerly(package: Any, name: str, steps) -> None:
+    settings = {"weight_decay": 0.3, "betas": (0.5, 0.8), "eps": 1e-3}
     ours, eagers = Net(), Net()
     eagers.load_state_dict(ours.state_dict())
     optimizer = getattr(package, name)(ours.parameters(), lr=0.01, **settings)

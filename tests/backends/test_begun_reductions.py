@@ -17,7 +17,6 @@ from poptorch._compile.build import training_program
 from poptorch._ir.plan import Plan
 from poptorch._ir.program import Reduce
 from poptorch.backends.reference import Reference
-from poptorch.options.freeze import freeze
 
 SIZE = 300
 
@@ -89,17 +88,3 @@ def test_what_was_begun_has_ended_when_a_call_fails(group: Group) -> None:
     executable.run(state, [x, at])
     assert group.log == ["begin", "wait for 1 and 1"]
     assert not torch.equal(state.tensors["param.layers.0.weight"], weights["param.layers.0.weight"])
-
-
-def test_the_settings_of_one_machine_begin_nothing() -> None:
-    options = poptorch.Options()
-    options.Distributed.configureProcessId(0, 2)
-    captured = Captured(
-        Model(),
-        (torch.ones(2, SIZE), torch.tensor([3])),
-        lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
-    )
-    made = training_program(
-        captured.micro.graph, freeze(options, True), captured.optim, None, early=True
-    )
-    assert [node.waits for node in made.walk() if isinstance(node, Reduce)] == [True]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +10,11 @@ import torch
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import fx
-from torch.profiler import profile
 
 import poptorch
 from helpers.cases import few, long
 from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor import compiler
-from poptorch.backends.inductor.compiler import compile_graph
 from poptorch.backends.inductor.lowering import fakes, lower
 from poptorch.backends.inductor.writes import place_writes
 
@@ -40,12 +35,16 @@ def dropping(w: torch.Tensor, momentum: torch.Tensor, x: torch.Tensor) -> tuple[
 def norm(
     w: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, x: torch.Tensor
 ) -> tuple[Tensors, Tensors]:
-    """Dropout after a normalisation: its mask is written into a tensor, and read in fused loops."""
+    """Dropout after a normalisation: its mask is written into a tensor, and read in fused loops.
+
+    And torch 2.13's generator drops ``alpha`` where it makes ``addmm`` of an addition.
+    """
     leaves = [value.detach().requires_grad_() for value in (w, scale, shift)]
     normal = F.batch_norm(x @ leaves[0], None, None, *leaves[1:], training=True)
     loss = (F.dropout(F.relu(normal), 0.3) @ leaves[0]).square().mean()
     gradients = torch.autograd.grad(loss, leaves)
-    return [loss.detach()], [w - 0.1 * g for w, g in zip(leaves, gradients, strict=True)]
+    added = torch.add(x, torch.mm(x * 2, w), alpha=0.5)  # a product with one user
+    return [loss.detach(), added], [w - 0.1 * g for w, g in zip(leaves, gradients, strict=True)]
 
 
 def mlp(
@@ -83,18 +82,6 @@ def examples(name: str) -> Tensors:
 @pytest.mark.parametrize("name", few(STEPS, "norm"))
 def test_steps(name: str) -> None:
     check(STEPS[name][0], examples(name))
-
-
-def test_factors_of_additions_survive_next_to_matrix_products() -> None:
-    """torch 2.13's generator drops ``alpha`` where it makes ``addmm`` of an addition."""
-
-    def step(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[Tensors, Tensors]:
-        first, second = torch.mm(a, b), torch.mm(a * 2, b)  # each with one user, so that it fuses
-        return [torch.add(x, first, alpha=0.5), torch.add(second, x, alpha=0.25)], []
-
-    tensors = [torch.randn(2, 3), torch.randn(2, 4), torch.randn(4, 3)]
-    got = compile_graph(graph(step, tensors), tensors).run(tensors)
-    torch.testing.assert_close(list(got), step(*tensors)[0])
 
 
 # Kernels run after the writes that they read, however they were fused.
@@ -165,47 +152,9 @@ def test_graphs_without_products_or_writes() -> None:
         assert placed(step, [torch.randn(3, 3)])
 
 
-def peak(step: Callable[[], object], trace: Path) -> int:
-    """Return the most bytes of tensors that a step has at once, beside what it found."""
-    step()
-    with profile(profile_memory=True) as profiler:
-        step()
-    profiler.export_chrome_trace(str(trace))
-    events = json.loads(trace.read_text())["traceEvents"]
-    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
-    return max(itertools.accumulate(bytes_ for _, bytes_ in changes))
-
-
-@pytest.mark.long
-def test_activations_go_when_the_backward_pass_has_used_them(tmp_path: Path) -> None:
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, False) for _ in range(8))
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            out = x
-            for layer in self.layers:
-                out = layer(out).tanh()
-            return out, F.mse_loss(out, x)
-
-    net, x = Net(), torch.randn(512, 64)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def eager() -> None:
-        optimizer.zero_grad()
-        net(x)[1].backward()
-        optimizer.step()
-
-    expected = peak(eager, tmp_path / "eager.json")
-    options = poptorch.Options().backend("inductor")
-    wrapped = poptorch.trainingModel(net, options, optimizer)
-    assert peak(lambda: wrapped(x), tmp_path / "ours.json") <= expected
-
-
 @pytest.mark.parametrize(
     "backend, swapped",
-    [("reference", False), ("reference", True), ("inductor", True), long("inductor", False)],
+    [("reference", True), long("inductor", True), long("inductor", False)],
 )
 def test_values_that_change_places(backend: str, swapped: bool) -> None:
     class Model(torch.nn.Module):

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from helpers.cases import few
-from helpers.inductor_graphs import Tensors, check, graph
+from helpers.inductor_graphs import Tensors, check
 from poptorch.backends.inductor import products, toolchain
-from poptorch.backends.inductor.compiler import compile_graph
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +45,10 @@ def examples() -> Tensors:
 
 @pytest.mark.parametrize("chosen", few([False, True], True))
 def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen: bool) -> None:
+    from torch._inductor.lowering import lowerings
+
     asked = []
+    torchs = {op: how for op, how in lowerings.items() if "poptorch" not in str(op)}
 
     def choose(a: products.Matrix, b: products.Matrix) -> bool:
         asked.append((a, b))
@@ -56,20 +58,7 @@ def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen
     check(step, examples())
     assert any(a[1][0] == 1 for a, _ in asked)
     assert any(b[1][0] == 1 for _, b in asked)
-
-
-@pytest.mark.parametrize("chosen", few([False, True], True))
-def test_the_chosen_library_is_called(monkeypatch: pytest.MonkeyPatch, chosen: bool) -> None:
-    from torch._inductor.lowering import lowerings
-
-    monkeypatch.setattr(products, "onednn_is_faster", lambda *_: chosen)
-    tensors = [torch.randn(32, 64), torch.randn(64, 16)]
-    torchs = {op: how for op, how in lowerings.items() if "poptorch" not in str(op)}
-    code = compile_graph(graph(lambda a, b: ([a @ b], []), tensors), tensors).kept
     assert {op: how for op, how in lowerings.items() if "poptorch" not in str(op)} == torchs
-    assert code is not None
-    assert (b"aoti_torch_cpu__linear_pointwise" in code) is chosen
-    assert (b"aoti_torch_cpu_mm_out" in code) is not chosen
 
 
 @pytest.mark.parametrize(
@@ -78,8 +67,6 @@ def test_the_chosen_library_is_called(monkeypatch: pytest.MonkeyPatch, chosen: b
         (((512, 256), (256, 1)), ((256, 1024), (1, 256)), True),  # a forward pass
         (((512, 1024), (1024, 1)), ((1024, 256), (256, 1)), True),  # an input's gradient
         (((1024, 512), (1, 1024)), ((512, 256), (256, 1)), False),  # a weight's gradient
-        (((32, 512), (512, 1)), ((512, 512), (1, 512)), True),
-        (((32, 256), (256, 1)), ((256, 256), (1, 256)), False),  # small
         (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), False),  # few rows
         (((512, 256), (0, 1)), ((256, 1024), (1, 256)), False),  # rows that lie on each other
         (((512, 256), (512, 2)), ((256, 1024), (1, 256)), False),  # with gaps
@@ -91,13 +78,6 @@ def test_sizes_and_layouts_decide(monkeypatch: pytest.MonkeyPatch, a, b, expecte
     assert products.onednn_is_faster(a, b) is expected
     monkeypatch.setattr(products, "_suits_processor", lambda: False)
     assert not products.onednn_is_faster(a, b)
-
-
-@pytest.mark.parametrize("vendor,expected", [("AuthenticAMD", True), ("GenuineIntel", False)])
-def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch, vendor, expected) -> None:
-    monkeypatch.setattr(products, "maker", lambda: vendor)
-    found = products._suits_processor.__wrapped__()
-    assert found is (expected and torch.backends.mkldnn.is_available())
 
 
 def test_code_for_one_processor_is_not_used_on_another(monkeypatch: pytest.MonkeyPatch) -> None:

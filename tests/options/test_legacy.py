@@ -12,7 +12,7 @@ import poptorch
 from poptorch._base.errors import Error
 from poptorch.autocasting import Policy
 from poptorch.enums import AnchorMode, OutputMode, ReductionType
-from poptorch.options import Options, PipelinedExecution, ShardedExecution, overview
+from poptorch.options import Options, ShardedExecution, overview
 from poptorch.options.freeze import prepare
 from poptorch.options.legacy_call import read_call
 
@@ -48,14 +48,10 @@ SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
     "Popart": (lambda o: o.Popart is o._Popart, True),
     "_Popart.Set": (lambda o: o._Popart.Set("a", 1).options["a"], 1),
     "GraphProcessing": (lambda o: o.GraphProcessing is o.Precision, True),
-    "pipelining": (
-        lambda o: type(o.enablePipelining(True)._execution_strategy), PipelinedExecution,
-    ),
     "no pipelining": (
         lambda o: type(o.enablePipelining(False)._execution_strategy), ShardedExecution,
     ),
     "profile": (lambda o: "engineOptions" in o.profile(True)._Popart.options, True),
-    "no profile": (lambda o: "engineOptions" in o.profile(False)._Popart.options, False),
     "accumulationReductionType": (
         lambda o: o.Training.accumulationReductionType(
             ReductionType.Sum

@@ -2,7 +2,6 @@
 
 from poptorch.enums import SyncPattern
 from poptorch.options import Options, TensorLocationSettings
-from poptorch.options.overview import describe
 
 
 def test_changed_hints_are_listed(monkeypatch) -> None:
@@ -24,13 +23,3 @@ def test_changed_hints_are_listed(monkeypatch) -> None:
     assert options.withoutEffect() == ['_Popart.set("outlineThreshold")', "enableStableNorm"]
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"syncPattern": "SyncPattern.SinglePipeline"}')
     assert Options().withoutEffect() == ["syncPattern"]
-
-
-def test_the_overview_shows_values_and_changes() -> None:
-    text = describe(Options().deviceIterations(4))
-    assert "* N deviceIterations = 4" in text
-    assert "  N replicationFactor = 1" in text
-    assert "  N randomSeed = unset" in text
-    assert "  V setExecutionStrategy = PipelinedExecution(AutoStage.SameAsIpu)" in text
-    assert "outlineThreshold" not in text
-    assert "outlineThreshold" in describe(Options(), every=True)

@@ -220,6 +220,28 @@ def test_the_process_by_openmpi_by_hand_and_by_variables(monkeypatch) -> None:
         distributed.setEnvVarNames("MY_COUNT", "MY_ID")
 
 
+@pytest.mark.parametrize(
+    "variables", [{"OMPI_COMM_WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "1"}, {}]
+)
+def test_processes_that_cannot_meet_are_an_error(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options = Options()
+    if not variables:
+        options.Distributed.configureProcessId(1, 2)
+    model = torch.nn.Linear(1, 1)
+    training = poptorch.trainingModel(model, options, loss=torch.nn.L1Loss())
+    title = "Nothing says where the processes of this job meet"
+    with pytest.raises(poptorch.Error, match=title) as caught:
+        training(torch.ones(1, 1), torch.ones(1, 1))
+    assert "of 2" in str(caught.value)
+    assert "Distributed.disable()" in str(caught.value)
+    assert "test_rules.py" in str(caught.value)
+    training.destroy()
+    other = poptorch.inferenceModel(model, options)  # it waits for nobody
+    assert other(torch.ones(1, 1)).shape == (1, 1)
+
+
 @pytest.mark.spec("options", 22)
 def test_locations_are_snapshots_of_their_settings() -> None:
     settings = TensorLocationSettings()
@@ -244,17 +266,6 @@ def test_locations_are_snapshots_of_their_settings() -> None:
     for setter in (settings.useIOTilesToLoad, settings.minElementsForOffChip):
         with pytest.raises(AssertionError):
             setter("1")
-
-
-def test_popart_stores_anything() -> None:
-    popart = Options()._Popart
-    assert popart.options == {
-        "instrumentWithHardwareCycleCounter": False,
-        "rearrangeAnchorsOnHost": False,
-    }
-    assert popart.set("nonsense", 1j) is popart
-    popart.setPatterns({"A": True}, 1)
-    assert (popart.options["patterns"], popart.options["patterns_level"]) == ({"A": True}, 1)
 
 
 @pytest.mark.spec("runtime", 13)

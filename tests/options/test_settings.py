@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import os
 import pickle
 from typing import Any
 
@@ -234,11 +233,6 @@ def test_unknown_attributes_of_optimizers_are_a_warning_unless_relaxed(relaxed, 
     other.param_groups[0]["invented"] = 1
     wrapper.setOptimizer(other)
     assert ("invented" in caplog.text) is not relaxed
-
-
-def test_profile_of_the_first_release_asks_for_reports() -> None:
-    executor = poptorch.inferenceModel(lambda x: x, 1, profile=True)
-    assert freeze(executor.options, training=False).runtime.report == os.getcwd()
 
 
 def test_excluded_files_are_not_the_users(tmp_path, caplog) -> None:

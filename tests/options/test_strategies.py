@@ -192,12 +192,3 @@ def test_strategies_copy_and_pickle():
         assert other.stage("A") is other.phase(0).stage(0)
         other.stage("A").ipu(7)
         assert strategy.stage("A")._ipu == 1
-
-
-def test_blocks_are_logged_at_construction(caplog):
-    with caplog.at_level("DEBUG", logger="poptorch::python"):
-        PipelinedExecution("a", "b")
-    assert [record.message for record in caplog.records] == [
-        "block a added to stage 0",
-        "block b added to stage 1",
-    ]

@@ -6,38 +6,13 @@ import dataclasses
 import inspect
 import re
 
-import pytest
-
 from helpers.source_tree import PACKAGE
-from poptorch._ir.loops import Loops
 from poptorch._ir.spec import (
-    Location,
-    Locations,
-    NamedStage,
-    Output,
-    Placement,
-    Precision,
-    Reduction,
-    Runtime,
     Spec,
-    Target,
 )
 from poptorch.options import Options
 from poptorch.options.overview import settings
-from poptorch.options.table import IDLE
 
-PARTS = {
-    "": Spec,
-    "loops": Loops,
-    "output": Output,
-    "reduction": Reduction,
-    "precision": Precision,
-    "target": Target,
-    "runtime": Runtime,
-    "placement": Placement,
-    "locations": Locations,
-}
-VALUES = [value for setting in settings(Options()) for value in setting.row.values]
 # Public methods that stand for other options, or for none.
 NO_SETTERS = {
     "anchorMode", "appendToLocationExcludes", "clone", "createOrSet", "defaultAnchorMode",
@@ -48,33 +23,32 @@ NO_SETTERS = {
 }  # fmt: skip
 
 
-def test_every_field_of_the_spec_is_read() -> None:
-    """By its name: what does not read it, or reads another's, the tests of that part show."""
+def fields(part: object = Spec(training=True), path: str = "") -> dict[str, object]:
+    """Fields of the Spec and of its parts, by their paths."""
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(part):
+        value, name = getattr(part, field.name), f"{path}{field.name}"
+        found |= fields(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+    return found
+
+
+def test_every_field_of_the_spec_has_a_row_and_a_reader() -> None:
+    """Read by its name: what reads another's, the tests of that part show."""
+    rows = [value for setting in settings(Options()) for value in setting.row.values]
+    named = {path for value in rows for path in (value.field, value.decides) if path}
+    # The small model's tiles come from a variable; ``training`` from the wrapper; which part this
+    # is from the index of the process; how many machines there are from the job.
+    elsewhere = {"training", "target.tiles", "target.part", "target.hosts"}
+    reached = {path for name in named for path in fields() if f"{path}.".startswith(f"{name}.")}
+    assert reached | elsewhere == fields().keys()
+    assert named - fields().keys() <= {path.rpartition(".")[0] for path in fields()}
     sources = [
         path.read_text()
         for path in PACKAGE.rglob("*.py")
         if "options" not in path.relative_to(PACKAGE).parts
     ]
     read = set(re.findall(r"\.(\w+)\b(?!\s*=[^=])", "\n".join(sources)))
-    classes = [*PARTS.values(), NamedStage, Location]
-    fields = {field.name for cls in classes for field in dataclasses.fields(cls)}
-    assert fields <= read, "give it a reader or remove it"
-    assert "log_dir" not in read  # a name that only options know
-
-
-def test_every_field_of_the_spec_has_a_row() -> None:
-    known = {
-        f"{part}.{field.name}".strip(".")
-        for part, cls in PARTS.items()
-        for field in dataclasses.fields(cls)
-    }
-    named = {path for value in VALUES for path in (value.field, value.decides) if path}
-    assert named <= known
-    # The small model's tiles come from a variable; ``training`` from the wrapper; which part this
-    # is from the index of the process, which decides another field; how many machines there are
-    # from the job.
-    own = known - PARTS.keys() - {"training", "target.tiles", "target.part", "target.hosts"}
-    assert own == {path for path in own if path in named or path.rpartition(".")[0] in named}
+    assert {path.rpartition(".")[2] for path in fields()} <= read, "give it a reader or remove it"
 
 
 def test_every_setter_has_a_row() -> None:
@@ -91,17 +65,3 @@ def test_every_setter_has_a_row() -> None:
         }
         written = {name for name in rows if name.rpartition(".")[0] == prefix[:-1]}
         assert methods - NO_SETTERS == written
-
-
-@pytest.mark.parametrize("setting", settings(Options()), ids=lambda setting: setting.option)
-def test_an_option_has_an_effect_or_is_listed(setting) -> None:
-    consumers = [value.field or value.decides or value.reader for value in setting.row.values]
-    assert setting.row.sentence.endswith(".")
-    if setting.row.effect in IDLE:
-        assert not any(value.field or value.reader for value in setting.row.values)
-    else:
-        assert any(consumers), "nothing reads it: mark it as a hint, so that it is listed"
-    for value in setting.row.values:
-        if value.reader:
-            text = (PACKAGE / f"{value.reader}.py").read_text()
-            assert value.name in text or setting.option.partition(".")[0] in text
