@@ -163,7 +163,7 @@ ROOMS = {
     "compile": {"_capture", "_cli", "_place"},
     "conformance": {"_compile", "_session"},
     "examples": {"_compile"},
-    "harden": {"_capture", "_compile"},
+    "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_job", "_ops", "_place"},
     "ir": {"_compile", "_schedule"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},

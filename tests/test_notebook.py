@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import notebook_page
 import poptorch
+from helpers.cases import few
 from helpers.wrapped import options
 from notebook_page import shown
 
+NOTEBOOKS = {path.stem: path for path in notebook_page.NOTEBOOKS}
 X, Y = torch.randn(12, 4), torch.randn(12, 4)
 
 
@@ -95,10 +95,10 @@ def test_plans_and_estimates_are_tables_and_pictures() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", notebook_page.NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_shows_what_it_has_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", few(NOTEBOOKS, *(NOTEBOOKS.keys() - {"two_processes"})))
+def test_a_notebook_shows_what_it_has_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
-    cells = notebook_page.read(path)
+    cells = notebook_page.read(NOTEBOOKS[name])
     assert notebook_page.run(cells) == cells, "run: python scripts/notebook_page.py"
     assert sum(len(cell.get("outputs", ())) for cell in cells) >= 3
     assert "False" not in "".join(map(str, cells))  # what a cell finds out is so

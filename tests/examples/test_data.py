@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gzip
 import hashlib
 import http.server
@@ -32,58 +34,33 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(data.SUBSET, tmp_path / "copy"))
 
 
-class Server:
-    """Serves a folder on loopback and counts what was asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        asked = self.asked = []
-
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def __init__(self, *args: object) -> None:
-                super().__init__(*args, directory=str(folder))
-
-            def log_message(self, *args: object) -> None:
-                asked.append(self.path)
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server(data.SUBSET)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the subset's sums for the published ones, so that a local server can offer it."""
-    sums = {
-        name: hashlib.md5((data.SUBSET / name).read_bytes()).hexdigest() for name in data.PUBLISHED
-    }
-    monkeypatch.setattr(data, "PUBLISHED", sums)
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on loopback."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def test_a_named_directory_comes_first(copy: Path) -> None:
     shutil.copytree(data.SUBSET, data.DEBIAN)
-    found = data.load(copy)
+    found = data.load(copy, limit=10)
     assert found.notes == (
-        f"Data: a subset of FashionMNIST, 3000 training and 1000 test images, from {copy}",
+        f"Data: a subset of FashionMNIST, 3000 training and 1000 test images, from {copy}; "
+        "training on the first 10",
     )
-    images, labels = found.train.tensors
+    assert not found.full
+    images, labels = data.load(copy).train.tensors
     assert images.shape == (3000, 1, 28, 28)
     assert images.dtype == torch.float32
     assert (images.min(), images.max()) == (-1, 1)
     assert labels.dtype == torch.int64
     assert set(labels.tolist()) == set(range(10))
+    assert torch.equal(found.train.tensors[0], images[:10])
+    with pytest.raises(ValueError, match="at least 1"):
+        data.load(copy, limit=0)
 
 
 def test_the_debian_package_comes_second(tmp_path: Path) -> None:
@@ -93,51 +70,30 @@ def test_the_debian_package_comes_second(tmp_path: Path) -> None:
     assert second.startswith(f"{tmp_path / 'absent'} does not have {TRAIN_IMAGES}, {TRAIN_LABELS}")
 
 
-def test_it_is_downloaded_once(server: Server, published: None) -> None:
-    found = data.load(url=server.url)
-    assert str(data.DOWNLOADS) in found.notes[0]
-    assert sorted(path.name for path in data.DOWNLOADS.iterdir()) == sorted(data.PUBLISHED)
-    assert len(server.asked) == 4
-    assert len(data.load(url=server.url).train) == 3000
-    assert len(server.asked) == 4
-
-
-def test_a_download_with_a_wrong_sum_is_not_kept(server: Server) -> None:
-    found = data.load(url=server.url)
-    text = "\n".join(found.notes)
-    assert f"{server.url}/{TRAIN_IMAGES} has the MD5 sum" in text
-    assert data.PUBLISHED[TRAIN_IMAGES] in text
-    assert not data.DOWNLOADS.exists()
-    assert str(data.SUBSET) in found.notes[0]
+def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with served(data.SUBSET) as url:
+        wrong = data.load(url=url).notes
+        assert not data.DOWNLOADS.exists()
+        right = {n: hashlib.md5((data.SUBSET / n).read_bytes()).hexdigest() for n in data.PUBLISHED}
+        monkeypatch.setattr(data, "PUBLISHED", right)
+        assert str(data.DOWNLOADS) in data.load(url=url).notes[0]
+    assert f"{url}/{TRAIN_IMAGES} has the MD5 sum" in wrong[1]
+    assert str(data.SUBSET) in wrong[0]
+    assert str(data.DOWNLOADS) in data.load(url=url).notes[0]  # with nobody there who serves it
 
 
 def test_without_a_network_the_subset_is_used_and_said(tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    missing = data.load(url=server.url).notes  # answers, but has no such file
-    server.close()
-    refused = data.load(url=server.url).notes
+    with served(tmp_path) as url:
+        missing = data.load(url=url).notes  # answers, but has no such file
+    refused = data.load(url=url).notes
     assert "File not found" in missing[1]
     assert "refused" in refused[1]
     for notes in (missing, refused):
         assert notes[0].startswith("Data: a subset of FashionMNIST, 3000 training and 1000 test")
         assert "only the small subset" in notes[2]
         assert "apt-get install dataset-fashion-mnist" in notes[3]
-
-
-def test_a_silent_server_does_not_hang_it() -> None:
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as silent:
-        found = data.load(url=f"http://127.0.0.1:{silent.server_port}")
-    assert "timed out" in found.notes[1]
-
-
-def test_limit(copy: Path) -> None:
-    found = data.load(copy, limit=10)
-    assert (len(found.train), len(found.test)) == (10, 1000)
-    assert found.notes[0].endswith("training on the first 10")
-    assert not found.full
-    assert torch.equal(found.train.tensors[0], data.load(copy).train.tensors[0][:10])
-    with pytest.raises(ValueError, match="at least 1"):
-        data.load(copy, limit=0)
 
 
 def _idx(values: bytes, *shape: int) -> bytes:

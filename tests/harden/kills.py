@@ -1,4 +1,4 @@
-"""Processes that are killed while they save or compile: whole files, and nothing left over."""
+"""Processes that are killed while they save: whole files, and nothing left over."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ from typing import Any
 import torch
 
 import poptorch
-from helpers.patience import eventually
 from helpers.wrapped import options
-from poptorch._compile.cache import Store
-from poptorch._compile.helper import CompileJob
 
-from .models import Gray, Statistics
-
-OWN = f"poptorch-code-{os.getuid()}"  # for compiled code, of this process and all later ones
-COMPILING = 20  # one of so many is killed while it compiles
+from .models import Statistics
 
 
 @functools.cache
@@ -49,10 +43,8 @@ def in_a_process(work: Any) -> int:
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
     """Kill one process."""
-    draw = random.Random(number)
     with tempfile.TemporaryDirectory() as folder:
-        kind = _compiling if number % COMPILING == 0 else _saving
-        yield kind(draw, Path(folder))
+        yield _saving(random.Random(number), Path(folder))
 
 
 def _saving(draw: random.Random, folder: Path) -> tuple[str, str | None]:
@@ -81,25 +73,3 @@ def _saving(draw: random.Random, folder: Path) -> tuple[str, str | None]:
     if left:
         return outcome, f"left over: {left}"
     return outcome, None if same else "the file is not whole"
-
-
-def _compiling(draw: random.Random, folder: Path) -> tuple[str, str | None]:
-    wrapper = poptorch.inferenceModel(Gray(), options())
-    wrapper(torch.randn(4, 1, 6, 6))
-    graphs = {f"key{draw.random()}": next(iter(wrapper.plan().program.graphs.values()))}
-
-    def compile_it() -> None:
-        tempfile.tempdir = os.environ["TMPDIR"] = str(folder)  # the compiler process's too
-        job = CompileJob(graphs, "inductor", Store(folder / "code"))
-        (folder / "asked").touch()
-        job.wait()
-        time.sleep(100)
-
-    pid = in_a_process(compile_it)
-    assert eventually((folder / "asked").exists)
-    time.sleep(draw.uniform(0, 2))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    wrapper.destroy()
-    left = [p.name for p in folder.iterdir() if p.name not in ("asked", "code", OWN)]
-    return "killed while compiling", f"left over: {left}" if left else None

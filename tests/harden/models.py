@@ -15,9 +15,8 @@ import poptorch
 from helpers.wrapped import options
 
 Args = tuple[Any, ...]
-Outcomes = Any
 LR = 0.05
-NEIGHBOURS = 8
+LARGE = 10.0  # of a weight: from there on rounding decides what a step of training gives
 
 
 class Statistics(nn.Module):
@@ -125,30 +124,20 @@ class Subject:
         else:
             self.wrapper = poptorch.inferenceModel(self.model, opts)
 
-    def native(self, args: Args, kwargs: dict[str, Any], twin: nn.Module | None = None) -> Any:
-        """Do with the twin, or another one, what a call does, and return what it returns."""
-        twin = twin or self.eager
+    def native(self, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Do with the twin what a call does, and return what it returns."""
         if not self.kind.trained:
             with torch.no_grad():
-                return twin(*args, **kwargs)
-        twin.zero_grad()
-        loss = twin(*args, **kwargs)
+                return self.eager(*args, **kwargs)
+        self.eager.zero_grad()
+        loss = self.eager(*args, **kwargs)
         loss.backward()
-        torch.optim.SGD(twin.parameters(), lr=LR).step()
+        torch.optim.SGD(self.eager.parameters(), lr=LR).step()
         return loss.detach()
 
-    def nearly(self, args: Args, kwargs: dict[str, Any], before: dict[str, torch.Tensor]) -> Any:
-        """Do it with twins whose weights differ in their last bits; yield results and weights.
-
-        Args:
-            args, kwargs: of the call.
-            before: the twin's weights before it.
-        """
-        draw = torch.Generator().manual_seed(0)
-        for _ in range(NEIGHBOURS):
-            twin = copy.deepcopy(self.eager)
-            twin.load_state_dict({name: _neighbour(t, draw) for name, t in before.items()})
-            yield self.native(args, kwargs, twin), twin.state_dict()
+    def large(self) -> bool:
+        """Tell whether odd batches have made weights large."""
+        return any(bool((t.abs() > LARGE).any()) for t in self.model.parameters())
 
     def follow(self) -> None:
         """Give the twin the weights of the model."""
@@ -159,14 +148,6 @@ class Subject:
         random_state = self.wrapper.rng_state if self.wrapper.isCompiled() else None
         weights = {name: t.clone() for name, t in self.model.state_dict().items()}
         return {**weights, "random": random_state, "compiled": self.wrapper.isCompiled()}
-
-
-def _neighbour(values: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """Return the next number above or below each, or the same."""
-    if not values.is_floating_point():
-        return values
-    way = torch.randint(-1, 2, values.shape, generator=draw)
-    return torch.nextafter(values, torch.where(way == 0, values, way * torch.inf))
 
 
 def same(first: Any, second: Any) -> bool:
