@@ -77,6 +77,7 @@ class PoplarExecutor:
         self._session.reports.advise = lambda captures, priced: Repricer(
             options, captures, priced.system, training
         ).advised(priced)
+        self._run = self._channel._event("modelExecution", self._session.run)
         if training:
             self._adopt_strategy()
             self._wrap()
@@ -99,9 +100,9 @@ class PoplarExecutor:
                 the target is offline.
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
-        with UserFrames(), self._channel.tracepoint("modelExecution"), self._session.lock():
+        with UserFrames(), self._session.lock():
             self._rewrap()
-            return self._session.run(args, kwargs)
+            return self._run(args, kwargs)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, and run nothing. A compiled model only warns."""

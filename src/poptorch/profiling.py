@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from ._base import env, log
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -103,6 +105,10 @@ class Channel:
             return _NOTHING
         return _recorded(self._name, name)
 
+    def _event(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function whose calls are events; where none are recorded, the same."""
+        return _recorded(self._name, name)(function) if _ENABLED else function
+
 
 @contextlib.contextmanager
 def _recorded(channel: str, name: str) -> Iterator[None]:
@@ -124,18 +130,11 @@ def _traced(cls: Any, channel: str, methods: tuple[str, ...]) -> Any:
         own = tuple(cls if arg is type(self) else arg for arg in args)
         return _remade, (channel, methods, make, own), *state
 
-    members: dict[str, Any] = {name: _event(getattr(cls, name), channel, name) for name in methods}
+    members: dict[str, Any] = {
+        name: _recorded(channel, name)(getattr(cls, name)) for name in methods
+    }
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce_ex__": reduce}
     return type(cls.__name__, (cls,), {**names, **members})
-
-
-def _event(method: Callable[..., Any], channel: str, name: str) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _recorded(channel, name):
-            return method(self, *args, **kwargs)
-
-    return traced
 
 
 def _remade(

@@ -5,7 +5,6 @@ from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Decision, Micro, hooks_of, say_narrowed
-from .purity import without_autocast
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .replaced import Tied, tensors_of
 from .trace import forgetting_sources, untraced
@@ -31,5 +30,4 @@ __all__ = [
     "tensors_of",
     "untraced",
     "with_fewer_checkpoints",
-    "without_autocast",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,15 +52,6 @@ def _make_lone_writes_pure(graph: fx.Graph) -> None:
             node.target = pure
 
 
-_NOTHING = contextlib.nullcontext()  # one for all calls
-
-
-def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """Within the block operators take the types that they are given: casts are recorded once."""
-    active = torch.is_autocast_enabled("cpu")
-    return torch.autocast("cpu", enabled=False) if active else _NOTHING
-
-
 def _is_pure(graph: fx.Graph, inputs: Tensors, runs: bool) -> bool:
     """Also gives the placeholders their values."""
     for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
@@ -91,7 +81,8 @@ def _functionalize(
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
-    with lazily(), fx_traceback.preserve_node_meta(), mode, without_autocast():
+    as_recorded = torch.autocast("cpu", enabled=False)  # casts are: once is enough
+    with lazily(), fx_traceback.preserve_node_meta(), mode, as_recorded:
         function = torch.func.functionalize(replay, remove="mutations")
         pure: fx.GraphModule = private.traced(function, inputs, rules)
     return pure

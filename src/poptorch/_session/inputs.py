@@ -317,8 +317,7 @@ class Indices:
     paths: Sequence[str]
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
-        error = self._first(self.ranges, batch, state, _CHECKED)
-        if error is not None:
+        if self.ranges and (error := self._first(self.ranges, batch, state, _CHECKED)):
             raise error
 
     def explain(

@@ -122,7 +122,7 @@ class Model:
         if users != seen_users and (self._trained or not users):
             self.module.training = own = users
         self._seen_training = users, own
-        if own != seen_own or not self._keeps_mode():
+        if self._trained or own != seen_own or not self._keeps_mode():
             self._mode = tuple(map(_training, self._modules))
         return self._mode
 

@@ -324,8 +324,10 @@ class Session(Sharing):
             self.device_is_newer |= training
             try:
                 faults.check("run")
-                with _capture.without_autocast():
-                    results = now.compiled.executable.run(store.state, batch)
+                run = now.compiled.executable.run
+                if torch.is_autocast_enabled("cpu"):  # casts were recorded: once is enough
+                    run = torch.autocast("cpu", enabled=False)(run)
+                results = run(store.state, batch)
             except BaseException as error:
                 if store.state.updates == before:  # nothing has happened
                     self.device_is_newer = was_newer

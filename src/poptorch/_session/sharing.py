@@ -36,6 +36,7 @@ class Sharing:
         self._own_lock: Any = threading.RLock()
         self._seen_generation = -1
         self._locks = [self._own_lock]
+        self.is_related = False  # as of the last lock()
         self.others: weakref.WeakSet[Sharing] = weakref.WeakSet()  # as of the last lock()
         with _registry:
             _members.add(self)
@@ -52,14 +53,10 @@ class Sharing:
                 return self._own_lock  # type: ignore[no-any-return]
             with _registry:
                 self._relate()
-        return self._own_lock if len(self._locks) == 1 else _all(self._locks)
-
-    @property
-    def is_related(self) -> bool:
-        return len(self._locks) > 1
+        return _all(self._locks) if self.is_related else self._own_lock
 
     def _relate(self) -> None:
-        self._seen_generation = _generation
+        generation = _generation
         rest = set(_members) - {self}
         group: list[Sharing] = [self]
         for member in group:  # which grows: relatives of relatives are locked, too
@@ -68,6 +65,8 @@ class Sharing:
             rest -= near
         self.others = weakref.WeakSet(each for each in group[1:] if self._exchanges_with(each))
         self._locks = [m._own_lock for m in sorted(group, key=lambda member: member._number)]
+        self.is_related = len(group) > 1
+        self._seen_generation = generation  # last: others look at it without the registry
 
     def _exchanges_with(self, other: Sharing) -> bool:
         return (self.trains or other.trains) and not self.hosts.isdisjoint(other.hosts)

@@ -74,7 +74,11 @@ class TorchState(DeviceState):
     @property
     def ipu_state_is_dirty(self) -> bool:
         watched = self._watched
-        return self.was_loaded or (watched is not None and (watched.changed or self._edited()))
+        if watched is None:
+            return False
+        # Asked before each call, and mostly nothing has been read.
+        loaded = watched is not self._optimizer.state or watched.changed
+        return loaded or (bool(self._read) and self._edited())
 
     @ipu_state_is_dirty.setter
     def ipu_state_is_dirty(self, value: bool) -> None:
@@ -95,8 +99,6 @@ class TorchState(DeviceState):
 
     def _edited(self) -> bool:
         """Whether what was read has been changed since; cheap, for every call."""
-        if not self._read:
-            return False
         if not self.host_state_is_dirty:
             now = self._entries()
             same = len(now) == len(self._read) and all(map(operator.is_, now, self._read))
@@ -122,7 +124,7 @@ class TorchState(DeviceState):
         self._read = []
 
     def _ran(self, updates: int) -> None:
-        super()._ran(updates)
+        self.host_state_is_dirty = True
         self._updates += updates
 
     def _attach_device(self, link: Any) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,12 +27,21 @@ from .process import Threads
 from .protocol import Compiled
 from .whole import Whole
 
-Index = dict[Axis, int]
-_NOTHING = contextlib.nullcontext()  # one for all calls
-_FIRST: Index = dict.fromkeys(Axis, 0)
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 Mode = tuple[OutputMode, int]  # with the period of EveryN
 Slices = Sequence[Sequence[torch.Tensor]]
+
+
+class Point(NamedTuple):
+    """A node of the program at one place of its loops; what follows a loop is in its last round."""
+
+    node: Run | Reduce | Scatter | Gather
+    iteration: int
+    chunk: int
+    accumulated: int
+    replica: int
+    step: int
+    slice: int  # of the combined batch
 
 
 class LoopExecutable:
@@ -64,22 +73,15 @@ class LoopExecutable:
         return self._report
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        runs = self._bind(state)
-        collector = Collector(self._program, self._wanted)
-        slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
-        index = _FIRST.copy()
-        random = device_generator() if self._random else _NOTHING
+        program = self._program
+        collector = Collector(program, self._wanted)
+        slices = [program.loops.cut(value, program.lanes) for value in batch]
+        loop = device_generator()(self._loop) if self._random else self._loop
         # The first context is half the price of no_grad(), 2 us less.
-        with torch.set_grad_enabled(False), random, self._threads:
+        with torch.set_grad_enabled(False), self._threads:
             self._whole.begin(state, batch)
-            if self._random:
-                self._keys = Keys(state, self._program.loops)
             try:
-                for node in _leaves(self._program.body, index):
-                    if isinstance(node, Run):
-                        self._run(node.graph, runs[node.graph], slices, index, collector)
-                    else:
-                        self._in_flight = exchange(node, state, self._in_flight)
+                loop(state, slices, collector)
                 interrupts.check()
             except BaseException as error:
                 try:
@@ -88,6 +90,20 @@ class LoopExecutable:
                     self._whole.put_back(state, error)
                 raise
         return collector.results()
+
+    def _loop(self, state: State, slices: Slices, collector: Collector) -> None:
+        runs = self._bind(state)
+        if self._random:
+            self._keys = Keys(state, self._program.loops)
+        for point in self._points:
+            if isinstance(point.node, Run):
+                self._run(runs[point.node.graph], point, slices, collector)
+            else:
+                self._in_flight = exchange(point.node, state, self._in_flight)
+
+    @functools.cached_property
+    def _points(self) -> list[Point]:
+        return list(_points(self._program))
 
     def _give_up(self) -> None:
         in_flight, self._in_flight = self._in_flight, []
@@ -105,17 +121,14 @@ class LoopExecutable:
             self._bound = state, runs
         return self._bound[1]
 
-    def _run(
-        self, name: str, run: _BoundRun, slices: Slices, index: Index, collector: Collector
-    ) -> None:
+    def _run(self, run: _BoundRun, point: Point, slices: Slices, collector: Collector) -> None:
         assert self._bound is not None
         interrupts.check()
-        step, replica = step_of(self._program, index), index[Axis.REPLICAS]
-        if name in self._random:
-            streams.begin(self._seeds(step, replica))
-        results = stopwatch.action(name, run, slices, step, index)
-        self._whole.ran(name, self._bound[0])
-        collector.take(run.emitted, results, step, replica)
+        if run.name in self._random:
+            streams.begin(self._seeds(point.step, point.replica))
+        results = stopwatch.action(run.name, run, slices, point)
+        self._whole.ran(run.name, self._bound[0])
+        collector.take(run.emitted, results, point.step, point.replica)
 
     def _seeds(self, step: int, replica: int) -> list[int]:
         lanes, first, keys = self._program.lanes, self._plan.spec.first_replica, self._keys
@@ -135,11 +148,11 @@ class _BoundRun:
         plan: Plan,
         handed: dict[str, torch.Tensor],
     ) -> None:
+        self.name = name
         self._function = function
         self._handed = handed
         self._first_replica = plan.spec.first_replica
         program = self._program = plan.program
-        self._loops = program.loops
         graph = self._graph = program.graphs[name]
         outputs, inputs = returned(graph), list(enumerate(graph.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
@@ -153,15 +166,13 @@ class _BoundRun:
         ]
         self.emitted = [slot.key for slot in outputs]
 
-    def __call__(self, slices: Slices, step: int, index: Index) -> Sequence[torch.Tensor]:
-        replica, lanes = index[Axis.REPLICAS], self._program.lanes
-        arguments = list(self._arguments[replica])
-        at = step // lanes.steps if lanes is not None else self._loops.slice_of(step, replica)
+    def __call__(self, slices: Slices, point: Point) -> Sequence[torch.Tensor]:
+        arguments = list(self._arguments[point.replica])
         for place, given in self._batch:
-            arguments[place] = slices[given][at]
+            arguments[place] = slices[given][point.slice]
         for place, slot in self._counters:
-            of_all = self._first_replica + replica
-            count = of_all if slot == slots.REPLICA else self._before(index)
+            of_all = self._first_replica + point.replica
+            count = of_all if slot == slots.REPLICA else self._before(point)
             arguments[place] = torch.tensor(float(count))
         for place, key in self._taken:
             arguments[place] = self._handed.pop(key)
@@ -176,11 +187,11 @@ class _BoundRun:
             self._handed[key] = results[place]
         return results
 
-    def _before(self, index: Index) -> int:
+    def _before(self, point: Point) -> int:
         """How many runs of its kind came before this one in the same update."""
         if self._program.lanes is not None:
-            return index[Axis.CHUNKS]
-        return self._loops.micro_batch(index[Axis.ACCUMULATION], index[Axis.REPLICAS])
+            return point.chunk
+        return self._program.loops.micro_batch(point.accumulated, point.replica)
 
 
 def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | None:
@@ -221,8 +232,18 @@ def _empty_others(whole: torch.Tensor, part: torch.Tensor) -> None:
     whole[first + part.numel() :].zero_()
 
 
-def _leaves(nodes: Sequence[Node], index: Index) -> Iterator[Run | Reduce | Scatter | Gather]:
-    """Yield what runs in turn; what follows a loop belongs to its last round."""
+def _points(program: Program) -> Iterator[Point]:
+    lanes, loops, index = program.lanes, program.loops, dict.fromkeys(Axis, 0)
+    for node in _leaves(program.body, index):
+        iteration, chunk, accumulated, replica = index.values()
+        step = loops.step(iteration, accumulated) + chunk * (lanes.steps if lanes else 1)
+        at = step // lanes.steps if lanes else loops.slice_of(step, replica)
+        yield Point(node, iteration, chunk, accumulated, replica, step, at)
+
+
+def _leaves(
+    nodes: Sequence[Node], index: dict[Axis, int]
+) -> Iterator[Run | Reduce | Scatter | Gather]:
     for node in nodes:
         if isinstance(node, Repeat):
             for step in range(node.count):
@@ -230,12 +251,6 @@ def _leaves(nodes: Sequence[Node], index: Index) -> Iterator[Run | Reduce | Scat
                 yield from _leaves(node.body, index)
         elif not isinstance(node, Emit):
             yield node
-
-
-def step_of(program: Program, index: Index) -> int:
-    side_by_side = program.lanes.steps if program.lanes is not None else 1
-    step = program.loops.step(index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
-    return step + index[Axis.CHUNKS] * side_by_side
 
 
 _drawing = RenewedLock()

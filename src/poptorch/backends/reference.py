@@ -22,9 +22,8 @@ from .._ir.blocks import label_of, line_of
 from .._ir.graph import Graph
 from .._ir.operators import reachable
 from .._ir.plan import Plan
-from .._ir.program import Axis
 from . import stopwatch
-from .driver import Collector, Index, LoopExecutable, program_report, step_of
+from .driver import Collector, LoopExecutable, Point, program_report
 from .prepare import accept_strides, prepare
 from .protocol import Compiled, Executable, Progress
 
@@ -196,13 +195,13 @@ class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an
 class _CheckedExecutable(LoopExecutable):
     by_call = True
 
-    def _run(self, name: str, run: Any, slices: Any, index: Index, collector: Collector) -> None:
+    def _run(self, run: Any, point: Point, slices: Any, collector: Collector) -> None:
         try:
-            super()._run(name, run, slices, index, collector)
+            super()._run(run, point, slices, collector)
         except _FloatException as exception:
-            raise self._error(exception, index) from None
+            raise self._error(exception, point) from None
 
-    def _error(self, exception: _FloatException, index: Index) -> Error:
+    def _error(self, exception: _FloatException, point: Point) -> Error:
         node, label = exception.node, label_of(exception.node)
         line = line_of(node)
         module = f"module {label.path}" if label.path else "the model itself"
@@ -213,15 +212,12 @@ class _CheckedExecutable(LoopExecutable):
             where += " in the update of the weights"
         else:
             where += f" of {module}"
-        number = self._program.loops.micro_batch(
-            step_of(self._program, index), index[Axis.REPLICAS]
-        )
+        number = self._program.loops.micro_batch(point.step, point.replica)
         return Error(
             f"Floating-point exception: {exception.cause}",
             got=f"{where}\n"
-            f"micro-batch {number} of the call: iteration "
-            f"{index[Axis.ITERATIONS]}, accumulation step {index[Axis.ACCUMULATION]}, "
-            f"replica {index[Axis.REPLICAS]}",
+            f"micro-batch {number} of the call: iteration {point.iteration}, "
+            f"accumulation step {point.accumulated}, replica {point.replica}",
             where=source.describe(*line) if line is not None else None,
             fix=(
                 "look at the operands there: poptorch.ipu_print_tensor; clamp them, add an epsilon",

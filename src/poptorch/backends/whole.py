@@ -35,6 +35,7 @@ class Whole:
         slots = program.state_slots()
         needed = premises(program.graphs, checked) if in_place else {}
         every = [*chain.from_iterable(filter(None, needed.values()))]
+        self._premises = bool(every)
         self._of_batch = [each for each in every if each.slot.kind is Kind.BATCH]
         self._of_state = [each for each in every if each.slot.kind is not Kind.BATCH]
         self._usual = self._changed(program, [n for n, each in needed.items() if each is None])
@@ -62,7 +63,8 @@ class Whole:
     def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         self._done = self._kept = 0
         if self._differ:
-            self._keys = self._usual if self._hold(state, batch) else self._careful
+            hold = not self._premises or self._hold(state, batch)
+            self._keys = self._usual if hold else self._careful
             self._keys = self._tight if resources.memory_can_be_refused() else self._keys
             if len(self._copies) > len(self._keys):
                 self._copies = {key: self._copies[key] for key in self._keys}
@@ -70,8 +72,6 @@ class Whole:
 
     def _hold(self, state: State, batch: Sequence[torch.Tensor]) -> bool:
         """Tell whether inputs are in range; state is looked at again when something wrote it."""
-        if not (self._of_state or self._of_batch):
-            return True
         kept = [(each, state.tensors[each.slot.key]) for each in self._of_state]
         seen = state, [value._version for _, value in kept]
         if self._in_range != seen:
