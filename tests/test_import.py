@@ -9,7 +9,6 @@ import os
 import pydoc
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -40,8 +39,19 @@ net, options = Net(2, 2), poptorch.Options().backend("reference").showCompilatio
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 before = set(sys.modules)
 poptorch.trainingModel(net, options, optimizer)(torch.ones(3, 2))
-json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]},
-           "modules": imported, "called": sorted(set(sys.modules) - before)}, sys.stdout)
+called = sorted(set(sys.modules) - before)
+sys.modules["torch_geometric"] = None  # as if it were not installed
+poptorch.registerGeometricCustomArgParsers()
+del sys.modules["torch_geometric"]
+warnings.simplefilter("ignore")  # what follows is not ours
+from torch_geometric.data import Data
+geometric = "poptorch_geometric" in sys.modules
+class Doubling(torch.nn.Module):
+    def forward(self, data):
+        return data.x * 2
+doubled = poptorch.inferenceModel(Doubling(), options)(Data(x=torch.ones(2))).tolist()
+json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]}, "modules": imported,
+           "called": called, "geometric": geometric, "doubled": doubled}, sys.stdout)
 """
 HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 
@@ -93,8 +103,12 @@ def test_a_first_call_imports_no_exporter(probe: dict) -> None:
     assert any(name.startswith("poptorch.backends") for name in probe["called"])
 
 
-def test_typed_marker_is_there() -> None:
-    assert (Path(ROOT) / "src" / "poptorch" / "py.typed").is_file()
+@pytest.mark.slow
+@pytest.mark.spec("geometric", 80)
+def test_graphs_are_arguments_as_soon_as_there_are_any(probe: dict) -> None:
+    """And poptorch imports nothing of theirs before."""
+    assert not probe["geometric"]
+    assert probe["doubled"] == [2.0, 2.0]
 
 
 def test_all_of_it_is_imported_without_hiding_anything_of_python_or_torch() -> None:

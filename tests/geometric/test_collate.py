@@ -9,14 +9,13 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Data, HeteroData
 
 import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
 from poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
 from poptorch_geometric.common import DataBatch, HeteroDataBatch
-from poptorch_geometric.pyg_collate import Collater
 
 GRAPHS = made.graphs()
 
@@ -183,8 +182,8 @@ def test_trimming_nodes_keeps_one_of_each_sample() -> None:
         assert torch.equal(batch.edge_attr[batch.edges_mask, 0], batch.x[real[0], 0])
 
 
-@pytest.mark.spec("geometric", 26, 27)
-def test_trimming_edges_keeps_nodes() -> None:
+@pytest.mark.spec("geometric", 26, 27, 28)
+def test_trimming_edges_keeps_nodes_and_no_graph_is_left_empty() -> None:
     samples = [made.graph(5, 0), made.graph(2, 1)]
     fewer = FixedSizeCollater(made.sizes(9, 4, 3), True, trim_edges=True)(samples)
     assert fewer.edges_mask.tolist() == [True] * 4
@@ -192,32 +191,20 @@ def test_trimming_edges_keeps_nodes() -> None:
     assert {1.0, 2.0} <= set(fewer.edge_attr[:, 0].tolist())
     both = FixedSizeCollater(made.sizes(6, 2, 3), True, trim_nodes=True, trim_edges=True)(samples)
     assert (both.num_nodes, both.num_edges, both.num_graphs) == (6, 2, 3)
-
-
-@pytest.mark.spec("geometric", 28)
-def test_trimming_leaves_no_graph_empty() -> None:
-    samples = [made.graph(5, 0), made.graph(2, 1)]
     with pytest.raises(RuntimeError, match="would leave empty graphs"):
         FixedSizeCollater(made.sizes(1, 9, 3), trim_nodes=True)(samples)
 
 
-@pytest.mark.spec("geometric", 30)
-def test_trimming_draws_anew_and_follows_the_seed() -> None:
-    collate = FixedSizeCollater(made.sizes(5, 20, 2), trim_nodes=True)
-    samples = [made.graph(40)]
+@pytest.mark.spec("geometric", 30, 35)
+def test_trimming_draws_anew_follows_the_seed_and_leaves_samples_as_they_are() -> None:
+    collate = FixedSizeCollater(made.sizes(5, 9, 4), True, trim_nodes=True, trim_edges=True)
+    samples = [made.graph(40), *made.graphs(2)]
+    before = copy.deepcopy(samples)
     torch.manual_seed(3)
     first, second = collate(samples).place, collate(samples).place
     torch.manual_seed(3)
     assert torch.equal(collate(samples).place, first)
     assert not torch.equal(first, second)
-
-
-@pytest.mark.spec("geometric", 35)
-def test_samples_and_their_list_stay_as_they_are() -> None:
-    samples = made.graphs(3)
-    before = copy.deepcopy(samples)
-    FixedSizeCollater(made.sizes(6, 6, 4), True, trim_nodes=True, trim_edges=True)(samples)
-    assert len(samples) == 3
     assert all(made.same(now, then) for now, then in zip(samples, before, strict=True))
 
 
@@ -331,9 +318,3 @@ def test_a_default_for_an_attribute_that_does_not_exist_is_said(caplog) -> None:
         for _ in range(2):
             assert collate([GRAPHS[0]]).y.tolist() == [0, 7]
         assert caplog.text.count("do not have: label; they have") == count
-
-
-def test_the_collater_of_torch_geometric_needs_no_data_set() -> None:
-    batch = Collater(follow_batch=["x"], exclude_keys=["y"])(GRAPHS[:2])
-    expected = Batch.from_data_list(GRAPHS[:2], follow_batch=["x"], exclude_keys=["y"])
-    assert made.same(batch, expected)

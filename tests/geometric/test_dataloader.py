@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
 from helpers.wrapping import options
-from poptorch_geometric import cluster_loader, dataloader, pyg_cluster_loader, pyg_dataloader
+from poptorch_geometric import pyg_dataloader
 from poptorch_geometric.dataloader import DataLoader
 
 GRAPHS = made.graphs()
@@ -39,14 +40,16 @@ def test_the_batch_size_includes_the_padding_graph() -> None:
 
 
 @pytest.mark.spec("ops", 30)
-@pytest.mark.spec("geometric", 46)
+@pytest.mark.spec("geometric", 46, 75)
 def test_samples_come_in_order() -> None:
-    for at, batch in enumerate(pg.FixedSizeDataLoader(GRAPHS, batch_size=4)):
+    loader = pg.FixedSizeDataLoader(GRAPHS, batch_size=4)
+    for at, batch in enumerate(loader):
         assert batch.num_graphs == 4
         assert batch.graphs_mask.tolist() == [True, True, True, False]
         assert batch.y[:3].tolist() == [3 * at, 3 * at + 1, 3 * at + 2]
         assert batch.x.shape == (13, 2)
     assert at == 2
+    assert next(iter(loader)).y[0] == 0
 
 
 @pytest.mark.spec("geometric", 50, 51)
@@ -98,7 +101,6 @@ def test_iterations_multiply_the_first_dimension(fixed: bool) -> None:
 @pytest.mark.spec("geometric", 63)
 def test_batches_without_padding_are_torch_geometrics() -> None:
     loader = DataLoader(GRAPHS, 2, follow_batch=["x"], exclude_keys=["y"])
-    assert (loader.follow_batch, loader.exclude_keys) == (["x"], ["y"])
     theirs = PyGLoader(GRAPHS, 2, follow_batch=["x"], exclude_keys=["y"])
     for batch, expected in zip(loader, theirs, strict=False):
         assert made.same(batch, expected)
@@ -127,36 +129,25 @@ def test_the_rest_is_filled_with_padding() -> None:
     assert len(list(pg.FixedSizeDataLoader(made.graphs(5), 4))) == 1
 
 
+ASYNC: dict[str, Any] = {
+    "mode": poptorch.DataLoaderMode.Async,
+    "async_options": {"sharing_strategy": poptorch.SharingStrategy.Fork},
+}
+
+
 @pytest.mark.spec("geometric", 74)
 @pytest.mark.slow
-def test_workers_load_the_same_batches() -> None:
+@pytest.mark.parametrize("settings", [{"num_workers": 2, "persistent_workers": True}, ASYNC])
+def test_workers_load_the_same_batches(settings: dict[str, Any]) -> None:
     opts = options(iterations=2)
     expected = list(pg.FixedSizeDataLoader(GRAPHS, 3, options=opts))
-    loader = pg.FixedSizeDataLoader(GRAPHS, 3, options=opts, num_workers=2, persistent_workers=True)
+    loader = pg.FixedSizeDataLoader(GRAPHS, 3, options=opts, **settings)
     for _ in range(2):
-        batches = list(loader)
-        assert len(batches) == len(expected) == 2
-        assert all(made.same(*pair) for pair in zip(batches, expected, strict=True))
-
-
-@pytest.mark.spec("geometric", 74)
-@pytest.mark.slow
-def test_asynchronous_loading_gives_the_same_batches() -> None:
-    opts = options(iterations=2)
-    expected = list(pg.FixedSizeDataLoader(GRAPHS, 3, options=opts))
-    loader = pg.FixedSizeDataLoader(
-        GRAPHS, 3, options=opts, mode=poptorch.DataLoaderMode.Async,
-        async_options={"sharing_strategy": poptorch.SharingStrategy.Fork},
-    )  # fmt: skip
-    try:
-        count = 0
+        assert len(expected) == 2
         for batch, theirs in zip(loader, expected, strict=True):
             assert made.same(batch, theirs)
             assert (batch.num_nodes, batch.num_graphs) == (theirs.num_nodes, theirs.num_graphs)
-            count += 1
-        assert count == 2
-    finally:
-        loader.terminate()
+    loader.terminate()
 
 
 def test_batches_and_their_classes_can_be_pickled() -> None:
@@ -169,44 +160,19 @@ def test_batches_and_their_classes_can_be_pickled() -> None:
         assert again.num_graphs == 3
 
 
-@pytest.mark.spec("geometric", 75)
-def test_loaders_start_again() -> None:
-    loader = pg.FixedSizeDataLoader(GRAPHS, 4)
-    first = next(iter(loader))
-    assert [batch.y[0].item() for batch in loader] == [0, 3, 6]
-    assert made.same(next(iter(loader)), first)
-
-
-@pytest.mark.parametrize(
-    "ours, plain",
-    [
-        (dataloader.DataLoader, pyg_dataloader.DataLoader),
-        (dataloader.FixedSizeDataLoader, pyg_dataloader.FixedSizeDataLoader),
-        (cluster_loader.FixedSizeClusterLoader, pyg_cluster_loader.FixedSizeClusterLoader),
-    ],
-)
-def test_loaders_derive_from_the_plain_ones_first(ours, plain) -> None:
-    order = ours.__mro__
-    assert order.index(plain) < order.index(poptorch.DataLoader)
-    assert not issubclass(plain, poptorch.DataLoader)
-
-
 def test_plain_loaders_pad_too() -> None:
     batches = list(pyg_dataloader.FixedSizeDataLoader(GRAPHS, 4))
     assert [batch.num_nodes for batch in batches] == [13, 13, 13]
     assert [len(batch.to_data_list()) for batch in batches] == [4, 4, 4]
 
 
-class Doubled(pg.FixedSizeDataLoader):
-    """With a collater of its own."""
-
-    def _create_collater(self, **collater_args):
-        collate = super()._create_collater(**collater_args)
-        return lambda samples: collate([*samples[:1], *samples[:1]])
-
-
 def test_subclasses_bring_their_own_collater() -> None:
-    assert next(iter(Doubled(GRAPHS, 3))).y.tolist() == [0, 0, 0]
+    class First(pg.FixedSizeDataLoader):
+        def _create_collater(self, **collater_args):
+            collate = super()._create_collater(**collater_args)
+            return lambda samples: collate(samples[:1])
+
+    assert next(iter(First(GRAPHS, 3))).y.tolist() == [0, 0, 0]
 
 
 def test_several_processes_share_the_samples() -> None:

@@ -12,28 +12,19 @@ from torch_geometric.data import Batch
 import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
-from poptorch_geometric.fixed_size_options import validate_num_graphs
 from poptorch_geometric.neighbor_loader import FixedSizeNeighborLoader
 
 
 @pytest.mark.spec("geometric", 1)
 def test_the_names_are_there() -> None:
-    from poptorch_geometric import (
-        FixedSizeDataLoader,
-        FixedSizeOptions,
-        FixedSizeStrategy,
-        OverSizeStrategy,
-    )
-
-    assert FixedSizeStrategy.PadToMax.value == 0
-    assert [each.value for each in OverSizeStrategy] == [0, 1, 2, 3, 4]
+    assert pg.FixedSizeStrategy.PadToMax.value == 0
+    assert [each.value for each in pg.OverSizeStrategy] == [0, 1, 2, 3, 4]
     assert set(pg.__all__) == {
         "FixedSizeDataLoader", "FixedSizeOptions", "FixedSizeStrategy", "OverSizeStrategy",
         "TrainingStepper", "set_aggregation_dim_size", "make_exclude_keys", "PyGArgsParser",
         "__version__",
     }  # fmt: skip
     assert pg.__version__ == poptorch.__version__
-    assert (FixedSizeDataLoader, FixedSizeOptions) == (pg.FixedSizeDataLoader, pg.FixedSizeOptions)
 
 
 @pytest.mark.spec("geometric", 2, 3)
@@ -49,8 +40,6 @@ def test_one_place_is_for_padding() -> None:
         pg.FixedSizeOptions(5, num_graphs=1)
     with pytest.raises(ValueError, match="at least 2"):
         pg.FixedSizeOptions.from_dataset(made.graphs(), 1)
-    with pytest.raises(ValueError, match="at least 2"):
-        validate_num_graphs(1)
 
 
 @pytest.mark.spec("geometric", 5)

@@ -13,7 +13,7 @@ pytest.importorskip("torch_geometric")
 
 import torch_geometric.nn as pyg
 from torch_geometric.nn.pool.knn import L2KNNIndex  # noqa: F401 (imported, as programs may)
-from torch_geometric.utils import add_self_loops, remove_self_loops, scatter
+from torch_geometric.utils import scatter
 
 import poptorch
 from helpers import graphs as made
@@ -119,22 +119,11 @@ def test_interpolated_features() -> None:
 
 
 GRAPH = made.random_graph(12, 30)
-LOOPS = remove_self_loops(GRAPH.edge_index)[0]
-LOOPS = add_self_loops(LOOPS, num_nodes=12)[0]
 TYPES = torch.arange(12) % 3
-ARGUMENTS = {
-    "MFConv": (4, 5),
-    "ClusterGCNConv": (4, 5),
-    "HeteroLinear": (4, 5, 3),
-    "InstanceNorm": (4,),
-}
 CASES: dict[str, Any] = {
     "HeteroLinear": (ops.HeteroLinear(4, 5, 3), (GRAPH.x, TYPES)),
-    "HeteroLinear without bias": (ops.HeteroLinear(4, 5, 3, bias=False), (GRAPH.x, TYPES)),
     "MFConv": (ops.MFConv(4, 5, max_degree=3), (GRAPH.x, GRAPH.edge_index)),
-    "ClusterGCNConv": (ops.ClusterGCNConv(4, 5, 0.5), (GRAPH.x, LOOPS)),
-    "ClusterGCNConv adding loops": (ops.ClusterGCNConv(4, 5, 0.5), (GRAPH.x, GRAPH.edge_index)),
-    "InstanceNorm": (ops.InstanceNorm(4, affine=True), (GRAPH.x, TYPES.sort()[0], 3)),
+    "ClusterGCNConv": (ops.ClusterGCNConv(4, 5, 0.5), (GRAPH.x, GRAPH.edge_index)),
     "InstanceNorm of all": (ops.InstanceNorm(4, affine=True), (GRAPH.x,)),
     "InstanceNorm that remembers": (
         ops.InstanceNorm(4, affine=True, track_running_stats=True), (GRAPH.x, TYPES.sort()[0], 3),
@@ -147,7 +136,7 @@ CASES: dict[str, Any] = {
 def test_layers_give_torch_geometrics_values(name: str) -> None:
     layer, inputs = CASES[name]
     theirs = getattr(pyg, type(layer).__name__)
-    theirs(*ARGUMENTS.get(theirs.__name__, ()))  # which compiles its methods
+    theirs(*(4, 5, 3)[: 1 if "Norm" in name else 3])  # which compiles its methods
     original = copy.deepcopy(layer)
     original.__class__ = theirs
     torch.testing.assert_close(copy.deepcopy(layer)(*inputs), copy.deepcopy(original)(*inputs))

@@ -17,6 +17,7 @@ from poptorch._ops import streams
 
 SEED = 42  # the database seeds its random samples with it too
 NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keyword arguments
 
 
 def options() -> poptorch.Options:
@@ -31,39 +32,6 @@ def call_seeded(executor: Any, *args: Any, **kwargs: Any) -> Any:
         executor.compile(*args, **kwargs)
     with mock.patch.object(streams, "seed", return_value=SEED):
         return executor(*args, **kwargs)
-
-
-class Applied(nn.Module):
-    """A function of tensors some of which are parameters, and the sum of its outputs' squares.
-
-    Args:
-        function: of all the tensors, in order.
-        tensors: examples; those of ``trained`` become parameters.
-        trained: places of the parameters.
-        given: places of the inputs of forward; the rest are constants.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        tensors: list[torch.Tensor],
-        trained: list[int],
-        given: list[int],
-    ) -> None:
-        super().__init__()
-        self.function, self.given, self.trained = function, given, trained
-        self.kept = [None if i in (*trained, *given) else t for i, t in enumerate(tensors)]
-        values = [nn.Parameter(tensors[at].detach().clone()) for at in trained]
-        self.weights = nn.ParameterList(values)
-
-    def forward(self, *inputs):
-        tensors = list(self.kept)
-        for at, value in zip(self.given, inputs, strict=True):
-            tensors[at] = value
-        for at, value in zip(self.trained, self.weights, strict=True):
-            tensors[at] = value
-        out = self.function(*tensors)
-        return (out, loss_of(out)) if self.trained else out
 
 
 def loss_of(out: Any) -> torch.Tensor:
@@ -81,57 +49,83 @@ def sizable(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0
 
 
-def check_inference(
-    function: Callable[..., Any], tensors: list[torch.Tensor], values: bool = True
-) -> None:
+class NotTried(Exception):  # noqa: N818 (not a failure)
+    """Eager torch itself does not do it."""
+
+
+class Trained(nn.Module):
+    """A module and one factor per floating point input, so that there is something to train."""
+
+    def __init__(self, inner: nn.Module, inputs: Inputs) -> None:
+        super().__init__()
+        self.inner = inner
+        leaves = filter(is_float, pytree.tree_leaves(inputs))
+        self.factors = nn.ParameterList(torch.ones(()) for _ in leaves)
+
+    def forward(self, *args, **kwargs):
+        factors = iter(self.factors)
+        args, kwargs = pytree.tree_map(
+            lambda leaf: leaf * next(factors) if is_float(leaf) else leaf, (args, kwargs)
+        )
+        out = self.inner(*args, **kwargs)
+        return out, loss_of(out)
+
+
+def is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def cloned(values: Any) -> Any:
+    """Copies, as a call may change its arguments."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), values)
+
+
+def check_inference(model: nn.Module, inputs: Inputs, values: bool = True) -> None:
     """Compare an inference model with a plain call; without ``values`` only kinds of outputs.
 
     Raises:
         NotTried: eager torch refuses.
     """
-    given = [at for at, tensor in enumerate(tensors) if sizable(tensor)]
-    model = Applied(function, tensors, [], given)
-    inputs = [tensors[at].detach().clone() for at in given]
+    eager = copy.deepcopy(model)
+    args, kwargs = cloned(inputs)
     torch.manual_seed(SEED)
     try:
         with torch.no_grad():
-            expected = model(*(t.clone() for t in inputs))
+            expected = eager(*args, **kwargs)
     except Exception as error:
         raise NotTried from error
-    got = call_seeded(poptorch.inferenceModel(model, options()), *inputs)
+    executor = poptorch.inferenceModel(model, options())
+    args, kwargs = cloned(inputs)
+    got = call_seeded(executor, *args, **kwargs)
     if not values:
         got, expected = (pytree.tree_map(torch.zeros_like, out) for out in (got, expected))
     compare(got, expected)
+    executor.copyWeightsToHost()
+    compare(model.state_dict(), eager.state_dict(), narrow=False)
 
 
-class NotTried(Exception):  # noqa: N818 (not a failure)
-    """Eager torch itself does not do it."""
-
-
-def check_training(function: Callable[..., Any], tensors: list[torch.Tensor]) -> None:
-    """Compare one step of gradient descent.
+def check_training(model: nn.Module, batches: list[Inputs], lr: float) -> None:
+    """Compare steps of gradient descent of a model whose last result is its loss.
 
     Raises:
         NotTried: eager torch finds nothing to train, or refuses.
     """
-    trained = [at for at, t in enumerate(tensors) if t.dtype == torch.float32 and sizable(t)]
-    given = [at for at, t in enumerate(tensors) if sizable(t) and at not in trained]
-    model = Applied(function, tensors, trained, given)
-    eager = copy.deepcopy(model)
-    inputs = [tensors[at].detach().clone() for at in given]
-    torch.manual_seed(SEED)
+    eager, expected = copy.deepcopy(model), []
     try:
-        out, loss = eager(*(t.clone() for t in inputs))
-        out = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), out)
-        loss.backward()
+        plain = torch.optim.SGD(eager.parameters(), lr=lr)
+        for args, kwargs in cloned(batches):
+            torch.manual_seed(SEED)
+            out = eager(*args, **kwargs)
+            expected.append(cloned(out))
+            plain.zero_grad()
+            (out if isinstance(out, torch.Tensor) else out[-1]).backward()
+            plain.step()
     except Exception as error:
         raise NotTried from error
-    torch.optim.SGD(eager.parameters(), lr=0.1).step()
-    wrapped = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
-    got, got_loss = call_seeded(wrapped, *inputs)
-    compare(got, out)
-    compare(got_loss, loss)
-    compare(list(model.weights), list(eager.weights))
+    executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=lr))
+    for (args, kwargs), out in zip(cloned(batches), expected, strict=True):
+        compare(call_seeded(executor, *args, **kwargs), out)
+    compare(model.state_dict(), eager.state_dict(), narrow=False)
 
 
 def compare(got: Any, expected: Any, narrow: bool = True) -> None:

@@ -8,7 +8,6 @@ in ``UNTRIED``, with the reason.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,9 +15,7 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
-from torch.utils import _pytree as pytree
 
-import poptorch
 import poptorch_geometric  # noqa: F401 (its substitutions)
 
 from . import checks
@@ -390,53 +387,15 @@ def _plain(kind: type[nn.Module]) -> Sample:
     return lambda: kind(**arguments), tuple(wanted(takes, INPUTS)), {}
 
 
-class Trained(nn.Module):
-    """Something to train in front of a module, and the squares of its results behind it."""
-
-    def __init__(self, inner: nn.Module, constants: dict[str, Any], scaled: bool) -> None:
-        super().__init__()
-        self.inner, self.constants = inner, constants
-        self.scale = nn.Parameter(torch.ones(())) if scaled else None
-
-    def forward(self, *inputs):
-        if self.scale is not None:
-            inputs = (inputs[0] * self.scale, *inputs[1:])
-        out = self.inner(*inputs, **self.constants)
-        return out, checks.loss_of(out)
-
-
-def samples(name: str, most: int) -> Iterator[tuple[str, Sample]]:
+def samples(name: str, most: int) -> Iterator[Sample]:
     """Yield the sample of a name."""
-    yield name, names()[name]
+    yield names()[name]
 
 
-def tried(named: tuple[str, Sample]) -> Iterator[tuple[str, str | None]]:
-    """Yield what becomes of it."""
-    yield "training", checks.problem_of(lambda: train(*named[1]))
-
-
-def train(build: Callable[[], nn.Module], inputs: tuple[str, ...], constants: dict[str, Any],
-          steps: int = 3) -> None:  # fmt: skip
-    """Train wrapped and eager, and compare."""
+def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
+    """Yield how training three steps went."""
+    build, names, constants = sample
     torch.manual_seed(checks.SEED)
-    tensors = [INPUTS[name] for name in inputs]
-    model = Trained(build(), constants, tensors[0].is_floating_point()).train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
-    eager = copy.deepcopy(model)
-    wrapped = poptorch.trainingModel(
-        model, checks.options(), torch.optim.SGD(model.parameters(), lr=0.01)
-    )
-    optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        out, loss = eager(*tensors)
-        loss.backward()
-        optimizer.step()
-        got, got_loss = wrapped(*tensors)
-        checks.compare(got_loss, loss)
-        checks.compare(got, pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out))
-    checks.compare(list(model.parameters()), list(eager.parameters()))
+    inputs = tuple(INPUTS[name] for name in names), constants
+    model = checks.Trained(build(), inputs).train()
+    yield "training", checks.problem_of(lambda: checks.check_training(model, [inputs] * 3, 0.01))

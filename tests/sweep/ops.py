@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -89,6 +91,35 @@ def _calling(
     return call
 
 
+class Applied(nn.Module):
+    """A function of tensors some of which are parameters, with its loss if there are any.
+
+    Args:
+        function: of all the tensors, in order.
+        tensors: examples; those of ``trained`` become parameters.
+        trained: places of the parameters.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], tensors: list[torch.Tensor], trained: list[int]
+    ) -> None:
+        super().__init__()
+        self.function, self.trained = function, trained
+        places = [at for at, tensor in enumerate(tensors) if checks.sizable(tensor)]
+        self.given = [at for at in places if at not in trained]  # the rest are constants
+        self.kept = [None if at in places else tensor for at, tensor in enumerate(tensors)]
+        self.inputs: checks.Inputs = (tuple(tensors[at] for at in self.given), {})
+        values = [nn.Parameter(tensors[at].detach().clone()) for at in trained]
+        self.weights = nn.ParameterList(values)
+
+    def forward(self, *inputs):
+        tensors = list(self.kept)
+        for at, value in zip([*self.given, *self.trained], [*inputs, *self.weights], strict=True):
+            tensors[at] = value
+        out = self.function(*tensors)
+        return (out, checks.loss_of(out)) if self.trained else out
+
+
 def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
     """Yield the way it was tried, and what went wrong or None.
 
@@ -99,21 +130,23 @@ def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
         expected = function(*(t.clone() for t in tensors))
     except Exception:
         return
-    values = sample.operator not in UNINITIALISED
-    with contextlib.suppress(checks.NotTried):
-        yield (
-            "inference",
-            checks.problem_of(lambda: checks.check_inference(function, tensors, values)),
-        )
-    keeps_shape = isinstance(expected, torch.Tensor) and [expected.shape] == [
-        tensor.shape for tensor in tensors[:1]
-    ]
-    if sample.in_place is not None and keeps_shape:
-        with contextlib.suppress(checks.NotTried):
-            yield (
-                "in place",
-                checks.problem_of(lambda: checks.check_inference(sample.in_place, tensors)),
-            )
+    ways: dict[str, Callable[[], None]] = {}
+
+    def inferred(changed: Callable[..., Any]) -> None:
+        model = Applied(changed, tensors, [])
+        checks.check_inference(model, model.inputs, sample.operator not in UNINITIALISED)
+
+    def trained() -> None:
+        floats = [at for at, t in enumerate(tensors) if t.dtype == torch.float32]
+        model = Applied(function, tensors, [at for at in floats if checks.sizable(tensors[at])])
+        checks.check_training(model, [model.inputs], 0.1)
+
+    ways["inference"] = functools.partial(inferred, function)
+    shapes = [tensor.shape for tensor in tensors[:1]]
+    if sample.in_place and isinstance(expected, torch.Tensor) and [expected.shape] == shapes:
+        ways["in place"] = functools.partial(inferred, sample.in_place)
     if sample.differentiable:
+        ways["training"] = trained
+    for way, check in ways.items():
         with contextlib.suppress(checks.NotTried):
-            yield "training", checks.problem_of(lambda: checks.check_training(function, tensors))
+            yield way, checks.problem_of(check)
