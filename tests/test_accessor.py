@@ -4,11 +4,11 @@ import logging
 import multiprocessing
 import re
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.cases import few
 from helpers.data_sets import (
     METHODS,
     Carrying,
@@ -36,7 +36,7 @@ from helpers.data_sets import (
     with_number,
     with_text,
 )
-from helpers.leaks import descendants, nothing_left
+from helpers.leaks import nothing_left
 from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
 from helpers.patience import eventually
 from poptorch._base.errors import Error
@@ -97,13 +97,9 @@ def graph_parser():
 
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
-@pytest.mark.parametrize("strategy", [SharingStrategy.Fork, SharingStrategy.ForkServer])
 @pytest.mark.parametrize("mode", ASYNC_MODES)
-def test_registered_types_are_rebuilt(mode, strategy):
-    made = loader(
-        Numbers(6), 2, mode=mode, collate_fn=collate_graph, drop_last=False,
-        async_options={"sharing_strategy": strategy},
-    )  # fmt: skip
+def test_registered_types_are_rebuilt(mode):
+    made = loader(Numbers(6), 2, mode=mode, collate_fn=collate_graph, drop_last=False)
     for _ in range(2):
         seen = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
         assert seen == [(Graph, [i, i + 1], [-i, -i - 1], "graph") for i in (0.0, 2.0, 4.0)]
@@ -271,17 +267,6 @@ def test_loaders_of_ours():
     assert values(accessor(loader(Numbers(3), 1, drop_last=False))) == [[0], [1], [2]]
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 7])
-def test_rebatching(size):
-    sync = loader(Numbers(17), 3, drop_last=False)
-    made = accessor(sync, rebatched_size=size)
-    everything = list(range(17))
-    for _ in range(2):
-        whole = 17 // size * size
-        assert values(made) == [everything[i : i + size] for i in range(0, whole, size)]
-    assert len(made) == len(sync) * 3 // size
-
-
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("rows", [(7,), (1,) * 7, (2, 5), (3, 3, 1), (6, 1), (4, 0, 3)])
 def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last):
@@ -308,7 +293,10 @@ def test_rebatching_loads_no_more_than_fits_and_needs_rows():
 
 
 @pytest.mark.spec("data", 28)
-@pytest.mark.parametrize("strategy", list(SharingStrategy))
+@pytest.mark.parametrize(
+    "strategy",
+    few(SharingStrategy, SharingStrategy.SharedMemory, SharingStrategy.Fork),
+)
 def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeypatch):
     """But for tensors in shared memory."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -320,10 +308,9 @@ def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeyp
     assert not list(tmp_path.glob("poptorch_*"))
 
 
-@pytest.mark.parametrize("strategy", [SharingStrategy.ForkServer])
-def test_large_data_sets_travel_through_one_file(strategy):
+def test_large_data_sets_travel_through_one_file():
     with nothing_left():
-        made = accessor(Unwieldy(), sharing_strategy=strategy)
+        made = accessor(Unwieldy(), sharing_strategy=SharingStrategy.ForkServer)
         assert values(made) == [[1999.0]]
         made.terminate()
         del made
@@ -336,6 +323,7 @@ def start_method():
     multiprocessing.set_start_method(before, force=True)
 
 
+@pytest.mark.long
 def test_torch_s_workers_are_started_as_the_program_would_start_them(start_method):
     for method in ("fork", "spawn"):
         start_method(method)
@@ -357,19 +345,6 @@ def test_a_loader_with_workers_is_forked_where_torch_forks_them(workers, method,
     else:
         with pytest.raises((AttributeError, Error), match="Local"):
             DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
-
-
-def test_torch_s_workers_are_copies_of_a_process_that_has_imported_torch():
-    others = set(descendants())  # compilers of other tests stay for a while
-    made = loader(
-        Numbers(6), 2, mode=DataLoaderMode.Async, num_workers=2,
-        async_options={"sharing_strategy": SharingStrategy.ForkServer},
-    )  # fmt: skip
-    assert values(made) == [[0, 1], [2, 3], [4, 5]]
-    started = set(descendants()) - others
-    commands = {Path(f"/proc/{pid}/cmdline").read_text() for pid in started}
-    assert (len(started), len(commands)) == (3, 1)  # no server of their own
-    made.terminate()
 
 
 def test_torch_s_file_system_sharing_is_tolerated():

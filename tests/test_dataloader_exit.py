@@ -93,6 +93,7 @@ def test_processes_end_after_their_program_was_killed(tmp_path):
     assert code == -signal.SIGKILL
 
 
+@pytest.mark.long
 @pytest.mark.spec("data", 10)
 def test_loaders_survive_the_server_that_has_started_them_and_may_be_abandoned(tmp_path):
     """The program ends silently, by the error of its own at most."""
@@ -158,6 +159,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="needs a private /dev/shm of 64 kB")
 def test_a_full_dev_shm(tmp_path):
     """The ring does not live there; what torch's workers send does, and their failure is told."""

@@ -12,7 +12,7 @@ from helpers.device_draws import follow
 from helpers.zoo import ROWS, ZOO
 from poptorch._session.random import first_state
 
-STEPS = 20
+STEPS = 5
 SEED = 5
 
 
@@ -42,10 +42,9 @@ def eager_steps(model, optimizer, x, y, accumulation, draws):
 
 
 @pytest.mark.parametrize("name", ZOO)
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_training_equals_the_eager_loop(name: str, accumulation: int) -> None:
+def test_training_equals_the_eager_loop(name: str) -> None:
     torch.manual_seed(0)
-    example = ZOO[name]
+    example, accumulation = ZOO[name], 2
     model = example.build()
     eager = copy.deepcopy(model)
     x, y = example.inputs(ROWS * accumulation * STEPS)
@@ -89,8 +88,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["linear", "conv_batchnorm", "transformer", "tied"])
+@pytest.mark.parametrize(
+    "name, optimizer",
+    [("linear", "SGD"), ("tied", "momentum"), ("conv_batchnorm", "Adam"), ("transformer", "SGD")],
+)
 def test_training_equals_eager_bit_for_bit(name: str, optimizer: str) -> None:
     """Where the arithmetic is the same, so are the bits; of Adam it is to rounding."""
     torch.manual_seed(0)
