@@ -25,18 +25,7 @@ from helpers.data_sets import (
     Structured,
     SubGraph,
     Unfinished,
-    Unwieldy,
-    as_dict,
-    as_list,
-    as_nested,
-    as_pair,
-    as_tuple,
-    collate_graph,
-    collate_sub_graph,
-    with_number,
-    with_text,
 )
-from helpers.leaks import nothing_left
 from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
 from helpers.patience import eventually
 from poptorch._base.errors import Error
@@ -78,11 +67,11 @@ def test_a_torch_loader_a_list_and_a_generator():
 @pytest.mark.spec("data", 6)
 @pytest.mark.parametrize("mode", ASYNC_MODES)
 def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode):
-    for form in (as_tuple, as_list, as_pair):
+    for form in ("tuple", "list", "named tuple"):
         first = next(iter(loader(Structured(4, form), 2, mode=mode)))
         assert type(first) is type(next(accessor(Structured(4, form)))) is list
         assert [t.tolist() for t in first] == [[0, 1], [0, -1]]
-    first = next(iter(loader(Structured(4, as_dict), 2, mode=mode)))
+    first = next(iter(loader(Structured(4, "dict"), 2, mode=mode)))
     assert type(first) is dict
     assert [(k, v.tolist()) for k, v in first.items()] == [("b", [0, 1]), ("a", [0, -1])]
 
@@ -99,7 +88,7 @@ def graph_parser():
 @pytest.mark.usefixtures("graph_parser")
 @pytest.mark.parametrize("mode", ASYNC_MODES)
 def test_registered_types_are_rebuilt(mode):
-    made = loader(Numbers(6), 2, mode=mode, collate_fn=collate_graph, drop_last=False)
+    made = loader(Numbers(6), 2, mode=mode, collate_fn=Graph.collate, drop_last=False)
     for _ in range(2):
         seen = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
         assert seen == [(Graph, [i, i + 1], [-i, -i - 1], "graph") for i in (0.0, 2.0, 4.0)]
@@ -108,7 +97,7 @@ def test_registered_types_are_rebuilt(mode):
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
 def test_sub_classes_need_their_own_registration():
-    data = torch_s_loader(Numbers(2), collate_fn=collate_sub_graph)
+    data = torch_s_loader(Numbers(2), collate_fn=SubGraph.collate)
     with pytest.raises(Error, match="worker thread failed to start"):
         accessor(data)
     registerCustomArgParser(SubGraph, GraphParser())
@@ -116,7 +105,7 @@ def test_sub_classes_need_their_own_registration():
 
 
 @pytest.mark.spec("data", 9)
-@pytest.mark.parametrize("form", [as_nested, with_text, with_number])
+@pytest.mark.parametrize("form", ["nested", "with text", "with number"])
 def test_nested_structures_and_other_objects_are_refused(form, caplog):
     with pytest.raises(Error, match="worker thread failed to start") as caught:
         accessor(torch_s_loader(Structured(4, form), 2, collate_fn=list))
@@ -132,10 +121,8 @@ UNLIKE = "shapes of the first"
 @pytest.mark.parametrize(
     "first, second, message",
     [
-        (TWO, THREE, UNLIKE),
         (torch.ones(2, 2), torch.ones(2, 3), UNLIKE),
         (TWO, torch.ones(2, 1), UNLIKE),
-        ((TWO, THREE), (ONE, ONE), UNLIKE),
         ((TWO, TWO), (TWO, ONE), "same first dimension"),
         ([TWO], [TWO, TWO], UNLIKE),
         (torch.ones(()), ONE, UNLIKE),
@@ -268,7 +255,7 @@ def test_loaders_of_ours():
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("rows", [(7,), (1,) * 7, (2, 5), (3, 3, 1), (6, 1), (4, 0, 3)])
+@pytest.mark.parametrize("rows", [(7,), (1,) * 7, (2, 5), (4, 0, 3)])
 def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last):
     data = Sizes(*rows)
     data.rebatched_drop_last = drop_last
@@ -306,14 +293,6 @@ def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeyp
     own.fill_(7)
     assert values(made) == [[0, 0], [7, 7], [1, 1]]
     assert not list(tmp_path.glob("poptorch_*"))
-
-
-def test_large_data_sets_travel_through_one_file():
-    with nothing_left():
-        made = accessor(Unwieldy(), sharing_strategy=SharingStrategy.ForkServer)
-        assert values(made) == [[1999.0]]
-        made.terminate()
-        del made
 
 
 @pytest.fixture

@@ -1,25 +1,12 @@
 """Loaders with a batch sampler: every batch of indices is one micro-batch."""
 
-import collections
 import logging
 
 import pytest
 import torch
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
-from helpers.data_sets import (
-    Graph,
-    GraphParser,
-    Numbers,
-    Structured,
-    as_dict,
-    as_nested,
-    as_pair,
-    as_tuple,
-    collate_graph,
-    with_number,
-    with_text,
-)
+from helpers.data_sets import FORMS, Graph, GraphParser, Numbers, Structured
 from helpers.loaders import ALL_MODES, loader, options, values
 from poptorch._base.errors import Error
 from poptorch.argparsers import registerCustomArgParser
@@ -41,19 +28,15 @@ def batches(size, batch_size, drop_last=True):
     return BatchSampler(SequentialSampler(range(size)), batch_size, drop_last)
 
 
-def as_ordered(t):
-    return collections.OrderedDict(b=t, a=-t)
-
-
-@pytest.mark.parametrize(
-    "form", [as_tuple, as_pair, as_dict, as_ordered, as_nested, with_text, with_number]
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_micro_batches_are_joined_as_one_batch_would_be_collated(form):
     data = Structured(12, form)
     got = list(loader(data, opts=options(3), batch_sampler=batches(12, 2)))
     expected = list(torch.utils.data.DataLoader(data, 6))
     assert str(got) == str(expected)
     assert type(got[0]) is type(expected[0])
+    alone = list(loader(data, 3))
+    assert str(alone) == str(list(torch.utils.data.DataLoader(data, 3)))
     micro = next(iter(loader(Numbers(4), batch_sampler=batches(4, 2))))  # a single one
     assert micro.tolist() == [0, 1]
 
@@ -78,7 +61,7 @@ def test_registered_types_are_joined(mode):
     try:
         made = loader(
             Numbers(8), opts=options(2), mode=mode, batch_sampler=batches(8, 2),
-            collate_fn=collate_graph,
+            collate_fn=Graph.collate,
         )  # fmt: skip
         got = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
     finally:

@@ -15,7 +15,16 @@ from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data._utils import worker as torch_worker
 
 from helpers.cases import few
-from helpers.data_sets import Broken, Counted, Fatal, Numbers, Slow, Unpicklable, Unreadable
+from helpers.data_sets import (
+    Broken,
+    Counted,
+    Fatal,
+    Numbers,
+    Slow,
+    Unpicklable,
+    Unreadable,
+    Unwieldy,
+)
 from helpers.leaks import descendants, nothing_left, segments
 from helpers.loaders import ASYNC_MODES, loader, values
 from helpers.patience import eventually
@@ -281,6 +290,14 @@ def test_cycles_of_making_using_and_dropping(strategy, cycles):
             known.update(descendants())
             made = batch = None
         assert len(known) >= cycles
+
+
+def test_large_data_sets_travel_through_one_file():
+    with nothing_left():
+        made = accessor(Unwieldy(), FORK_SERVER)
+        assert values(made) == [[1999.0]]
+        made.terminate()
+        del made
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,52 +41,35 @@ class StartMethod(Numbers):
         return torch.tensor(METHODS.index(multiprocessing.get_start_method()))
 
 
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {  # what a number can be made
+    "tuple": lambda t: (t, -t),
+    "list": lambda t: [t, -t],
+    "named tuple": lambda t: Pair(t, -t),
+    "dict": lambda t: {"b": t, "a": -t},
+    "ordered dict": lambda t: OrderedDict(b=t, a=-t),
+    "nested": lambda t: (t, {"a": [t, -t]}),
+    "with text": lambda t: (t, f"sample {int(t)}"),
+    "with number": lambda t: (t, int(t)),
+    "array": lambda t: np.array([float(t), -float(t)], dtype=np.float32),
+    "all types": lambda t: [t.to(dtype) for dtype in DTYPES],
+}
+DTYPES = (torch.float16, torch.bfloat16, torch.uint8, torch.bool, torch.complex64, torch.int64)
+
+
 class Structured(Numbers):
-    """Sample i in the form that a function makes of the number i."""
+    """Sample i in a form that is made of the number i."""
 
     def __init__(self, size, form):
         super().__init__(size)
         self.form = form
 
     def __getitem__(self, index):
-        return self.form(super().__getitem__(index))
-
-
-class Pair(NamedTuple):
-    left: torch.Tensor
-    right: torch.Tensor
-
-
-def as_tuple(t):
-    return t, -t
-
-
-def as_list(t):
-    return [t, -t]
-
-
-def as_pair(t):
-    return Pair(t, -t)
-
-
-def as_dict(t):
-    return {"b": t, "a": -t}
-
-
-def as_nested(t):
-    return t, {"a": [t, -t]}
-
-
-def with_text(t):
-    return t, f"sample {int(t)}"
-
-
-def with_number(t):
-    return t, int(t)
-
-
-def as_array(t):
-    return np.array([float(t), -float(t)], dtype=np.float32)
+        return FORMS[self.form](super().__getitem__(index))
 
 
 class Graph:
@@ -92,6 +77,11 @@ class Graph:
 
     def __init__(self, nodes, edges, name):
         self.nodes, self.edges, self.name = nodes, edges, name
+
+    @classmethod
+    def collate(cls, samples):
+        nodes = torch.stack(samples)
+        return cls(nodes, -nodes, "graph")
 
 
 class SubGraph(Graph):
@@ -106,20 +96,6 @@ class GraphParser(ICustomArgParser):
     def reconstruct(self, original_structure, tensor_iterator):
         kind = type(original_structure)
         return kind(next(tensor_iterator), next(tensor_iterator), original_structure.name)
-
-
-def collate_graph(samples):
-    nodes = torch.stack(samples)
-    return Graph(nodes, -nodes, "graph")
-
-
-def collate_sub_graph(samples):
-    nodes = torch.stack(samples)
-    return SubGraph(nodes, -nodes, "sub-graph")
-
-
-def doubled(samples):
-    return 2 * torch.stack(samples)
 
 
 class Stream(IterableDataset):
