@@ -430,6 +430,7 @@ class PoplarExecutor:
 
     def _rewrap(self) -> None:
         if not self._session.is_trainer and self._optimizer is not None:
+            wrapping.refuse_wrapped(self._user_model)
             self._wrap()
 
     @contextlib.contextmanager
@@ -476,8 +477,9 @@ class PoplarExecutor:
 
 def _finish(session: Session, model: nn.Module, local_only: bool = False) -> None:
     with session.lock():
+        wraps = session.is_trainer  # once it was destroyed, another executor may wrap the model
         session.close(local_only)
-        if session.trains:  # a copy for inference shares layers that a training model watches
+        if wraps:
             wrapping.unwrap(model)
 
 

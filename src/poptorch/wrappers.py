@@ -12,7 +12,7 @@ from torch import nn
 
 from . import _compile
 from ._base.archive import InvalidFile
-from ._base.errors import AssertionFailure, Error, InvalidType, StateError
+from ._base.errors import AssertionFailure, Error, InvalidType
 from ._session import files, hooks, loading, wrapping
 from .enums import ConnectionType
 from .executor import PoplarExecutor
@@ -53,12 +53,7 @@ def trainingModel(
     """
     call = read_call(True, options, optimizer, extra, keywords)
     module = _module(model)
-    if wrapping.is_wrapped(module):
-        raise StateError(
-            "The model has already been wrapped for training",
-            got=type(module).__bases__[0].__name__,
-            fix="call model.destroy() first, or go on with the first wrapper",
-        )
+    wrapping.refuse_wrapped(module)
     _check_buffers(module)
     chosen = call.optimizer
     if chosen is None:

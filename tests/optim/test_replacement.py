@@ -1,14 +1,17 @@
 """Which optimizer may replace the compiled one: refusals change nothing; attributes are watched."""
 
 import copy
+import functools
+import itertools
 import logging
+import math
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import options
+from helpers.wrapped import compilations, options
 from poptorch import optim
 
 X, Y = torch.ones(4, 3), torch.arange(8.0).view(4, 2)
@@ -38,16 +41,11 @@ def of(cls, **settings):
 
 def edited(edit):
     def change(_, optimizer):
-        edit(optimizer)
-        return optimizer
+        other = copy.copy(optimizer)
+        edit(other)
+        return other
 
     return change
-
-
-def made_variable(_, optimizer):
-    other = copy.copy(optimizer)
-    other.variable_attrs.markAsVariable("weight_decay")
-    return other
 
 
 ADAM, SGD = of(optim.Adam, lr=0.01), of(optim.SGD, lr=0.1)
@@ -65,7 +63,11 @@ REFUSED = {  # what is compiled, what is set, what is said, and the error's clas
     "betas": (ADAM, of(optim.Adam, lr=0.01, group={"betas": (0.5, 0.999)}), BETAS),
     "edited": (ADAM, edited(lambda o: o.param_groups[0].update(eps=1e-3)), CONSTANT),
     "a scale": (SGD, edited(lambda o: setattr(o, "loss_scaling", 2.0)), CONSTANT),
-    "becomes variable": (ADAM, made_variable, "'weight_decay' of.*cannot become variable"),
+    "becomes variable": (
+        ADAM,
+        edited(lambda o: o.variable_attrs.markAsVariable("weight_decay")),
+        "'weight_decay' of.*cannot become variable",
+    ),
     "becomes constant": (of(optim.SGD, lr=0.1, loss_scaling=1.0), SGD, "compiled as variable"),
     "clipping": (ADAM, of(optim.Adam, lr=0.01, max_grad_norm=1.0), "max_grad_norm"),
     "moments": (
@@ -116,43 +118,97 @@ def trained(make):
     return model, optimizer, wrapped
 
 
-def device_state(optimizer):
-    saved = optimizer.state_dict()
-    own = saved["ipu_state"] if "ipu_state" in saved else saved["state"]
-    return copy.deepcopy(own)
+@pytest.fixture(scope="module")
+def compiled():
+    """Makes what is trained with an optimizer, and its twin: once, as refusals change nothing."""
+    return functools.cache(lambda make: (trained(make), trained(make)))
+
+
+def everything(model, optimizer, _):
+    state = {k: v for k, v in optimizer.state_dict().items() if k != "param_groups"}
+    return {**model.state_dict(), "state": state}
 
 
 @pytest.mark.spec("executor", 30)
-@pytest.mark.spec("optimizers", 16)
+@pytest.mark.spec("optimizers", 8, 16)
 @pytest.mark.parametrize("name", REFUSED)
-def test_set_optimizer_refuses_and_changes_nothing(name):
+def test_set_optimizer_refuses_and_changes_nothing(name, compiled):
     make, change, said, *kinds = REFUSED[name]
-    model, optimizer, wrapped = trained(make)
-    twin, other, untouched = trained(make)
+    subject, untouched = compiled(make)
+    model, optimizer, wrapped = subject
     with pytest.raises(poptorch.Error, match=said) as caught:
         wrapped.setOptimizer(change(model, optimizer))
     assert all(isinstance(caught.value, kind) for kind in kinds)
-    torch.testing.assert_close(device_state(optimizer), device_state(other), rtol=0, atol=0)
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
-    for executor in (wrapped, untouched):  # it goes on with what was compiled
+    torch.testing.assert_close(everything(*subject), everything(*untouched), rtol=0, atol=0)
+    for *_, executor in (subject, untouched):  # it goes on with what was compiled
         executor(X, Y)
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(everything(*subject), everything(*untouched), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["unsupported", "amsgrad"])
-def test_wrapping_refuses_and_leaves_the_model_free(name):
-    _, make, said, kind = REFUSED[name]
+def changed(make, **numbers):
+    """What makes an optimizer that is edited before it is used."""
+
+    def edit(model):
+        optimizer = make(model)
+        vars(optimizer).update(numbers)
+        optimizer.param_groups[0].update(numbers)
+        return optimizer
+
+    return edit
+
+
+def centered_in_one_group(model):
+    first, *rest = model.parameters()
+    return torch.optim.RMSprop([{"params": [first], "centered": True}, {"params": rest}])
+
+
+COMBINED = {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}
+SCALES = itertools.product(("loss_scaling", "velocity_scaling"), (0.0, -2.0, math.inf, math.nan))
+UNFIT = [  # what is refused at once
+    (REFUSED["unsupported"][1], AssertionError, "Unsupported optimizer type"),
+    (REFUSED["amsgrad"][1], ValueError, "Only non-amsgrad"),
+    (centered_in_one_group, AssertionError, "centered"),
+    (changed(ADAM, use_tf_variant=True), ValueError, "variant"),
+    (changed(ADAM, max_grad_norm=math.nan), poptorch.Error, "cannot be NaN"),
+    (changed(ADAM, max_grad_norm=-1.0), ValueError, "cannot be negative"),
+    (changed(of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True), momentum=0.0), ValueError, "Nest"),
+    *((of(optim.SGD, **COMBINED, **{s: v}), ValueError, f"{s} must be") for s, v in SCALES),
+]
+
+
+@pytest.mark.spec("optimizers", 27)
+@pytest.mark.parametrize(("make", "error", "said"), UNFIT)
+def test_wrapping_refuses_and_leaves_the_model_free(make, error, said):
     model = Net()
-    with pytest.raises(kind, match=said):
+    with pytest.raises(error, match=said) as caught:
         poptorch.trainingModel(model, options(), make(model))
+    assert isinstance(caught.value, poptorch.Error)
     assert type(model) is Net
-    poptorch.trainingModel(model, options(), ADAM(model))(X, Y)
+
+
+@pytest.mark.spec("optimizers", 12)
+@pytest.mark.parametrize("base", [torch.optim.SGD, optim.LAMB])
+def test_subclasses_are_warned_about_once(base, caplog):
+    class Mine(base):
+        def step(self, closure=None):
+            raise NotImplementedError
+
+    _, optimizer, wrapped = trained(of(Mine, lr=0.1))
+    wrapped.setOptimizer(optimizer)
+    (record,) = caplog.records
+    assert "Poptorch does not run Python optimizer code directly" in record.getMessage()
+    assert "Mine" in record.getMessage()
 
 
 FEW = {"lr": 0.2, "betas": (0.1, 0.2), "loss_scaling": 2.0}
 ALLOWED = {
     "a rate": (of(torch.optim.SGD, lr=0.1), of(torch.optim.SGD, lr=0.0)),
     "ours for torch's": (of(torch.optim.SGD, lr=0.1), of(optim.SGD, lr=0.3)),
+    "torch's values": (
+        of(torch.optim.RMSprop, momentum=0.1, weight_decay=0.1),
+        of(torch.optim.RMSprop, lr=0.1, alpha=0.5, eps=1e-3, momentum=0.2, weight_decay=0.2),
+    ),
+    "torch's betas": (of(torch.optim.AdamW), of(torch.optim.AdamW, betas=(0.5, 0.6), eps=0.1)),
     "variables": (of(optim.Adam, **FEW), of(optim.Adam, lr=0.1, betas=(0.9, 0.99), loss_scaling=1)),
     "another order": (
         SGD,
@@ -162,16 +218,14 @@ ALLOWED = {
 }
 
 
-@pytest.mark.spec("optimizers", 9)
+@pytest.mark.spec("optimizers", 8, 9)
 @pytest.mark.parametrize(("make", "change"), ALLOWED.values(), ids=ALLOWED)
 def test_allowed_changes_cause_no_compile(make, change):
     model, optimizer, wrapped = trained(make)
-    compiled = []
-    handle = poptorch.registerPostCompileHook(lambda: compiled.append(1))
-    wrapped.setOptimizer(change(model, optimizer))
-    wrapped(X, Y)
-    handle.remove()
-    assert not compiled
+    with compilations() as programs:
+        wrapped.setOptimizer(change(model, optimizer))
+        wrapped(X, Y)
+    assert not programs
 
 
 UNEXPECTED = "Ignoring unexpected "
@@ -213,14 +267,13 @@ def test_they_may_be_relaxed(caplog):
         assert "optimizer attribute in SGD optimizer: temper" in check(wrapped, optimizer, caplog)
 
 
-@pytest.mark.parametrize("library", [torch.optim, optim])
-def test_schedulers_before_and_after_wrapping(library, caplog):
+def test_schedulers_before_and_after_wrapping(caplog):
     early = Net()
-    optimizer = library.SGD([{"params": [p]} for p in early.parameters()], lr=0.1, momentum=0.9)
+    optimizer = optim.SGD([{"params": [p]} for p in early.parameters()], lr=0.1, momentum=0.9)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
     wrapped = poptorch.trainingModel(early, options(), optimizer)
     assert check(wrapped, optimizer, caplog) == []
-    _, optimizer, wrapped = trained(of(library.SGD, lr=0.1, momentum=0.9))
+    _, optimizer, wrapped = trained(of(torch.optim.SGD, lr=0.1, momentum=0.9))
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
     assert check(wrapped, optimizer, caplog) == [
         "group attribute in SGD optimizer: initial_lr, max_lr, min_lr, max_momentum, base_momentum"

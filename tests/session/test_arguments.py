@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
+import types
 
 import pytest
 import torch
 
 import poptorch
 from helpers.wrapped import inference, normal, options
-from poptorch._data import combining
 
 X = torch.arange(4.0).reshape(2, 2)
 
@@ -81,25 +82,6 @@ def test_calls_bind_arguments_as_python_does(name: str) -> None:
             wrapped(*args, **kwargs)
 
 
-def test_forward_is_called_as_the_wrapper_was() -> None:
-    seen = []
-
-    def forward(*args, **kwargs):
-        seen.append((len(args), sorted(kwargs)))
-        return original(*args, **kwargs)
-
-    def original(a, b=None, c=None, *, d=None):
-        return a * (1 if c is None else c)
-
-    forward.__wrapped__ = original  # as functools.wraps says it, and decorators with it
-    calls = [((X,), {}), ((), {"a": X}), ((X,), {"c": X}), ((X, None, X), {}), ((X,), {"d": 2})]
-    for args, kwargs in calls:
-        seen.clear()
-        wrapped = poptorch.inferenceModel(forward, options())
-        assert torch.equal(wrapped(*args, **kwargs), original(*args, **kwargs))
-        assert seen == [(len(args), sorted(kwargs))]
-
-
 @pytest.mark.spec("executor", 16, 17)
 def test_every_tensor_is_split_and_scalars_are_not() -> None:
     for other in (torch.tensor(2.0), torch.ones(1, 2)):
@@ -108,21 +90,6 @@ def test_every_tensor_is_split_and_scalars_are_not() -> None:
     mask = torch.tensor([[1.0, 0.0]])
     got = inference(lambda x, mask: x * mask, iterations=2)(X, mask.expand(2, 2))
     assert torch.equal(got, X * mask)
-
-
-class Keeps(collections.OrderedDict):
-    pass
-
-
-def test_containers_are_rebuilt() -> None:
-    def forward(stuff):
-        stuff["list"].append(1)
-        assert (type(stuff), type(stuff["tuple"])) == (Keeps, tuple)
-        return stuff["list"][0] + stuff["tuple"][0]
-
-    mine = Keeps(list=[X], tuple=(X,))
-    assert torch.equal(inference(forward)(mine), 2 * X)
-    assert len(mine["list"]) == 1
 
 
 def test_warnings_come_once(caplog) -> None:
@@ -152,8 +119,7 @@ class PairParser(poptorch.ICustomArgParser):
         yield struct.right
 
     def reconstruct(self, original_structure, tensor_iterator):
-        left, right = next(tensor_iterator), next(tensor_iterator)
-        return type(original_structure)(left, right, original_structure.note)
+        return type(original_structure)(*tensor_iterator, original_structure.note)
 
 
 class Labelled(Pair):
@@ -174,39 +140,63 @@ def registered():
 
 
 @pytest.mark.usefixtures("registered")
-def test_custom_containers() -> None:
-    wrapped = inference(lambda pairs: [Pair(p.right, p.left * 2, p.note) for p in pairs])
-    (got,) = wrapped([Pair(X, X + 1, "kept")])
-    assert isinstance(got, Pair)
+@pytest.mark.spec("ops", 28)
+def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
+    def forward(pairs):
+        return [type(p)(p.right, p.left * 2, p.note) for p in pairs]
+
+    wrapped = inference(forward)
+    (got,) = wrapped([Labelled(X, X + 1, "kept")])
+    assert isinstance(got, Labelled)
     assert torch.equal(got.left, X + 1)
     assert torch.equal(got.right, 2 * X)
     assert got.note == "kept"
-    wrapped([Pair(X + 5, X)])  # compared tensor by tensor
+    wrapped([Labelled(X + 5, X)])  # compared tensor by tensor
     with pytest.raises(poptorch.Error, match="Shape mismatch"):
-        wrapped([Pair(X[:1], X)])
-
-
-@pytest.mark.usefixtures("registered")
-@pytest.mark.spec("ops", 28)
-def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
-    def call(forward):
-        return inference(forward)(Labelled(X, X + 1))
-
-    assert torch.equal(call(lambda pair: pair.left - pair.right), torch.full_like(X, -1))
+        wrapped([Labelled(X[:1], X)])
     poptorch.registerCustomArgParser(Pair, Swapping())
-    assert torch.equal(call(lambda pair: pair.left - pair.right), torch.full_like(X, 1))
-    assert isinstance(call(lambda pair: pair), Labelled)
+    assert torch.equal(inference(forward)([Labelled(X, X + 1)])[0].left, 2 * (X + 1))
     poptorch.registerCustomArgParser(Pair, None)
-    with pytest.raises(poptorch.Error, match="object whose tensors cannot be seen") as caught:
-        call(lambda pair: pair.left)
-    assert "registerCustomArgParser(Labelled, parser)" in str(caught.value)
+    with pytest.raises(poptorch.Error, match=r"(?s)cannot be seen.*registerCustomArgParser\(Label"):
+        inference(forward)([Labelled(X, X)])
+
+
+@pytest.mark.parametrize("parser", [PairParser, object(), lambda value: value])
+def test_only_parsers_of_classes_are_registered(parser) -> None:
+    with pytest.raises(poptorch.Error, match="must inherit from ICustomArgParser"):
+        poptorch.registerCustomArgParser(Pair, parser)
+    with pytest.raises(poptorch.Error, match="takes a class first"):
+        poptorch.registerCustomArgParser(Pair(X, X), PairParser())
+    with pytest.raises(TypeError, match="abstract"):
+        poptorch.ICustomArgParser()
+
+
+def test_parsers_of_graph_networks_are_optional(monkeypatch) -> None:
+    calls = []
+    package = types.SimpleNamespace(registerCustomArgParsers=lambda: calls.append(True))
+    for module in (None, package):
+        monkeypatch.setitem(sys.modules, "poptorch_geometric", module)
+        poptorch.registerGeometricCustomArgParsers()
+    assert calls == [True]
 
 
 @pytest.mark.spec("executor", 50)
-def test_is_running_on_ipu() -> None:
+def test_forward_is_called_as_the_wrapper_was() -> None:
     seen = []
-    inference(lambda x: seen.append(poptorch.isRunningOnIpu()) or x)(X)
-    assert seen == [True]
+
+    def forward(*args, **kwargs):
+        seen.append((len(args), sorted(kwargs)))
+        assert poptorch.isRunningOnIpu()
+        return original(*args, **kwargs)
+
+    def original(a, b=None, c=None, *, d=None):
+        return a * (1 if c is None else c)
+
+    forward.__wrapped__ = original  # as functools.wraps says it, and decorators with it
+    for args, kwargs in (((), {"a": X, "c": X}), ((X, None, X), {"d": 2})):
+        seen.clear()
+        assert torch.equal(inference(forward)(*args, **kwargs), original(*args, **kwargs))
+        assert seen == [(len(args), sorted(kwargs))]
     assert not poptorch.isRunningOnIpu()
 
 
@@ -221,29 +211,8 @@ def mapped(function, value):
     return value
 
 
-DTYPES = {
-    torch.float32: torch.float32, torch.float16: torch.float16, torch.int64: torch.int32,
-    torch.int32: torch.int32, torch.bool: torch.bool, torch.float64: torch.float32,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2,), (4, 1), (1, 2), ()])
-def test_tensors_of_any_type_in_any_container(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = (torch.arange(float(torch.Size(shape).numel())) - 2).reshape(shape).to(dtype)
-    value = {"a": [tensor, (None, 3, "text", tensor)], "b": {}, "c": ((), [True, {"d": tensor}])}
-
-    def forward(value):
-        return mapped(lambda t: t if dtype == torch.bool else t * 2, value)
-
-    want = mapped(lambda t: t.to(DTYPES[dtype]), forward(value))
-    wrapped = inference(forward)
-    for _ in range(2):
-        got = wrapped(value)
-        told = [mapped(lambda t: (t.dtype, t.shape, t.tolist()), each) for each in (got, want)]
-        assert told[0] == told[1]
-    with pytest.raises(poptorch.Error, match="mismatch"):
-        wrapped({**value, "c": tensor})
+def narrowed(tensor):
+    return tensor.to({torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,26 +234,46 @@ class Slotted:
     made: torch.Tensor = dataclasses.field(init=False)
 
 
-def test_dataclasses_are_containers() -> None:
+class Keeps(collections.OrderedDict):
+    pass
+
+
+def test_tensors_of_any_type_in_any_container() -> None:
     """In arguments and results; the tensors of a later call count, not those of the first."""
 
+    def value(at: int):
+        x = torch.arange(4.0) + at
+        inner = [True, Keeps(d=x > 2, e=x.double()[0])]
+        return {"a": [x.long(), (None, 3, "text", x.half()[:, None])], "b": {}, "c": ((), inner)}
+
+    def forward(value):
+        value["a"].append(1)  # of the program's own
+        assert type(value["c"][1][1]) is Keeps
+        return mapped(lambda t: t if t.dtype == torch.bool else t * 2, value)
+
+    wrapped = inference(forward)
+    for at in range(2):
+        got, want = wrapped(value(at)), mapped(narrowed, forward(value(at)))
+        told = [mapped(lambda t: (t.dtype, t.shape, t.tolist()), each) for each in (got, want)]
+        assert told[0] == told[1]
+    with pytest.raises(poptorch.Error, match="mismatch"):
+        wrapped({**value(0), "c": X})
+
+
+def test_dataclasses_are_containers() -> None:
     def forward(both):
         result = Slotted(both.x * both.scale + both.rest["y"])
         result.made = both.inner.x - both.double
         return {"result": result, "again": dataclasses.replace(both, x=both.x + 1)}
 
     model = inference(forward, iterations=2)
-    for seed in range(3):
+    for seed in range(2):
         x, y, z = (normal(2, 3, seed=10 * seed + at) for at in range(3))
-        both = Both(x, {"y": y}, inner=Both(z, {}))
-        got, want = model(both), forward(both)
+        got = model(Both(x, {"y": y}, inner=Both(z, {})))
         assert type(got["result"]) is Slotted
-        assert type(got["again"]) is Both
-        assert got["again"].scale == 2.0
-        torch.testing.assert_close(got["result"].x, want["result"].x)
-        torch.testing.assert_close(got["result"].made, want["result"].made)
-        torch.testing.assert_close(got["again"].x, want["again"].x)
-        torch.testing.assert_close(got["again"].inner.x, z)
+        torch.testing.assert_close([got["result"].x, got["result"].made], [x * 2 + y, z - 2 * x])
+        assert (type(got["again"]), got["again"].scale) == (Both, 2.0)
+        torch.testing.assert_close([got["again"].x, got["again"].inner.x], [x + 1, z])
     with pytest.raises(poptorch.Error, match=r"(?s)for .*\.scale.*expected 2.0 but got 3.0"):
         model(Both(x, {"y": y}, scale=3.0, inner=Both(z, {})))
     with pytest.raises(poptorch.Error, match=r"Type mismatch for .*\.inner"):
@@ -312,10 +301,3 @@ def test_other_objects_with_tensors_are_refused(wrap) -> None:
     with pytest.raises(poptorch.Error, match="forward returns an object whose tensors") as caught:
         model(x)
     assert "output[0]" in str(caught.value)
-
-
-def test_batches_of_dataclasses_are_joined() -> None:
-    batches = [Both(normal(2, 3, seed=at), {"y": normal(2, seed=at)}) for at in range(3)]
-    joined = combining.join(batches)
-    assert torch.equal(joined.x, torch.cat([batch.x for batch in batches]))
-    assert torch.equal(joined.rest["y"], torch.cat([batch.rest["y"] for batch in batches]))

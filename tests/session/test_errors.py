@@ -50,43 +50,21 @@ def wrapped(model: nn.Module, iterations: int = 1, backend: str = "reference"):
     return poptorch.trainingModel(model, options(backend, iterations=iterations))
 
 
-def text_of(error: BaseException) -> str:
-    """The message without what depends on where this file's lines stand."""
-    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    return re.sub(r"test_errors.py:\d+, .*", "test_errors.py:LINE", text)
-
-
-EXPLAINED = """\
-{said}
-While poptorch captured forward of {name}
-  Got:    {got}
-  Where:  test_errors.py:LINE
-  Fix:    call the module on one micro-batch without poptorch to see the same failure"""
-OF_NET = {"name": "Net", "got": "x float32[4, 4], y float32[4, 2]"}
-PRODUCT = "a and b must have same reduction dim, but got [4, 2] X [4, 2]."
-IN_FORWARD = {
-    "raises": EXPLAINED.format(said="a mistake of mine", **OF_NET),
-    "shapes": EXPLAINED.format(said=PRODUCT, **OF_NET),
-    "reassigns": """\
-'poptorch_py_error': Buffer 'total' is reassigned within the model
-  Got:    forward of Net binds another value to self.total
-  Where:  test_errors.py:LINE
-  Fix:    change its value in place: self.total.copy_(new_value)""",
-    "no loss": """\
-'poptorch_py_error': Couldn't find a loss in graph
-  Got:    Net.forward called no torch loss and no identity_loss
-  Where:  test_errors.py:LINE
-  Fix:    compute the loss in forward with a torch.nn loss and return it
-  Fix:    mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')""",
-    "two losses": """\
-'poptorch_py_error': Multiple independent losses found in graph
-  Got:    mse_loss at test_errors.py:LINE
-          l1_loss at test_errors.py:LINE
-  Where:  test_errors.py:LINE
-  Fix:    return their sum, or another single number that is made of all of them
-  Fix:    combine them and mark the result: \
-poptorch.identity_loss(loss1 + loss2, reduction='sum')""",
+HERE = r"test_errors\.py:\d+, "
+IN_FORWARD = {  # what is said, and the line of the user's that it is about
+    "raises": ("a mistake of mine", "raise ValueError"),
+    "shapes": ("same reduction dim, but got .4, 2. X .4, 2.", "out @ out"),
+    "reassigns": ("'total' is reassigned.*self.total.copy_", "def forward"),
+    "no loss": ("find a loss in graph.*Net.forward.*identity_loss", "def forward"),
+    "two losses": (
+        f"Multiple independent losses .*mse_loss at {HERE}.*l1_loss at {HERE}.*return their sum",
+        "def forward",
+    ),
 }
+
+
+def told(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 @pytest.mark.spec("executor", 28, 37)
@@ -98,23 +76,24 @@ def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
     monkeypatch.setattr(Net, "mode", mode)
     with pytest.raises((poptorch.Error, ValueError, RuntimeError)) as caught:
         training(*inputs)
-    assert text_of(caught.value) == IN_FORWARD[mode]
+    said, line = IN_FORWARD[mode]
+    assert re.search(f"(?s){said}", told(caught.value))
+    assert re.search(f"  Where:  {HERE}.*{re.escape(line)}.*\n  Fix:    ", told(caught.value))
+    if mode in ("raises", "shapes"):
+        assert "captured forward of Net\n  Got:    x float32[4, 4], y float32[4, 2]" in told(
+            caught.value
+        )
     assert not training.isCompiled()
     monkeypatch.setattr(Net, "mode", "right")
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
-    model(*inputs)  # the host model works
-    _, loss = training(*inputs)  # and so does the wrapper
-    assert loss.dim() == 0
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    expected = model(*inputs)[1]  # the host model works
+    torch.testing.assert_close(training(*inputs)[1], expected.detach())  # and the wrapper
 
 
 def test_a_layer_of_torch_alone_is_explained_with_the_line_of_the_call() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        poptorch.inferenceModel(nn.Linear(8, 3), options())(torch.zeros(4, 9))
-    with pytest.raises(RuntimeError) as meta:
-        nn.Linear(8, 3, device="meta")(torch.zeros(4, 9, device="meta"))
-    told = EXPLAINED.format(said=meta.value, name="Linear", got="input float32[4, 9]")
-    assert text_of(caught.value) == told
+    with pytest.raises(RuntimeError, match="reduction dim") as caught:
+        poptorch.inferenceModel(nn.Linear(8, 3), options())(torch.zeros(4, 9))  # that line
+    assert re.search(rf"input float32\[4, 9\]\n  Where:  {HERE}.*that line", told(caught.value))
 
 
 class RefusalError(Exception):
@@ -144,8 +123,10 @@ def refuse(x):
     raise RefusalError(7)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(("function", "code"), [(refuse, 7), (Backward.apply, 8)])
+@pytest.mark.parametrize(
+    ("function", "code", "accumulation"),
+    [(refuse, 7, 2), (Backward.apply, 8, 1), (Backward.apply, 8, 2)],
+)
 def test_exceptions_of_a_model_stay_the_users_own(function, code: int, accumulation: int) -> None:
     layer = nn.Linear(4, 2)
     model = Calling(lambda x: poptorch.identity_loss(function(layer(x)), "sum"))
@@ -161,54 +142,39 @@ def test_exceptions_of_a_model_stay_the_users_own(function, code: int, accumulat
         assert "raise RefusalError(7)" in note
 
 
-FAILING = {
-    "the user's own": ("raise ValueError('mine')", "ValueError: mine"),
-    "ours": ("return x * x.sum().item()", "'poptorch_py_error': A tensor's value is needed"),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 35)
-@pytest.mark.parametrize("name, full", [("the user's own", True), ("ours", False)])
-def test_a_traceback_ends_in_the_users_line(name: str, full: bool, tmp_path) -> None:
+def test_a_traceback_ends_in_the_users_line(tmp_path) -> None:
     """Of a program that nobody catches it in; a variable brings the frames between back."""
-    line, last = FAILING[name]
     script = tmp_path / "train.py"
     script.write_text(
-        "import poptorch, torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def forward(self, x):\n"
-        f"        {line}\n"
-        "poptorch.inferenceModel(Net())(torch.ones(4, 2))\n"
+        "import os, poptorch, sys, torch\n"
+        "def forward(x):\n"
+        "    return x * x.sum().item()\n"
+        "model = poptorch.inferenceModel(forward, poptorch.Options().backend('reference'))\n"
+        "os.environ['POPTORCH_FULL_TRACEBACK'] = '1'\n"
+        "try: model(torch.ones(4, 2))\n"
+        "except Exception: sys.excepthook(*sys.exc_info())\n"
+        "del os.environ['POPTORCH_FULL_TRACEBACK']\n"
+        "print('----', file=sys.stderr)\n"
+        "model(torch.ones(4, 2))\n"
     )
-    more = {"POPTORCH_FULL_TRACEBACK": "1"} if full else {}
-    done = programs.run(script, environment=programs.with_ours(**more))
+    done = programs.run(script)
     assert done.returncode == 1
-    assert last in done.stderr
+    full, short = (re.findall(r'File "(.*)", line', text) for text in done.stderr.split("----"))
+    assert len(full) > 15
+    assert set(short) == {str(script)}
+    assert "'poptorch_py_error': A tensor's value is needed" in done.stderr
     assert "[critical]" not in done.stderr
-    frames = re.findall(r'  File "(.*)", line (\d+)', done.stderr)
-    if full:
-        assert len(frames) > 15
-    else:
-        assert {file for file, _ in frames} == {str(script)}
-        assert frames[-1][1] == "4"
 
 
 @pytest.mark.spec("executor", 15)
 def test_a_batch_that_does_not_divide(inputs) -> None:
     training = wrapped(Net(), iterations=3)
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(AssertionError, match=r'(?s)"x" has 4 rows; .* a multiple of 3') as caught:
         training(*inputs)
     assert isinstance(caught.value, poptorch.Error)
-    assert text_of(caught.value) == (
-        "'poptorch_py_error': Invalid batch dimension: the batch does not divide into "
-        "micro-batches\n"
-        '  Got:    input "x" has 4 rows; one call needs a multiple of 3\n'
-        "          = 3 device iterations x 1 replicas x 1 accumulation steps\n"
-        "  Where:  test_errors.py:LINE\n"
-        "  Fix:    pass a multiple of 3 rows, or let poptorch.DataLoader(options, ...) "
-        "cut the batches"
-    )
+    assert re.search(f"  Where:  {HERE}", str(caught.value))
     _, loss = training(torch.randn(6, 4), torch.randn(6, 2))
     assert torch.isfinite(loss)
 
@@ -226,20 +192,23 @@ WRONG = [
 ]
 
 
-@pytest.mark.spec("executor", 15, 18, 19, 20, 67)
-@pytest.mark.parametrize(("call", "text"), WRONG)
-def test_other_inputs_on_a_later_call(call, text, inputs) -> None:
+@pytest.mark.spec("executor", 15, 18, 19, 20, 21, 35, 67)
+def test_other_inputs_on_a_later_call(inputs, caplog) -> None:
     training = wrapped(Net())
     training(*inputs)
-    with pytest.raises(poptorch.Error, match=text):
-        call(training, *inputs)
-    training(*inputs)
-    training.destroy()
-    if "Shape" in text or "Data type" in text:
-        call(training, *inputs)  # compiles for the new inputs
-    elif "mismatch" not in text:  # nor do they fit the signature the first time
+    for call, text in WRONG:
         with pytest.raises(poptorch.Error, match=text):
             call(training, *inputs)
+    training(x=inputs[0], y=inputs[1], flag=1)  # defaults count as passed values
+    training.compile(*inputs)
+    assert "Call to compile() ignored" in caplog.text
+    for call, text in WRONG:
+        training.destroy()
+        if "Shape" in text or "Data type" in text:
+            call(training, *inputs)  # compiles for the new inputs
+        elif "mismatch" not in text:  # nor do they fit the signature the first time
+            with pytest.raises(poptorch.Error, match=text):
+                call(training, *inputs)
 
 
 MISUSES = [
@@ -265,31 +234,18 @@ def test_an_unknown_backend_is_named(inputs, monkeypatch) -> None:
     model(*inputs)
 
 
-@pytest.mark.spec("executor", 21, 35)
-def test_defaults_count_as_passed_values_and_compile_twice_warns(inputs, caplog) -> None:
-    training = wrapped(Net())
-    training(*inputs)
-    training(*inputs, flag=1)
-    training(x=inputs[0], y=inputs[1])
-    training.compile(*inputs)
-    assert "Call to compile() ignored" in caplog.text
-
-
-@pytest.mark.parametrize("backend", ["reference", "auto"])
-def test_an_operator_that_fails_is_named_with_the_line(backend: str) -> None:
+def test_an_operator_that_fails_is_named_with_the_line() -> None:
     def forward(x):
         return torch.linalg.cholesky(x * 2)
 
-    model = poptorch.inferenceModel(Calling(forward), options(backend))
+    model = poptorch.inferenceModel(forward, options())
     model(torch.eye(3))
     with pytest.raises(RuntimeError, match="not positive-definite") as native:
         forward(-torch.eye(3))
     with pytest.raises(poptorch.Error, match="operator of the program failed") as caught:
         model(-torch.eye(3))
-    assert str(native.value) in str(caught.value)
-    assert "test_errors.py:" in str(caught.value)
-    if backend == "reference":
-        assert "return torch.linalg.cholesky(x * 2)" in str(caught.value)
+    for part in (str(native.value), "test_errors.py:", "return torch.linalg.cholesky(x * 2)"):
+        assert part in str(caught.value)
     assert isinstance(caught.value, RuntimeError)
     torch.testing.assert_close(model(torch.eye(3)), forward(torch.eye(3)))
 

@@ -125,59 +125,38 @@ def opts(call: str) -> Callable[[Facts, Tensors], None]:
 CHANGES = {
     "no names": fact(arguments=[1]),
     "a huge shape": argument({"tensor": "float32", "shape": [1 << 40, 1 << 40]}),
-    "many dimensions": argument({"tensor": "float32", "shape": [1] * 5000}),
-    "a negative shape": argument({"tensor": "float32", "shape": [-1, 4]}),
     "a wrong shape": argument({"tensor": "float32", "shape": "44"}),
     "a shape that fails in forward": argument({"tensor": "float32", "shape": [2, 1, 1]}),
     "no dtype of numbers": argument({"tensor": "bits8", "shape": [8, 4]}),
-    "a dtype that is none": argument({"dtype": "load"}),
     "an unknown form": argument({"module": "os"}),
     "an unhashable key": argument({"dict": [[[1], 2]]}),
-    "a text for a tensor": argument("text"),
     "too many": argument([None] * 60_000),
     "a parameter that there is not": fact(arguments={"x": None, "self": 1}),
     "no parameter": fact(arguments={}),
-    "settings that are none": fact(settings=5),
-    "flags that are none": fact(whole="yes"),
     "a shape of a weight that is a number": lambda facts, _: facts["shapes"].update(
         dict.fromkeys(facts["shapes"], 3)
     ),
     "another algorithm": fact(algorithm="sgd"),
     "hyper-parameters that are none": fact(hypers=7),
     "a random state that is none": fact(random=["import os"]),
-    "a number too large": fact(random=[1 << 70]),
-    "a random state that is too short, and no arguments": fact(random=[1, 2], arguments=None),
     "complex weights": tensor("model.layer.weight", lambda t: t.to(torch.complex64)),
     "a counter with fractions": tensor("model.norm.num_batches_tracked", torch.Tensor.float),
-    "complex moments": tensor("device.optstate.first.layer.weight", lambda t: t + 0j),
     "moments of another shape": tensor("device.optstate.first.layer.weight", torch.Tensor.flatten),
     "a rate that is no float": hyper(lr=10**400),
-    "a rate that is a flag": hyper(lr=True),
-    "a rate that is a dictionary": hyper(lr={"dict": []}),
     "a flag that is a rate": hyper(amsgrad=0.5),
     "an anchor that is a text": opts("createOrSet(anchored_tensors={'a': 'b'})"),
     "a location that is a number": opts("TensorLocations.createOrSet(location_weight=1)"),
     "a text without an end": opts(
         f"createOrSet(model_name=poptorch.ConnectionType.Always.name.ljust({1 << 60}))"
     ),
-    "a number without an end": opts(
-        f"createOrSet(model_name=poptorch.ConnectionType.Never.to_bytes({1 << 60}))"
-    ),
     "JSON": opts("from_json('{}')"),
     "an import": opts("deviceIterations(__import__('os').system('true'))"),
     "a private name": opts("_freeze()"),
-    "no call": opts("deviceIterations"),
-    "no Python": opts("deviceIterations("),
-    "a wrong value": opts("deviceIterations(-1)"),
     "depth": opts("deviceIterations(" + "(" * 5000 + ")" * 5000 + ")"),
     "a method that reads": opts("loadFromFile('pipe')"),
-    "a call of a call": opts("deviceIterations(2).loadFromFile('pipe')"),
     "a rate below zero": hyper(lr=-0.5),  # it would train uphill, without a word
     "no number": hyper(lr=float("nan")),
-    "a pair out of range": hyper(betas=[-0.1, 0.9]),
-    "an eps below zero": hyper(eps=-1),
     "a rate too large": hyper(lr=1e308),
-    "a decay too large": hyper(weight_decay=10**39),
     "a scale too large": lambda facts, _: facts["hypers"][0].update(loss_scaling=1e308),
 }
 
@@ -206,15 +185,10 @@ def test_weights_that_cannot_be_put_leave_the_others_as_they_were(path: Path) ->
     target = made()
     target["model"].norm.running_var = torch.ones(1).expand(2)  # two numbers in one place
     refused(path, "single memory location", RuntimeError, target)
-
-
-def test_names_in_a_file_give_a_terminal_no_commands(path: Path) -> None:
-    name = "model.\x1b[2Jall is well\u202e"
-    changed(path, lambda _, tensors: tensors.update({name: torch.zeros(1)}))
-    said = refused(path, match="all is well")
+    changed(path, lambda _, tensors: tensors.update({"model.\x1b[2Jwell\u202e": torch.zeros(1)}))
+    said = refused(path, match=r"\\x1b\[2Jwell")  # names give a terminal no commands
     assert "\x1b" not in said
     assert "\u202e" not in said
-    assert "\\x1b[2J" in said
 
 
 def packed(path: Path, parts: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> None:
@@ -292,21 +266,16 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files(damage: str, path: Path) -> None:
     """All readers refuse them."""
+    trainer = poptorch.trainingModel(options=options(), **made())
     DAMAGES[damage](path)
     said = refused(path, "Invalid file", AssertionError)
-    with pytest.raises(poptorch.Error, match="Invalid file"):
-        poptorch.load(path, trusted=True)
-    trainer = poptorch.trainingModel(options=options(), **made())
-    with pytest.raises(poptorch.Error, match="Invalid file"):
-        trainer.loadExecutable(path)
-    if damage == "another version":
-        assert "9.9.9" in said
-        assert poptorch.__version__ in said
-
-
-def test_no_file(tmp_path: Path) -> None:
+    for read in (lambda: poptorch.load(path, trusted=True), lambda: trainer.loadExecutable(path)):
+        with pytest.raises(poptorch.Error, match="Invalid file"):
+            read()
+    assert damage != "another version" or ("9.9.9" in said and poptorch.__version__ in said)
+    path.unlink() if path.is_file() else path.rename(path.with_name("away"))
     with pytest.raises(FileNotFoundError):
-        poptorch.load(tmp_path / "nothing")
+        poptorch.load(path)
 
 
 CALLED: list[str] = []
@@ -404,9 +373,6 @@ def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPat
         runs_nothing(path)
     rewritten(path, **{"code/more": b""})
     runs_nothing(path)
-
-
-def test_trusting_a_file(path: Path) -> None:
     rewritten(path, **{"objects.pickle": pickle.dumps({"model": Reduces(touch, 5)})})
     CALLED.clear()
     with pytest.raises(poptorch.Error, match="not a model's"):

@@ -61,53 +61,39 @@ MAKERS: dict[str, Maker] = {
     "plain": lambda p: torch.optim.SGD(p, lr=0.1),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-6),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, eps=1e-6, weight_decay=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True, eps=1e-4),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True, eps=1e-2),
 }  # fmt: skip
 
 
-@pytest.mark.spec("optimizers", 5)
+@pytest.mark.spec("optimizers", 5, 18)
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_is_read_is_what_eager_has(name: str) -> None:
-    twins = trained(MAKERS[name])
-    twins.step(X, Y, count=3)
-    twins.compare()
-    twins.step(X, Y, count=2)
-    twins.wrapped.detachFromDevice()
-    twins.compare()
-    twins.step(X, Y)
-    twins.wrapped.destroy()
-    twins.compare()
-    theirs, ours = (optimizer.state_dict() for optimizer in twins.both)
+def test_what_is_read_is_what_eager_has_and_a_resumed_run_goes_on_with_it(name: str) -> None:
+    first, second = trained(MAKERS[name]), trained(MAKERS[name])
+    first.step(X, Y, count=3)
+    first.compare()
+    theirs, ours = (optimizer.state_dict() for optimizer in first.both)
     assert ours["param_groups"] == theirs["param_groups"]
-    assert ours["state"].keys() == theirs["state"].keys()
     for at, entry in theirs["state"].items():
         assert {k for k, v in entry.items() if v is not None} == ours["state"][at].keys()
-    twins.ours.zero_grad()
-    twins.model(X, Y).backward()
-    twins.ours.step()  # by hand, with what the device left
-    twins.eager_step(X, Y)
-    twins.compare()
-
-
-@pytest.mark.parametrize(
-    ("name", "when"),
-    [*((name, "before") for name in MAKERS), ("Adam", "after"), ("SGD", "detached")],
-)
-def test_a_resumed_run_has_eagers_losses(name: str, when: str) -> None:
-    first = trained(MAKERS[name])
-    first.step(X, Y, count=3)
+    first.wrapped.detachFromDevice()
+    first.compare()
+    first.wrapped.destroy()
+    first.ours.zero_grad()
+    first.model(X, Y).backward()
+    first.ours.step()  # by hand, with what the device left
+    first.eager_step(X, Y)
+    first.compare()
     checkpoint = copy.deepcopy((first.model.state_dict(), first.ours.state_dict()))
-    second = trained(MAKERS[name])
     second.eager, second.theirs = first.eager, first.theirs
-    if when != "before":  # there is a program, and other state on the device
+    if name in ("Adam", "SGD"):  # there is a program, and other state on the device
         for _ in range(2):
             second.wrapped(X, Y)
         checkpoint[1]["param_groups"][0]["lr"] = first.theirs.param_groups[0]["lr"] = 0.02
-    if when == "detached":
+    if name == "SGD":
         second.wrapped.detachFromDevice()
     second.model.load_state_dict(checkpoint[0])
     second.ours.load_state_dict(checkpoint[1])
-    if when == "after":
+    if name == "Adam":
         second.wrapped.copyWeightsToDevice()
     second.step(X, Y, count=3)
     second.compare()
@@ -147,8 +133,10 @@ def _start_again(state: dict[str, torch.Tensor]) -> None:
     state["step"].fill_(0.0)
 
 
-@pytest.mark.parametrize("edit", [_zero, _replace, _start_again])
-@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize(
+    ("edit", "detached"),
+    [(_zero, False), (_replace, False), (_replace, True), (_start_again, True)],
+)
 def test_what_is_changed_in_the_state_reaches_the_device(edit, detached: bool) -> None:
     twins = trained(MAKERS["Adam"])
     twins.step(X, Y, count=3)
@@ -189,37 +177,26 @@ def test_a_step_by_hand_between_calls_counts(caplog) -> None:
     assert not caplog.records
 
 
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
-    "OneCycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=9),
-    "OneCycle to zero": lambda o: lr_scheduler.OneCycleLR(
-        o, max_lr=0.05, total_steps=9, base_momentum=0.0, max_momentum=0.9
+# What is changed before each of some pairs of steps, and how many programs that takes.
+
+
+SCHEDULES: dict[str, tuple[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]]] = {
+    "OneCycle": ("Adam", lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=9)),
+    "OneCycle to zero": (
+        "SGD",
+        lambda o: lr_scheduler.OneCycleLR(
+            o, max_lr=0.05, total_steps=9, base_momentum=0.0, max_momentum=0.9
+        ),
     ),
-    "WarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3),
-    "warm-up": lambda o: lr_scheduler.SequentialLR(
-        o,
-        [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.ExponentialLR(o, 0.8)],
-        milestones=[3],
-    ),
-    "Lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (step + 1)),
-    "Plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "Plateau": ("AdamW", lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0)),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        ("Adam", "OneCycle"),
-        ("RMSprop", "OneCycle"),
-        ("SGD", "OneCycle to zero"),
-        ("AdamW", "WarmRestarts"),
-        ("AdamW", "warm-up"),
-        ("SGD", "Lambda"),
-        ("SGD", "Plateau"),
-    ],
-)
-def test_schedules_give_eagers_numbers_step_by_step(name: str, schedule: str) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_give_eagers_numbers_step_by_step(schedule: str) -> None:
+    name, make = SCHEDULES[schedule]
     twins = trained(MAKERS[name])
-    schedules = [SCHEDULES[schedule](optimizer) for optimizer in twins.both]
+    schedules = [make(optimizer) for optimizer in twins.both]
     twins.wrapped.setOptimizer(twins.ours)
     with compilations() as programs:
         for _ in range(8):
@@ -231,40 +208,34 @@ def test_schedules_give_eagers_numbers_step_by_step(name: str, schedule: str) ->
     assert len(programs) == 1
 
 
-def momentum(**numbers: float) -> Maker:
-    return lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, **numbers)
-
-
 # What is changed before each of some pairs of steps, and how many programs that takes.
 CHANGES: dict[str, tuple[Maker, list[dict[str, Any]], int]] = {
-    "SGD weight decay": (
+    "SGD": (
         MAKERS["plain"],
-        [{"weight_decay": 0.1}, {"weight_decay": 0.2}, {"weight_decay": 0.0}],
-        2,
+        [
+            {"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.5, "weight_decay": 0.0},
+            {"dampening": 0.5}, {"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.0},
+            {"nesterov": True}, {"nesterov": False},
+        ],
+        8,
     ),
-    "SGD momentum": (MAKERS["plain"], [{"momentum": 0.9}, {"momentum": 0.5}], 2),
-    "SGD momentum and back": (momentum(), [{"momentum": 0.0}, {"momentum": 0.9}], 3),
-    "SGD dampening comes": (momentum(), [{"dampening": 0.5}, {"dampening": 0.0}], 2),
-    "SGD dampened momentum comes": (
+    "dampened momentum": (
         lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5),
         [{"momentum": 0.9}, {"dampening": 0.25}],
         2,
     ),
-    "SGD nesterov": (momentum(), [{"nesterov": True}, {"nesterov": False}], 3),
-    "Adam weight decay": (
-        MAKERS["Adam"],
-        [{"weight_decay": 0.1}, {"betas": (0.5, 0.9), "eps": 1e-4}],
-        2,
-    ),
-    "RMSprop momentum and back": (MAKERS["RMSprop"], [{"momentum": 0.0}, {"momentum": 0.5}], 3),
-}
+    "Adam": (MAKERS["Adam"], [{"weight_decay": 0.1}, {"betas": (0.5, 0.9), "eps": 1e-4}], 2),
+    "RMSprop": (MAKERS["RMSprop"], [{"momentum": 0.0}, {"momentum": 0.5}], 3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [(name, "attached") for name in CHANGES]
-    + [("SGD momentum and back", "other mode"), ("Adam weight decay", "detached")],
-)
+    [
+        ("SGD", "attached"), ("dampened momentum", "other mode"), ("Adam", "detached"),
+        ("RMSprop", "attached"),
+    ],
+)  # fmt: skip
 @pytest.mark.spec("executor", 61)
 def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(name: str, way: str) -> None:
     make, changes, number = CHANGES[name]

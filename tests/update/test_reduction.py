@@ -12,11 +12,9 @@ from helpers.wrapping import options
 from poptorch import MeanReductionStrategy, ReductionType
 
 OPTIMIZERS = {
-    "SGD": {"lr": 0.1},
     "SGD momentum": {"lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.01},
     "SGD combined": {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True},
     "Adam": {"lr": 0.01, "max_grad_norm": 0.1},
-    "AdamW": {"lr": 0.01},
     "RMSprop": {"lr": 0.01, "centered": True},
     "LAMB": {"lr": 0.01},
 }
@@ -64,11 +62,15 @@ def equals_one_batch(name, mode, opts):
 
 
 @pytest.mark.spec("optimizers", 21)
-@pytest.mark.parametrize("mode", range(len(MODES)))
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_eight_micro_batches_of_four_equal_one_of_32(name, mode):
-    """Each optimizer and each mode side by side and one after another, if not each pair of them."""
-    lanes = (list(OPTIMIZERS).index(name) + mode) % 2  # 0: side by side
+@pytest.mark.parametrize(
+    ("name", "mode", "lanes"),
+    [
+        *(("SGD combined", mode, 1) for mode in range(4)),  # adds gradients to its velocity
+        *(("Adam", mode, mode % 2) for mode in range(4)),  # clips; 0: side by side
+        ("SGD combined", 1, 0), ("RMSprop", 2, 0), ("LAMB", 3, 0),
+    ],
+)  # fmt: skip
+def test_eight_micro_batches_of_four_equal_one_of_32(name, mode, lanes):
     equals_one_batch(name, MODES[mode], options(accumulation=8).lanes(lanes))
 
 
@@ -76,8 +78,7 @@ def test_eight_micro_batches_of_four_equal_one_of_32(name, mode):
 @pytest.mark.spec("parallel", 31)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("backend", "lanes", "replicas"),
-    [("reference", 0, 2), ("reference", 1, 4), ("reference", 0, 8), ("staged", 0, 2)],
+    ("backend", "lanes", "replicas"), [("reference", 1, 4), ("reference", 0, 2), ("staged", 0, 2)]
 )
 def test_replicas_and_accumulation_together_equal_one_batch(backend, lanes, replicas, mode):
     """Of an optimizer whose steps are as long as its gradients."""

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from .._base import log
+from .._base.errors import StateError
 
 HOLDERS = ("_parameters", "_buffers")
 
@@ -101,8 +102,14 @@ def owner_of(module: nn.Module) -> Owner | None:
     return _wrappings[module][0]() if module in _wrappings else None
 
 
-def is_wrapped(module: nn.Module) -> bool:
-    return module in _wrappings
+def refuse_wrapped(module: nn.Module) -> None:
+    """Raise if another executor has a module: one that was destroyed may not take it back."""
+    if module in _wrappings:
+        raise StateError(
+            "The model has already been wrapped for training",
+            got=type(module).__bases__[0].__name__,
+            fix="call model.destroy() first, or go on with the first wrapper",
+        )
 
 
 def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
