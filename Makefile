@@ -44,8 +44,9 @@ demo-processes: $(STAMP) dataset
 test: lint site
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# What make test leaves out: before a release.
+# What make test leaves out, with nothing that an earlier run has compiled: before a release.
 test-long: site
+	rm -rf build/compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 # Of each test function the first case, and none that is marked slow.

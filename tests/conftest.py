@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -32,11 +33,20 @@ if not _WORKER:
     _code = Path(os.environ["_TESTS"], "code", "poptorch")
     _code.mkdir(mode=0o700, parents=True)
     (_code / "none.code").touch()
+    # Torch finds what the C++ compiler made of equal sources in an earlier run that was not killed.
+    _kept = Path(__file__).parents[1] / "build" / "compiled"
+    _own = _kept.with_name(f"compiled-{os.getpid()}")
+    _own.mkdir(parents=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(_kept, _own)
+    (_code / "torch").symlink_to(_own)
 
     @atexit.register
     def _clean_up(pid: int = os.getpid()) -> None:
         if os.getpid() == pid:  # and not a process that a test forked
             shutil.rmtree(os.environ["_TESTS"], ignore_errors=True)
+            shutil.rmtree(_kept, ignore_errors=True)  # of another run beside this one
+            os.rename(_own, _kept)
 
 
 # Whichever test has Python's fork server started, it has imported what others fork from it; by
