@@ -125,20 +125,6 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, path.read_text()) == []
 
 
-def test_the_pages_that_must_be_there() -> None:
-    names = {path.relative_to(ROOT).as_posix() for path in PAGES}
-    assert names >= {
-        "README.md",
-        "ARCHITECTURE.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "docs/differences.md",
-        "docs/guide/from_pytorch.md",
-        "docs/reference/environment.md",
-        "docs/reference/options_table.md",
-    }
-
-
 def test_the_table_of_variables_is_current() -> None:
     assert environment_table.PAGE.read_text() == environment_table.page(), (
         "run: python scripts/environment_table.py"
@@ -171,23 +157,6 @@ def test_the_readme_fits_a_screen() -> None:
     assert len(re.findall(r"^- \*\*\[", text, re.M)) == 4
 
 
-def test_entries_of_the_cookbook_are_short() -> None:
-    text = (ROOT / "docs" / "cookbook.md").read_text()
-    entries = text.split("\n## ")[1:]
-    assert len(entries) == 11
-    for entry in entries:
-        (program,) = blocks("cookbook.md", entry)
-        assert program.info == "python"
-        assert len(program.text.splitlines()) < 40
-
-
-def test_twenty_questions_have_an_answer() -> None:
-    """Each leads to a page, or to a part of one: the test of links looks whether it is there."""
-    text = (ROOT / "docs" / "howto" / "questions.md").read_text()
-    rows = re.findall(r"^\| [A-Z].*\? \| .*\]\(\S+\.md(#\S+)?\) \|$", text, re.M)
-    assert len(rows) == 20
-
-
 @pytest.mark.parametrize("path", words.pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_sentences_are_short(path: Path) -> None:
     assert words.long_sentences(path.read_text()) == []
@@ -218,14 +187,3 @@ def test_the_makefile_targets_that_the_pages_name_exist() -> None:
     for path in PAGES:
         named = set(re.findall(r"`make ([a-z-]+)`", path.read_text()))
         assert named <= targets, f"{path.name} names {named - targets}"
-
-
-def test_the_helpers_find_what_they_look_for(tmp_path: Path) -> None:
-    text = "# A `b` C!\n```python\nx = 1\n```\n```python continued\nx\n```\n[a](#a-b-c) [b](#no)"
-    text += "\n```text printed\n1\n```"
-    assert [[block.line for block in chain] for chain in programs("p", text)] == [[2, 5, 9]]
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    assert broken_links(page, text, root=tmp_path) == ["#no"]
-    more = "[a](absent.md) [b](https://absent) [c](page.md#a-b-c) [d](../page.md)"
-    assert broken_links(page, more, root=tmp_path) == ["absent.md", "../page.md"]

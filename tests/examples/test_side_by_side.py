@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
-import side_by_side
 from helpers.cases import few
 from helpers.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text()
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/train.py"))
 # Half precision and twelve layers round: an update later the runs are this far apart.
 APART = {"images": 0.02}
@@ -34,7 +35,10 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", few(FOLDERS, "series", "text"))
-def test_it_learns_as_eager_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_learns_as_eager_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the words of the README's command, which save a picture and the weights."""
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     place = EXAMPLES / name / "train.py"
     spec = importlib.util.spec_from_file_location(f"examples_{name}", place)
@@ -42,14 +46,14 @@ def test_it_learns_as_eager_does(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    eager, wrapped = module.main(["--small"])
+    (trained,) = [line for line in README.splitlines() if "train.py" in line]
+    _, script, *words = shlex.split(trained)
+    assert (ROOT / script).is_file()
+    monkeypatch.chdir(tmp_path)
+    eager, wrapped = module.main(["--small", *words])
     assert len(eager.losses) == len(wrapped.losses) >= 2
     assert wrapped.losses == pytest.approx(eager.losses, rel=APART.get(name, 1e-3))
     assert wrapped.losses[-1] != wrapped.losses[0]
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    net = torch.nn.Linear(2, 1)
-    runs = [side_by_side.Run(name, net, [2.0, 1.0], [5.0, 10.0]) for name in ("one", "other")]
-    side_by_side.plot(runs, tmp_path / "plot.png", "title")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("speed.png").read_bytes().startswith(b"\x89PNG")
+    saved, weights = torch.load("model.pt"), wrapped.model.state_dict()
+    torch.testing.assert_close(saved, weights)

@@ -1,4 +1,4 @@
-"""Hard use by strangers, seeded: odd calls, damaged files, races, signals, kills, any order.
+"""Hard use by strangers, seeded: odd calls, damaged files, signals, kills, any order.
 
 ``make test`` makes a few trials of each part that starts no processes, ``make test-long`` many.
 """
@@ -15,12 +15,10 @@ import torch
 
 from helpers.cases import long
 
-FEW = {
-    "calls": 8, "option_sets": 40, "saved_files": 20, "races": 2, "orders": 25,
-}  # fmt: skip
+FEW = {"calls": 8, "option_sets": 40, "saved_files": 20, "orders": 25}
 MANY = {
-    "calls": 1000, "option_sets": 5000, "saved_files": 1000, "races": 200, "signals": 20,
-    "kills": 100, "jobs": 40, "orders": 2000,
+    "calls": 1000, "option_sets": 5000, "saved_files": 1000, "signals": 20, "jobs": 40,
+    "orders": 2000,
 }  # fmt: skip
 PIECES = 10  # of the many of each part
 
