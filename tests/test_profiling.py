@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
-import poptorch
 import pva
 from helpers import programs
-
-pytestmark = pytest.mark.slow
 
 
 class Data:
@@ -26,13 +23,20 @@ class Data:
 
 
 @pytest.mark.spec("runtime", 23)
-def test_without_the_variable_nothing_happens() -> None:
-    channel = poptorch.profiling.Channel("mine")
+@pytest.mark.parametrize("text", ["", '{"enable":"false"}', "[]"])
+def test_options_that_say_no_or_nothing_change_nothing(text: str, monkeypatch, caplog) -> None:
+    """They are read when the module is imported."""
+    monkeypatch.setenv("PVTI_OPTIONS", text)
+    spec = importlib.util.find_spec("poptorch.profiling")
+    profiling = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(profiling)
+    channel = profiling.Channel("mine")
     data = Data()
     assert channel.instrument(data, "__getitem__") is data
     assert type(data) is Data
     with channel.tracepoint("step") as nothing:
         assert nothing is None
+    assert ("PVTI_OPTIONS is ignored" in caplog.text) is (text == "[]")
 
 
 PROGRAM = """
@@ -72,17 +76,13 @@ json.dump({name: count for name, count in names.items() if "aten" not in name}, 
 """
 
 
-def run(tmp_path: Path, **environment: str) -> CompletedProcess[str]:
-    ours = programs.with_ours(**environment)
-    done = programs.run("-c", PROGRAM, folder=tmp_path, environment=ours)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 14)
 def test_channels_record_events(tmp_path: Path) -> None:
-    wanted = '{"enable":"true","directory":"traces"}'
-    events = json.loads(run(tmp_path, PVTI_OPTIONS=wanted).stdout)
+    ours = programs.with_ours(PVTI_OPTIONS='{"enable":"true","directory":"traces"}')
+    done = programs.run("-c", PROGRAM, folder=tmp_path, environment=ours)
+    assert done.returncode == 0, done.stderr
+    events = json.loads(done.stdout)
     ours = {name: n for name, n in events.items() if name.startswith(("poptorch.", "dataset", "m"))}
     assert ours == {
         "dataset.__getitem__": 4,
@@ -101,10 +101,3 @@ def test_channels_record_events(tmp_path: Path) -> None:
     assert len(calls) == 2
     assert [event.label for event in calls[0].children()] == ["modelCompilation"]
     assert all(event.channel == "poptorch.trainingModel" for event in calls)
-
-
-def test_options_that_say_no_and_options_that_say_nothing(tmp_path: Path) -> None:
-    for text, warned in (('{"enable":"false"}', False), ("[]", True)):
-        result = run(tmp_path, PVTI_OPTIONS=text)
-        assert not any("poptorch." in name for name in json.loads(result.stdout))
-        assert ("PVTI_OPTIONS is ignored" in result.stderr) is warned

@@ -16,10 +16,3 @@ def long(*case: Any) -> Any:
 def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """Return all cases, those that are not kept marked long."""
     return [case if case in kept else long(case) for case in cases]
-
-
-def selected(request: pytest.FixtureRequest, fixture: str) -> list[str]:
-    """Return the names of the cases of a file that this run has and that use a fixture."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    mine = [i for i in items if i.module is request.module and fixture in i.fixturenames]
-    return [item.callspec.params["name"] for item in mine if hasattr(item, "callspec")]

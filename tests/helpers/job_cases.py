@@ -1,4 +1,4 @@
-"""Models that one process trains with P x R replicas, and P processes with R each.
+"""Models that one process trains alone, and several processes that share replicas or stages.
 
 Its ``main`` is one process of a job: it runs cases and writes what came of them into a folder.
 """
@@ -13,62 +13,47 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import poptorch
-from poptorch import _job
+from poptorch import MeanReductionStrategy, _job
 from poptorch._ir.slots import Kind
 
-UPDATES = 20
+CALLS = 3
 LOCAL = 2
 """Replicas of each process."""
+SAVED = "stages, half, scaled automatically"
+"""The case whose model is saved; before that its processes are given different batches."""
 
 
-class Small(nn.Module):
-    """A classifier with a batch norm or dropout, if asked for."""
+class Net(nn.Module):
+    """A classifier with something between its first and its last layer."""
 
-    def __init__(
-        self, dtype: torch.dtype = torch.float32, norm: bool = False, drop: float = 0.0
-    ) -> None:
+    def __init__(self, wide: int = 10, *between: nn.Module) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 10, dtype=dtype)
-        self.between = nn.BatchNorm1d(10, dtype=dtype) if norm else nn.Dropout(drop)
-        self.second = nn.Linear(10, 3, dtype=dtype)
+        self.layers = nn.Sequential(nn.Linear(6, wide), *between, nn.Tanh())
+        self.second = nn.Linear(wide, 3)
         self.loss = nn.CrossEntropyLoss()
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.second(torch.tanh(self.between(self.first(x))))
-        return out, self.loss(out.float() if out.dtype == torch.float16 else out, y)
-
-
-class Wide(nn.Module):
-    """Two large weights, which do not divide into equal parts, and two small ones."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 400, dtype=dtype)
-        self.second = nn.Linear(400, 3, dtype=dtype)
-        self.loss = nn.CrossEntropyLoss()
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.second(torch.tanh(self.first(x)))
-        return out, self.loss(out, y)
-
-
-class Deep(nn.Module):
-    """Enough weights that some gradients are worth adding up before the others are there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        wide = [part for _ in range(3) for part in (nn.Linear(210, 210), nn.Tanh())]
-        self.layers = nn.Sequential(nn.Linear(6, 210), nn.Dropout(0.2), *wide)
-        self.second = nn.Linear(210, 3)
-        self.loss = nn.CrossEntropyLoss()
-        self.double()
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.second(self.layers(x))
-        return out, self.loss(out, y)
+        return out, self.loss(out.float() if out.dtype == torch.float16 else out, y)
+
+
+def blocks(layer: Callable[[], nn.Module] = nn.Tanh) -> Net:
+    """Four stages."""
+    model = Net(6, nn.Linear(6, 6), layer(), nn.Linear(6, 6), layer())
+    layers = model.layers
+    for number, first in enumerate((layers[0], layers[1], layers[3], model.second)):
+        poptorch.BeginBlock(first, f"b{number}", ipu_id=number)
+    return model
+
+
+def deep() -> Net:
+    """Enough weights that some gradients are worth adding up before the others are there."""
+    wide = [part for _ in range(3) for part in (nn.Linear(210, 210), nn.Tanh())]
+    return Net(210, nn.Dropout(0.2), *wide)
 
 
 class Grouped(nn.Module):
@@ -88,10 +73,11 @@ class Grouped(nn.Module):
 class Exchanging(nn.Module):
     """Replicas that see one another's tensors."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, groups: int = 2) -> None:
         super().__init__()
+        self.groups = groups
         self.first = nn.Linear(6, 3)
-        self.second = nn.Linear(3, 3)
+        self.second = poptorch.BeginBlock(nn.Linear(3, 3), "second", ipu_id=1)
         self.loss = nn.CrossEntropyLoss()
         self.replicas = replicas
 
@@ -101,7 +87,7 @@ class Exchanging(nn.Module):
             return done[0]
 
         out = self.first(x)
-        pairs = {"op": "sum", "__collectiveReplicaGrouping": [2, 2, self.replicas]}
+        pairs = {"op": "sum", "__collectiveReplicaGrouping": [self.groups, 2, self.replicas]}
         out = out + 0.1 * op("ReplicatedAllReduceTP", out, out, backwards=False, **pairs)
         wide = out.repeat(self.replicas, 1)
         out = out + op("ReplicatedAllToAll", wide, wide)[:3]
@@ -109,20 +95,6 @@ class Exchanging(nn.Module):
         everyone = op("ReplicatedAllGather", self.second(torch.tanh(out)), everyone)
         loss = self.loss(out, y) + everyone.square().mean()
         return out, poptorch.identity_loss(loss, "none")
-
-
-class Blocks(nn.Module):
-    """Two stages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = poptorch.BeginBlock(nn.Linear(6, 10), "first", ipu_id=0)
-        self.second = poptorch.BeginBlock(nn.Linear(10, 3), "second", ipu_id=1)
-        self.loss = nn.CrossEntropyLoss()
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.second(torch.tanh(self.first(x)))
-        return out, self.loss(out, y)
 
 
 @dataclass(frozen=True)
@@ -134,15 +106,19 @@ class Case:
         model: makes the module, of the number of all replicas.
         iterations, accumulation: the loops.
         options: changes the options.
-        dtype: of the inputs.
+        dtype: of weights and inputs.
         group: replicas that share a weight; 0 for no groups.
         tolerance: relative, of weights and results.
         lanes: micro-batches side by side, 0 for the library's choice.
         apart: every process is on a machine of its own, as far as the library knows.
+        parts: processes that share the stages of a model; the others have other replicas.
+        replicas: of each process.
+        infers: it is evaluated then.
+        backends: of several processes, and of the one.
     """
 
     optimizer: Callable[[Any], torch.optim.Optimizer]
-    model: Callable[[int], nn.Module] = lambda replicas: Small()
+    model: Callable[[int], nn.Module] = lambda replicas: Net()
     iterations: int = 2
     accumulation: int = 1
     options: Callable[[poptorch.Options], Any] = lambda options: None
@@ -151,36 +127,10 @@ class Case:
     tolerance: float = 1e-6
     lanes: int = 0
     apart: bool = False
-
-
-def _sum(options: poptorch.Options) -> None:
-    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
-
-
-def _running(options: poptorch.Options) -> None:
-    strategy = poptorch.MeanReductionStrategy.Running
-    options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
-    options.outputMode(poptorch.OutputMode.Sum)
-
-
-def _post_and_loss(options: poptorch.Options) -> None:
-    strategy = poptorch.MeanReductionStrategy.PostAndLoss
-    options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
-
-
-def _seeded(options: poptorch.Options) -> None:
-    options.randomSeed(5)
-
-
-def _anchored(options: poptorch.Options) -> None:
-    options.outputMode(poptorch.OutputMode.All)
-    options.anchorTensor("gradient", "Gradient___second.bias")
-    options.anchorTensor("updated", "UpdatedVar___second.bias")
-
-
-def _double_and_seeded(options: poptorch.Options) -> None:
-    options.Precision.narrow64Bit(False)
-    _seeded(options)
+    parts: int = 1
+    replicas: int = LOCAL
+    infers: bool = False
+    backends: tuple[str, str] = ("reference", "reference")
 
 
 def _in_parts(options: poptorch.Options) -> None:
@@ -189,20 +139,52 @@ def _in_parts(options: poptorch.Options) -> None:
     options.TensorLocations.setOptimizerLocation(settings)
 
 
-def _anchored_not_in_parts(options: poptorch.Options) -> None:
-    _anchored(options)
+def _in_parts_and_anchored(options: poptorch.Options) -> None:
     _in_parts(options)
-
-
-def _wide_in_parts(options: poptorch.Options) -> None:
-    options.Precision.narrow64Bit(False)
+    options.outputMode(poptorch.OutputMode.All)
     options.anchorTensor("gradient", "Gradient___second.bias")
+
+
+def _anchored_not_in_parts(options: poptorch.Options) -> None:
+    _in_parts_and_anchored(options)
+    options.anchorTensor("updated", "UpdatedVar___second.bias")
+
+
+def _in_parts_and_every_second(options: poptorch.Options) -> None:
     _in_parts(options)
+    options.outputMode(poptorch.OutputMode.EveryN, 2)
 
 
-sgd, adam = poptorch.optim.SGD, poptorch.optim.Adam
+def _running(options: poptorch.Options) -> None:
+    strategy = MeanReductionStrategy.Running
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+    options.outputMode(poptorch.OutputMode.Sum)
+
+
+sgd, adam, adamw = poptorch.optim.SGD, poptorch.optim.Adam, poptorch.optim.AdamW
+
+
+def _staged(
+    strategy: Any = poptorch.PipelinedExecution,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: adamw(p, lr=0.01),
+    layer: Callable[[], nn.Module] = nn.Tanh,
+    **more: Any,
+) -> Case:
+    def options(made: poptorch.Options) -> None:
+        made.setExecutionStrategy(strategy()).outputMode(poptorch.OutputMode.All)
+        made.Training.setAutomaticLossScaling(more.get("dtype") is torch.float16)
+
+    more = {"parts": 2, "replicas": 1, "backends": ("auto", "reference"), **more}
+    return Case(optimizer, lambda _: blocks(layer), accumulation=8, options=options, **more)
+
+
 CASES = {
-    "sgd, sum": Case(lambda p: sgd(p, lr=0.01, momentum=0.9), options=_sum),
+    "sgd, sum": Case(
+        lambda p: sgd(p, lr=0.01, momentum=0.9),
+        options=lambda options: options.Training.accumulationAndReplicationReductionType(
+            poptorch.ReductionType.Sum
+        ),
+    ),
     "sgd, combined, chunks": Case(
         lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True), accumulation=4, lanes=4
     ),
@@ -210,77 +192,99 @@ CASES = {
         lambda p: adam(p, lr=0.01), accumulation=4, lanes=4, options=_running
     ),
     "adam of torch, post and loss": Case(
-        lambda p: torch.optim.Adam(p, lr=0.01), accumulation=2, options=_post_and_loss
+        lambda p: torch.optim.Adam(p, lr=0.01),
+        accumulation=2,
+        options=lambda o: o.Training.setMeanAccumulationAndReplicationReductionStrategy(
+            MeanReductionStrategy.PostAndLoss
+        ),
     ),
     "adamw, clipped, anchors": Case(
-        lambda p: poptorch.optim.AdamW(p, lr=0.01, max_grad_norm=0.05),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05),
         accumulation=2,
         options=_anchored_not_in_parts,
     ),
-    "lamb, every second output": Case(
-        lambda p: poptorch.optim.LAMB(p, lr=0.01),
-        iterations=4,
-        options=lambda options: options.outputMode(poptorch.OutputMode.EveryN, 2),
-    ),
     "batch norm": Case(
         lambda p: sgd(p, lr=0.05),
-        lambda replicas: Small(torch.float64, norm=True),
+        lambda replicas: Net(10, nn.BatchNorm1d(10)),
         accumulation=2,
-        options=lambda options: options.Precision.narrow64Bit(False),
         dtype=torch.float64,
         tolerance=1e-12,  # its bias is the small sum of large terms, whose rounding is of theirs
     ),
     "dropout": Case(
         lambda p: sgd(p, lr=0.05),
-        lambda replicas: Small(drop=0.5),
+        lambda replicas: Net(10, nn.Dropout(0.5)),
         accumulation=4,
-        options=_seeded,
         lanes=4,  # steps of one process's lanes are not those of two
     ),
     "half, scaled automatically": Case(
         lambda p: sgd(p, lr=0.05, loss_scaling=1024.0),
-        lambda replicas: Small(torch.float16),
         options=lambda options: options.Training.setAutomaticLossScaling(True),
         dtype=torch.float16,
         tolerance=2e-3,  # of half numbers, whose sums depend on the order
     ),
     "adam in parts": Case(
-        lambda p: adam(p, lr=0.01), lambda replicas: Wide(), accumulation=2, options=_in_parts
+        lambda p: adam(p, lr=0.01), lambda replicas: Net(400), accumulation=2, options=_in_parts
     ),
     "adamw in parts, clipped, float64": Case(
-        lambda p: poptorch.optim.AdamW(p, lr=0.01, max_grad_norm=0.05),
-        lambda replicas: Wide(torch.float64),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05),
+        lambda replicas: Net(400),
         accumulation=4,
         lanes=4,
-        options=_wide_in_parts,
+        options=_in_parts_and_anchored,
         dtype=torch.float64,
         tolerance=1e-12,
     ),
     "lamb in parts": Case(
         lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
-        lambda replicas: Wide(),
+        lambda replicas: Net(400),
         accumulation=2,
-        options=_in_parts,
+        options=_in_parts_and_every_second,
     ),
-    "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=2),
+    "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=4),
     "groups over processes": Case(
         lambda p: adam(p, lr=0.01), lambda replicas: Grouped(replicas // 2), accumulation=2, group=2
     ),
     "machines": Case(
         lambda p: sgd(p, lr=0.05, momentum=0.9),
-        lambda replicas: Deep(),
-        options=_double_and_seeded,
+        lambda replicas: deep(),
         dtype=torch.float64,
         tolerance=1e-12,
         apart=True,
     ),
-    "stages": Case(
-        lambda p: adam(p, lr=0.01),
-        lambda replicas: Blocks(),
-        accumulation=4,
-        options=lambda options: options.backend("staged"),
+    "all stages in each": _staged(parts=1, replicas=LOCAL, backends=("staged", "reference")),
+    "stages, grouped": _staged(infers=True),
+    "stages, interleaved, clipped": _staged(
+        lambda: poptorch.PipelinedExecution().useInterleavedSchedule(),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.1),
     ),
+    "stages, sharded, batch norm": _staged(
+        poptorch.ShardedExecution,
+        lambda p: sgd(p, lr=0.01, momentum=0.9),
+        lambda: nn.BatchNorm1d(6),
+        dtype=torch.float64,
+        tolerance=1e-12,
+    ),
+    SAVED: _staged(
+        optimizer=lambda p: adamw(p, lr=0.01, loss_scaling=1.0),
+        dtype=torch.float16,
+        tolerance=2e-3,
+        infers=True,
+    ),
+    "stages, dropout": _staged(
+        layer=lambda: nn.Dropout(0.5),
+        backends=("auto", "staged"),  # fused, later stages draw other numbers
+    ),
+    "stages, phased": _staged(
+        lambda: poptorch.ParallelPhasedExecution([[f"b{number}"] for number in range(4)]),
+        infers=True,
+    ),
+    "stages of two models": _staged(replicas=2),
 }
+REFUSED = Case(
+    lambda p: adam(p, lr=0.01), lambda replicas: Exchanging(replicas, 1), parts=2, replicas=1,
+    accumulation=4, options=CASES[SAVED].options, backends=("auto", ""),
+)  # fmt: skip
+"""What four processes cannot do."""
 
 
 @dataclass
@@ -292,80 +296,122 @@ class Result:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     anchors: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
+    inferred: list[torch.Tensor] = field(default_factory=list)
     program: str = ""
-    moments: int = 0
-    """Bytes of the optimizer's state in this process."""
+    refused: str = ""
+    kept: dict[str, int] = field(default_factory=dict)
+    """Bytes in this process by kind of slot."""
+    exchanged: torch.Tensor | None = None
+    """What the script itself has added up."""
 
 
-def rows(case: Case, replicas: int, call: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rows(case: Case, replicas: int, call: int) -> list[torch.Tensor]:
     """Return the samples of one call: (steps, replicas, samples of a micro-batch, ...)."""
     generator = torch.Generator().manual_seed(100 + call)
     shape = (case.iterations * case.accumulation, replicas, 3)
     x = torch.randn(*shape, 6, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 3, shape, generator=generator)
-    return x.to(case.dtype), y
+    return [x.to(case.dtype), torch.randint(0, 3, shape, generator=generator)]
+
+
+def wrapped(case: Case, process: int, processes: int, alone: bool) -> poptorch.PoplarExecutor:
+    """Return the model of one process of several, or of one alone with what all have."""
+    shares = processes // case.parts
+    options = poptorch.Options().deviceIterations(case.iterations).randomSeed(5)
+    options.showCompilationProgressBar(False)
+    options.backend(case.backends[alone]).lanes(case.lanes)
+    options.replicationFactor(case.replicas * (shares if alone else 1))
+    options.Precision.narrow64Bit(case.dtype is not torch.float64)
+    options.Training.gradientAccumulation(case.accumulation)
+    options.Distributed.configureProcessId(process, 1 if alone else processes)
+    options.Distributed.stageProcesses(1 if alone else case.parts)
+    case.options(options)
+    torch.manual_seed(7 + process)  # the weights of process 0 are what counts
+    model = case.model(shares * case.replicas).to(case.dtype)
+    training = poptorch.trainingModel(model, options, case.optimizer(model.parameters()))
+    if case.group:
+        retrieval = poptorch.VariableRetrievalMode.OnePerGroup
+        training.weight.replicaGrouping(poptorch.CommGroupType.Orthogonal, case.group, retrieval)
+    return training
 
 
 def run(
-    case: Case,
-    process: int,
-    processes: int,
-    seed: int = 7,
-    alone: bool = False,
-    calls: int | None = None,
+    case: Case, process: int, processes: int, alone: bool = False, file: Path | None = None
 ) -> Result:
-    """Train: as one of several processes with LOCAL replicas, or as one alone with all of them.
+    """Train, as one of several processes or alone.
 
     Args:
         case: what.
         process: which of them this is.
-        processes: how many share the replicas.
-        seed: of the first weights.
-        alone: one process has all replicas.
-        calls: how many; None for as many as make UPDATES.
+        processes: how many there are.
+        alone: one process has all replicas and stages.
+        file: where the model is saved, after other batches than those of process 0 were refused.
     """
-    total = processes * LOCAL
-    local = total if alone else LOCAL
-    options = poptorch.Options().deviceIterations(case.iterations).replicationFactor(local)
-    options.backend("reference").lanes(case.lanes)
-    options.Training.gradientAccumulation(case.accumulation)
-    options.Distributed.configureProcessId(process, 1 if alone else processes)
-    case.options(options)
-    torch.manual_seed(seed)
-    model = case.model(total)
-    optimizer = case.optimizer(model.parameters())
-    training = poptorch.trainingModel(model, options, optimizer)
-    if case.group:
-        retrieval = poptorch.VariableRetrievalMode.OnePerGroup
-        training.weight.replicaGrouping(poptorch.CommGroupType.Orthogonal, case.group, retrieval)
-    result = Result()
+    training, result = wrapped(case, process, processes, alone), Result()
+    share, shares = (0, 1) if alone else (process // case.parts, processes // case.parts)
+    local = training.options.replication_factor
     if case.apart:
         patch.object(_job, "own_address", lambda: f"machine {process}").start()
-    for call in range(UPDATES // case.iterations if calls is None else calls):
-        x, y = rows(case, total, call)
-        mine = slice(process * local, (process + 1) * local)
-        x, y = x[:, mine].flatten(0, 2), y[:, mine].flatten(0, 2)
+    for call in range(CALLS):
+        mine = slice(share * local, (share + 1) * local)
+        x, y = (each[:, mine].flatten(0, 2) for each in rows(case, shares * local, call))
+        if call == 1 and file is not None:
+            try:
+                training(x + process, y)
+            except poptorch.Error as error:
+                result.refused = str(error)
+        exchanges = call == 1 and processes > 1 and not alone
+        own = torch.full((sum(p.numel() for p in training.parameters()),), process + 1.0)
+        work = dist.all_reduce(own, async_op=True) if exchanges and not process else None
         out, loss = training(x, y)
+        if exchanges:  # as many numbers as the program; one process begins before its call
+            (work or dist.all_reduce(own, async_op=True)).wait()
+            result.exchanged = own
         result.outputs.append(out.clone())
         result.losses.append(loss.clone())
+        if not call:
+            training.detachFromDevice()  # the next call attaches again
     patch.stopall()
-    result.weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
     names = training.options.anchored_tensors
     result.anchors = {name: training.getAnchoredTensor(name).clone() for name in names}
     session = training._session
-    program, device = session.now.compiled.plan.program, session.store
+    tensors, program = session._attached_store().state.tensors, session.now.compiled.plan.program
     result.program = str(program)
-    slots = program.state_slots().values()
-    kept = [device.state.tensors[s.key] for s in slots if s.kind is Kind.OPTSTATE]
-    result.moments = sum(tensor.nbytes for tensor in kept)
-    result.state = optimizer.state_dict().get("ipu_state") or {}
+    for kind in (Kind.PARAM, Kind.OPTSTATE):
+        kept = [tensors[slot.key] for slot in program.state_slots().values() if slot.kind is kind]
+        result.kept[kind.name] = sum(each.nbytes for each in kept if not each.is_meta)
+    if file is not None:
+        training.save(file)
+    result.weights = {k: v.detach().clone() for k, v in training.state_dict().items()}
+    result.state = training._optimizer.state_dict().get("ipu_state") or {}
+    if case.infers:
+        result.inferred = infer(case, training)
     training.destroy()
     return result
 
 
+def infer(case: Case, training: poptorch.PoplarExecutor) -> list[torch.Tensor]:
+    """Evaluate a trained model by one replica of each process."""
+    x, y = (each.flatten(0, 2) for each in rows(case, 1, CALLS))
+    options = training.options.clone().replicationFactor(1).deviceIterations(len(y) // 3)
+    options.Training.gradientAccumulation(1)
+    inference = poptorch.inferenceModel(training.model.eval(), options)
+    results = [each.clone() for each in inference(x, y)]
+    inference.destroy()
+    return results
+
+
 def main(folder: str, *names: str) -> None:
-    """Run cases, all if none is named, as one process of a job."""
+    """Run cases as one process of a job."""
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # Other first weights in each process: those of process 0 are what counts.
-    results = {name: vars(run(CASES[name], index, count, 7 + index)) for name in names or CASES}
+    results = {}
+    for name in names:
+        file = Path(folder) / "saved.poptorch" if name == SAVED else None
+        results[name] = vars(run(CASES[name], index, count, file=file))
+    limit = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    results["limit"] = {"seconds": limit.total_seconds()}
+    if count == 4:
+        try:
+            run(REFUSED, index, count)
+        except poptorch.Error as error:
+            results["refused"] = {"text": str(error)}
     torch.save(results, Path(folder) / f"{index}.pt")

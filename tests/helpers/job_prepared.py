@@ -12,4 +12,4 @@ from helpers import job_cases, job_fault, job_launch  # noqa: F401 (what jobs ru
 
 torch.set_num_threads(1)  # a pool of threads would not survive the fork
 with torch.random.fork_rng():
-    job_cases.run(job_cases.CASES["adam of torch, post and loss"], 0, 1, calls=1)
+    job_cases.run(job_cases.CASES["adam of torch, post and loss"], 0, 1)

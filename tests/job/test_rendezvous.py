@@ -7,13 +7,9 @@ import os
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.constants import default_pg_timeout
 
 import poptorch
 from helpers import jobs
@@ -71,25 +67,3 @@ def test_a_process_that_waits_for_the_others_can_be_interrupted(index, monkeypat
         open_store(index, 2, datetime.timedelta(seconds=4))
     assert caught.value.__context__ is None  # it did not come when the store had given up
     interrupt.join()
-
-
-@pytest.mark.slow
-def test_what_a_script_exchanges_is_kept_apart_and_has_torchs_limit(tmp_path: Path) -> None:
-    """One process adds numbers of its own up before a call, the other one after it."""
-    ended = jobs.run("helpers.job_exchange", [tmp_path], 2, tmp_path)
-    assert all(code == 0 for code, _ in ended.values()), ended
-    first, second = (torch.load(tmp_path / f"{index}.pt") for index in range(2))
-    for own in (first, second):
-        assert own["mine"].tolist() == [3.0] * 5
-        assert own["limit"] == default_pg_timeout.total_seconds()
-        torch.testing.assert_close(own["weights"], first["weights"], rtol=0, atol=0)
-    # Both have the same data: their mean gradient is that of each.
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    update = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = torch.randn(2, 4), torch.randn(2, 1)
-    for _ in range(2):
-        update.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        update.step()
-    torch.testing.assert_close(first["weights"], dict(model.state_dict()))
