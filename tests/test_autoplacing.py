@@ -44,14 +44,21 @@ def batch(size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(size, 32), torch.randn(size, 32)
 
 
-@pytest.mark.parametrize("chips", [1, 2, 3])
-def test_equal_layers_are_divided_evenly(chips: int) -> None:
-    _, table = poptorch.autoplace(Net(layers=12), batch(), num_ipus=chips)
-    assert table[0].begins == ""
-    assert all(block.begins.startswith("layers.") for block in table[1:])
-    assert sum(block.share for block in table) == pytest.approx(1)
-    assert max(block.share for block in table) < 1.15 / chips
-    assert str(table).count("\n") == chips + 1
+def test_equal_layers_are_divided_evenly_and_placing_again_replaces_the_blocks() -> None:
+    model = Net(layers=12)
+    for chips in (3, 2):
+        _, table = poptorch.autoplace(model, batch(), num_ipus=chips)
+        assert sum(block.share for block in table) == pytest.approx(1)
+        assert max(block.share for block in table) < 1.15 / chips
+        assert str(table).count("\n") == chips + 1
+        assert all(block.begins.startswith("layers.") for block in table[1:])
+        annotated = [n for n, m in model.named_modules() if m._forward_pre_hooks]
+        assert annotated == [block.begins for block in table]
+    _, table = poptorch.autoplace(model.eval(), batch()[0], num_ipus=2)
+    assert all(block.saved_bytes == 0 for block in table)
+    assert not model.training
+    poptorch.removeBlocks(model)
+    assert not any(m._forward_pre_hooks for m in model.modules())
 
 
 @pytest.mark.slow
@@ -78,21 +85,6 @@ def test_optimizer_state_counts() -> None:
         made = optimizer(model.parameters(), lr=0.1)
         _, table = poptorch.autoplace(model, batch(), num_ipus=2, optimizer=made)
         assert sum(block.weight_bytes for block in table) == times * parameters
-
-
-def test_evaluation_mode_places_for_inference() -> None:
-    model, table = poptorch.autoplace(Net().eval(), torch.randn(4, 32), num_ipus=2)
-    assert all(block.saved_bytes == 0 for block in table)
-    assert not model.training
-
-
-def test_placing_again_replaces_the_blocks() -> None:
-    model, _ = poptorch.autoplace(Net(), batch(), num_ipus=3)
-    model, table = poptorch.autoplace(model, batch(), num_ipus=2)
-    annotated = [n for n, m in model.named_modules() if m._forward_pre_hooks]
-    assert annotated == ["", table[1].begins]
-    poptorch.removeBlocks(model)
-    assert not any(m._forward_pre_hooks for m in model.modules())
 
 
 def test_memory_is_a_limit() -> None:
@@ -156,15 +148,11 @@ def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
     assert not estimate(models[0]).fits
     poptorch.autoplace(models[1], x, options, num_ipus=2, system="bow:4")
     assert estimate(models[1]).fits
-
-
-def test_what_fits_no_division_of_a_system_is_an_error() -> None:
-    with torch.device("meta"):
-        model, x = Lopsided().eval(), torch.empty(64, 5500)
-    with pytest.raises(poptorch.Error, match="does not fit 1 IPUs") as caught:
-        poptorch.autoplace(model, x, num_ipus=1, system="bow:4")
-    assert "weights" in str(caught.value)
-    with pytest.raises(poptorch.Error, match="1 replicas of 2 IPUs on bow:1"):
-        poptorch.autoplace(model, x, num_ipus=2, system="bow:1")
-    with pytest.raises(ValueError, match="A system says"):
-        poptorch.autoplace(model, x, num_ipus=2, system="bow:4", memory_per_ipu=1)
+    poptorch.removeBlocks(models[0])
+    for settings, said in (
+        ({"num_ipus": 1, "system": "bow:4"}, "(?s)does not fit 1 IPUs.*weights"),
+        ({"num_ipus": 2, "system": "bow:1"}, "1 replicas of 2 IPUs on bow:1"),
+        ({"num_ipus": 2, "system": "bow:4", "memory_per_ipu": 1}, "A system says"),
+    ):
+        with pytest.raises((poptorch.Error, ValueError), match=said):
+            poptorch.autoplace(models[0], x[:64], **settings)

@@ -74,29 +74,18 @@ def off_chip(kind: str) -> poptorch.Options:
         # 3 layers of 4096 x 4096 floats, 64 MiB each
         (lambda: priced(lambda: Tower(3, 4096), rows(16, 4096)),
          "weights", 192 * MIB, "param.layers.0.weight", 0),
-        (lambda: priced(lambda: Tower(1, 256, rows=1 << 18), words(16)),
-         "weights", 256 * MIB, "param.table.weight", 0),
-        # both moments of Adam, in floats
-        (lambda: priced(lambda: Tower(3, 4096), rows(16, 4096), optimizer="AdamW"),
-         "optimizer state", 384 * MIB, "optstate.first.layers.0.weight", 0),
         (lambda: priced(lambda: Tower(1, 256, rows=1 << 17), words(16), optimizer="Adam"),
          "optimizer state", 256 * MIB + 2 * 256 * 256 * 4, "optstate.first.table.weight", 0),
         # momentum, of halves in floats: twice the weights
         (lambda: priced(lambda: Tower(4, 4096), rows(16, 4096), half=True, optimizer="SGD",
                         momentum=0.9, velocity_accum_type=torch.float32),
          "optimizer state", 256 * MIB, "optstate.velocity.layers.0.weight", 0),
-        # off the chip, weights and accumulators are equal; weights come first
-        (lambda: priced(lambda: Tower(3, 4096), rows(16, 4096), optimizer="AdamW",
-                        options=off_chip("Optimizer")),
-         "weights", 192 * MIB, "param.layers.0.weight", 0),
         (lambda: priced(lambda: Tower(3, 4096), rows(16, 4096), optimizer="AdamW",
                         options=off_chip("Optimizer").clone(), accum_type=torch.float32, half=True),
          "accumulators", 192 * MIB, "accum.layers.0.weight", 0),
         # the larger part is on the second chip
         (lambda: priced(lambda: Tower(5, 4096, cut=2), rows(64, 4096)),
          "weights", 192 * MIB, "param.layers.2.weight", 1),
-        (lambda: priced(lambda: Tower(5, 4096, cut=3), rows(64, 4096), optimizer="AdamW"),
-         "optimizer state", 384 * MIB, "optstate.first.layers.0.weight", 0),
         # 3 tanhs of 65536 x 512 floats wait for the backward pass, besides what it makes
         (lambda: priced(lambda: Tower(3, 512), rows(4 * 65536, 512), optimizer="SGD"),
          "activations", None, None, 0),

@@ -79,11 +79,9 @@ def eager_step(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 OLD_FORMS = {
-    "positional": lambda m: poptorch.trainingModel(m, 1, loss=nn.NLLLoss()),
     "keywords": lambda m: poptorch.trainingModel(
         m, device_iterations=1, gradient_accumulation=1, loss=nn.NLLLoss(), trace_model=True
     ),
-    "2020": lambda m: poptorch.trainingModel(m, poptorch.Options(), nn.NLLLoss()),
     "both": lambda m: poptorch.trainingModel(
         m, poptorch.Options(), nn.NLLLoss(), torch.optim.SGD(m.parameters(), lr=0.01)
     ),

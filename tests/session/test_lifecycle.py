@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 import poptorch
 from helpers.wrapped import Regression as Net
 from helpers.wrapped import inference, normal, options
+from helpers.wrapping import Calling
 from poptorch import ConnectionType
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
@@ -25,40 +25,43 @@ def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None
 
 
 @pytest.mark.spec("executor", 41)
-def test_attach_and_detach() -> None:
-    training = wrapped()
-    assert not training.isAttachedToDevice()
-    training(X, Y)
-    assert training.isAttachedToDevice()
-    with pytest.raises(poptorch.Error, match="Device is already attached"):
-        training.attachToDevice()
-    training.detachFromDevice()
-    assert not training.isAttachedToDevice()
-    with pytest.raises(poptorch.Error, match="Device is not attached"):
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+def test_attach_detach_and_destroy() -> None:
+    model = Calling(
+        lambda x, y: poptorch.identity_loss((model.layer(x) - y).square().mean(), "none")
+    )
+    model.layer = nn.Linear(4, 2)
+    training = wrapped(model=model)
+    assert training.layer is training.model.layer
+    before = []
+    handle = poptorch.registerPreCompileHook(lambda: before.append(training.isCompiled()))
+    for _ in range(2):
+        assert not training.isAttachedToDevice()
+        for use in (
+            training.copyWeightsToHost, training.copyWeightsToDevice, training.plan,
+            training.attachToDevice, training.detachFromDevice, lambda: training.rng_state,
+        ):  # fmt: skip
+            with pytest.raises(poptorch.Error, match="not been compiled or has been destroyed"):
+                use()
+        weight = model.layer.weight.detach().clone()
+        training.compile(X + 7, Y)  # with made-up inputs trains nothing
+        assert torch.equal(model.layer.weight, weight)
+        with pytest.raises(poptorch.Error, match="Device is already attached"):
+            training.attachToDevice()
         training.detachFromDevice()
-    training.copyWeightsToHost()  # nothing to do, and no harm
-    training(X, Y)  # attaches by itself
-    assert training.isAttachedToDevice()
-
-
-@pytest.mark.spec("runtime", 1, 11, 34)
-def test_two_models_on_one_device_take_turns() -> None:
-    first = wrapped(options().useIpuId(3))
-    second = wrapped(options().useIpuId(3))  # wrapping acquires nothing
-    first(X, Y)
-    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 3"):
-        second(X, Y)
-    assert not second.isCompiled()
-    first.detachFromDevice()
-    second(X, Y)
-    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 3"):
-        first(X, Y)
-    assert first.isCompiled()
-    second.destroy()
-    first(X, Y)
-    del first
-    gc.collect()
-    second(X, Y)
+        assert not training.isAttachedToDevice()
+        with pytest.raises(poptorch.Error, match="Device is not attached"):
+            training.detachFromDevice()
+        training.copyWeightsToHost()  # nothing to do, and no harm
+        expected = model(X, Y).detach()
+        torch.testing.assert_close(training(X, Y), expected)  # attaches by itself
+        assert training.isAttachedToDevice()
+        assert not torch.equal(model.layer.weight, weight)
+        training.destroy()
+    handle.remove()
+    assert before == [False, False]
+    with pytest.raises(RuntimeError, match="must be callable"):
+        poptorch.registerPreCompileHook(3)
 
 
 @pytest.mark.spec("executor", 64)
@@ -79,18 +82,25 @@ def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gon
     assert torch.equal(validation(X), after)  # only once
 
 
+@pytest.mark.spec("programs", 17, 18, 21, 30)
 @pytest.mark.spec("runtime", 33)
-def test_connection_types(caplog) -> None:
-    never = wrapped(options().connectionType(ConnectionType.Never))
-    never.compile(X, Y)
+def test_connection_types(caplog, tmp_path) -> None:
+    half, x, y = Net().half(), X.half(), Y.half()
+    mode = poptorch.OutputMode["All"]
+    assert mode is poptorch.OutputMode.All is getattr(poptorch.OutputMode, mode.name)
+    opts = options().useOfflineIpuTarget().outputMode(mode)
+    opts.enableExecutableCaching(str(tmp_path / "not" / "there")).enableExecutableCaching(None)
+    never = wrapped(opts.connectionType(ConnectionType.Never), half)
+    never.compile(x, y)
     assert never.isCompiled()
     assert not never.isAttachedToDevice()
     assert never.getTensorNames()
     with pytest.raises(AssertionError, match="offline device"):
-        never(X, Y)
+        never(x, y)
     with pytest.raises(AssertionError, match="attach to an offline device"):
         never.attachToDevice()
     never.destroy()
+    assert {value.dtype for value in half.state_dict().values()} == {torch.float16}
 
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
         lazy = wrapped(options().connectionType(ConnectionType.OnDemand))
@@ -98,37 +108,6 @@ def test_connection_types(caplog) -> None:
     text = caplog.text
     assert text.index("Program:") < text.index("Acquired 1 IPU(s)")
     assert torch.isfinite(lazy(X, Y))
-
-
-def test_a_replica_needs_a_device_of_its_own() -> None:
-    opts = options(replicas=2).useIpuId(0)
-    with pytest.raises(poptorch.Error, match="Expected at least replication factor"):
-        poptorch.inferenceModel(lambda x: x + 1, opts)(torch.ones(2))
-
-
-@pytest.mark.spec("programs", 24)
-@pytest.mark.parametrize("destroyed", [False, True])
-def test_there_is_nothing_before_compiling_and_after_destroy(destroyed: bool) -> None:
-    training = wrapped()
-    if destroyed:
-        training(X, Y)
-        training.destroy()
-    for use in (
-        training.copyWeightsToHost, training.copyWeightsToDevice, training.plan,
-        training.attachToDevice, training.detachFromDevice, lambda: training.rng_state,
-    ):  # fmt: skip
-        with pytest.raises(poptorch.Error, match="has not been compiled or has been destroyed"):
-            use()
-
-
-def test_the_simulated_device_needs_no_lease(caplog) -> None:
-    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
-        wrapper = poptorch.inferenceModel(lambda x: x, options().useIpuModel(True))
-        wrapper(X)
-    assert "running on IPU model with 1472 tiles" in caplog.text
-    counting = poptorch.inferenceModel(lambda x: x, options().useIpuModel(True).logCycleCount(True))
-    with pytest.raises(poptorch.Error, match="cycle"):
-        counting(X)
 
 
 @pytest.mark.spec("executor", 56)
@@ -159,17 +138,12 @@ def test_random_state() -> None:
     assert torch.equal(again(ones), first)
     torch.manual_seed(7)
     assert not torch.equal(torch.cat([dropout(ones[:32]), dropout(ones[32:])]), first)
-
-
-def test_no_seed_is_not_deterministic_and_replicas_draw_different_numbers() -> None:
-    dropout, ones = nn.Dropout(0.5).train(), torch.ones(512)
-    wrappers = [inference(dropout, replicas=2) for _ in range(2)]
-    for wrapper in wrappers:
-        wrapper.compile(ones)
-        assert wrapper.rng_state is None
-    first, second = (wrapper(ones) for wrapper in wrappers)
-    assert not torch.equal(first, second)
-    assert not torch.equal(first[:256], first[256:])
+    unseeded = inference(dropout, replicas=2)
+    unseeded.compile(ones)
+    assert unseeded.rng_state is None
+    drawn = unseeded(ones)
+    assert not torch.equal(drawn, inference(dropout, replicas=2)(ones))
+    assert not torch.equal(drawn[:32], drawn[32:])  # replicas draw different numbers
 
 
 @pytest.mark.spec("executor", 46)
@@ -189,17 +163,9 @@ def test_synthetic_data() -> None:
 def test_a_plan_can_be_asked_for_while_the_weights_are_on_the_device() -> None:
     """A loss that has a weight of its own makes forward read one while it is captured again."""
 
-    class WithLoss(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.loss = nn.Linear(4, 4), nn.CrossEntropyLoss()
-
-        def forward(self, x, y):
-            return self.loss(self.layer(self.first(x)), y)
-
-    opts = options()
-    opts.Training.gradientAccumulation(2)
-    training, target = wrapped(opts, WithLoss()), Y.argmax(1)
+    model = Calling(lambda x, y: model.loss(model.layer(x), y))
+    model.layer, model.loss = nn.Linear(4, 2), nn.CrossEntropyLoss(torch.ones(2))
+    training, target = wrapped(options(accumulation=2), model), Y.argmax(1)
     before = training(X, target)
     assert training.plan().program.lanes is not None
     assert training(X, target).sum() < before.sum()

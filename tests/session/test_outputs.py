@@ -13,6 +13,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import inference, options
+from helpers.wrapping import Calling, Having
 from poptorch import OutputMode
 
 
@@ -29,9 +30,8 @@ class Loss(nn.Module):
 SHAPES = [
     # iterations, accumulation, replicas, mode, period, rows of a prediction of 2 samples, loss
     (1, 1, 1, OutputMode.Default, None, 2, ()),
-    (1, 1, 4, OutputMode.Final, None, 8, (4,)),
     (2, 2, 2, OutputMode.All, None, 16, (8,)),
-    (2, 2, 2, OutputMode.Final, None, 4, (2,)),
+    (2, 1, 4, OutputMode.Final, None, 8, (4,)),
     (4, 2, 2, OutputMode.EveryN, 2, 16, (8,)),
     (2, 2, 2, OutputMode.Sum, None, 4, (2,)),
 ]
@@ -137,17 +137,12 @@ def test_results_have_no_history_and_say_so() -> None:
 
 
 def test_results_never_share_storage() -> None:
-    class Shares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(2, 2))
-
-        def forward(self, x):
-            y = x + 1
-            return y, y, y.view(-1, 2)[:1], x, x[:1], self.weight, self.weight.t()
+    def forward(module, x):
+        y = x + 1
+        return y, y, y.view(-1, 2)[:1], x, x[:1], module.weight, module.weight.t()
 
     x = torch.randn(2, 2)
-    wrapped = inference(Shares())
+    wrapped = inference(Having(forward, weight=nn.Parameter(torch.ones(2, 2))))
     got = wrapped(x)
     expected = [t.clone() for t in got]
     for result in got:
@@ -160,15 +155,8 @@ def test_results_never_share_storage() -> None:
 
 
 def test_tensors_of_the_host_come_back_as_they_are() -> None:
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.note = torch.arange(3)
-
-        def forward(self, x):
-            return x, self.note, x + 1
-
-    module = Holds()
+    module = Calling(lambda x: (x, module.note, x + 1))
+    module.note = torch.arange(3)
     wrapped = inference(module, iterations=2)
     with pytest.warns(UserWarning, match="Output expected to be on the IPU"):
         _, note, last = wrapped(torch.zeros(4, 1))
@@ -189,17 +177,16 @@ def test_inputs_changed_in_place() -> None:
         assert (got == 2).all()
 
 
-@pytest.mark.parametrize("value", [2**40, 2**31, -(2**31) - 1])
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
 def test_an_integer_beyond_32_bits_is_an_error(value: int) -> None:
     number = torch.tensor([value])
-    with pytest.raises(poptorch.Error, match="does not fit into the 32 bits") as refused:
-        inference(lambda x: {"half": x / 2, "same": x})(number)
-    assert f"{value} to {value}" in str(refused.value)
-    assert "same" in str(refused.value)
+    wrapped = inference(lambda x: {"half": x / 2, "same": x})
+    with pytest.raises(poptorch.Error, match=rf"(?s)into the 32 bits.*same.*{value} to {value}"):
+        wrapped(number)
+    border = number.clamp(-(2**31), 2**31 - 1)
+    result = wrapped(border)["same"]
+    assert (result.dtype, result.tolist()) == (torch.int32, border.tolist())
     opts = options()
     opts.Precision.narrow64Bit(False)
     wide = poptorch.inferenceModel(lambda x: x + 1, opts)(number)
     assert (wide.dtype, wide.item()) == (torch.int64, value + 1)
-    border = number.clamp(-(2**31), 2**31 - 1)
-    result = inference(lambda x: x.clone())(border)
-    assert (result.dtype, result.tolist()) == (torch.int32, border.tolist())

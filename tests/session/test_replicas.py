@@ -10,7 +10,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import inference, options
-from helpers.wrapping import Scaled
+from helpers.wrapping import Having, Scaled
 from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
 
 
@@ -38,15 +38,14 @@ class Grouped(nn.Module):
 
 
 GROUPINGS = [
-    (CommGroupType.Consecutive, 2, [0, 0, 1, 1]),
-    (CommGroupType.Orthogonal, 2, [0, 1, 0, 1]),
-    (CommGroupType.NoGrouping, 9, [0, 1, 2, 3]),
+    (CommGroupType.Consecutive, 2, [0, 0, 1, 1], "reference"),
+    (CommGroupType.Orthogonal, 2, [0, 1, 0, 1], "staged"),
+    (CommGroupType.NoGrouping, 9, [0, 1, 2, 3], "reference"),
 ]
 
 
 @pytest.mark.spec("parallel", 32, 33, 34)
-@pytest.mark.parametrize("backend", ["reference", "staged"])
-@pytest.mark.parametrize(("kind", "size", "of_replica"), GROUPINGS)
+@pytest.mark.parametrize(("kind", "size", "of_replica", "backend"), GROUPINGS)
 @pytest.mark.spec("programs", 28)
 def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str) -> None:
     groups = max(of_replica) + 1
@@ -169,16 +168,7 @@ def test_changed_buffers_of_replicas() -> None:
 
 
 def test_updating_named_buffers_only() -> None:
-    class Affine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("scale", torch.ones(1))
-            self.register_buffer("shift", torch.zeros(1))
-
-        def forward(self, x):
-            return x * self.scale + self.shift
-
-    module = Affine()
+    module = Having(lambda m, x: x * m.scale + m.shift, scale=torch.ones(1), shift=torch.zeros(1))
     wrapped = poptorch.inferenceModel(module, options().updatableNamedBuffers(["scale"]))
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         wrapped.copyNamedBuffersToDevice()
@@ -189,8 +179,6 @@ def test_updating_named_buffers_only() -> None:
     assert wrapped(x).tolist() == [1, 1]
     wrapped.copyNamedBuffersToDevice()
     assert wrapped(x).tolist() == [3, 3]
-    wrapped.copyWeightsToDevice()
-    assert wrapped(x).tolist() == [8, 8]
     plain = inference(module)
     plain(x)
     with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
