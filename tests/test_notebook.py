@@ -61,16 +61,6 @@ PoplarExecutor: Net, training, compiled, runs on the reference backend
     assert "(first): Linear" in repr(training)
 
 
-def test_a_cell_that_wraps_again_is_told_what_to_call() -> None:
-    model = Net()
-    first = poptorch.trainingModel(model, options())
-    first(X, Y)
-    with pytest.raises(RuntimeError, match=r"call model\.destroy\(\) first"):
-        poptorch.trainingModel(model, options())
-    model.destroy()
-    poptorch.trainingModel(model, options())(X, Y)
-
-
 @pytest.mark.slow
 def test_plans_and_estimates_are_tables_and_pictures() -> None:
     model = Net()

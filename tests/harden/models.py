@@ -20,14 +20,15 @@ LARGE = 10.0  # of a weight: from there on rounding decides what a step of train
 
 
 class Statistics(nn.Module):
-    """Batch norm, trained."""
+    """Batch norm and perhaps dropout, trained."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.norm, self.layer, self.dropout = nn.BatchNorm1d(4), nn.Linear(4, 3), dropout
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.layer(self.norm(x)), y)
+        kept = nn.functional.dropout(self.layer(self.norm(x)), self.dropout)
+        return nn.functional.mse_loss(kept, y)
 
 
 class Words(nn.Module):
@@ -68,18 +69,6 @@ class Nested(nn.Module):
 
     def forward(self, parts: Any, scale: float = 1.0) -> dict[str, torch.Tensor]:
         return {"y": self.layer(parts["x"][0]) * scale, "z": parts["z"] + 1}
-
-
-class Dropping(nn.Module):
-    """Batch norm and dropout, trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        kept = nn.functional.dropout(self.layer(self.norm(x)), 0.3)
-        return nn.functional.mse_loss(kept, y)
 
 
 @dataclass(frozen=True)

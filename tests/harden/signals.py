@@ -13,7 +13,7 @@ import torch
 import poptorch
 from helpers.wrapped import options
 
-from .models import Dropping, same
+from .models import Statistics, same
 
 ITERATIONS, UPDATES = 3, 24
 SIGNALS = {
@@ -40,7 +40,7 @@ def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor) -> dict[s
 def wrapped(seed: int, lanes: int, **counts: int) -> tuple[Any, poptorch.PoplarExecutor]:
     """Return a model and its wrapper, the same for a seed."""
     torch.manual_seed(seed)
-    model = Dropping()
+    model = Statistics(0.3)
     opts = options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
     return model, poptorch.trainingModel(
         model, opts, poptorch.optim.Adam(model.parameters(), lr=0.1)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric.utils import scatter
 
 import poptorch_geometric  # noqa: F401 (its substitutions)
+from helpers.wrapping import Calling, Having
 
 from . import checks
 
@@ -48,7 +50,9 @@ def _inputs() -> dict[str, Any]:
         "adj": ((dense + dense.transpose(1, 2)) > 0).float(),
         "z": torch.randint(1, 5, (NODES,), generator=generator),
         "pseudo": torch.rand(edges, 3, generator=generator),
-        "single": x[:, :1],
+        "single": x[:, 0],
+        "four": torch.stack([torch.randint(NODES, (4 * NODES,), generator=generator),
+                             torch.arange(NODES).repeat_interleave(4)]),
     }  # fmt: skip
 
 
@@ -76,246 +80,150 @@ Sample = tuple[Callable[[], nn.Module], tuple[str, ...], dict[str, Any]]
 E = "edge_index"
 
 
-def _conv(name: str, inputs: tuple[str, ...] = ("x", E), **arguments: Any) -> Sample:
-    return (lambda: getattr(pyg, name)(**arguments), inputs, {})
+def _of(build: Callable[[], nn.Module], *inputs: str, **constants: Any) -> Sample:
+    """A sample; by default of nodes and edges."""
+    return build, inputs or ("x", E), constants
 
 
-_C = {"in_channels": CHANNELS, "out_channels": CHANNELS}
-# Modules whose arguments are not plain.
-SPECIAL: dict[str, Sample] = {
-    "CGConv": _conv("CGConv", ("x", E, "edge_attr"), channels=CHANNELS, dim=4),
-    "DirGNNConv": (lambda: pyg.DirGNNConv(pyg.SAGEConv(CHANNELS, CHANNELS)), ("x", E), {}),
-    "DNAConv": (lambda: _Reshaped(pyg.DNAConv(CHANNELS, heads=2)), ("x", E), {}),
-    "EdgeConv": (lambda: pyg.EdgeConv(_mlp(2 * CHANNELS)), ("x", E), {}),
-    "FAConv": _conv("FAConv", ("x", "x_0", E), channels=CHANNELS),
-    "GINConv": (lambda: pyg.GINConv(_mlp(), train_eps=True), ("x", E), {}),
-    "GINEConv": (lambda: pyg.GINEConv(_mlp(), edge_dim=4), ("x", E, "edge_attr"), {}),
-    "GMMConv": _conv("GMMConv", ("x", E, "pseudo"), dim=3, kernel_size=2, **_C),
-    "GPSConv": (lambda: pyg.GPSConv(CHANNELS, pyg.SAGEConv(CHANNELS, CHANNELS), heads=2,
-                                    norm=None), ("x", E, "batch"), {}),
-    "GeneralConv": _conv("GeneralConv", ("x", E, "edge_attr"), in_edge_channels=4, **_C),
-    "HypergraphConv": (lambda: pyg.HypergraphConv(CHANNELS, CHANNELS), ("x", E),
-                       {"num_edges": NODES}),
-    "MeshCNNConv": (lambda: pyg.MeshCNNConv(CHANNELS, CHANNELS), ("x", "four"), {}),
-    "NNConv": (lambda: pyg.NNConv(CHANNELS, CHANNELS, _mlp(4, CHANNELS * CHANNELS)),
-               ("x", E, "edge_attr"), {}),
-    "PointGNNConv": (lambda: pyg.PointGNNConv(_mlp(CHANNELS, 3), _mlp(CHANNELS + 3), _mlp()),
-                     ("x", "pos", E), {}),
-    "SignedConv": _conv("SignedConv", ("x", E, E), first_aggr=True, **_C),
-    "HeteroDictLinear": (lambda: _OfTypes(pyg.HeteroDictLinear(CHANNELS, 4, ["a", "b"])), ("x",),
-                         {}),
-    "MLP": (lambda: pyg.MLP([CHANNELS, 8, 4], norm="layer_norm"), ("x",), {}),
-    # aggregations: (x, index, None, dim_size)
-    "AttentionalAggregation": (lambda: pyg.AttentionalAggregation(_mlp(CHANNELS, 1)),
-                               ("x", "index"), {"dim_size": GRAPHS}),
-    "DeepSetsAggregation": (lambda: pyg.DeepSetsAggregation(_mlp(), _mlp()), ("x", "index"),
-                            {"dim_size": GRAPHS}),
-    "DegreeScalerAggregation": (
-        lambda: pyg.DegreeScalerAggregation(["mean", "max"], ["identity", "linear"], _DEGREES),
-        ("x", "index"), {"dim_size": GRAPHS}),
-    "MLPAggregation": (
-        lambda: pyg.MLPAggregation(CHANNELS, 4, 6, num_layers=1), ("x", "index"),
-        {"dim_size": GRAPHS}),
-    "MultiAggregation": (lambda: pyg.MultiAggregation(["mean", "max", "std"], mode="cat"),
-                         ("x", "index"), {"dim_size": GRAPHS}),
-    "PatchTransformerAggregation": (
-        lambda: pyg.PatchTransformerAggregation(CHANNELS, 4, 2, 8, num_transformer_blocks=1,
-                                                heads=2), ("x", "index"),
-        {"dim_size": GRAPHS, "max_num_elements": 6}),
-    "Set2Set": (lambda: pyg.Set2Set(CHANNELS, 2), ("x", "index"), {"dim_size": GRAPHS}),
-    "QuantileAggregation": (lambda: pyg.QuantileAggregation([0.2, 0.5]), ("x", "index"),
-                            {"dim_size": GRAPHS}),
-    "PowerMeanAggregation": (lambda: _Positive(pyg.PowerMeanAggregation(2.0, learn=True)),
-                             ("x", "index"), {"dim_size": GRAPHS}),
-    "EquilibriumAggregation": (lambda: pyg.EquilibriumAggregation(CHANNELS, 4, [8], 2),
-                               ("x", "index"), {"dim_size": GRAPHS}),
-    "PMLP": (lambda: pyg.PMLP(CHANNELS, 8, 4, 2), ("x", E), {}),
-    # norms
-    "MessageNorm": (lambda: pyg.MessageNorm(True), ("x", "x_0"), {}),
-    # poolings
-    "MemPooling": (lambda: pyg.MemPooling(CHANNELS, 4, 2, 3), ("x", "batch"),
-                   {"batch_size": GRAPHS, "max_num_nodes": 6}),
-    "SAGPooling": (lambda: _Pooled(pyg.SAGPooling(CHANNELS)), ("x", E, "batch"), {}),
-    "TopKPooling": (lambda: _Pooled(pyg.TopKPooling(CHANNELS)), ("x", E, "batch"), {}),
-    "ASAPooling": (lambda: _Pooled(pyg.ASAPooling(CHANNELS)), ("x", E, "batch"), {}),
-    # dense
-    "DMoNPooling": (lambda: pyg.DMoNPooling(CHANNELS, 3), ("dense_x", "adj"), {}),
-    "DenseGATConv": _conv("DenseGATConv", ("dense_x", "adj"), heads=2, **_C),
-    "DenseGCNConv": _conv("DenseGCNConv", ("dense_x", "adj"), **_C),
-    "DenseGINConv": (lambda: pyg.DenseGINConv(_mlp()), ("dense_x", "adj"), {}),
-    "DenseGraphConv": _conv("DenseGraphConv", ("dense_x", "adj"), **_C),
-    "DenseSAGEConv": _conv("DenseSAGEConv", ("dense_x", "adj"), **_C),
-    # models
-    "AttentiveFP": (lambda: pyg.AttentiveFP(CHANNELS, 8, 2, 4, 2, 2), (
-        "x", E, "edge_attr", "batch"), {}),
-    "DeepGCNLayer": (lambda: pyg.DeepGCNLayer(
-        pyg.GENConv(CHANNELS, CHANNELS), nn.LayerNorm(CHANNELS), nn.ReLU(), block="res+"),
-        ("x", E), {}),
-    "EdgeCNN": _conv("EdgeCNN", in_channels=CHANNELS, hidden_channels=8, num_layers=2),
-    "GAT": _conv("GAT", in_channels=CHANNELS, hidden_channels=8, num_layers=2, heads=2),
-    "GCN": _conv("GCN", in_channels=CHANNELS, hidden_channels=8, num_layers=2),
-    "GIN": _conv("GIN", in_channels=CHANNELS, hidden_channels=8, num_layers=2),
-    "GraphSAGE": _conv("GraphSAGE", in_channels=CHANNELS, hidden_channels=8, num_layers=2),
-    "JumpingKnowledge": (lambda: _Jumping(), ("x", E), {}),
-    "LightGCN": (lambda: _Light(), (E,), {}),
-    "LINKX": (lambda: pyg.LINKX(NODES, CHANNELS, 8, 4, 1), ("x", E), {}),
-    "MaskLabel": (lambda: _Masked(), ("x",), {}),
-    "PNA": _conv("PNA", in_channels=CHANNELS, hidden_channels=8, num_layers=2,
-                 aggregators=["mean", "max"], scalers=["identity"], deg=_DEGREES),
-    "PositionalEncoding": (lambda: _Scaled(pyg.PositionalEncoding(CHANNELS)), ("single",), {}),
-    "TemporalEncoding": (lambda: _Scaled(pyg.TemporalEncoding(CHANNELS)), ("single",), {}),
-    "GraphUNet": (lambda: pyg.GraphUNet(CHANNELS, 8, 4, 2), ("x", E, "batch"), {}),
-    "GroupAddRev": (lambda: pyg.GroupAddRev(pyg.SAGEConv(4, 4), num_groups=2), ("x", E), {}),
-    "InnerProductDecoder": (lambda: _Scaled(pyg.InnerProductDecoder()), ("x", E), {}),
-    "GAE": (lambda: _Encoded(pyg.GAE(pyg.GCNConv(CHANNELS, 4))), ("x", E), {}),
-    "MetaLayer": (lambda: _Meta(), ("x", E, "edge_attr"), {}),
-    "SchNet": (lambda: _one_molecule(), (
-        "z", "pos"), {}),
-    "DeepGraphInfomax": (lambda: _Infomax(), ("x", E), {}),
-    "Polynormer": (lambda: pyg.Polynormer(CHANNELS, 8, 4, 2, 1, 0.0, 0.0, 0.0), (
-        "x", E, "batch"), {}),
-    "ComplEx": (lambda: _Triples("ComplEx"), (E, "edge_type"), {}),
-    "DistMult": (lambda: _Triples("DistMult"), (E, "edge_type"), {}),
-    "RotatE": (lambda: _Triples("RotatE"), (E, "edge_type"), {}),
-    "TransE": (lambda: _Triples("TransE"), (E, "edge_type"), {}),
-}  # fmt: skip
-INPUTS["four"] = torch.stack([torch.randint(NODES, (4 * NODES,), generator=torch.Generator()
-                                            .manual_seed(2)),
-                              torch.arange(NODES).repeat_interleave(4)])  # fmt: skip
+def _conv(name: str, *inputs: str, **arguments: Any) -> Sample:
+    channels = {"in_channels": CHANNELS, "out_channels": CHANNELS}
+    return _of(lambda: getattr(pyg, name)(**(channels | arguments)), *inputs)
 
 
-class _Wrapping(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
+def _aggregation(build: Callable[[], nn.Module], **constants: Any) -> Sample:
+    return _of(build, "x", "index", dim_size=GRAPHS, **constants)
 
 
-class _Reshaped(_Wrapping):
-    """For a layer that takes the results of several layers before it."""
-
-    def forward(self, x, edge_index):
-        return self.inner(torch.stack([x, 2 * x], dim=1), edge_index)
-
-
-class _Positive(_Wrapping):
-    def forward(self, x, index, **sizes):
-        return self.inner(x.exp(), index, **sizes)
-
-
-class _OfTypes(_Wrapping):
-    def forward(self, x):
-        return self.inner({"a": x, "b": 2 * x})
-
-
-class _Pooled(_Wrapping):
+def _pooled(name: str) -> Sample:
     """Pools nodes, then sums over graphs: what is left over is compared."""
 
-    def forward(self, x, edge_index, batch):
-        x, edge_index, _, batch, *_ = self.inner(x, edge_index, batch=batch)
+    def forward(own, x, edge_index, batch):
+        x, edge_index, _, batch, *_ = own.pool(x, edge_index, batch=batch)
         return pyg.global_add_pool(x, batch, GRAPHS)
 
-
-class _Scaled(_Wrapping):
-    """Gives something to train to what has no weights."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__(inner)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x, *rest):
-        return self.inner(self.scale * (x[:, 0] if x.shape[1] == 1 else x), *rest)
+    return _of(lambda: Having(forward, pool=getattr(pyg, name)(CHANNELS)), "x", E, "batch")
 
 
-class _Encoded(_Wrapping):
-    def forward(self, x, edge_index):
-        return self.inner.decode(self.inner.encode(x, edge_index), edge_index)
+def _triples(name: str) -> Sample:
+    def forward(own, edge_index, edge_type):
+        return own.inner(edge_index[0], edge_type, edge_index[1])
+
+    return _of(
+        lambda: Having(forward, inner=getattr(pyg, name)(NODES, RELATIONS, 4)), E, "edge_type"
+    )
 
 
-class _Jumping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = pyg.SAGEConv(CHANNELS, 8), pyg.SAGEConv(8, 8)
-        self.jump = pyg.JumpingKnowledge("lstm", 8, 2)
+def _meta() -> nn.Module:
+    def of_nodes(own, x, edge_index, edge_attr, u, batch):
+        return own.layer(torch.cat([x, scatter(edge_attr, edge_index[1], 0, len(x))], 1))
 
-    def forward(self, x, edge_index):
-        one = self.one(x, edge_index)
-        return self.jump([one, self.two(one, edge_index)])
-
-
-class _Light(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = pyg.LightGCN(NODES, 8, 2)
-
-    def forward(self, edge_index):
-        return self.inner(edge_index, edge_index)
+    edges = Having(
+        lambda own, source, target, edge_attr, u, batch: own.layer(
+            torch.cat([source, target, edge_attr], 1)
+        ),
+        layer=nn.Linear(2 * CHANNELS + 4, 4),
+    )
+    return pyg.MetaLayer(edges, Having(of_nodes, layer=nn.Linear(CHANNELS + 4, 8)))
 
 
-class _Masked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = pyg.MaskLabel(3, CHANNELS)
+def _molecule() -> nn.Module:
+    """Of one molecule, whose neighbours are known."""
 
-    def forward(self, x):
-        return self.inner(x, torch.arange(NODES) % 3, torch.arange(NODES) < 6)
+    def neighbours(positions, batch):
+        source, target = INPUTS[E]
+        return INPUTS[E], (positions[source] - positions[target]).norm(dim=1)
 
-
-class _Meta(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        edge, node = nn.Linear(2 * CHANNELS + 4, 4), nn.Linear(CHANNELS + 4, 8)
-        self.edge, self.node = edge, node
-        self.inner = pyg.MetaLayer(self._of_edges, self._of_nodes)
-
-    def _of_edges(self, source, target, edge_attr, u, batch):
-        return self.edge(torch.cat([source, target, edge_attr], 1))
-
-    def _of_nodes(self, x, edge_index, edge_attr, u, batch):
-        from torch_geometric.utils import scatter
-
-        return self.node(torch.cat([x, scatter(edge_attr, edge_index[1], 0, len(x))], 1))
-
-    def forward(self, x, edge_index, edge_attr):
-        return self.inner(x, edge_index, edge_attr)[0]
-
-
-def _one_molecule() -> nn.Module:
-    """With the number of molecules where the readout takes it."""
-    model = pyg.SchNet(8, 8, 2, 5, interaction_graph=_Neighbours())
-    model.readout = _Readout()
+    model = pyg.SchNet(8, 8, 2, 5, interaction_graph=Calling(neighbours))
+    model.readout = Calling(lambda x, index, dim: x.sum(dim, keepdim=True))
     return model
 
 
-class _Readout(pyg.SumAggregation):
-    def __call__(self, x, index=None, dim=-2):
-        return super().__call__(x, index, dim_size=1, dim=dim)
+def _jumping() -> nn.Module:
+    layers = {"one": pyg.SAGEConv(CHANNELS, 8), "two": pyg.SAGEConv(8, 8)}
+    return Having(
+        lambda own, x, edges: own.jump([one := own.one(x, edges), own.two(one, edges)]),
+        jump=pyg.JumpingKnowledge("lstm", 8, 2), **layers,
+    )  # fmt: skip
 
 
-class _Neighbours(nn.Module):
-    def forward(self, positions, batch):
-        edges = INPUTS[E]
-        return edges, (positions[edges[0]] - positions[edges[1]]).norm(dim=1)
-
-
-class _Infomax(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = pyg.DeepGraphInfomax(
-            8, pyg.SAGEConv(CHANNELS, 8), summary=lambda z, *_: z.mean(0).sigmoid(),
-            corruption=lambda x, edges: (x.flip(0), edges),
-        )  # fmt: skip
-
-    def forward(self, x, edge_index):
-        return self.inner(x, edge_index)
-
-
-class _Triples(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.inner = getattr(pyg, name)(NODES, RELATIONS, 4)
-
-    def forward(self, edge_index, edge_type):
-        return self.inner(edge_index[0], edge_type, edge_index[1])
+# Modules whose arguments are not plain.
+SPECIAL: dict[str, Sample] = {
+    "CGConv": _of(lambda: pyg.CGConv(CHANNELS, dim=4), "x", E, "edge_attr"),
+    "DirGNNConv": _of(lambda: pyg.DirGNNConv(pyg.SAGEConv(CHANNELS, CHANNELS))),
+    "DNAConv": _of(lambda: Having(lambda own, x, e: own.inner(torch.stack([x, 2 * x], dim=1), e),
+                                  inner=pyg.DNAConv(CHANNELS, heads=2))),
+    "EdgeConv": _of(lambda: pyg.EdgeConv(_mlp(2 * CHANNELS))),
+    "FAConv": _of(lambda: pyg.FAConv(CHANNELS), "x", "x_0", E),
+    "GINConv": _of(lambda: pyg.GINConv(_mlp(), train_eps=True)),
+    "GINEConv": _of(lambda: pyg.GINEConv(_mlp(), edge_dim=4), "x", E, "edge_attr"),
+    "GMMConv": _conv("GMMConv", "x", E, "pseudo", dim=3, kernel_size=2),
+    "GPSConv": _of(lambda: pyg.GPSConv(CHANNELS, pyg.SAGEConv(CHANNELS, CHANNELS), 2, norm=None),
+                   "x", E, "batch"),
+    "GeneralConv": _conv("GeneralConv", "x", E, "edge_attr", in_edge_channels=4),
+    "HypergraphConv": _of(lambda: pyg.HypergraphConv(CHANNELS, CHANNELS), num_edges=NODES),
+    "MeshCNNConv": _of(lambda: pyg.MeshCNNConv(CHANNELS, CHANNELS), "x", "four"),
+    "NNConv": _of(lambda: pyg.NNConv(CHANNELS, CHANNELS, _mlp(4, CHANNELS * CHANNELS)),
+                  "x", E, "edge_attr"),
+    "PointGNNConv": _of(lambda: pyg.PointGNNConv(_mlp(CHANNELS, 3), _mlp(CHANNELS + 3), _mlp()),
+                        "x", "pos", E),
+    "SignedConv": _conv("SignedConv", "x", E, E, first_aggr=True),
+    "HeteroDictLinear": _of(lambda: Having(lambda own, x: own.inner({"a": x, "b": 2 * x}),
+                            inner=pyg.HeteroDictLinear(CHANNELS, 4, ["a", "b"])), "x"),
+    "MLP": _of(lambda: pyg.MLP([CHANNELS, 8, 4], norm="layer_norm"), "x"),
+    "AttentionalAggregation": _aggregation(lambda: pyg.AttentionalAggregation(_mlp(CHANNELS, 1))),
+    "DeepSetsAggregation": _aggregation(lambda: pyg.DeepSetsAggregation(_mlp(), _mlp())),
+    "DegreeScalerAggregation": _aggregation(lambda: pyg.DegreeScalerAggregation(
+        ["mean", "max"], ["identity", "linear"], _DEGREES)),
+    "MLPAggregation": _aggregation(lambda: pyg.MLPAggregation(CHANNELS, 4, 6, num_layers=1)),
+    "MultiAggregation": _aggregation(lambda: pyg.MultiAggregation(["mean", "max", "std"])),
+    "PatchTransformerAggregation": _aggregation(lambda: pyg.PatchTransformerAggregation(
+        CHANNELS, 4, 2, 8, num_transformer_blocks=1, heads=2), max_num_elements=6),
+    "Set2Set": _aggregation(lambda: pyg.Set2Set(CHANNELS, 2)),
+    "QuantileAggregation": _aggregation(lambda: pyg.QuantileAggregation([0.2, 0.5])),
+    "PowerMeanAggregation": _of(lambda: Having(
+        lambda own, x, index: own.inner(x.exp(), index, dim_size=GRAPHS),
+        inner=pyg.PowerMeanAggregation(2.0, learn=True)), "x", "index"),
+    "EquilibriumAggregation": _aggregation(lambda: pyg.EquilibriumAggregation(CHANNELS, 4, [8], 2)),
+    "PMLP": _of(lambda: pyg.PMLP(CHANNELS, 8, 4, 2)),
+    "MessageNorm": _of(lambda: pyg.MessageNorm(True), "x", "x_0"),
+    "MemPooling": _of(lambda: pyg.MemPooling(CHANNELS, 4, 2, 3), "x", "batch",
+                      batch_size=GRAPHS, max_num_nodes=6),
+    **{name: _pooled(name) for name in ("SAGPooling", "TopKPooling", "ASAPooling")},
+    "DMoNPooling": _of(lambda: pyg.DMoNPooling(CHANNELS, 3), "dense_x", "adj"),
+    "DenseGATConv": _conv("DenseGATConv", "dense_x", "adj", heads=2),
+    "DenseGINConv": _of(lambda: pyg.DenseGINConv(_mlp()), "dense_x", "adj"),
+    **{name: _conv(name, "dense_x", "adj") for name in (
+        "DenseGCNConv", "DenseGraphConv", "DenseSAGEConv")},
+    "AttentiveFP": _of(lambda: pyg.AttentiveFP(CHANNELS, 8, 2, 4, 2, 2),
+                       "x", E, "edge_attr", "batch"),
+    "DeepGCNLayer": _of(lambda: pyg.DeepGCNLayer(
+        pyg.GENConv(CHANNELS, CHANNELS), nn.LayerNorm(CHANNELS), nn.ReLU(), block="res+")),
+    "GAT": _of(lambda: pyg.GAT(CHANNELS, 8, 2, heads=2)),
+    "JumpingKnowledge": _of(_jumping),
+    "LightGCN": _of(lambda: Having(lambda own, edges: own.inner(edges, edges),
+                                   inner=pyg.LightGCN(NODES, 8, 2)), E),
+    "LINKX": _of(lambda: pyg.LINKX(NODES, CHANNELS, 8, 4, 1)),
+    "MaskLabel": _of(lambda: Having(
+        lambda own, x: own.inner(x, torch.arange(NODES) % 3, torch.arange(NODES) < 6),
+        inner=pyg.MaskLabel(3, CHANNELS)), "x"),
+    "PNA": _of(lambda: pyg.PNA(CHANNELS, 8, 2, aggregators=["mean", "max"], scalers=["identity"],
+                               deg=_DEGREES)),
+    "PositionalEncoding": _of(lambda: pyg.PositionalEncoding(CHANNELS), "single"),
+    "TemporalEncoding": _of(lambda: pyg.TemporalEncoding(CHANNELS), "single"),
+    "GraphUNet": _of(lambda: pyg.GraphUNet(CHANNELS, 8, 4, 2), "x", E, "batch"),
+    "GroupAddRev": _of(lambda: pyg.GroupAddRev(pyg.SAGEConv(4, 4), num_groups=2)),
+    "InnerProductDecoder": _of(lambda: pyg.InnerProductDecoder()),
+    "GAE": _of(lambda: Having(lambda own, x, e: own.inner.decode(own.inner.encode(x, e), e),
+                              inner=pyg.GAE(pyg.GCNConv(CHANNELS, 4)))),
+    "MetaLayer": _of(_meta, "x", E, "edge_attr"),
+    "SchNet": _of(_molecule, "z", "pos"),
+    "DeepGraphInfomax": _of(lambda: pyg.DeepGraphInfomax(
+        8, pyg.SAGEConv(CHANNELS, 8), summary=lambda z, *_: z.mean(0).sigmoid(),
+        corruption=lambda x, edges: (x.flip(0), edges))),
+    "Polynormer": _of(lambda: pyg.Polynormer(CHANNELS, 8, 4, 2, 1, 0.0, 0.0, 0.0),
+                      "x", E, "batch"),
+    **{name: _triples(name) for name in ("ComplEx", "DistMult", "RotatE", "TransE")},
+}  # fmt: skip
 
 
 _PLUGIN = "torch_geometric itself refuses without a compiled plug-in (pyg-lib)"

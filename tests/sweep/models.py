@@ -43,10 +43,6 @@ def _whole_sentences() -> dict[str, torch.Tensor]:
     return {"input_ids": words, "labels": words}
 
 
-def _sentence_classes() -> dict[str, torch.Tensor]:
-    return {"input_ids": _words(), "labels": torch.randint(0, 2, (ROWS,))}
-
-
 def _image_classes() -> dict[str, torch.Tensor]:
     return {
         "pixel_values": torch.randn(ROWS, 3, SIDE, SIDE),
@@ -129,18 +125,11 @@ RECIPES: dict[str, Recipe] = {
     "bart": Recipe("Bart", "ForConditionalGeneration", _SEQ2SEQ, _language),
     "beit": _image("Beit", **_PATCHES),
     "bert": _masked("Bert"),
-    "bert classifier": Recipe("Bert", "ForSequenceClassification", _TEXT, _sentence_classes),
     "bloom": Recipe("Bloom", "ForCausalLM",
                     {"vocab_size": WORDS, "hidden_size": 16, "n_layer": 2, "n_head": 2}, _language),
     "clip": Recipe("CLIP", "Model", _CLIP, _pictures_and_words),
     "convnext": _image("ConvNext", depths=[1, 1, 1, 1], hidden_sizes=[4, 8, 8, 8], num_labels=3),
     "deberta v2": _masked("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"]),
-    "deit": _image("DeiT", **_PATCHES),
-    "distilbert": Recipe(
-        "DistilBert", "ForMaskedLM",
-        {"vocab_size": WORDS, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
-         "max_position_embeddings": 32}, _language),
-    "electra": _masked("Electra", embedding_size=8),
     "falcon": Recipe("Falcon", "ForCausalLM",
                      {k: v for k, v in _TEXT.items() if k != "intermediate_size"}, _language),
     "gemma": _causal("Gemma", head_dim=8),
@@ -154,13 +143,11 @@ RECIPES: dict[str, Recipe] = {
                   {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2,
                    "num_attention_heads": 2, "ffn_dim": 24, "max_position_embeddings": 32,
                    "word_embed_proj_dim": 16, "layerdrop": 0.0}, _language),
-    "pegasus": Recipe("Pegasus", "ForConditionalGeneration", _SEQ2SEQ, _language),
     "phi": _causal("Phi"),
     "qwen2": _causal("Qwen2"),
     "regnet": _image("RegNet", hidden_sizes=[4, 8], depths=[1, 1], embedding_size=4,
                      groups_width=2, num_labels=3),
     "resnet": _image("ResNet", embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], num_labels=3),
-    "roberta": _masked("Roberta", max_position_embeddings=40),
     "segformer": _image("Segformer", hidden_sizes=[4, 8, 8, 8], depths=[1, 1, 1, 1],
                         num_attention_heads=[1, 1, 2, 2], num_labels=3),
     "swin": _image("Swin", image_size=SIDE, patch_size=4, window_size=4, embed_dim=8,
@@ -174,14 +161,6 @@ RECIPES: dict[str, Recipe] = {
          "suppress_tokens": None, "begin_suppress_tokens": None}, _speech),
     "xlm roberta": _masked("XLMRoberta", max_position_embeddings=40),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """A recipe under its name."""
-
-    name: str
-    recipe: Recipe
 
 
 class WithLoss(nn.Module):
@@ -200,14 +179,14 @@ def names() -> dict[str, Recipe]:
     return RECIPES
 
 
-def samples(name: str, most: int) -> Iterator[Sample]:
+def samples(name: str, most: int) -> Iterator[Recipe]:
     """Yield the one sample of a model."""
-    yield Sample(name, RECIPES[name])
+    yield RECIPES[name]
 
 
-def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
+def tried(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
     """Yield how training five steps went."""
-    model = WithLoss(sample.recipe.build())
+    model = WithLoss(recipe.build())
     torch.manual_seed(2)
-    batches: list[checks.Inputs] = [((), sample.recipe.inputs()) for _ in range(STEPS)]
+    batches: list[checks.Inputs] = [((), recipe.inputs()) for _ in range(STEPS)]
     yield "training", checks.problem_of(lambda: checks.check_training(model, batches, 0.05))
