@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from pathlib import Path
+import pickle
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers import programs
 from helpers.captures import capture, labels
 from helpers.wrapping import Calling, Having
 from poptorch._ir.blocks import OUTSIDE, label_of
@@ -86,6 +85,17 @@ def counted(x):
     return x
 
 
+OF_LOOPS = ("while_loop", "getitem", "zeros", "clone")
+
+
+def looped(x):
+    with poptorch.Block("A"):
+        (x,) = poptorch.for_loop(3, lambda value: [value * 2], [x])
+        x = x.relu()
+    with poptorch.Block("B"):
+        return x + 1
+
+
 def named(x):
     with poptorch.NameScope("scope"):
         poptorch.Block.start("A")
@@ -104,26 +114,13 @@ def named(x):
                   ("add", "outside", None)]),
         (started, [("mul", "A", 1), ("add", "A", 1), ("relu", "B", None)]),
         (counted, [("mul", f"layer{i}", i) for i in range(3)]),
+        (looped, [("relu", "A", None), ("add", "B", None)]),
         (named, [("mul", "A", None), ("add", "A", None)]),
     ],
 )  # fmt: skip
 def test_a_block_covers_its_scope_or_lasts_until_the_next(forward, expected) -> None:
-    assert places(forward) == expected
+    assert [place for place in places(forward) if place[0] not in OF_LOOPS] == expected
     assert "test_blocks.py" in capture(Calling(forward), X).visits[1].line
-
-
-def test_a_block_lasts_over_a_loop() -> None:
-    def forward(x):
-        with poptorch.Block("A"):
-            (x,) = poptorch.for_loop(3, lambda value: [value * 2], [x])
-            x = x.relu()
-        with poptorch.Block("B"):
-            return x + 1
-
-    found = places(forward)
-    assert ("relu", "A", None) in found
-    assert found[-1] == ("add", "B", None)
-    assert {block for _, block, _ in found[:-1]} == {"A"}
 
 
 @pytest.mark.spec("parallel", 42)
@@ -156,19 +153,16 @@ def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
     assert poptorch.BeginBlock(model.second, "B", 1) is second
     poptorch.BeginBlock(model.third, user_id="C", ipu_id=2)
     found = labels(capture(model, X, X, training=True))
-    forward = [(name, block) for name, block, backward in found if not backward]
-    assert forward == [
-        ("t", None), ("addmm", None), ("relu", None),
-        ("t", "B"), ("addmm", "B"), ("relu", "B"),
-        ("t", "C"), ("addmm", "C"), ("mse_loss", "C"),
-    ]  # fmt: skip
-    backward = [(name, block) for name, block, is_backward in found if is_backward]
-    assert backward[0] == ("ones_like", None)  # the seed of the gradients, not the user's
-    assert [block for _, block in backward[1:]] == sorted(
-        (block for _, block in backward[1:]), key=lambda b: b or "A", reverse=True
+    forward = [block for _, block, backward in found if not backward]
+    assert forward == [None] * 3 + ["B"] * 3 + ["C"] * 3
+    first, *backward = [(name, block) for name, block, is_backward in found if is_backward]
+    assert first == ("ones_like", None)  # the seed of the gradients, not the user's
+    order = ["C", "B", None]
+    assert [block for _, block in backward] == sorted(
+        (block for _, block in backward), key=order.index
     )
-    assert {("mse_loss_backward", "C"), ("threshold_backward", "B")} < set(backward)
-    assert ("threshold_backward", None) in backward
+    wanted = ("mse_loss_backward", "C"), ("threshold_backward", "B"), ("threshold_backward", None)
+    assert set(wanted) < set(backward)
 
 
 @pytest.mark.spec("ops", 19)
@@ -199,12 +193,11 @@ def scaled(x):
 
 
 @pytest.mark.spec("ops", 20)
-def test_other_callables_are_wrapped(tmp_path: Path) -> None:
+def test_other_callables_are_wrapped() -> None:
     wrapped = poptorch.BeginBlock(scaled, "S", 2)
     assert wrapped(2) == 6
     assert isinstance(wrapped, poptorch.LegacyBeginBlockFn)
-    torch.save(wrapped, tmp_path / "wrapped.pt")
-    loaded = torch.load(tmp_path / "wrapped.pt", weights_only=False)
+    loaded = pickle.loads(pickle.dumps(wrapped))
     assert places(lambda x: loaded(x) + 1) == [("mul", "S", 2), ("add", "S", 2)]
 
 
@@ -222,9 +215,8 @@ def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
     assert places(lambda x: inner(x) + 1)[-1] == ("add", "last", None)
 
 
-@pytest.mark.slow
 @pytest.mark.spec("parallel", 8)
-def test_annotations_survive_copies_and_pickles(tmp_path: Path) -> None:
+def test_annotations_survive_copies_and_pickles() -> None:
     model, file = Layers(), io.BytesIO()
     poptorch.BeginBlock(model.second, "B", ipu_id=1)
     torch.save(model, file)
@@ -232,14 +224,7 @@ def test_annotations_survive_copies_and_pickles(tmp_path: Path) -> None:
     pickled = torch.load(file, weights_only=False)
     for other in (copy.copy(model), copy.deepcopy(model), pickled):
         assert visits_of(other) == [("B", 1)]
-    layer = poptorch.BeginBlock(nn.Sequential(nn.Linear(2, 2)), "B", ipu_id=1)
-    torch.save(layer, tmp_path / "layer.pt")
-    code = (
-        "import torch, poptorch, sys\n"
-        "print(poptorch.module_repr(torch.load(sys.argv[1], weights_only=False)))"
-    )
-    run = programs.run("-c", code, tmp_path / "layer.pt")
-    assert run.stdout.startswith("BeginBlock(user_id=B, ipu_id=1) Sequential(")
+        assert "BeginBlock(user_id=B, ipu_id=1) Linear(" in poptorch.module_repr(other)
 
 
 @pytest.mark.spec("parallel", 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -98,8 +100,7 @@ def expected_gradient(eager, x: torch.Tensor, replicas: int = REPLICAS) -> torch
     return copy.grad
 
 
-@pytest.mark.parametrize("lanes", [0, 1, REPLICAS])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name, lanes", [*((name, 0) for name in CASES), ("strided", 1)])
 def test_gradients(name: str, lanes: int) -> None:
     (known, eager), x = CASES[name], batch(steps=2)
     opts = options(replicas=REPLICAS, accumulation=2).lanes(lanes)
@@ -131,14 +132,13 @@ def test_results_of_other_kinds() -> None:
         assert torch.equal(flat, batch().flatten().repeat(REPLICAS))
 
 
-@pytest.mark.parametrize("iterations", [1, 2])
-def test_of_one_replica_they_are_the_identity(iterations: int) -> None:
+def test_of_one_replica_they_are_the_identity() -> None:
     def function(a):
         gathered = op("ReplicatedAllGather", a, out=a[None])
         return reduce(**{GROUPING: [1, 1, 1]})(to_all(gathered[0]))
 
     x = batch()
-    assert torch.equal(infer(function, x, opts=options(iterations=iterations)), x)
+    assert torch.equal(infer(function, x, opts=options(iterations=2)), x)
     assert torch.equal(function(x), x)
     wanted = expected_gradient(lambda tensors: tensors, x, replicas=1)
     torch.testing.assert_close(trained(function, x, options(accumulation=4)), wanted)
@@ -163,7 +163,6 @@ def pipelined(a):
     ("function", "backend", "lanes", "reason"),
     [
         (branching, "reference", 1, "branches"),
-        (branching, "reference", 0, "branches"),
         (vmapped, "reference", 0, "each of them"),
         (pipelined, "staged", 0, "blocks on chips"),
     ],
@@ -182,14 +181,12 @@ def sharded(model, x):
     return y, poptorch.identity_loss(y.sin(), "mean")
 
 
-@pytest.mark.parametrize("anchored", [False, True])
-def test_weights_per_replica_and_an_exchange(anchored: bool) -> None:
+def test_weights_per_replica_and_an_exchange() -> None:
     initial, x = (torch.rand(REPLICAS, 3), WEIGHT.clone()), batch(steps=2)
     model = Having(sharded, own=nn.Parameter(initial[0]), common=nn.Parameter(initial[1]))
     own, common = leaves = [value.clone().requires_grad_() for value in initial]
     opts = options(replicas=REPLICAS, accumulation=2).outputMode(poptorch.OutputMode.All)
-    names = {"own": "Gradient___own", "common": "Gradient___common", "w": "common"}
-    for short, name in names.items() if anchored else ():
+    for short, name in (("own", "Gradient___own"), ("w", "common")):
         opts.anchorTensor(short, name)
     executor = training(model, opts)
     executor.own.replicaGrouping(
@@ -202,29 +199,24 @@ def test_weights_per_replica_and_an_exchange(anchored: bool) -> None:
     losses.mean().backward()
     torch.testing.assert_close(out, torch.cat(wanted))
     torch.testing.assert_close(loss, losses)
-    if anchored:
-        parts = executor.getAnchoredTensor("own").view(2, REPLICAS, REPLICAS, 3)
-        torch.testing.assert_close(parts.mean((0, 1)), own.grad)
-        parts = executor.getAnchoredTensor("common").view(-1, 3)
-        torch.testing.assert_close(parts.mean(0), common.grad)
-        copies = executor.getAnchoredTensor("w").view(-1, 3)
-        torch.testing.assert_close(copies, WEIGHT.expand_as(copies))
+    parts = executor.getAnchoredTensor("own").view(2, REPLICAS, REPLICAS, 3)
+    torch.testing.assert_close(parts.mean((0, 1)), own.grad)
+    copies = executor.getAnchoredTensor("w").view(-1, 3)
+    torch.testing.assert_close(copies, WEIGHT.expand_as(copies))
     for ours, theirs in zip((model.own, model.common), leaves, strict=True):
         torch.testing.assert_close(ours.detach(), theirs.detach() - 0.1 * theirs.grad)
 
 
-@pytest.mark.parametrize("mode", ["All", "Final", "Sum"])
-def test_anchors_are_those_of_replicas_one_after_another(mode: str) -> None:
+def test_anchors_are_those_of_replicas_one_after_another() -> None:
     def anchored(function) -> dict[str, torch.Tensor]:
         model = Scaled(function, (3,))
         opts = options(replicas=REPLICAS, accumulation=2)
-        opts.outputMode(poptorch.OutputMode[mode])
         names = ["input", "loss", "weight", "Gradient___weight", "UpdatedVar___weight"]
-        for name in names:
-            opts.anchorTensor(name, name)
+        for name, mode in itertools.product(names, ("All", "Final", "Sum")):
+            opts.anchorTensor(name + mode, name, poptorch.OutputMode[mode])
         executor = training(model, opts)
         executor(batch(steps=2))
-        return {name: executor.getAnchoredTensor(name) for name in names}
+        return {name: executor.getAnchoredTensor(name) for name in opts.anchored_tensors}
 
     apart = anchored(lambda x: x)
     together = anchored(reduce(**{GROUPING: [1, 1, REPLICAS]}))  # groups of one: as it is

@@ -11,9 +11,9 @@ from torch import nn
 
 import poptorch
 from helpers import custom_functions
-from helpers.wrapping import Calling, Scaled, Several, options, runs_compiled, training
+from helpers.wrapping import Calling, Several, options, runs_compiled, training
 from ops import test_collectives, test_control, test_known
-from ops.test_debug import show, titles
+from ops.test_debug import show
 
 pytestmark = pytest.mark.slow
 
@@ -32,58 +32,77 @@ def alignment(a):
 
 
 PRODUCT = poptorch.MatMulSerializationMode.OutputChannels
-ALONE = {
+SIDE_BY_SIDE = {
     **{name: (known, x) for name, (known, _, x) in test_known.CASES.items()},
+    **{name: (test_collectives.CASES[name][0], X) for name in ("gather", "strided", "to all")},
     "product": (lambda a: poptorch.serializedMatMul(a, MATRICES[0], PRODUCT, 4), X),
     "products of groups": (lambda a: F.grouped_mm(F.pad(a, (0, 2)), GROUPS, offs=ENDS), X),
     "alignment": (alignment, X),
     "sums of rows": (lambda a: torch.zeros(2, 2).index_add(0, ROWS, a), X),
 }
-CUSTOM = {name: (custom_functions.FUNCTIONS[name][0], X[:1]) for name in ("Two", "Turned")}
-TOGETHER = {name: (known, X) for name, (known, _) in test_collectives.CASES.items()}
 
 
-@pytest.mark.parametrize(
-    "table, lanes, replicas",
-    [(ALONE, 2, 1), (CUSTOM, 1, 1), (TOGETHER, 1, test_collectives.REPLICAS)],
-)
-def test_operators_train_as_interpreted(table, lanes: int, replicas: int) -> None:
-    functions, inputs = zip(*table.values(), strict=True)
+def trained_alike(functions, inputs, replicas: int = 1) -> None:
+    """Compare what both backends make of functions, each with a weight of its own."""
     weights = [torch.linspace(0.5, 1.5, x.shape[1]) for x in inputs]
-    batch = [torch.cat([x + at for at in range(lanes * replicas)]) for x in inputs]
+    batch = [torch.cat([x + at for at in range(replicas)]) for x in inputs]
     found = []
     for backend in ("reference", "inductor"):
-        model = Several([lambda a, f=f: f(a).sin() for f in functions], weights)
-        executor = training(model, options(backend, accumulation=lanes, replicas=replicas))
+        model = Several(functions, weights)
+        executor = training(model, options(backend, replicas=replicas))
         outs, _ = executor(*batch)
         assert runs_compiled(executor) == (backend == "inductor")
-        found.append((outs, [weight.detach() for weight in model.weights]))
-    for at, name in enumerate(table):
-        (ours, after), (theirs, wanted) = ((outs[at], moved[at]) for outs, moved in found)
-        torch.testing.assert_close(ours, theirs, msg=name)
-        torch.testing.assert_close(after, wanted, msg=name)
-        assert not torch.equal(after, weights[at]), name
+        found.append([*zip(outs, (weight.detach() for weight in model.weights), strict=True)])
+    for at, (theirs, ours) in enumerate(zip(*found, strict=True)):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, at=at: f"{at}: {text}")
+        assert not torch.equal(ours[1], weights[at])
+
+
+def test_operators_train_side_by_side_as_interpreted() -> None:
+    functions, inputs = zip(*SIDE_BY_SIDE.values(), strict=True)
+    turning = [lambda a, f=f: f(a).sin() for f in functions]
+    trained_alike(turning, inputs, test_collectives.REPLICAS)
+
+
+def printed(capfd) -> list[str]:
+    """Return what was printed, without the log and zeros behind a point."""
+    lines = capfd.readouterr().err.splitlines()
+    return [line.replace(".0000", "") for line in lines if not line.startswith("[")]
+
+
+def test_custom_operators_and_prints_train_as_interpreted(capfd) -> None:
+    def both(x):
+        first, second = show(x.sum(), "first"), show((x * x).sum(), "second")
+        third = show(torch.full((1,), 7.0), "third", False)
+        return custom_functions.two(custom_functions.turned(x)) + third + second * 0 + first
+
+    trained_alike([both], [X[:1]])
+    titles = [line.partition(":")[0] for line in printed(capfd)]
+    assert titles == ["first", "second", "third", "second_gradient", "first_gradient"] * 2
 
 
 class Control(nn.Module):
-    """Nested loops and nested conditions."""
+    """Nested loops and nested conditions, and a loop that prints."""
 
     def __init__(self) -> None:
         super().__init__()
         self.looped, self.conditions = test_control.LoopedLayer(), test_control.Conditions()
 
     def forward(self, x, y, z):
-        return self.looped(z, x * 1, y), self.conditions(x, y)
+        (u,) = poptorch.for_loop(2, lambda a: show(a + 1, "in"), [show(x[:1] * 2, "before")])
+        return self.looped(z, x * 1, y), self.conditions(x, y), show(u, "after")
 
 
-def test_control_flow_is_that_of_python() -> None:
+def test_control_flow_is_that_of_python(capfd) -> None:
     model, z = Control(), torch.randn(4, 3)
     wrapped = poptorch.inferenceModel(model, options("inductor"))
     for a, b in itertools.product((1.0, -0.5, -3.0), (1.0, -1.0)):
         given = torch.tensor([a, a + 0.25]), torch.tensor([b, 2 * b]), z
-        got = wrapped(*given)
+        got, lines = wrapped(*given), printed(capfd)
         with torch.no_grad():
             torch.testing.assert_close(got, model(*given))
+        told = {"before": 2 * a, "in": 2 * a + 1, "in ": 2 * a + 2, "after": 2 * a + 2}
+        assert lines == [f"{name.strip()}: ({value:.0f})" for name, value in told.items()]
     assert runs_compiled(wrapped)
 
 
@@ -98,31 +117,10 @@ def test_prints_and_host_calls_keep_their_order(capfd) -> None:
     cpu = poptorch.CPU(doubled, "Doubled")
 
     def forward(x):
-        x = show(cpu(show(x, "before") + 1).sum(0) / 3, "between")
-        (x,) = poptorch.for_loop(3, lambda a: show(a + 1, "in"), [x])
-        return show(x, "after")
+        return show(cpu(show(x, "before") + 1).sum(0) / 3, "after")
 
     model = poptorch.inferenceModel(Calling(forward), options("inductor", iterations=2))
-    assert model(torch.tensor([1.0, 2.0])).tolist() == [7.0, 9.0]
+    assert model(torch.tensor([1.0, 2.0])).tolist() == [4.0, 6.0]
     assert runs_compiled(model)
     assert log == [[0.0], [2.0], [3.0]]  # with zeros when captured, once per execution
-    written = capfd.readouterr().err.splitlines()
-    lines = [line.replace(".0000", "") for line in written if line[0] != "["]  # that is the log
-    assert lines == [
-        *("before: (1)", "between: (4)", "in: (5)", "in: (6)", "in: (7)", "after: (7)"),
-        *("before: (2)", "between: (6)", "in: (7)", "in: (8)", "in: (9)", "after: (9)"),
-    ]
-
-
-def test_prints_in_training_keep_their_order(capfd) -> None:
-    def forward(x):
-        first = show(x.sum(), "first")
-        second = show((x * x).sum(), "second")
-        third = show(torch.full((1,), 7.0), "third", False)
-        return third + second * 0 + first
-
-    model = training(Scaled(forward), options("inductor", accumulation=2))
-    model(torch.ones(4))
-    model(torch.ones(4))
-    once = ["first", "second", "third", "second_gradient", "first_gradient"]
-    assert titles(capfd.readouterr().err) == once * 4
+    assert printed(capfd) == ["before: (1)", "after: (4)", "before: (2)", "after: (6)"]

@@ -58,34 +58,27 @@ def test_what_prints_once_per_micro_batch_and_replica(forward, printed: list[str
 
 
 @pytest.mark.parametrize(
-    ("title", "plain"),
-    [("x", True), ("it's ä", True), ('the "x"', False), ("C:\\new", False), ("a\nb", False)],
-)
-@pytest.mark.parametrize("loop", [False, True])
+    ("title", "loop", "plain"),
+    [("it's ä", True, True), ('the "x"', False, False), ("C:\\new", False, False),
+     ("a\nb", True, False)],
+)  # fmt: skip
 def test_one_library_unless_cpp_reads_a_title_otherwise(
-    title: str, plain: bool, loop: bool
+    title: str, loop: bool, plain: bool
 ) -> None:
     """Torch writes titles as they are between the quotes of a string."""
 
     def forward(x):
-        return (
-            poptorch.for_loop(2, lambda a: show(a + 1, title), [x])[0] if loop else show(x, title)
-        )
+        return poptorch.for_loop(2, lambda a: show(a, title), [x])[0] if loop else show(x, title)
 
     model = poptorch.inferenceModel(Calling(forward), options())
-    model(torch.ones(2))
+    model.compile(torch.ones(2))
     (graph,) = model.plan().program.graphs.values()
     assert compiler._callable_from_cpp(graph.module) is plain
 
 
-def test_outside_a_wrapped_model_nothing_happens(capfd) -> None:
-    x = torch.ones(2)
-    assert show(x, "x") is x
-    assert poptorch.nop(x) is x
-    assert capfd.readouterr().err == ""
-
-
 def test_nop_stays_in_the_graph_and_passes_gradients() -> None:
+    x = torch.ones(2)
+    assert show(x, "x") is poptorch.nop(x) is x  # without a wrapper nothing happens
     model = training(Scaled(poptorch.nop))
     out, loss = model(torch.tensor([1.0, 2.0]))
     assert torch.equal(out, torch.tensor([2.0, 4.0]))
@@ -98,9 +91,7 @@ def test_nop_stays_in_the_graph_and_passes_gradients() -> None:
 NUMBERS, NAN = torch.tensor([1.5, -0.25]), torch.tensor([float("nan"), float("-inf")])
 LINES = [
     (torch.tensor(7), {}, "(7)"),
-    (torch.arange(4), {}, "(0, 1, 2, 3)"),
     (torch.tensor([[1, 20], [300, 4]]), {}, "(\n (  1,  20)\n (300,   4)\n)"),
-    (torch.zeros(2, 1, 1, dtype=torch.int), {}, "(\n (\n  (0)\n )\n (\n  (0)\n )\n)"),
     (torch.empty(0), {}, "()"),
     (torch.arange(20), {"summarise_threshold": 10, "edge_items": 2}, "( 0,  1, ..., 18, 19)"),
     (torch.arange(100).view(10, 10), {"summarise_threshold": 10, "edge_items": 1},
@@ -114,7 +105,6 @@ LINES = [
     (NUMBERS, {"float_format": "scientific", "digits": 2}, "( 1.50e+00, -2.50e-01)"),
     (NUMBERS, {"float_format": "fixed", "digits": 2}, "( 1.50, -0.25)"),
     (NUMBERS, {"float_format": "none"}, "(1.5, -0.25)"),
-    (NUMBERS, {"digits": 0}, "(1.5, -0.25)"),
     (NUMBERS, {"separator": " ", "open_bracket": "[", "close_bracket": "]"}, "[ 1.5000 -0.2500]"),
     # Automatically an exponent where a point would not do.
     (torch.tensor([1.5, 3e9]), {}, "(1.5000e+00, 3.0000e+09)"),
@@ -131,8 +121,6 @@ def test_layouts(tensor: torch.Tensor, layout: dict, expected: str) -> None:
     ("value", "dtype", "digits", "expected"),
     [
         (1.4962566, torch.float32, 8, "1.4962566"),
-        (1.4962566, torch.float32, 4, "1.4963"),
-        (123.4567, torch.float32, 9, "123.45670"),
         (0.00123456789, torch.float32, 12, "0.0012345678"),
         (0.0, torch.float32, 9, "0.0000000"),
         (1.4962566, torch.float16, 8, "1.4961"),

@@ -31,10 +31,9 @@ class Model(nn.Module):
         return y, poptorch.identity_loss(torch.stack(outs), reduction="sum")
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"num_layers": 2, "batch_first": True}, {"num_layers": 2, "bidirectional": True}],
+    "settings, accumulation",
+    [({}, 1), ({"num_layers": 2, "bidirectional": True}, 1), ({"batch_first": True}, 4)],
 )
 def test_values_and_gradients_are_those_of_torch(settings, accumulation: int) -> None:
     trains_alike(Model(**settings), torch.randn(8, 5, 3), accumulation=accumulation, lr=0.001)
@@ -45,21 +44,21 @@ def operators(**settings) -> int:
     opts = options()
     opts.Precision.narrow64Bit(False)
     model = poptorch.inferenceModel(nn.LSTM(3, 4, **settings), opts)
-    model(torch.randn(5, 2, 3, dtype=settings.get("dtype")))
+    model.compile(torch.randn(1, 1, 3, dtype=settings.get("dtype")))
     return sum(node.target is lstm_layer for node in graph_of(model).nodes)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_what_it_cannot_compute_is_left_to_torch() -> None:
-    assert operators(num_layers=2) == 2
+    assert operators() == 1
     for settings in ({"bias": False}, {"proj_size": 2}, {"dtype": torch.float64}):
         assert operators(**settings) == 0
 
 
 def test_dropout_between_layers_is_drawn_alike_side_by_side() -> None:
     def losses(lanes: int) -> torch.Tensor:
-        opts = options(accumulation=4).outputMode(poptorch.OutputMode.All).randomSeed(1)
+        opts = options(accumulation=2).outputMode(poptorch.OutputMode.All).randomSeed(1)
         model = training(Model(num_layers=2, dropout=0.5), opts.lanes(lanes), lr=0.001)
-        return torch.stack([model(torch.ones(8, 5, 3))[1] for _ in range(2)])
+        return torch.stack([model(torch.ones(8, 2, 3))[1] for _ in range(2)])
 
     torch.testing.assert_close(losses(1), losses(0))

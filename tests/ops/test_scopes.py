@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Calling, Having, agrees, graph_of, infer, options
+from helpers.wrapping import Calling, Having, agrees, graph_of, options
 from poptorch import MultiConv, MultiConvPartialsType, MultiConvPlanType
 from poptorch._ir.blocks import label_of
 
@@ -86,7 +86,11 @@ def convs(
 
 
 X = torch.randn(2, 2, 4)
-MIXED = MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes([HALF, FLOAT])
+MIXED = (
+    MultiConv()
+    .availableMemoryProportions((0.1, 0.2))
+    .partialsTypes([HALF, MultiConvPartialsType.Float])
+)
 
 
 @pytest.mark.spec("ops", 24)
@@ -97,8 +101,6 @@ MIXED = MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes([HALF, 
          "available memory 0.2, partials type torch.float32"),
         (MultiConv().partialsTypes(MultiConvPartialsType.Half), "partials type torch.float16",
          "partials type torch.float16"),
-        (MultiConv().partialsTypes([MultiConvPartialsType.Float, HALF]),
-         "partials type torch.float32", "partials type torch.float16"),
     ],
 )  # fmt: skip
 def test_multi_conv_options_are_in_the_plan_and_the_profile(
@@ -145,11 +147,14 @@ def test_multi_conv_says_what_has_no_effect(group, said: str, caplog) -> None:
     assert said in line
 
 
+GROUP = MultiConv()
+
+
 @pytest.mark.spec("ops", 24)
 @pytest.mark.parametrize(
     "group, forward, phrase",
     [
-        (MultiConv(), none, "Unexpected end_multi_conv"),
+        (GROUP, none, "Unexpected end_multi_conv"),
         (MultiConv(), nested, r"Nested poptorch\.MultiConv is not supported"),
         (MultiConv().availableMemoryProportions([0.1] * 3), both,
          "does not fit the number of convolutions"),
@@ -161,16 +166,5 @@ def test_multi_conv_rules_are_checked_at_compilation(group, forward, phrase: str
     with pytest.raises(poptorch.Error, match=phrase) as caught:
         poptorch.inferenceModel(module, options()).compile(X)
     assert "test_scopes.py" in str(caught.value)
-
-
-def test_a_failed_capture_leaves_the_group_usable() -> None:
-    group = MultiConv()
-
-    def failing(x):
-        with group as bound:
-            assert bound is None
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        infer(failing, X)
-    agrees(convs(group), X)
+    if group is GROUP:  # it stays usable
+        agrees(convs(group), X)

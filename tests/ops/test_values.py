@@ -35,7 +35,7 @@ def nearest(x, y, batch_x, batch_y) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
 def test_fps_picks_the_farthest_points_of_each_segment(ratio: float) -> None:
     src, ptr = torch.randn(13, 3), [0, 5, 6, 13]
     expected = []
@@ -63,8 +63,9 @@ def test_fps_may_start_anywhere() -> None:
     assert len(starts) > 4
 
 
-@pytest.mark.parametrize("features", [1, 3])
-@pytest.mark.parametrize("form", ["none", "lists", "tensors", "mixed"])
+@pytest.mark.parametrize(
+    "features, form", [(3, "none"), (1, "lists"), (3, "tensors"), (3, "mixed")]
+)
 def test_nearest_looks_within_the_batch(features: int, form: str) -> None:
     x, y = torch.randn(7, features), torch.randn(9, features)
     numbers_x, numbers_y = [0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1, 2, 2, 2]
@@ -141,13 +142,12 @@ def sliced(x, start):
 
 
 @pytest.mark.spec("ops", 12, 13)
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("dtype, shape", [(torch.int16, (1,)), (torch.int64, ())])
 def test_the_start_of_a_slice_is_read_at_run_time(dtype: torch.dtype, shape) -> None:
     """A window goes on at the beginning; an update is in a copy."""
     # An input of no dimensions cannot be cut into micro-batches, but one call needs none.
     model, x = poptorch.inferenceModel(Calling(sliced), options()), torch.arange(24.0).view(4, 6)
-    for start in (2, 0, 3, 4):
+    for start in (2, 4):
         at = torch.full(shape, start, dtype=dtype)
         updated = x.clone()
         updated[[start % 4, (start + 1) % 4]] = -1
