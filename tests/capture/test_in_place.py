@@ -19,18 +19,12 @@ def nested(x, others):
     return x * 1
 
 
-def stepping(x):
-    for step in (1, 2):
-        x[0:4:step] = x[0:4:step] * 0
-        x[:, 1::step] += 1
-    return x * 1
-
-
 def views(x, y):
     x[1] += y
     x[1][0].mul_(3)
     x[0][:, 1:][0].zero_()
     x.view(-1)[5] = 7
+    x[0:4:2, :, 1::2] += 1
     x.transpose(0, 1)[1, 0].copy_(y[0])
     x[2].chunk(2)[1].add_(1)
     view = x[3].unsqueeze(0).expand(1, 2, 3)
@@ -55,7 +49,6 @@ def clone(value):
     "function, inputs",
     [
         (nested, (normal(3, 2), {"list": [normal(3, 2)], "pair": (normal(3, 2), normal(3, 2))})),
-        (stepping, (normal(5, 4),)),
         (views, (normal(4, 2, 3), normal(2, 3, seed=1))),
         (other_types, (normal(3, 2), torch.arange(2, dtype=torch.int32))),
     ],
@@ -63,20 +56,16 @@ def clone(value):
 def test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call(function, inputs) -> None:
     wrapped = poptorch.inferenceModel(Calling(function), options())
     ours, theirs = clone(inputs), clone(inputs)
-    for _ in range(3):
+    for _ in range(2):
         torch.testing.assert_close(wrapped(*ours), function(*theirs))
         torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.spec("supported_ops", 1)
 def test_each_iteration_changes_its_slice_of_an_input() -> None:
-    def forward(x):
-        x += x.sum()
-        return x.clone()
-
     x = normal(6, 2)
     expected = torch.cat([part + part.sum() for part in x.split(2)])
-    model = poptorch.inferenceModel(Calling(forward), options(iterations=3))
+    model = poptorch.inferenceModel(Calling(lambda x: x.add_(x.sum()) * 1), options(iterations=3))
     torch.testing.assert_close(model(x), expected)
     torch.testing.assert_close(x, expected)
 
@@ -107,9 +96,8 @@ def counting() -> Having:
 
 
 @pytest.mark.spec("supported_ops", 4)
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
-def test_buffers_count_executions_not_calls(backend: str) -> None:
-    opts = options(backend, iterations=2, accumulation=3).outputMode(poptorch.OutputMode.All)
+def test_buffers_count_executions_not_calls() -> None:
+    opts = options(iterations=2, accumulation=3).outputMode(poptorch.OutputMode.All)
     model = training(counting(), opts)
     out, _ = model(torch.arange(12.0))
     assert out.tolist() == [1, 2, 3, 4, 5, 6]
@@ -133,20 +121,19 @@ def bind(model, x):
     return x + model.state
 
 
-def delete(model, x):
-    before = model.state
-    del model.state
-    model.state = None
-    return x + before
-
-
 @pytest.mark.spec("supported_ops", 6)
-@pytest.mark.parametrize("how, phrase", [(bind, "is reassigned within the model"),
-                                         (delete, "is removed from the model")])  # fmt: skip
-def test_reassigned_buffers_are_named(how, phrase: str) -> None:
-    with pytest.raises(poptorch.Error, match=phrase) as caught:
-        poptorch.inferenceModel(Having(how, state=torch.zeros(1)), options())(normal(3, 2))
+def test_reassigned_buffers_are_named() -> None:
+    with pytest.raises(poptorch.Error, match="is reassigned within the model") as caught:
+        poptorch.inferenceModel(Having(bind, state=torch.zeros(1)), options())(normal(3, 2))
     assert "'state'" in str(caught.value)
+
+    def delete(model, x):
+        del model.state
+        model.state = None
+        return x
+
+    with pytest.raises(poptorch.Error, match="is removed from the model"):
+        poptorch.inferenceModel(Having(delete, state=torch.zeros(1)), options())(normal(3, 2))
 
 
 @pytest.mark.spec("supported_ops", 6)

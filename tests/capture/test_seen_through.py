@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,9 +11,8 @@ from torch import nn
 from torch.distributions import Distribution
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import agrees, options, training, trains_alike
+from helpers.wrapping import options, training, trains_alike
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +57,7 @@ def by_nested_checkpoints(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
 class Net(nn.Module):
     """Which calls its block by a function."""
 
-    def __init__(self, calling: Call = plainly, *between: nn.Module) -> None:
+    def __init__(self, calling: Call = plainly) -> None:
         super().__init__()
         torch.manual_seed(4)
         self.block, self.last, self.calling = Block(), nn.Linear(4, 3), calling
@@ -92,20 +90,28 @@ MAKE = {
 }
 
 
-def trained(model: nn.Module, accumulation: int) -> list[torch.Tensor]:
-    """Return the weights after three calls of the wrapped model."""
-    executor = training(model, options(accumulation=accumulation))
-    for _ in range(3):
+def trained(model: nn.Module) -> list[torch.Tensor]:
+    """Return the weights after two calls of the wrapped model."""
+    executor = training(model, options(accumulation=4))
+    for _ in range(2):
         executor(X, Y)
     return [weight.detach().clone() for weight in model.parameters()]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
+def eagerly(model: nn.Module) -> None:
+    """Train a model by the same steps in torch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(X, Y)[1].backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_it_trains_as_without(make: Callable[[], nn.Module], accumulation: int) -> None:
+def test_it_trains_as_without(make: Callable[[], nn.Module]) -> None:
     without = Net()
-    trains_alike(Net(), X, Y, eager=without, accumulation=accumulation, steps=3)
-    torch.testing.assert_close(trained(make(), accumulation), [*without.parameters()])
+    eagerly(without)
+    torch.testing.assert_close(trained(make()), [*without.parameters()])
 
 
 class Mixing(nn.Module):
@@ -135,9 +141,8 @@ class Mixing(nn.Module):
         return out, nn.functional.mse_loss(out, y)
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_what_runs_again_keeps_the_rules_of_the_first_time(accumulation: int) -> None:
-    ours, without = trained(Mixing(True), accumulation), trained(Mixing(False), accumulation)
+def test_what_runs_again_keeps_the_rules_of_the_first_time() -> None:
+    ours, without = trained(Mixing(True)), trained(Mixing(False))
     for own, other, before in zip(ours, without, Mixing(False).parameters(), strict=True):
         torch.testing.assert_close(own, other)
         assert not torch.equal(own, before)
@@ -145,7 +150,7 @@ def test_what_runs_again_keeps_the_rules_of_the_first_time(accumulation: int) ->
 
 def test_norms_that_run_again_count_as_they_do_in_torch() -> None:
     model = Net(by_newer_checkpoint)
-    model.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+    model.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     trains_alike(model, X, Y)
 
 
@@ -163,23 +168,9 @@ def test_checkpoints_of_other_threads_are_torchs_own() -> None:
         thread.join()
         return by_newer_checkpoint(block, x)
 
+    before = CheckpointFunction.apply
     trains_alike(Net(calling), X, Y, eager=Net())
     assert elsewhere
     for gradient in elsewhere:
         torch.testing.assert_close(gradient, torch.ones(3).exp())
-
-
-def test_outside_of_a_capture_checkpoints_are_torchs_own() -> None:
-    before = CheckpointFunction.apply
-    model = Net(by_older_checkpoint)
-    twin = copy.deepcopy(model)
-    trained(model, 1)
     assert CheckpointFunction.apply == before
-    twin(X.clone().requires_grad_(), Y)[1].backward()
-    assert twin.block.layer.weight.grad is not None
-
-
-def test_a_compiled_model_evaluates() -> None:
-    model = Net()
-    got, _ = poptorch.inferenceModel(torch.compile(model), options())(X, Y)
-    torch.testing.assert_close(got, agrees(model, X, Y)[0])

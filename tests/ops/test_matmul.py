@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.memory import peak_of_call
 from helpers.wrapped import normal
 from helpers.wrapping import Calling, agrees, graph_of, infer, options, training, trains_alike
 from poptorch import MatMulSerializationMode as Mode
@@ -60,32 +61,18 @@ def test_operands_that_are_batched_differently_in_lanes() -> None:
     agrees(forward, normal(8, 4, 6), normal(8, 6, 5), opts=options(iterations=4))
 
 
-def allocated(model, *args: torch.Tensor) -> int:
-    """The most bytes that torch's allocator held at once for one call."""
-    model(*args)
-    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
-        model(*args)
-    held = peak = 0
-    events = profile.profiler.kineto_results.events()
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
-
-
 @pytest.mark.parametrize("mode", CUT)
 def test_peak_memory_falls_with_the_factor(mode: Mode) -> None:
     if mode is not Mode.InputChannels:
         # The right operand is copied for every row of the batch, 64 times what the weight takes.
         x, models = normal(64, 1, 2, 128), (Product((1, 2, 128, 64), mode, n) for n in (1, 8))
-        whole, cut = (allocated(training(model), x) for model in models)
+        whole, cut = (peak_of_call(training(model), x) for model in models)
         assert cut < 0.4 * whole
 
     def exactly(factor: int) -> int:
         model = Calling(lambda x, y: poptorch.serializedMatMul(x, y, mode, factor, True))
         halves = normal(256, 256).half(), normal(256, 256, seed=1).half()
-        return allocated(poptorch.inferenceModel(model, options()), *halves)
+        return peak_of_call(poptorch.inferenceModel(model, options()), *halves)
 
     assert exactly(2) > 1.2 * exactly(8)
 
