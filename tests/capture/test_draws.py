@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,28 +57,19 @@ def expected(model: nn.Module, replicas: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "lanes, replicas, backend",
+    "function, lanes, replicas, backend",
     [
-        (1, 1, "reference"),
-        (0, 1, "reference"),
-        (4, 2, "reference"),
-        long(4, 2, "inductor"),
+        (draws, 1, 1, "reference"),
+        (draws, 0, 1, "reference"),
+        (draws, 4, 2, "reference"),
+        (apart, 0, 1, "reference"),
+        long(draws, 4, 2, "inductor"),
     ],
 )
 def test_micro_batches_draw_alike_one_after_another_and_side_by_side(
-    lanes: int, replicas: int, backend: str
+    function, lanes: int, replicas: int, backend: str
 ) -> None:
-    model = Calling(draws)
+    model = Calling(function)
     results, side_by_side = drawn(model, options(lanes, replicas, backend))
-    assert side_by_side == (lanes != 1)
+    assert side_by_side == (lanes != 1 and function is draws)
     torch.testing.assert_close(results, expected(model, replicas))
-
-
-def test_what_lanes_cannot_draw_is_drawn_one_after_another(caplog) -> None:
-    model = Calling(apart)
-    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
-        results, side_by_side = drawn(model, options(0))
-    assert not side_by_side
-    why = "aten.poisson.default cannot draw for each micro-batch by itself"
-    assert f"one after another: {why}" in caplog.text
-    torch.testing.assert_close(results, expected(model))

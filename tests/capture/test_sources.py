@@ -1,35 +1,14 @@
-"""Compiling leaves no text of generated code behind, and takes none away; lines are noted."""
+"""Operators of a graph know the lines that they come from."""
 
 from __future__ import annotations
 
 import inspect
-import linecache
 
 import torch
-from torch import fx, nn
-from torch.fx import graph_module
+from torch import nn
 
 import poptorch
 from helpers.wrapping import graph_of, options
-
-
-def kept() -> list[str]:
-    """Names of generated code whose text torch and Python keep."""
-    lines = [name for name in linecache.cache if name.startswith("<eval_with_key>")]
-    return [*graph_module._loader.eval_cache, *lines]
-
-
-def test_wrapping_models_keeps_nothing() -> None:
-    mine = fx.symbolic_trace(nn.Linear(2, 2))
-    before = kept()
-    assert mine.forward.__code__.co_filename in before
-    model = nn.Linear(2, 2)
-    training = poptorch.trainingModel(model, options(accumulation=2), loss=nn.MSELoss())
-    training(torch.ones(4, 2), torch.ones(4, 2))
-    training.plan()
-    training.explain(torch.ones(4, 2), torch.ones(4, 2))
-    poptorch.inferenceModel(model, options())(torch.ones(4, 2))
-    assert kept() == before
 
 
 def test_nodes_know_the_lines_of_forward_and_no_others() -> None:

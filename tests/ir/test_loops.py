@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +25,8 @@ def test_the_combined_batch_is_a_product():
     grouped = Loops(2, 5, 6, input_group_size=2)
     assert (grouped.slices, grouped.micro_batches) == (30, 60)
     assert str(grouped) == "2 device iterations x 3 input groups x 5 accumulation steps"
+    value = torch.tensor(3)
+    assert Loops().cut(value)[0] is value
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,8 +62,3 @@ def test_lanes_read_what_single_runs_would(loops: Loops, data):
         for replica in range(loops.replicas):
             lane = (step % steps) * loops.replicas + replica
             assert torch.equal(runs[step // steps][lane], singly[loops.slice_of(step, replica)])
-
-
-@pytest.mark.parametrize("value", [torch.tensor(3), torch.zeros(5, 2)])
-def test_one_micro_batch_is_the_input_itself(value):
-    assert Loops().cut(value)[0] is value

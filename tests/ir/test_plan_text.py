@@ -9,7 +9,6 @@ from torch import nn
 import poptorch
 from helpers.staging import Captured
 from helpers.wrapping import Having, options
-from poptorch._base.tables import size_text
 
 PIPELINED = """\
 runs on the reference backend
@@ -57,11 +56,9 @@ def training(lanes: int, strategy=None) -> poptorch.PoplarExecutor:
 @pytest.mark.slow
 def test_a_pipelined_plan_has_the_same_stages_side_by_side() -> None:
     assert str(training(lanes=1).plan()) == PIPELINED
-    executor = training(lanes=3)
-    plan = executor.plan()
+    plan = training(lanes=3).plan()
     assert plan.program.lanes is not None
     assert str(plan).endswith(PIPELINED[PIPELINED.index("pipelined") :])
-    assert executor.plan() is plan  # made once
 
 
 def test_a_phased_plan_tells_what_is_loaded() -> None:
@@ -84,15 +81,6 @@ def test_homes_are_told() -> None:
     text = str(model.plan())
     assert "weights: in streaming memory, sharded over replicas, loaded by I/O tiles" in text
     assert "I/O tiles: 32" in text
-    assert "2 replicas, 2 IPUs reserved" in text
-
-
-def test_the_fields_names_and_a_legend_stand_beside_the_schedule() -> None:
-    interleaved = str(training(1, poptorch.PipelinedExecution().useInterleavedSchedule()).plan())
-    assert "\npipelined, interleaved (1F1B) training: 2 stages" in interleaved
-    inference = poptorch.inferenceModel(nn.Linear(2, 2), options("staged"))
-    inference.compile(torch.randn(2, 2))
-    assert str(inference.plan()).endswith("\n  1F0: forward of stage 1, micro-batch 0")
 
 
 def test_processes_that_share_the_stages_are_told() -> None:
@@ -108,9 +96,3 @@ def test_processes_that_share_the_stages_are_told() -> None:
     opts.Distributed.configureProcessId(1, 3).stageProcesses(3)
     with pytest.raises(poptorch.Error, match="more processes than chips"):
         captured.plan(opts)
-
-
-def test_sizes_for_people() -> None:
-    assert [size_text(n) for n in (0, 1023, 1024, 1536, 3 << 20, 5 << 30, 1 << 42)] == [
-        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "3.0 MiB", "5.0 GiB", "4096.0 GiB",
-    ]  # fmt: skip

@@ -40,16 +40,13 @@ def score(units: list[Unit], cuts: tuple[int, ...], limit: int, pipelined: bool)
     return slowest, sum(group[0].entering_bytes for group in groups)
 
 
-def row(*units: tuple[int, int]) -> list[Unit]:
-    """Units of so many cycles, which so many bytes enter."""
-    return [
-        Unit(f"part{n}", cycles, 0, 0, entering, joined=False)
-        for n, (cycles, entering) in enumerate(units)
-    ]
-
-
 # Cut first where that is fastest, after part0, and a byte crosses that need not.
-@example(row((1, 0), (1, 1), (0, 0), (2, 0)), 3, 0, False)
+@example(
+    [Unit(c + b, int(c), 0, 0, int(b), joined=False) for c, b in ("10", "11", "00", "20")],
+    3,
+    0,
+    False,
+)
 @given(rows(), st.integers(1, 4), st.integers(0, 60), st.booleans())
 def test_no_other_way_is_better(units, chips, limit, pipelined) -> None:
     found = [score(units, cuts, limit, pipelined) for cuts in every_way(units, chips)]

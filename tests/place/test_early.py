@@ -74,7 +74,6 @@ def run(graph: Graph, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize(
     ("module", "shape"),
     [
-        (Deep(), (4, LARGE)),
         (Deep(nn.BatchNorm1d(LARGE)), (4, LARGE)),
         (Deep(nn.Dropout(0.5)), (4, LARGE)),
         (Attending(), (2, 8, 128)),

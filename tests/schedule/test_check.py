@@ -7,8 +7,7 @@ import re
 import pytest
 
 from helpers.workloads import chain, parsed
-from poptorch._ir.blocks import Stage
-from poptorch._ir.schedule import Schedule, Workload
+from poptorch._ir.schedule import Schedule
 from poptorch._ir.spec import Placement, Strategy
 from poptorch._schedule import ScheduleError, check, make
 from poptorch.enums import Liveness
@@ -121,10 +120,3 @@ def test_damage_is_found_and_marked(grid: str, damage, reason: str, marked: str 
     assert marked == "." or str(broken.rows[chip][column]) == marked
     assert f"at chip {chip}, column {column}" in text
     assert text.count("\n") == len(broken.rows)  # the whole grid is shown
-
-
-def test_a_workload_of_one_stage_is_checked_too() -> None:
-    work = Workload((Stage(0),), micro_batches=1, training=False)
-    check(parsed("chip 0: 0F0"), work)
-    with pytest.raises(ScheduleError, match="0F0 is missing"):
-        check(parsed("chip 0: ."), work)
