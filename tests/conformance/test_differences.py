@@ -87,7 +87,7 @@ SHOWN = {
     "the loading process polled at a fixed interval": "data/test_worker.py::test_pauses_get_longer_until_a_message_ends_them",
     "mixed types in a layer are an error": "capture/test_casting.py::test_weights_follow_the_activations_and_both_what_was_chosen",
     "mixed half and float operands become float, or are refused": "capture/test_casting.py::test_mixed_operands_get_one_type",
-    "recurrent layers want inputs and weights of one type": "capture/test_casting.py::test_recurrent_layers_follow_their_input",
+    "recurrent layers want inputs and weights of one type": "capture/test_casting.py::test_weights_follow_the_activations_and_both_what_was_chosen",
     "labels are `int64`": "capture/test_casting.py::test_labels_of_32_bits_are_labels",
     "64-bit results stay 64-bit": "capture/test_casting.py::test_64_bit_types_come_back_as_32_bit_and_one_line_says_so",
     "gradients of several backward calls add up": "update/test_reduction.py::test_eight_micro_batches_of_four_equal_one_of_32",
