@@ -13,13 +13,14 @@ from tqdm import tqdm
 from helpers.cases import few
 from helpers.data_sets import (
     DTYPES,
-    Broken,
+    Acting,
     Numbers,
     Random,
     SizedStream,
     Stream,
     Structured,
     Workers,
+    cannot_be_read,
     note_worker,
 )
 from helpers.leaks import descendants
@@ -364,7 +365,7 @@ def test_the_signature_is_poptorch_s():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers):
-    data, before = Broken(6, 3), descendants().keys()
+    data, before = Acting(6, 3, cannot_be_read), descendants().keys()
     made = loader(data, 2, num_workers=workers)
     for attempt in range(3):
         with pytest.raises(KeyError, match="sample 3 cannot be read") as caught:
@@ -372,7 +373,7 @@ def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers)
         traceback.clear_frames(caught.tb)  # its iterator would keep torch's workers
         if attempt == 0:
             workers_then = descendants().keys() - before
-    data.is_broken.zero_()
+    data.acts.zero_()
     assert values(made) == [[0, 1], [2, 3], [4, 5]]
     assert descendants().keys() - before == workers_then
     assert len(workers_then) == workers

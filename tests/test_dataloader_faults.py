@@ -16,14 +16,15 @@ from torch.utils.data._utils import worker as torch_worker
 
 from helpers.cases import few
 from helpers.data_sets import (
-    Broken,
+    Acting,
     Counted,
-    Fatal,
     Numbers,
     Slow,
     Unpicklable,
     Unreadable,
     Unwieldy,
+    cannot_be_read,
+    kills_its_process,
 )
 from helpers.leaks import descendants, nothing_left, segments
 from helpers.loaders import ASYNC_MODES, loader, values
@@ -54,24 +55,21 @@ def worker_pid(made):
     return pid
 
 
-class Small(Numbers):
-    """Leaves its process no room for the ring's memory."""
-
-    def __getitem__(self, index):
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-        return super().__getitem__(index)
+def leave_no_room(index):
+    """For the ring's memory."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
 
 
 NOT_STARTED = {  # with the strategy that is tried
     "an error in the first element": (
-        Broken(4, 0), FORK_SERVER, ["sample 0 cannot be read", "data_sets.py"],
+        Acting(4, 0, cannot_be_read), FORK_SERVER, ["sample 0 cannot be read", "data_sets.py"],
     ),
     "nothing": (Numbers(0), FORK, ["The Dataset is empty"]),
     "no pickle": (Unpicklable(3), FORK_SERVER, ["this data set cannot travel"]),
     "no way back": (Unreadable(3), FORK_SERVER, ["this data set cannot arrive"]),
-    "a death": (Fatal(3, 0, signal.SIGKILL), FORK, ["was killed by SIGKILL"]),
-    "no memory": (Small(3, (1 << 16,)), FORK, ["OSError", "File too large"]),
+    "a death": (Acting(3, 0, kills_its_process), FORK, ["was killed by SIGKILL"]),
+    "no memory": (Acting(3, 0, leave_no_room), FORK, ["OSError", "File too large"]),
 }  # fmt: skip
 
 
@@ -91,7 +89,7 @@ def test_what_goes_wrong_at_first_arrives_in_the_constructor(name, caplog):
     "mode, workers", [(DataLoaderMode.Async, 0), (DataLoaderMode.AsyncRebatched, 2)]
 )
 def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mode, workers):
-    data = Broken(12, 7)
+    data = Acting(12, 7, cannot_be_read)
     with nothing_left():
         made = loader(data, 2, mode=mode, num_workers=workers)
         pid = worker_pid(made)
@@ -106,7 +104,7 @@ def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mod
             assert "data_sets.py" in str(caught.value)
         with pytest.raises(AssertionError, match="sample 7"):
             list(made)
-        data.is_broken.zero_()
+        data.acts.zero_()
         assert [x for b in values(made) for x in b] == list(range(12))
         assert worker_pid(made) == pid
         del made, iterator, caught  # which ends the process at once
@@ -142,12 +140,11 @@ def leave_a_segment(worker: int) -> None:
     Path(f"/dev/shm/torch_{os.getpid()}_{worker}_{os.getppid()}").touch()  # found by the parent
 
 
-@pytest.mark.parametrize("strategy", few([FORK, FORK_SERVER], FORK))
-def test_a_killed_process_does_not_leave_its_workers(strategy):
+def test_a_killed_process_does_not_leave_its_workers():
     with nothing_left() as known:
         made = loader(
             Numbers(100), 2, mode=DataLoaderMode.Async, num_workers=2,
-            worker_init_fn=leave_a_segment, async_options={"sharing_strategy": strategy},
+            worker_init_fn=leave_a_segment,
         )  # fmt: skip
         iterator = iter(made)
         for _ in range(2):  # one of each worker
@@ -164,12 +161,12 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
     # Asynchronously only: in the program itself, torch raises from a signal handler, anywhere.
     look = torch_dataloader._MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(look, "__defaults__", (0.1,))  # torch looks every 5 s
-    data = Fatal(8, 5, signal.SIGKILL)
+    data = Acting(8, 5, kills_its_process)
     with nothing_left():
         made = loader(data, 1, mode=DataLoaderMode.Async, num_workers=1)
         with pytest.raises(AssertionError, match="occurred in the data fetcher"):
             list(made)
-        data.is_fatal.zero_()
+        data.acts.zero_()
         assert values(made) == [[i] for i in range(8)]
         del made
 
@@ -177,7 +174,7 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
 def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
     gc.disable()
     try:
-        made = accessor(Broken(4, 2))
+        made = accessor(Acting(4, 2, cannot_be_read))
         for _ in range(2):
             with contextlib.suppress(AssertionError):
                 list(made)
@@ -204,27 +201,19 @@ def test_a_process_that_is_told_to_end_does_so_with_its_workers(number, workers,
         assert capfd.readouterr() == ("", "")
 
 
-class Stubborn(Numbers):
-    """Sleeps for ever in its second sample, through interrupts."""
-
-    def __init__(self, size):
-        super().__init__(size)
-        self.sleeps = torch.zeros(1, dtype=torch.bool).share_memory_()
-
-    def __getitem__(self, index):
-        if index == 1:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self.sleeps.fill_(True)
-            time.sleep(1000)
-        return super().__getitem__(index)
-
-
 def test_a_process_that_does_not_stop_is_made_to(monkeypatch, caplog):
     monkeypatch.setattr(process, "PATIENCE", 0.2)
-    data = Stubborn(3)
+    sleeps = torch.zeros(1, dtype=torch.bool).share_memory_()
+
+    def sleep(index):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sleeps.fill_(True)
+        time.sleep(1000)
+
+    data = Acting(3, 1, sleep)
     with nothing_left():
         made = accessor(data, early_preload=True)
-        assert eventually(lambda: data.sleeps)
+        assert eventually(lambda: sleeps)
         made.terminate()
     assert "interrupting it" in caplog.text
 
@@ -274,22 +263,6 @@ def test_an_interrupted_consumer_loses_nothing(monkeypatch):
         if interrupted is iter:
             iter(made)
         assert values(iter(lambda: next(made, None), None)) == left
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("strategy, cycles", [(FORK, 9), (FORK_SERVER, 3)])
-def test_cycles_of_making_using_and_dropping(strategy, cycles):
-    with nothing_left() as known:
-        for cycle in range(cycles):
-            made = loader(
-                Numbers(8, (10,)), 2, mode=ASYNC_MODES[cycle % 2], num_workers=cycle % 8 == 0,
-                async_options={"sharing_strategy": strategy, "early_preload": cycle % 3 == 0},
-            )  # fmt: skip
-            for batch, _ in zip(made, range(cycle % 6), strict=False):
-                assert batch.shape == (2, 10)
-            known.update(descendants())
-            made = batch = None
-        assert len(known) >= cycles
 
 
 def test_large_data_sets_travel_through_one_file():

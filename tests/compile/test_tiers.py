@@ -23,6 +23,7 @@ from helpers.wrapped import normal
 from poptorch._base import log
 from poptorch._compile import cache, helper, tiers
 from poptorch._ir import graph_json
+from poptorch.backends.reference import Reference
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
@@ -42,17 +43,18 @@ class Net(nn.Module):
 
 
 def training(
-    backend: str = "auto", lr: float = 0.05, iterations: int = 1
+    backend: str = "auto", lr: float = 0.05, iterations: int = 1, accumulation: int = 1
 ) -> poptorch.PoplarExecutor:
     torch.manual_seed(0)
     net = Net()
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False).randomSeed(5)
-    options.deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
+    options.Training.gradientAccumulation(accumulation)
+    options.lanes(1).deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
     return poptorch.trainingModel(net, options, torch.optim.Adam(net.parameters(), lr=lr))
 
 
 def losses_of(model: poptorch.PoplarExecutor, calls: int) -> list[float]:
-    return [model(X, Y)[1].item() for _ in range(calls)]
+    return [model(X, Y)[1].mean().item() for _ in range(calls)]
 
 
 def until_settled(model: poptorch.PoplarExecutor) -> list[float]:
@@ -154,21 +156,28 @@ class Pending:
         pass
 
 
-@pytest.mark.long
-def test_a_wrapper_that_may_not_compile_yet_takes_what_others_store(
+def test_graphs_that_others_have_compiled_take_over_one_by_one(
     eager_to_compile, monkeypatch
 ) -> None:
-    monkeypatch.setattr(tiers, "SHARE", 1e9)
-    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
-    waiting, other = training(), training("optimise")
-    losses_of(waiting, 3)
-    assert waiting._executable.waiting
-    losses_of(other, 1)  # stores the code
-    monkeypatch.setattr(cache, "_loaded", {})  # as another process would
-    time.sleep(1)  # it looks once in a second
-    losses_of(waiting, 1)
-    assert waiting._executable.report().backend == "inductor"
+    monkeypatch.setattr(tiers, "SHARE", 1e9)  # it may not compile itself
+    monkeypatch.setattr(tiers, "LOOKING", 0.0)
+    for cores in (tiers.Cores, tiers._cores):
+        monkeypatch.setattr(cores, "idle", lambda *_: 0.0)
+    model, reference = (training(backend, accumulation=2) for backend in ("auto", "reference"))
+    losses, runs = losses_of(model, 2), []
+    for name, key in model._executable._code.keys.items():
+        function = Reference().interpreted(model.plan().program.graphs[name])
+
+        def run(tensors, name=name, function=function):
+            runs.append(name)
+            return function(tensors)
+
+        monkeypatch.setitem(cache._loaded, key, run)
+        losses += losses_of(model, 2)
+        said = f"runs on the reference backend, {name} on inductor, until inductor has compiled it"
+        assert str(model.plan()).startswith([said, "runs on the inductor backend\n"][len(runs) > 4])
+    assert runs == ["micro"] * 4 + ["micro", "micro", "update"] * 2
+    torch.testing.assert_close(losses, losses_of(reference, 6), rtol=0, atol=0)
 
 
 def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:

@@ -26,7 +26,7 @@ SHOWN = {
     "a loaded executable runs as it was saved": "session/test_files.py::test_hyper_parameters_come_from_a_file_from_before_any_run",
     "the arguments of a saved model are pickled": "session/test_files.py::test_arguments_of_plain_types",
     "`save` fails for a model that cannot be pickled": "session/test_files.py::test_files_without_the_model",
-    "an executable is found by an undocumented key, and the cache grows for ever": "compile/test_cache.py::test_misses_say_what_differs",
+    "an executable is found by an undocumented key, and the cache grows for ever": "compile/test_cache.py::test_hits_and_misses_that_say_what_differs",
     "hyper-parameters are uploaded while detached at the next attach, errors included": "optim/test_replacement.py::test_set_optimizer_refuses_and_changes_nothing",
     "loading recorded the first batch in the file": "session/test_files.py::test_files_hold_no_values_of_the_arguments",
     "random numbers of the device": "session/test_lifecycle.py::test_no_seed_is_not_deterministic_and_replicas_draw_different_numbers",

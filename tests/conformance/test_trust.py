@@ -7,7 +7,7 @@ models are drawn at random, hints for hardware, which change no number, among th
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -62,29 +62,8 @@ HINTS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One model, wrapped one way."""
-
-    model: str
-    training: bool
-    optimizer: str
-    library: str
-    iterations: int
-    accumulation: int
-    replicas: int
-    lanes: int
-    reduction: ReductionType
-    strategy: MeanReductionStrategy
-    mode: OutputMode
-    period: int  # of results, where the mode has one
-    group: int  # of replicas that get the same inputs
-    kind: CommGroupType
-    backend: str
-    loss_scaling: float
-    hints: tuple[str, ...]
-    change: str
-    late: bool
+class Case(SimpleNamespace):
+    """One model, wrapped one way: what CASES names."""
 
     @property
     def possible(self) -> bool:
@@ -118,8 +97,8 @@ CASES = st.builds(
     reduction=st.sampled_from([ReductionType.Mean, ReductionType.Sum]),
     strategy=st.sampled_from(list(MeanReductionStrategy)),
     mode=st.sampled_from(list(OutputMode)),
-    period=st.sampled_from([1, 2, 3]),
-    group=st.sampled_from([1, 1, 2, 3]),
+    period=st.sampled_from([1, 2, 3]),  # of results, where the mode has one
+    group=st.sampled_from([1, 1, 2, 3]),  # of replicas that get the same inputs
     kind=st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]),
     backend=st.sampled_from(["reference", "staged"]),
     loss_scaling=st.sampled_from([1.0, 16.0]),

@@ -12,7 +12,6 @@ import pytest
 from poptorch._data import worker
 from poptorch._data.channel import Channel, Kind
 from poptorch._data.consumer import verdict
-from poptorch._data.process import Process
 
 
 @pytest.fixture
@@ -66,9 +65,7 @@ def test_waiting_ends_when_a_watched_descriptor_is_ready(ends):
     "waited, total, text",
     [
         (0.01, 10.0, "(0%) went into waiting for data; the device limits the run, not the host"),
-        (0.5, 10.0, "0.50 s of 10.00 s (5%) went into waiting for data; the host limits the run"),
-        (4.0, 10.0, "(40%) went into waiting for data; the host limits the run, which could take"),
-        (4.0, 10.0, "could take 6.00 s"),
+        (4.0, 10.0, "the host limits the run, which could take 6.00 s"),
         (0.0, 0.0, "(0%) went into waiting"),
     ],
 )
@@ -114,11 +111,3 @@ def test_only_what_the_ended_processes_left_is_removed(
     assert len(list(tmp_path.iterdir())) == 4
     monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path / "none")
     assert worker.remove_segments({ended}) == set()
-
-
-@pytest.mark.parametrize(
-    "code, said", [(None, "closed its connection"), (0, "exit code 0"), (-9, "killed by SIGKILL")]
-)
-def test_how_the_loading_process_ended_is_described(code, said):
-    process = SimpleNamespace(exitcode=code, join=lambda limit: None)
-    assert said in Process.describe_end(SimpleNamespace(_process=process))

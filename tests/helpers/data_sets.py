@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -130,18 +131,26 @@ class Counted(Numbers):
         return super().__getitem__(index)
 
 
-class Broken(Numbers):
-    """Raises at one index, as long as the shared flag is up."""
+class Acting(Numbers):
+    """Does something before one sample is there, as long as the shared flag is up."""
 
-    def __init__(self, size, index):
+    def __init__(self, size, index, action):
         super().__init__(size)
-        self.index = index
-        self.is_broken = torch.ones(1, dtype=torch.bool).share_memory_()
+        self.index, self.action = index, action
+        self.acts = torch.ones(1, dtype=torch.bool).share_memory_()
 
     def __getitem__(self, index):
-        if index == self.index and self.is_broken:
-            raise KeyError(f"sample {index} cannot be read")
+        if index == self.index and self.acts:
+            self.action(index)
         return super().__getitem__(index)
+
+
+def cannot_be_read(index):
+    raise KeyError(f"sample {index} cannot be read")
+
+
+def kills_its_process(index):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Slow(Numbers):
@@ -153,20 +162,6 @@ class Slow(Numbers):
 
     def __getitem__(self, index):
         time.sleep(self.milliseconds / 1000)
-        return super().__getitem__(index)
-
-
-class Fatal(Numbers):
-    """Sends a signal to the process that loads one of the samples, while the shared flag is up."""
-
-    def __init__(self, size, index, signal):
-        super().__init__(size)
-        self.index, self.signal = index, signal
-        self.is_fatal = torch.ones(1, dtype=torch.bool).share_memory_()
-
-    def __getitem__(self, index):
-        if index == self.index and self.is_fatal:
-            os.kill(os.getpid(), self.signal)
         return super().__getitem__(index)
 
 

@@ -111,8 +111,6 @@ def test_sharded_is_a_subclass_of_pipelined():
     sharded = ShardedExecution("a")
     assert isinstance(sharded, PipelinedExecution)
     assert placed(sharded).strategy is Strategy.SHARDED
-    assert sharded._backend_options() == {"execution_mode": 1}
-    assert PipelinedExecution()._backend_options() == {"execution_mode": 0}
 
 
 @pytest.mark.spec("parallel", 27)
