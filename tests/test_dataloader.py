@@ -34,9 +34,16 @@ def runs(end: int, size: int) -> list[list[int]]:
     return [list(range(at, min(at + size, end))) for at in range(0, end, size)]
 
 
+def asynchronous(**settings):
+    return {"async_options": settings, "mode": DataLoaderMode.Async}
+
+
 # A data set, arguments, torch's workers, and the batches of every mode.
 CASES = {
-    "the rest is dropped": (Numbers(11), {"batch_size": 4}, (0,), runs(8, 4)),
+    "the rest is dropped": (
+        Numbers(11), {"batch_size": 4, **asynchronous(buffer_size=10, early_preload=True)}, (0,),
+        runs(8, 4),
+    ),
     "the rest keeps its size and place": (
         Numbers(11), {"batch_size": 2, "opts": (2,), "drop_last": False}, (0, 2), runs(11, 4),
     ),
@@ -53,14 +60,18 @@ CASES = {
         Numbers(4), {"batch_size": 2, "collate_fn": lambda items: 2 * torch.stack(items)}, (0,),
         [[0, 2], [4, 6]],
     ),
-    "a stream": (SizedStream(11), {"batch_size": 4}, (0,), runs(8, 4)),
+    "a stream": (
+        SizedStream(11),
+        {"batch_size": 4, **asynchronous(load_indefinitely=False, miss_sleep_time_in_ms=0)}, (0,),
+        runs(8, 4),
+    ),
     "the rest of a stream": (
         SizedStream(11), {"batch_size": 4, "drop_last": False}, (0,), runs(11, 4),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.spec("data", 1, 3, 4, 5, 12, 18)
+@pytest.mark.spec("data", 1, 3, 4, 5, 12, 18, 26)
 @pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize(
     "name, workers", [(name, workers) for name, case in CASES.items() for workers in case[2]]
@@ -68,7 +79,7 @@ CASES = {
 def test_every_mode_yields_the_same_again_and_again(name, workers, mode):
     dataset, arguments, _, expected = CASES[name]
     opts = options(*arguments.get("opts", ()))
-    made = loader(dataset, mode=mode, num_workers=workers, **{**arguments, "opts": opts})
+    made = loader(dataset, num_workers=workers, **{**arguments, "opts": opts, "mode": mode})
     assert made.options is opts
     assert made.combinedBatchSize == (arguments["batch_size"] and len(expected[0]))
     assert made.persistent_workers == (workers > 0)
@@ -177,16 +188,12 @@ def test_torch_s_workers(mode, caplog):
     assert caplog.text == ""
 
 
-def print_nothing(worker_id):
-    """Only there so that iterable data sets do not warn about missing initialisers."""
-
-
 @pytest.mark.slow
 @pytest.mark.spec("data", 11)
 def test_the_worked_example_of_lost_samples():
     def sizes(mode, dataset, combined, **kwargs):
         made = loader(
-            dataset, combined, mode=mode, num_workers=5, worker_init_fn=print_nothing, **kwargs
+            dataset, combined, mode=mode, num_workers=5, worker_init_fn=note_worker, **kwargs
         )
         return [len(batch) for batch in made]
 
@@ -196,36 +203,6 @@ def test_the_worked_example_of_lost_samples():
     last = sizes(DataLoaderMode.Sync, split, 5, drop_last=False)
     assert sorted(last) == [1, 1, 1, 1, 4] + [5] * 9
     assert sizes(DataLoaderMode.Async, split, 5, drop_last=False) == [5] * 10 + [3]
-
-
-@pytest.mark.slow
-@pytest.mark.spec("data", 13)
-@pytest.mark.parametrize("size", [1, 5])
-def test_any_worker_size_gives_the_same_samples(size):
-    made = loader(
-        Numbers(20), 3, opts=options(2), mode=DataLoaderMode.AsyncRebatched,
-        rebatched_worker_size=size, num_workers=2,
-    )  # fmt: skip
-    assert (made.batch_size, made.combinedBatchSize, len(made)) == (size, 6, 3)
-    assert values(made) == runs(18, 6)
-
-
-@pytest.mark.spec("data", 26)
-@pytest.mark.parametrize(
-    "async_options",
-    [
-        {"buffer_size": 10, "early_preload": True},
-        {"load_indefinitely": False, "miss_sleep_time_in_ms": 0},
-    ],
-)
-def test_options_of_the_loading_process(async_options):
-    made = loader(Numbers(9), 2, mode=DataLoaderMode.Async, async_options=async_options)
-    for _ in range(3):
-        assert values(made) == runs(8, 2)
-
-
-def asynchronous(**settings):
-    return {"mode": DataLoaderMode.Async, "async_options": settings}
 
 
 @pytest.mark.parametrize(

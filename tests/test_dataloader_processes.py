@@ -22,16 +22,10 @@ def flat(batches):
     return [x for batch in values(batches) for x in batch]
 
 
-@pytest.mark.spec("data", 4, 14)
-@pytest.mark.spec("parallel", 40)
-@pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.AsyncRebatched])
-def test_shards_are_contiguous_and_disjoint(mode, caplog):
-    loaders = of_each_process(3, Numbers(53), 2, iterations=2, mode=mode)
-    assert [len(made.dataset) for made in loaders] == [16, 16, 16]
-    assert [x for made in loaders for x in flat(made)] == list(range(48))
-    loaders = of_each_process(3, Numbers(53), 4, drop_last=False, mode=mode)
+@pytest.mark.spec("data", 4)
+def test_last_batches_are_told(caplog):
+    loaders = of_each_process(3, Numbers(53), 4, drop_last=False)
     assert [len(made.dataset) for made in loaders] == [18, 18, 17]
-    assert [x for made in loaders for x in flat(made)] == list(range(53))
     assert "combined batch size (4) x 3 processes" in caplog.text
     for rest in (2, 1):
         assert f"the last batch of this process has {rest} samples" in caplog.text
@@ -54,15 +48,6 @@ def test_processes_that_share_the_stages_read_the_same():
     first, second, third, fourth = (flat(made(process)) for process in range(4))
     assert first == second != third == fourth
     assert sorted(first + third) == list(range(12))
-    alone = options(1, process=1, processes=2, seed=5)
-    alone.Distributed.stageProcesses(2)
-    other = alone.clone()
-    other.Distributed.configureProcessId(0, 2)
-    orders = []
-    for own in (alone, other):
-        torch.manual_seed(len(orders))
-        orders.append(flat(loader(Numbers(12), 3, opts=own, shuffle=True)))
-    assert orders[0] == orders[1] != list(range(12))
 
 
 @pytest.mark.spec("parallel", 39)

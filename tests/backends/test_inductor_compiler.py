@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch import fx
 import poptorch
 from helpers.cases import few, long
 from helpers.inductor_graphs import Tensors, check, graph
-from poptorch.backends.inductor import compiler
 from poptorch.backends.inductor.lowering import fakes, lower
 from poptorch.backends.inductor.writes import place_writes
 
@@ -84,38 +82,6 @@ def test_steps(name: str) -> None:
     check(STEPS[name][0], examples(name))
 
 
-# Kernels run after the writes that they read, however they were fused.
-
-
-def forgotten(nodes: list[Any]) -> list[tuple[str, str]]:
-    """Return what nodes read by the name that it had before it was written into."""
-    parts = [part for node in nodes for part in node.get_nodes()]
-    return [
-        (part.get_name(), read.name)
-        for part in parts
-        for read in part.read_writes.reads
-        if read.name in part.mutation_renames
-    ]
-
-
-@pytest.mark.parametrize("kept", few([True, False], True))
-def test_reads_are_known_after_fusing(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``kept=False``: torch's own way does forget, so this test can fail."""
-    found, renamed = [], []
-
-    def look(nodes: list[Any]) -> list[Any]:
-        found.extend(forgotten(nodes))
-        renamed.extend(part.mutation_renames for node in nodes for part in node.get_nodes())
-        return nodes
-
-    if not kept:
-        monkeypatch.setattr(compiler, "keep_dependencies", lambda nodes: nodes)
-    with torch._inductor.config.patch(_post_fusion_custom_pass=look, fx_graph_cache=False):
-        compiler.compile_graph(graph(norm, examples("norm")), examples("norm"))
-    assert any(renamed)
-    assert bool(found) is not kept
-
-
 # State is updated as early as possible, and never before its old value was read.
 
 
@@ -126,17 +92,6 @@ def placed(step: Step, tensors: Tensors) -> list[fx.Node]:
     place_writes(found)
     assert [node.target for node in found.nodes] == before
     return list(found.nodes)
-
-
-def test_a_weight_is_updated_before_the_next_product() -> None:
-    nodes = placed(mlp, examples("mlp"))
-    w1, w2, m1, m2, _ = [node for node in nodes if node.op == "placeholder"]
-    writes = {
-        node.args[0]: at for at, node in enumerate(nodes) if node.target is aten.copy_.default
-    }
-    products = [at for at, node in enumerate(nodes) if node.target is aten.mm.default]
-    assert len(products) == 5  # the last one is the gradient of the first weight
-    assert max(writes[w2], writes[m2]) < products[-1] < min(writes[w1], writes[m1])
 
 
 @pytest.mark.parametrize("through_view", [False, True])

@@ -32,13 +32,6 @@ def two_threads():
     torch.set_num_threads(1)
 
 
-def test_the_faster_number_is_kept_and_the_setting_restored() -> None:
-    small, large = Machine(one=1.0, two=1.1), Machine(one=1.9, two=1.0)
-    assert [small.call() for _ in range(9)] == [2, 2, 1, 2, 1, 2, 1, 1, 1]
-    assert [large.call() for _ in range(6)] == [2, 2, 1, 2, 2, 2]  # settled by the first pair
-    assert torch.get_num_threads() == 2
-
-
 def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
     machine = Machine(one=1.0, two=2.0)
     for _ in range(5):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from torch import nn
 
 import poptorch
 from helpers.cases import few
-from helpers.wrapped import normal, options
+from helpers.wrapped import options
 from helpers.zoo import ZOO
 from poptorch._base import json_codec
-from poptorch._compile import cache, helper
+from poptorch._compile import helper
 from poptorch._ir import graph_json, slots, verify
 from poptorch._ir.plan import Plan
 from poptorch.backends.reference import Reference
@@ -98,21 +97,3 @@ def test_values_that_are_not_known_are_refused(data) -> None:
 def test_operators_that_are_not_known_are_refused(node) -> None:
     with pytest.raises(json_codec.Unreadable):
         graph_json.decode({"graph": {"nodes": [node], "name": "x", "inputs": [], "outputs": []}})
-
-
-class Doubling(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-
-def test_source_lines_are_no_part_of_the_key() -> None:
-    wrapper = poptorch.inferenceModel(Doubling(), options())
-    wrapper.compile(normal(4, 4))
-    plan = wrapper.plan()
-    here, there = (cache.facts_of(each, "a", {}) for each in (plan, read_back(plan)))
-    assert here != there
-    assert cache.differences(here, there) == []
-    assert cache._entry_path(Path(), here) == cache._entry_path(Path(), there)
-    assert cache._entry_path(Path(), here) != cache._entry_path(
-        Path(), cache.facts_of(plan, "b", {})
-    )

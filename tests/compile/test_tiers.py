@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
-import math
-import os
 import re
 import signal
 import sys
@@ -18,7 +15,6 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers import programs
 from helpers.wrapped import normal
 from poptorch._base import log
 from poptorch._compile import cache, helper, tiers
@@ -113,49 +109,6 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
         assert again._executable.report().backend == "inductor"
 
 
-class Clock:
-    """Every call of the slow tier takes a second."""
-
-    def __init__(self) -> None:
-        self.reads = 0
-
-    def perf_counter(self) -> float:
-        self.reads += 1
-        return float(self.reads)
-
-
-def test_compiling_begins_when_the_slow_tier_has_cost_as_much(
-    monkeypatch,
-) -> None:
-    asked = []
-    monkeypatch.setattr(tiers, "CompileJob", lambda graphs, *_: asked.append(graphs) or Pending())
-    monkeypatch.setattr(tiers, "time", Clock())
-    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
-    monkeypatch.setattr(cache, "_loaded", {})
-    monkeypatch.setattr(tiers.PlanCode, "missing", lambda self: dict.fromkeys(self.keys.values()))
-    model = training()
-    losses_of(model, 1)
-    calls = math.ceil(tiers.SHARE * model._executable._code.expected_seconds())
-    losses_of(model, calls - 1)
-    assert asked == []
-    losses_of(model, 1)
-    assert len(asked) == 1
-    assert model._executable.waiting
-    assert model._executable.report().backend == "reference"
-
-
-class Pending:
-    """A job that never ends."""
-
-    finished = False
-
-    def look(self) -> bool:
-        return False
-
-    def end(self) -> None:
-        pass
-
-
 def test_graphs_that_others_have_compiled_take_over_one_by_one(
     eager_to_compile, monkeypatch
 ) -> None:
@@ -192,18 +145,6 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
     assert found == (helper.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
 
 
-SLEEPING = "import time; time.sleep(600)"
-
-
-def compiling(monkeypatch) -> poptorch.PoplarExecutor:
-    """Return a model whose compilation has begun and will not end."""
-    monkeypatch.setattr(helper, "_CODE", SLEEPING)
-    model = training()
-    losses_of(model, 3)
-    assert model._executable._job is not None
-    return model
-
-
 def fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('g++ is on strike')")
 
@@ -236,56 +177,17 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
-def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch, tmp_path) -> None:
-    model = compiling(monkeypatch)
+def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch) -> None:
+    monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
+    model = training()
+    losses_of(model, 3)
     pid = model._executable._job.processes[0].process.pid
     assert Path(f"/proc/{pid}").exists()
-    model.save(tmp_path / "saved.poptorch", export_model=False)
-    twin = copy.deepcopy(model.model)
-    torch.testing.assert_close(twin.layer.weight, model.model.layer.weight)
     if way == "destroy":
         model.destroy()
     else:
         del model
     gc.collect()
-    assert not Path(f"/proc/{pid}").exists()
-    again = training()
-    again.loadExecutable(tmp_path / "saved.poptorch")
-    losses_of(again, 2)
-
-
-SCRIPT = """
-import sys, time
-import torch, poptorch
-from poptorch._compile import helper, tiers
-tiers.SHARE = 0.0
-helper._CODE = "import time; time.sleep(600)"
-net = torch.nn.Linear(4, 2)
-options = poptorch.Options().showCompilationProgressBar(False)
-model = poptorch.inferenceModel(net, options)
-for _ in range(3):
-    model(torch.ones(2, 4))
-print(model._executable._job.processes[0].process.pid, flush=True)
-if sys.argv[1] == "wait":
-    time.sleep(600)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["exit", "wait"])
-def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None:
-    """Its normal end, and Ctrl-C."""
-    ours = programs.with_ours(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-    script = programs.Program("-c", SCRIPT, way, session=True, environment=ours)
-    pid = int(script.stdout.readline())
-    if way == "wait":
-        os.killpg(script.pid, signal.SIGINT)
-    try:
-        _, errors = script.communicate()
-    finally:
-        script.kill()
-        script.close()
-    assert "KeyboardInterrupt" in errors if way == "wait" else errors == ""
     assert not Path(f"/proc/{pid}").exists()
 
 

@@ -28,7 +28,7 @@ SHOWN = {
     "`save` fails for a model that cannot be pickled": "session/test_files.py::test_files_without_the_model",
     "an executable is found by an undocumented key, and the cache grows for ever": "compile/test_cache.py::test_hits_and_misses_that_say_what_differs",
     "hyper-parameters are uploaded while detached at the next attach, errors included": "optim/test_replacement.py::test_set_optimizer_refuses_and_changes_nothing",
-    "loading recorded the first batch in the file": "session/test_files.py::test_files_hold_no_values_of_the_arguments",
+    "loading recorded the first batch in the file": "session/test_files.py::test_where_files_go_and_what_is_not_in_them",
     "random numbers of the device": "session/test_lifecycle.py::test_no_seed_is_not_deterministic_and_replicas_draw_different_numbers",
     "SGD with dampening: the first step was dampened too": "update/test_formulas.py::test_equals_plain_float64",
     "a dampening without momentum scaled every gradient": "conformance/test_differences.py::test_dampening_alone",

@@ -93,42 +93,6 @@ def test_what_cannot_be_vectorised_falls_back_and_says_why(caplog) -> None:
     assert model.steps == ACCUMULATION
 
 
-class Looping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        y = poptorch.for_loop(2, lambda h: self.layer(h), [x])[0]
-        return poptorch.identity_loss(y.sum(), reduction="none")
-
-
-def test_errors_of_one_micro_batch_say_nothing_of_an_attempt_with_several() -> None:
-    training = poptorch.trainingModel(Looping(), options(0))
-    with pytest.raises(poptorch.Error, match="only supported in inference") as raised:
-        training(torch.ones(ACCUMULATION, 3))
-    assert raised.value.__context__ is None
-
-
-class Gathers(nn.Module):
-    """Adds its rows into a tensor that all micro-batches would share."""
-
-    def forward(self, x):
-        total = torch.zeros(3)
-        total += x.sum(0)
-        return poptorch.identity_loss(total, "sum")
-
-
-def test_the_line_that_cannot_be_vectorised_is_named(caplog) -> None:
-    training = poptorch.trainingModel(nn.Sequential(nn.Linear(4, 3), Gathers()), options(0))
-    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
-        training(torch.randn(ROWS * ACCUMULATION, 4))
-    assert training.plan().program.lanes is None
-    (line,) = [r.message for r in caplog.records if "one after another" in r.message]
-    assert "test_lanes.py" in line
-    assert "total += x.sum(0)" in line
-
-
 @pytest.mark.parametrize("pages", [1 << 30, 300_000])
 def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
     """What is free at the moment must not show in what compiled code is kept under."""
@@ -146,15 +110,3 @@ def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
     small = options(0).laneMemory(4000)
     lanes, fewer = compare(ZOO["tied"].build(), options(0), small, [batch])
     assert 1 < fewer.count < lanes.count == ACCUMULATION
-
-
-def test_random_numbers_differ_between_lanes_and_repeat_with_the_seed() -> None:
-    class Noise(nn.Module):
-        def forward(self, x):
-            return torch.rand_like(x)
-
-    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
-    opts.deviceIterations(8).randomSeed(3)
-    first, again = (poptorch.inferenceModel(Noise(), opts)(torch.zeros(8, 4)) for _ in range(2))
-    assert torch.equal(first, again)
-    assert first.unique().numel() == first.numel()
