@@ -53,7 +53,7 @@ SHOWN = {
     "six losses of torch, `HuberLoss` and `MultiMarginLoss` among them, were not found": "capture/test_losses.py::test_every_loss_of_torch_is_known",
     "an argument of unknown type was a constant, its tensors included": "session/test_arguments.py::test_dataclasses_are_containers",
     "`identity_loss` of a torch loss or of another `identity_loss` was not supported": "capture/test_losses.py::test_inner_losses_keep_their_reduction_and_may_be_returned",
-    "an unused layer in a block, or `BeginBlock` on a later layer written before one on an earlier layer, was an error": "place/test_told.py::test_rules_of_blocks_are_told",
+    "an unused layer in a block, or `BeginBlock` on a later layer written before one on an earlier layer, was an error": "place/test_told.py::test_rules_of_blocks_and_phases_are_told",
     "`identity_loss` outside a wrapper could not be differentiated": "capture/test_losses.py::test_identity_loss_outside_a_wrapper_is_a_plain_reduction",
     "the `backward` of an `autograd.Function` and hooks on gradients were ignored": "capture/test_gradients.py::test_gradients_of_ones_own_are_honoured",
     "a Python branch on values was an error": "capture/test_value_reads.py::test_a_branch_is_frozen_to_the_path_of_the_first_inputs",
