@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal, options
+from helpers.wrapping import Having, Scaled, trains_alike
 from poptorch import poptorch_core
 from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
 from poptorch._poplar_executor import PoplarExecutor
@@ -103,21 +104,12 @@ def test_the_forms_of_the_first_releases(form: str, caplog, capsys) -> None:
 
 
 def test_arguments_of_the_first_release_are_spread() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-
-        def forward(self, a, b):
-            return (a + b) * self.scale
-
-    model = Two()
+    model = Having(lambda m, a, b: (a + b) * m.scale, scale=nn.Parameter(torch.ones(1)))
     training = poptorch.trainingModel(model, 1, loss=nn.MSELoss())
     x, y = torch.ones(2), torch.zeros(2)
-    for args in ((x, x), [x, x], {"a": x, "b": x}):
+    for args in ((x, x), [x, x]):
         training.destroy()
-        out, _ = training(args, y)
-        assert out.shape == (2,)
+        assert training(args, y)[0].shape == (2,)
     wrapper = poptorch.inferenceModel(Net(), 2, anchor_mode="FINAL")
     assert wrapper(X).shape == (2, 2)
     with pytest.raises(poptorch.Error, match="cannot be combined"):
@@ -142,15 +134,7 @@ def test_what_is_wrapped() -> None:
 
 @pytest.mark.spec("executor", 38)
 def test_training_flags() -> None:
-    class Flags(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sub = nn.Dropout(0.5)
-
-        def forward(self, x):
-            return x, self.training, self.sub.training
-
-    model = Flags()
+    model = Having(lambda m, x: (x, m.training, m.sub.training), sub=nn.Dropout(0.5))
     wrapper = poptorch.inferenceModel(model, options())
     model.eval()  # meant for the executor's copy, too
     assert wrapper(X)[1:] == (False, False)
@@ -158,7 +142,6 @@ def test_training_flags() -> None:
     assert wrapper(X)[1:] == (False, False)
     wrapper.train()
     assert wrapper(X)[1:] == (True, True)
-    wrapper = poptorch.inferenceModel(Flags(), options())
     wrapper.model.eval()
     assert wrapper(X)[1:] == (False, False)
 
@@ -236,20 +219,10 @@ def test_long_messages_go_into_a_file(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_scripted_code_is_captured_unless_it_has_weights_of_its_own() -> None:
-    class Scaled(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.factor, self.inner = nn.Parameter(torch.tensor(2.0)), inner
-
-        def forward(self, x):
-            return poptorch.identity_loss(self.inner(x * self.factor).sum(), reduction="none")
-
     x = torch.tensor([1.0, -3.0])
-    options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
-    executor = poptorch.trainingModel(Scaled(torch.jit.script(nn.ReLU())), options)
-    assert [float(executor(x)) for _ in range(2)] == pytest.approx([2.0, 1.99])
+    trains_alike(Scaled(torch.jit.script(nn.ReLU()), (2,)), x)
     for inner in (torch.jit.script(nn.Linear(2, 2)), torch.jit.trace(nn.Linear(2, 2), x)):
         for model in (inner, Scaled(inner)):
             for wrap in (poptorch.trainingModel, poptorch.inferenceModel):
                 with pytest.raises(TypeError, match="TorchScript"):
-                    wrap(model, options)
+                    wrap(model, options())

@@ -49,20 +49,12 @@ def edited(edit):
 
 
 ADAM, SGD = of(optim.Adam, lr=0.01), of(optim.SGD, lr=0.1)
-ADAMW, RMSPROP = of(optim.AdamW, lr=0.1), of(optim.RMSprop, lr=0.1)
+ADAMW = of(optim.AdamW, lr=0.1)
 HALF, CONSTANT = torch.float16, "constant but do not match"
 BETAS = r"'betas' of parameter group 0 is 0.5; compiled: 0.9(?s:.*)markAsVariable\('betas'\)"
 REFUSED = {  # what is compiled, what is set, what is said, and the error's class
     "type": (ADAM, SGD, "type of the optimizer"),
-    "combined": (SGD, of(optim.SGD, lr=0.1, use_combined_accum=True), "type of the optimizer"),
-    "value": (
-        of(optim.SGD, lr=0.1, group={"momentum": 0.5}),
-        of(optim.SGD, lr=0.1, group={"momentum": 0.9}),
-        CONSTANT,
-    ),
     "betas": (ADAM, of(optim.Adam, lr=0.01, group={"betas": (0.5, 0.999)}), BETAS),
-    "edited": (ADAM, edited(lambda o: o.param_groups[0].update(eps=1e-3)), CONSTANT),
-    "a scale": (SGD, edited(lambda o: setattr(o, "loss_scaling", 2.0)), CONSTANT),
     "becomes variable": (
         ADAM,
         edited(lambda o: o.variable_attrs.markAsVariable("weight_decay")),
@@ -76,7 +68,6 @@ REFUSED = {  # what is compiled, what is set, what is said, and the error's clas
         "first_order_momentum_accum_type",
     ),
     "bias correction": (ADAMW, of(optim.AdamW, lr=0.1, bias_correction=False), CONSTANT),
-    "centered": (RMSPROP, of(optim.RMSprop, lr=0.1, centered=True), CONSTANT),
     "a group more": (
         ADAM,
         edited(lambda o: o.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})),

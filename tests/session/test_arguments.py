@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import sys
 import types
@@ -49,7 +48,6 @@ CALLS = {  # a function, calls that equal eager's, and others that are refused a
     "none": (lambda: torch.ones(2), [of(), of()], {}),
     "variadic": (total, [of(X, X, other=X), of(X, 2 * X, other=X)], {POSITIONS: of(X, other=X)}),
     "called like these": (total, [of(X, args=X, kwargs=X), of(X, args=2 * X, kwargs=X)], {}),
-    "tensors alone": (scaled, [of(X, X + 1), of(X + 1, X)], {POSITIONS: of(X)}),
     "another than the default": (
         scaled,
         [of(X, scale=3)],
@@ -200,21 +198,6 @@ def test_forward_is_called_as_the_wrapper_was() -> None:
     assert not poptorch.isRunningOnIpu()
 
 
-def mapped(function, value):
-    """The same containers around what a function makes of each tensor."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(mapped(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: mapped(function, item) for key, item in value.items()}
-    return value
-
-
-def narrowed(tensor):
-    return tensor.to({torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype))
-
-
 @dataclasses.dataclass(frozen=True)
 class Both:
     """A frozen dataclass with a constant, a nested one, and what ``__post_init__`` adds."""
@@ -232,32 +215,6 @@ class Both:
 class Slotted:
     x: torch.Tensor
     made: torch.Tensor = dataclasses.field(init=False)
-
-
-class Keeps(collections.OrderedDict):
-    pass
-
-
-def test_tensors_of_any_type_in_any_container() -> None:
-    """In arguments and results; the tensors of a later call count, not those of the first."""
-
-    def value(at: int):
-        x = torch.arange(4.0) + at
-        inner = [True, Keeps(d=x > 2, e=x.double()[0])]
-        return {"a": [x.long(), (None, 3, "text", x.half()[:, None])], "b": {}, "c": ((), inner)}
-
-    def forward(value):
-        value["a"].append(1)  # of the program's own
-        assert type(value["c"][1][1]) is Keeps
-        return mapped(lambda t: t if t.dtype == torch.bool else t * 2, value)
-
-    wrapped = inference(forward)
-    for at in range(2):
-        got, want = wrapped(value(at)), mapped(narrowed, forward(value(at)))
-        told = [mapped(lambda t: (t.dtype, t.shape, t.tolist()), each) for each in (got, want)]
-        assert told[0] == told[1]
-    with pytest.raises(poptorch.Error, match="mismatch"):
-        wrapped({**value(0), "c": X})
 
 
 def test_dataclasses_are_containers() -> None:
@@ -295,9 +252,6 @@ def test_other_objects_with_tensors_are_refused(wrap) -> None:
     with pytest.raises(poptorch.Error, match="An argument is an object whose tensors") as caught:
         model(x, wrap(x))
     assert "registerCustomArgParser" in str(caught.value)
-    assert "test_arguments.py" in str(caught.value)
     assert torch.equal(model(x, "no tensors"), x)
-    model = inference(lambda x: [wrap(x * 2)])
-    with pytest.raises(poptorch.Error, match="forward returns an object whose tensors") as caught:
-        model(x)
-    assert "output[0]" in str(caught.value)
+    with pytest.raises(poptorch.Error, match=r"(?s)forward returns an object whose.*output\[0\]"):
+        inference(lambda x: [wrap(x * 2)])(x)

@@ -18,6 +18,7 @@ from helpers import programs
 from helpers.models_to_save import Net
 from helpers.source_tree import ROOT
 from helpers.wrapped import normal, options
+from helpers.wrapping import Calling
 from poptorch import ConnectionType
 from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor
@@ -213,13 +214,13 @@ def test_what_cannot_be_compiled_for_while_loading(tmp_path: Path) -> None:
 def test_arguments_of_plain_types(tmp_path: Path) -> None:
     value = [None, True, 3, 2.5, "text", torch.float16, (2.0, {"a": X})]
 
-    class Takes(nn.Module):
-        def forward(self, x, *more, flag=None, **named):
-            return x + len(more), flag, named
+    def made() -> nn.Module:
+        return Calling(lambda x, *more, flag=None, **named: (x + len(more), flag, named))
 
-    first = poptorch.inferenceModel(Takes(), options())
-    first.compileAndExport(tmp_path / "m", X, X, flag=value, other=X)
-    second = poptorch.load(tmp_path / "m", model=Takes())
+    poptorch.inferenceModel(made(), options()).compileAndExport(
+        tmp_path / "m", X, X, flag=value, other=X
+    )
+    second = poptorch.load(tmp_path / "m", model=made())
     assert second.isCompiled()
     assert torch.equal(second(X, X, flag=value, other=X)[0], X + 1)
 

@@ -11,18 +11,10 @@ from torch._subclasses import FakeTensorMode
 
 import poptorch
 import poptorch.testing
-from helpers.wrapped import Calling, normal, options
+from helpers.wrapped import Calling, Regression, normal, options
+from helpers.wrapping import Having
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor):
-        return nn.functional.mse_loss(self.linear(x.float()), y.float())
 
 
 def no_answer() -> poptorch.RecoverableError:
@@ -40,6 +32,15 @@ REPORT = (
 )
 
 
+def wrapped(make, state) -> tuple[nn.Module, torch.optim.Optimizer, poptorch.PoplarExecutor]:
+    model = Regression(4, 4)
+    optimizer = make(model.parameters(), lr=0.1)
+    if state is not None:
+        model.load_state_dict(state[0])
+        optimizer.load_state_dict(copy.deepcopy(state[1]))
+    return model, optimizer, poptorch.trainingModel(model, options(), optimizer)
+
+
 @pytest.mark.spec("runtime", 27)
 @pytest.mark.parametrize(
     ("make", "place"),
@@ -50,24 +51,19 @@ REPORT = (
 )  # fmt: skip
 def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
     """Nor has it with state that was loaded."""
-    model = Net()
-    trained = make(model.parameters(), lr=0.1)
-    poptorch.trainingModel(model, options(), trained)(X, Y)
-    kept = copy.deepcopy((model.state_dict(), trained.state_dict()))
+    model, optimizer, wrapper = wrapped(make, None)
+    wrapper(X, Y)
+    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     losses = []
     for fails in (False, True):
-        model = Net()
-        model.load_state_dict(kept[0])
-        optimizer = make(model.parameters(), lr=0.1)
-        optimizer.load_state_dict(copy.deepcopy(kept[1]))
-        wrapper = poptorch.trainingModel(model, options(), optimizer)
+        model, optimizer, wrapper = wrapped(make, kept)
         before = copy.deepcopy(optimizer.state_dict())
         if fails:
             with (
                 poptorch.testing.injected_fault(place, no_answer()),
                 pytest.raises(poptorch.RecoverableError) as caught,
             ):
-                wrapper(X.long(), Y)
+                wrapper(X[:2], Y[:2])
             assert str(caught.value) == REPORT
             assert caught.value.recovery_action == "IPU_RESET"
             assert caught.value.type == "poplar_recoverable_runtime_error"
@@ -137,8 +133,7 @@ def test_tensors_that_no_program_can_read() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["reference", pytest.param("optimise", marks=pytest.mark.slow)])
 def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    model = Having(lambda m, x: torch.tanh(x).flatten(1) @ m.weight, weight=normal(36, 3))
     images = normal(4, 1, 6, 6)
     wrapper = poptorch.inferenceModel(model, options().backend(backend))
     forms = [
@@ -151,9 +146,9 @@ def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> Non
     ]
     for first in (forms[1], forms[3]) if backend == "reference" else ():
         again = poptorch.inferenceModel(model, options().backend(backend))
-        torch.testing.assert_close(again(first), model(first).detach())
+        torch.testing.assert_close(again(first), model(first))
     for form in forms:
-        torch.testing.assert_close(wrapper(form), model(form).detach())
+        torch.testing.assert_close(wrapper(form), model(form))
 
 
 def test_containers_without_an_end() -> None:
@@ -180,23 +175,18 @@ def test_a_keyword_called_self() -> None:
 
 
 def test_indices_that_are_checked_are_those_that_are_read() -> None:
-    class Rows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = nn.Embedding(6, 2)
-            self.register_buffer("order", torch.arange(6))
+    def forward(model, at: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+        ordered = model.rows(model.order).sum() * 0
+        return model.rows(at.long()[:, None])[:, 0] + free[:, None] + ordered
 
-        def forward(self, at: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
-            ordered = self.rows(self.order).sum() * 0
-            return self.rows(at.long()[:, None])[:, 0] + free[:, None] + ordered
-
-    wrapper = poptorch.inferenceModel(Rows(), options(iterations=2))
+    model = Having(forward, rows=nn.Embedding(6, 2), order=torch.arange(6))
+    wrapper = poptorch.inferenceModel(model, options(iterations=2))
     at, free = torch.tensor([0, 5, 1, 2]), torch.tensor([99, -7, 3, 1000])
     wrapper(at, free)
-    with pytest.raises(poptorch.Error, match=r'input "at"\[1\] is 6; embedding takes 0 to 5'):
+    with pytest.raises(poptorch.Error, match=r"\[1\] is 6; embedding takes 0 to 5"):
         wrapper(at + torch.tensor([0, 1, 0, 0]), free)
     own = options(iterations=2)
     own.Precision.checkIndices(False)
-    unchecked = poptorch.inferenceModel(Rows(), own)
+    unchecked = poptorch.inferenceModel(model, own)
     with pytest.raises(IndexError):
         unchecked(at + 1, free)

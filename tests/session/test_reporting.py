@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import programs
 from poptorch import _systems
 from poptorch._ipu_model import page, profile
 from poptorch._ipu_model.advice import Adviser
@@ -66,31 +65,34 @@ def names(directory: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("runtime", 21)
+@pytest.mark.spec("runtime", 21, 22)
 def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path: Path) -> None:
-    executor = training(ask(environment=tmp_path / "env"))
+    poptorch.inferenceModel(Net(), ask().deviceIterations(2)).compile(X)
+    assert not names(tmp_path)  # nothing is written unless it is asked for
+    poptorch.inferenceModel(Net(), ask().enableProfiling().deviceIterations(2)).compile(X)
+    assert names(tmp_path) == {"inference"}  # in the working directory
+    opts = ask(environment=tmp_path / "env", python=tmp_path / "ignored")
+    executor = training(opts.clone())
     executor.compile(X, Y)
-    executor.destroy()
-    opts = ask(environment=tmp_path / "env", python=tmp_path / "ignored").deviceIterations(3)
-    executor = poptorch.inferenceModel(Net(), opts.clone())
-    executor.compile(X)
     del executor
-    poptorch.inferenceModel(Net(), opts.modelName("mine")).compile(X)
-    assert names(tmp_path / "env") == {"training", "inference", "mine"}
+    poptorch.inferenceModel(Net(), opts.modelName("mine").deviceIterations(2)).compile(X)
+    assert names(tmp_path / "env") == {"training", "mine"}
     assert all(names(folder) == FILES for folder in (tmp_path / "env").iterdir())
     assert not (tmp_path / "ignored").exists()
 
 
-@pytest.mark.spec("runtime", 22)
-def test_without_a_directory_it_is_the_working_one(ask, tmp_path: Path) -> None:
-    training(ask()).compile(X, Y)
-    assert not names(tmp_path)  # nothing is written unless it is asked for
-    training(ask().enableProfiling()).compile(X, Y)
-    assert names(tmp_path) == {"training"}
-
-
 @pytest.mark.slow
-def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) -> None:
+def test_the_report_has_the_estimate_its_advice_and_what_was_measured(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs as small as these are given no advice, so that any will do."""
+    costs = []
+
+    def everything(adviser: Adviser, before: Any) -> tuple[Advice, ...]:
+        costs.append(adviser.price({"recomputation": False}).cycles - before.cycles)
+        return (Advice("recompute nothing", 1.0, costs[-1], True),)
+
+    monkeypatch.setattr(Adviser, "advice", everything)
     executor = training(ask(python=tmp_path).useIpuModel(True))
     executor.compile(X, Y)
     before = profile.read(tmp_path / "training")
@@ -107,6 +109,9 @@ def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) 
     assert after["target"]["kind"] == "mk2"
     assert after["estimated"]["system"] == _systems.system_of().text == "mk2:64"
     assert after["estimated"]["cycles"] == before["estimated"]["cycles"] == priced.cycles
+    line = {"change": "recompute nothing", "saves": 1, "costs": costs[0], "fits": True}
+    assert after["estimated"]["advice"] == [line]
+    assert costs[0] < 0
     assert after["settings"]["loops.accumulation"] == "3"
     live = {row["name"]: row for row in after["estimated"]["chips"][1]["largest"]}
     assert live["param.second.weight"]["bytes"] == 4 * 8 * 4
@@ -148,25 +153,6 @@ def test_actions_and_operators_of_the_first_calls_are_timed_here(
     assert all(e["ts"] + e["dur"] <= calls[0]["ts"] + calls[0]["dur"] for e in here)
 
 
-def test_the_report_has_the_advice_of_the_estimate(
-    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Programs as small as these are given none, so that any will do."""
-    given = []
-
-    def everything(adviser: Adviser, before: Any) -> tuple[Advice, ...]:
-        given.append(adviser.price({"recomputation": False}).cycles - before.cycles)
-        return (Advice("recompute nothing", 1.0, given[-1], True),)
-
-    monkeypatch.setattr(Adviser, "advice", everything)
-    executor = training(ask(python=tmp_path))
-    executor.compile(X, Y)
-    executor.destroy()
-    (line,) = profile.read(tmp_path / "training")["estimated"]["advice"]
-    assert line == {"change": "recompute nothing", "saves": 1, "costs": given[0], "fits": True}
-    assert given[0] < 0
-
-
 @pytest.mark.slow  # starts a process
 def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> None:
     """Three calls, of which the file after call 2 knows two; a child that was forked after two."""
@@ -183,29 +169,22 @@ def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> 
         "    sys.exit()\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
-    subprocess.run([sys.executable, script, tmp_path], check=True)
+    assert programs.run(script, tmp_path).returncode == 0
     assert profile.read(tmp_path / "inference")["measured"]["calls"] == 3
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_warning(
-    ask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("POPTORCH_POD", "bow:4")
     (tmp_path / "full").write_text("a file in the place of a folder")
-    wrapped = training(ask(python=tmp_path / "full"))
+    wrapped = training(ask(python=tmp_path / "full").logCycleCount(True))
     losses = [wrapped(X, Y).sum() for _ in range(3)]
+    cycles = wrapped.estimate(X, Y, system="bow:2").cycles
+    assert wrapped.cycleCount() == round(cycles)  # those of the estimate
     wrapped.destroy()
     assert losses[2] < losses[0]
     assert caplog.text.count("The profile report cannot be written") == 1
-
-
-def test_cycles_are_those_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POPTORCH_POD", "bow:4")
-    executor = training(poptorch.Options().backend("reference").logCycleCount(True))
-    executor(X, Y)
-    assert executor.cycleCount() == round(executor.estimate(X, Y, system="bow:2").cycles)
-
-
-def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
     for text in ("", "[]", '{"format": 0}'):
         (tmp_path / "profile.json").write_text(text)
         with pytest.raises(poptorch.Error, match=r"profile(?s:.*)enableProfiling"):

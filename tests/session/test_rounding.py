@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Calling, infer, options
+from helpers.twins import Twins
+from helpers.wrapping import Calling, infer, options, training
 
 COUNT = 20_000
 
@@ -25,13 +26,9 @@ def rounding(seed=1, enabled=True, **counts):
     return opts
 
 
-def trained(opts, optimizer=None, calls=4, rows=1):
+def trained(opts, lr=2.0**-13, calls=4, rows=1):
     model = Weights()
-    if optimizer is None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-13)
-    else:
-        optimizer = optimizer(model.parameters())
-    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    wrapped = training(model, opts, lr)
     for _ in range(calls):
         wrapped(torch.ones(rows, 1).half())
     return model.weight.detach().double(), wrapped
@@ -77,8 +74,7 @@ def test_exact_values_and_float_results_stay():
     got = infer(lambda x: (x.float().half(), x.float() * 3.1), x, opts=rounding())
     assert torch.equal(got[0], x)
     assert torch.equal(got[1], x.float() * 3.1)
-    weights, _ = trained(rounding(), lambda p: torch.optim.SGD(p, lr=2.0**-11))
-    assert weights.unique().tolist() == [1 - 4 * 2.0**-11]
+    assert trained(rounding(), lr=2.0**-11)[0].unique().tolist() == [1 - 4 * 2.0**-11]
 
 
 @pytest.mark.spec("precision", 12)
@@ -96,36 +92,18 @@ def test_it_acts_in_inference_until_it_is_switched_off():
         assert abs(float(rounded.mean()) - between) < 5 * deviation
         evaluated = infer(function, *inputs, opts=rounding(enabled=False))
         assert evaluated.unique().tolist() == [1.0]
-    twice = poptorch.inferenceModel(nn.Identity(), rounding())
-    assert torch.equal(twice(x), x)
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-
-    def forward(self, x, y):
-        out = self.norm(x)
-        return out, nn.functional.mse_loss(out, y)
 
 
 def test_batch_norms_in_half_train():
     """Torch says of their running statistics, which are half, that they are float32."""
-    opts = rounding()
-    x, y = torch.randn(8, 4).half(), torch.zeros(8, 4).half()
-    eager = Normed().half()
-    model = Normed().half()
-    wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.125))
-    for step in range(3):
-        want, loss = eager(x, y)
-        got, _ = wrapped(x, y)
-        torch.testing.assert_close(got, want, atol=4e-3 * (step + 1), rtol=0)
-        eager.zero_grad()
-        loss.backward()
-        torch.optim.SGD(eager.parameters(), lr=0.125).step()
-    wrapped.copyWeightsToHost()
-    for name in ("running_mean", "running_var"):
-        got, want = getattr(model.norm, name), getattr(eager.norm, name)
-        assert got.dtype == torch.half
-        torch.testing.assert_close(got, want, atol=3e-3, rtol=0)
+
+    class Normed(nn.BatchNorm1d):
+        def forward(self, x, y):
+            return nn.functional.mse_loss(super().forward(x), y)
+
+    twins = Twins(
+        Normed(4).half(), lambda p: torch.optim.SGD(p, lr=0.125), rounding(), rtol=0, atol=4e-3
+    )
+    twins.step(torch.randn(8, 4).half(), torch.zeros(8, 4).half(), count=3)
+    assert twins.model.running_mean.dtype == torch.half
+    twins.compare()

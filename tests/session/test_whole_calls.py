@@ -197,13 +197,12 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(
 
 
 def test_ctrl_c_while_compiling() -> None:
-    presses = [True]
+    presses = [signal.SIGINT]
 
     class Interrupting(Labelled):
         def forward(self, x, y):
             if presses and poptorch.isRunningOnIpu():
-                presses.pop()
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), presses.pop())
             return super().forward(x, y)
 
     model = Interrupting()
