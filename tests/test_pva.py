@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import poptorch
 import pva
+from helpers import pricing
+from helpers.pricing import meta, two_stages
 from poptorch import Estimate, _systems
 from poptorch._ipu_model import profile
 
@@ -19,13 +19,7 @@ from poptorch._ipu_model import profile
 @pytest.fixture(scope="module")
 def priced() -> Estimate:
     """Two stages, four micro-batches."""
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).eval()
-    poptorch.BeginBlock(model[1], "b", ipu_id=1)
-    executor = poptorch.inferenceModel(model, poptorch.Options().deviceIterations(4))
-    estimate = executor.estimate(torch.empty(8, 64, device="meta"), system="bow:2")
-    executor.destroy()
-    return estimate
+    return pricing.priced(two_stages, meta(8, 64), steps=4, system="bow:2")
 
 
 @pytest.fixture(scope="module")

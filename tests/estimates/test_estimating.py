@@ -10,58 +10,29 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.pricing import Stack, meta, off_chip, priced
 from poptorch import Estimate
 from poptorch._ipu_model import profile
 
 WIDE = 512
-
-
-class Stack(nn.Module):
-    """Linear layers of 512 x 512, from ``cut`` on on a second chip, and their loss."""
-
-    def __init__(self, layers: int, cut: int | None = None, wide: int = WIDE) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(wide, wide, bias=False) for _ in range(layers))
-        if cut is not None:
-            poptorch.BeginBlock(self.layers[cut], "second", ipu_id=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return poptorch.identity_loss(x, reduction="mean")
-
-
-def stack(layers: int, cut: int | None = None, wide: int = WIDE) -> Stack:
-    with torch.device("meta"):
-        return Stack(layers, cut, wide)
-
-
-def rows(count: int, wide: int = WIDE) -> torch.Tensor:
-    return torch.empty(count, wide, device="meta")
+LAYER = WIDE * WIDE * 4
 
 
 def trained(
-    model: nn.Module, accumulation: int = 4, opts: poptorch.Options | None = None, micro: int = 8,
-    optimizer: str = "AdamW", system: str = "mk2:16",
+    *cuts: int, layers: int = 4, steps: int = 4, micro: int = 8,
+    options: poptorch.Options | None = None, system: str = "mk2:16",
 ) -> Estimate:  # fmt: skip
-    opts = opts or poptorch.Options()
-    opts.Training.gradientAccumulation(accumulation)
-    kind = getattr(poptorch.optim, optimizer)
-    executor = poptorch.trainingModel(model, opts, kind(model.parameters(), lr=0.1))
-    wide = next(model.parameters()).shape[1]
-    batch = rows(micro * accumulation * opts.replication_factor, wide)
-    try:
-        return executor.estimate(batch, system=system)
-    finally:
-        executor.destroy()
+    """Layers of 512 x 512, from each cut on on a further chip."""
+    options = options or poptorch.Options()
+    return priced(
+        lambda: Stack(layers, WIDE, *cuts), meta(micro * steps * options.replication_factor, WIDE),
+        steps=steps, optimizer="AdamW", options=options, system=system,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def pipeline() -> Estimate:
-    return trained(stack(4, cut=2))
-
-
-LAYER = WIDE * WIDE * 4
+    return trained(2)
 
 
 def test_state_is_counted_exactly(pipeline: Estimate) -> None:
@@ -87,8 +58,7 @@ def test_parts_add_up(pipeline: Estimate) -> None:
 
 
 def test_a_call_runs_the_schedule_as_often_as_it_iterates(pipeline: Estimate) -> None:
-    options = poptorch.Options().deviceIterations(3)
-    thrice = trained(stack(4, cut=2), opts=options, micro=3 * 8)
+    thrice = trained(2, options=poptorch.Options().deviceIterations(3), micro=3 * 8)
     assert thrice.runs == 3 * pipeline.runs
     # Results go to the host once a call.
     assert thrice.cycles == pytest.approx(3 * pipeline.cycles, rel=1e-4)
@@ -121,7 +91,7 @@ def test_a_call_runs_products_for_each_micro_batch_and_updates_once(pipeline: Es
 
 
 def test_the_largest_tensor_of_each_pass_is_named() -> None:
-    first, second = trained(stack(4, cut=2), accumulation=8, micro=4096).chips
+    first, second = trained(2, steps=8, micro=4096).chips
     assert first.moments.keys() == {"", "0F", "0B", "0U0"}
     value = 4096 * WIDE * 4
     waiting = first.moments[""]  # what stage 0 keeps of the micro-batches in flight
@@ -151,7 +121,7 @@ def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path: Path) -> None
 def test_what_is_computed_again_is_no_useful_work() -> None:
     again = poptorch.Options()
     again._Popart.set("autoRecomputation", 1)
-    once, twice = trained(stack(4)), trained(stack(4), opts=again)
+    once, twice = trained(), trained(options=again)
     assert sum(row.flops for row in twice.operators) > sum(row.flops for row in once.operators)
     assert twice.seconds > once.seconds
     useful = [each.share_of_peak * each.seconds for each in (once, twice)]
@@ -159,122 +129,93 @@ def test_what_is_computed_again_is_no_useful_work() -> None:
 
 
 def test_the_schedule_is_what_staged_executes() -> None:
-    model = Stack(4, cut=2)
-    opts = poptorch.Options().backend("staged")
-    opts.Training.gradientAccumulation(4)
-    executor = poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.1))
-    executor.compile(torch.zeros(8 * 4, WIDE))
+    model = Stack(4, 16, 2).train()
+    options = poptorch.Options().backend("staged")
+    options.Training.gradientAccumulation(4)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    executor.compile(torch.zeros(8 * 4, 16))
     staged = executor.plan().staged
-    priced = executor.estimate(torch.zeros(8 * 4, WIDE), system="mk2:2")
+    made = executor.estimate(torch.zeros(8 * 4, 16), system="mk2:2")
     executor.destroy()
     assert staged is not None
     expected = [(chip, str(action)) for _, chip, action in staged.schedule.cells()]
-    assert [(action.chip, action.name) for action in priced.schedule] == expected
-    ends = {a.name: a.start + a.cycles + a.sent for a in priced.schedule}
-    starts = {action.name: action.start for action in priced.schedule}
+    assert [(action.chip, action.name) for action in made.schedule] == expected
+    ends = {a.name: a.start + a.cycles + a.sent for a in made.schedule}
+    starts = {action.name: action.start for action in made.schedule}
     assert starts["1F2"] >= ends["0F2"]
     assert starts["0B2"] >= ends["1B2"]
 
 
-def _location(**how: bool) -> poptorch.Options:
-    settings = poptorch.TensorLocationSettings()
-    settings.useOnChipStorage(how.get("on_chip", True))
-    settings.useReplicatedTensorSharding(how.get("sharded", False))
-    opts = poptorch.Options()
-    opts.TensorLocations.setOptimizerLocation(settings)
-    return opts
-
-
-@pytest.mark.slow
 def test_locations_move_bytes_and_cost_transfers(pipeline: Estimate) -> None:
-    off = trained(stack(4, cut=2), opts=_location(on_chip=False))
+    off = trained(2, options=off_chip("Optimizer"))
     assert off.chips[0].always["optimizer state"] < 64
     assert off.chips[0].always["weights"] == pipeline.chips[0].always["weights"]
     # Both moments of both layers come and go once, at 20 GB/s.
     moved = 2 * (2 * 2 * LAYER) / 20e9 * off.clock
     assert off.chips[0].parts["streaming memory"] == pytest.approx(moved, rel=0.01)
-    shared = trained(stack(4, cut=2), opts=_location(sharded=True).replicationFactor(4))
+    options = poptorch.Options().replicationFactor(4)
+    sharded = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    options.TensorLocations.setOptimizerLocation(sharded)
+    shared = trained(2, options=options)
     assert shared.chips[0].always["optimizer state"] == pytest.approx(LAYER, abs=64)
     assert shared.replicas == 4
 
 
-def test_replicas_add_up_their_gradients(pipeline: Estimate) -> None:
-    four = trained(stack(4, cut=2), opts=poptorch.Options().replicationFactor(4))
+@pytest.mark.slow
+def test_replicas_add_up_their_gradients_those_of_other_processes_too(pipeline: Estimate) -> None:
+    four = trained(2, options=poptorch.Options().replicationFactor(4))
     slower = four.cycles - pipeline.cycles
     ring = 2 * 3 * (2 * LAYER / 4 / (64e9 * 0.85) + 10e-6) * four.clock
     assert slower == pytest.approx(ring, rel=0.1)
     assert 3 * pipeline.items_per_second < four.items_per_second < 4 * pipeline.items_per_second
-
-
-@pytest.mark.slow
-def test_replicas_of_other_processes_count() -> None:
-    together = trained(stack(4, cut=2), opts=poptorch.Options().replicationFactor(4))
-    opts = poptorch.Options().replicationFactor(2)
-    opts.Distributed.configureProcessId(1, 2)
-    apart = trained(stack(4, cut=2), opts=opts)
-    assert apart.replicas == 4
-    assert apart.items_per_second == together.items_per_second
-    assert apart.share_of_peak == together.share_of_peak
-    assert apart.bound == together.bound
-    opts = poptorch.Options().replicationFactor(2)
-    opts.Distributed.configureProcessId(0, 16)
+    options = poptorch.Options().replicationFactor(2)
+    options.Distributed.configureProcessId(1, 2)
+    apart = trained(2, options=options)
+    for name in ("replicas", "items_per_second", "share_of_peak", "bound"):
+        assert getattr(apart, name) == getattr(four, name)
+    options = options.clone()
+    options.Distributed.configureProcessId(0, 16)
     with pytest.raises(poptorch.Error, match="32 replicas of 2 IPUs on mk2:16"):
-        trained(stack(4, cut=2), opts=opts)
+        trained(2, options=options)
 
 
-def test_a_model_stops_fitting_where_its_weights_do() -> None:
-    """64 MiB a layer against 897 MiB: 12 layers leave 129 MiB for everything else, 14 one."""
-    wide = 4096
-    verdicts = {}
-    for layers in (11, 14):
-        model = stack(layers, wide=wide).eval()
-        executor = poptorch.inferenceModel(model)
-        verdicts[layers] = executor.estimate(rows(16, wide), system="mk2:1")
-    assert verdicts[11].fits
-    assert not verdicts[14].fits
-    culprit = verdicts[14].culprit
+def test_a_model_stops_fitting_where_its_fullest_tile_does() -> None:
+    """64 MiB a layer against 897 MiB: 11 layers leave 193 MiB for everything else, 14 one."""
+    wide, limit = 4096, 1472 * (624 << 10)
+    eleven, fourteen = (
+        priced(lambda n=layers: Stack(n, wide), meta(16, wide), system="mk2:1")
+        for layers in (11, 14)
+    )
+    assert (eleven.fits, fourteen.fits) == (True, False)
+    assert max(eleven.chips[0].tiles) <= 624 << 10 < max(fourteen.chips[0].tiles)
+    culprit = fourteen.culprit
     assert (culprit.category, culprit.module, culprit.chip) == ("weights", "layers.0", 0)
     assert culprit.bytes == 14 * wide * wide * 4
     assert culprit.tensor == "param.layers.0.weight"
     assert "layer(x)" in culprit.line
-    limit = 1472 * (624 << 10)
-    assert verdicts[14].chips[0].limit == limit
-    assert culprit.over == pytest.approx(100 * (verdicts[14].chips[0].bytes / limit - 1))
-    assert "DOES NOT FIT: weights" in str(verdicts[14])
+    assert fourteen.chips[0].limit == limit
+    assert culprit.over == pytest.approx(100 * (fourteen.chips[0].bytes / limit - 1))
+    assert "DOES NOT FIT: weights" in str(fourteen)
+    assert "gaps" in {guess.name for guess in eleven.guesses}
 
 
-def test_pipelines_keep_more_the_earlier_the_stage() -> None:
+def test_pipelines_keep_more_the_earlier_the_stage_but_for_what_is_off_chip() -> None:
     """When it goes back, the first of three stages has the inputs of five micro-batches.
 
     The second has those of three and what has just arrived for the next; each also has the gradient
-    that it starts from.
+    that it starts from. With activations in streaming memory it fetches one.
     """
-    model = stack(6)
-    for ipu in (1, 2):
-        poptorch.BeginBlock(model.layers[2 * ipu], f"b{ipu}", ipu_id=ipu)
-    kept = trained(model, accumulation=8, micro=4096).chips
+    how = {"layers": 6, "steps": 8, "micro": 4096}
+    kept, off = (
+        trained(2, 4, **how).chips,
+        trained(2, 4, **how, options=off_chip("Activation")).chips,
+    )
     value = 4096 * WIDE * 4
     assert kept[0].peak["activations"] - kept[1].peak["activations"] == value
     assert kept[1].peak["activations"] - kept[2].peak["activations"] >= value
-
-
-@pytest.mark.slow
-def test_activations_in_streaming_memory_are_not_kept() -> None:
-    """The second of three stages keeps the inputs of three micro-batches, or fetches one."""
-    where = poptorch.TensorLocationSettings().useOnChipStorage(False)
-    off = poptorch.Options()
-    off.TensorLocations.setActivationLocation(where)
-    peaks, streamed = [], []
-    for options in (poptorch.Options(), off):
-        model = stack(6)
-        for ipu in (1, 2):
-            poptorch.BeginBlock(model.layers[2 * ipu], f"b{ipu}", ipu_id=ipu)
-        chip = trained(model, accumulation=8, micro=4096, opts=options).chips[1]
-        peaks.append(chip.peak["activations"])
-        streamed.append(chip.parts["streaming memory"])
-    value = 4096 * WIDE * 4
-    assert peaks[0] - peaks[1] >= 2 * value
-    assert streamed[0] == 0 < streamed[1]
+    assert kept[1].peak["activations"] - off[1].peak["activations"] >= 2 * value
+    assert kept[1].parts["streaming memory"] == 0 < off[1].parts["streaming memory"]
 
 
 def test_files(pipeline: Estimate, tmp_path: Path) -> None:
@@ -295,18 +236,13 @@ def test_files(pipeline: Estimate, tmp_path: Path) -> None:
     )
 
 
-def test_a_system_has_to_be_large_enough() -> None:
+def test_a_system_is_a_text_and_large_enough() -> None:
     with pytest.raises(poptorch.Error, match="needs more IPUs than the system has") as caught:
-        trained(stack(4, cut=2), system="mk2:1")
+        trained(2, system="mk2:1")
     assert 'system="mk2:2"' in str(caught.value)
-    with pytest.raises(poptorch.Error, match="There is no such system"):
-        trained(stack(1), system="mk9:1")
-
-
-def test_a_system_is_a_text() -> None:
-    executor = poptorch.inferenceModel(nn.Linear(4, 4))
-    with pytest.raises(poptorch.Error, match="There is no such system"):
-        executor.estimate(torch.ones(1, 4), system=16)  # type: ignore[arg-type]
+    for system in ("mk9:1", 16):
+        with pytest.raises(poptorch.Error, match="There is no such system"):
+            trained(2, system=system)
 
 
 @pytest.mark.parametrize("price", [poptorch.estimate, poptorch.what_if])
@@ -326,10 +262,10 @@ def test_what_is_guessed_is_said(pipeline: Estimate) -> None:
 
 def test_estimating_leaves_the_model_usable() -> None:
     torch.manual_seed(1)
-    model = Stack(2)
+    model = Stack(2, 16).eval()
     executor = poptorch.inferenceModel(model, poptorch.Options().backend("reference"))
-    x = torch.randn(4, WIDE)
-    priced = poptorch.estimate(executor, x, system="bow:1")
+    x = torch.randn(4, 16)
+    made = poptorch.estimate(executor, x, system="bow:1")
     assert not executor.isCompiled()
-    assert priced.fits
+    assert made.fits
     torch.testing.assert_close(executor(x), model(x))

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
+from helpers.pricing import meta, priced
 from poptorch import Estimate
 from poptorch._ipu_model.constants import DEFAULT
 from poptorch._ipu_model.products import Chip, spread
 from poptorch._ipu_model.work import Product
-from poptorch._repricing import Repricer
 from poptorch._systems import KINDS
 
 
@@ -79,24 +79,12 @@ class Tower(nn.Module):
 
 
 @functools.cache
-def priced(dtype: torch.dtype, shape: tuple[int, int, str], rows: int, optimizer: str) -> Estimate:
-    with torch.device("meta"):
-        model = Tower(*shape).to(dtype).train(bool(optimizer))
+def tower(dtype: torch.dtype, shape: tuple[int, int, str], rows: int, optimizer: str) -> Estimate:
     options = poptorch.Options()
     options.Precision.setPartialsType(dtype)
-    if optimizer:
-        options.Training.gradientAccumulation(4)
-        made = getattr(poptorch.optim, optimizer)(model.parameters(), lr=0.1)
-        executor = poptorch.trainingModel(model, options, made)
-    else:
-        executor = poptorch.inferenceModel(model, options.deviceIterations(4))
-    batch = torch.empty(4 * rows, shape[1], dtype=dtype, device="meta")
-    try:
-        captures = executor._session.captures((batch,), {})
-        # Without advice.
-        return Repricer(executor._options, captures, "bow:1", bool(optimizer)).price({})
-    finally:
-        executor.destroy()
+    batch = meta(4 * rows, shape[1], dtype=dtype)
+    how = {"steps": 4, "optimizer": optimizer, "options": options, "system": "bow:1"}
+    return priced(lambda: Tower(*shape).to(dtype), batch, **how)
 
 
 towers = st.tuples(
@@ -114,7 +102,7 @@ towers = st.tuples(
 def test_models_of_halves_raise_nothing_else(
     shape: tuple[int, int, str], rows: int, optimizer: str
 ) -> None:
-    half, single = (priced(t, shape, rows, optimizer) for t in (torch.half, torch.float))
+    half, single = (tower(t, shape, rows, optimizer) for t in (torch.half, torch.float))
     for category, size in single.chips[0].always.items():
         if category not in ("code", "gaps and imbalance"):
             assert half.chips[0].always[category] <= size
@@ -125,7 +113,7 @@ def test_models_of_halves_raise_nothing_else(
 
 
 def test_halves_are_smaller_and_faster() -> None:
-    half, single = (priced(t, (2, 2000, "tanh"), 1000, "SGD") for t in (torch.half, torch.float))
+    half, single = (tower(t, (2, 2000, "tanh"), 1000, "SGD") for t in (torch.half, torch.float))
     assert half.chips[0].always["weights"] < 0.51 * single.chips[0].always["weights"]
     peaks = [dict(each.chips[0].peak) for each in (half, single)]
     for same in ("accumulators", "code"):  # of both types

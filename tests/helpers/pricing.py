@@ -1,0 +1,88 @@
+"""What models of tests cost on IPUs: their weights and batches are on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import Estimate
+from poptorch._repricing import Repricer
+
+
+class Stack(nn.Module):
+    """Linear layers of equal width, from each cut on on a further chip, and a loss in training."""
+
+    def __init__(self, layers: int, wide: int, *cuts: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(wide, wide, bias=False) for _ in range(layers))
+        for ipu, cut in enumerate(cuts, 1):
+            poptorch.BeginBlock(self.layers[cut], f"b{ipu}", ipu_id=ipu)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return poptorch.identity_loss(x, reduction="mean") if self.training else x
+
+
+def two_stages() -> nn.Sequential:
+    """Two layers, each on a chip."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
+    poptorch.BeginBlock(model[1], "b", ipu_id=1)
+    return model
+
+
+def wrapped(
+    make: Callable[[], nn.Module],
+    steps: int = 1,
+    optimizer: str = "",
+    options: poptorch.Options | None = None,
+    **settings: Any,
+) -> poptorch.PoplarExecutor:
+    """Wrap a model: with the name of an optimizer for training, whose steps are accumulation."""
+    options = options or poptorch.Options()
+    with torch.device("meta"):
+        model = make().train(bool(optimizer))
+    if not optimizer:
+        return poptorch.inferenceModel(model, options.deviceIterations(steps))
+    options.Training.gradientAccumulation(steps)
+    made = getattr(poptorch.optim, optimizer)(model.parameters(), lr=0.1, **settings)
+    return poptorch.trainingModel(model, options, made)
+
+
+def priced(
+    make: Callable[[], nn.Module],
+    *batch: torch.Tensor,
+    system: str = "bow:4",
+    advice: bool = False,
+    **how: Any,
+) -> Estimate:
+    """Return the estimate of a model that is wrapped so; it takes a fraction without advice."""
+    executor = wrapped(make, **how)
+    try:
+        if advice:
+            return executor.estimate(*batch, system=system)
+        captures, training = executor._session.captures(batch, {}), bool(how.get("optimizer"))
+        return Repricer(executor._options, captures, system, training).price({}, guesses=True)
+    finally:
+        executor.destroy()
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def fullest(estimate: Estimate) -> float:
+    """Return the bytes of the fullest chip."""
+    return max(chip.bytes for chip in estimate.chips)
+
+
+def off_chip(kind: str) -> poptorch.Options:
+    """Return options with a kind of tensors in streaming memory."""
+    options = poptorch.Options()
+    where = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    getattr(options.TensorLocations, f"set{kind}Location")(where)
+    return options
