@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import pricing
+from helpers.cases import few, long
 from poptorch._ipu_model.variants import LOCATIONS, PRESENT, Variant
-from poptorch._session import pricing
 
 WIDE, ROWS = 128, 64
 
@@ -86,9 +87,9 @@ def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool)
 @pytest.mark.parametrize(
     ("training", "norm", "vary"),
     [
-        (True, False, {"micro_batch": [4, 8], "replicas": [2]}),
+        long(True, False, {"micro_batch": [4, 8], "replicas": [2]}),
         (True, True, {"replicas": [2, 1], "half_partials": [True]}),
-        (True, False, {"accumulation": [16], "recomputation": [True, False]}),
+        long(True, False, {"accumulation": [16], "recomputation": [True, False]}),
         (
             True, False,
             {
@@ -96,10 +97,10 @@ def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool)
                 "activation_location": ["off chip"],
             },
         ),
-        (True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
+        long(True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
         (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
         (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),
-        (False, False, {"device_iterations": [2, 32]}),
+        long(False, False, {"device_iterations": [2, 32]}),
     ],
 )  # fmt: skip
 def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[Any]]) -> None:
@@ -118,31 +119,10 @@ def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[An
 
 
 @pytest.mark.slow
-def test_captured_once_where_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    capture = pricing._compile.capture_for_estimate
-
-    def counted(*args: Any) -> Any:
-        made.append(args)
-        return capture(*args)
-
-    monkeypatch.setattr(pricing._compile, "capture_for_estimate", counted)
-    vary = {"replicas": [1, 2], "micro_batch": [4, 8], "chip": ["mk2", "bow"]}
-    assert len(poptorch.what_if(wrapped(True), BATCH, vary=vary)) == 8 + 1
-    assert len(made) == 2  # by micro-batch
-    made.clear()
-    # Every replica has statistics of its own.
-    poptorch.what_if(wrapped(True, norm=True), BATCH, vary={"replicas": [1, 2], "chip": ["bow"]})
-    assert len(made) == 2
-
-
 def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(11))).eval()
-    executor = poptorch.inferenceModel(model)
-    batch = torch.empty(16, 4096, device="meta")
+    executor = pricing.wrapped(lambda: pricing.Stack(11, 4096))
     vary = {"chip": ["mk1", "mk2", "bow"]}
-    lines = poptorch.what_if(executor, batch, system="bow:16", vary=vary)
+    lines = poptorch.what_if(executor, pricing.meta(16, 4096), system="bow:16", vary=vary)
     assert [line.settings["chip"] for line in lines] == ["bow", PRESENT, "mk2", "mk1"]
     assert [line.fits for line in lines] == [True, True, True, False]
     assert lines[1].items_per_second == lines[0].items_per_second
@@ -157,7 +137,7 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", few([True, False], True))
 def test_precision_is_that_of_the_model_and_its_inputs(training: bool) -> None:
     executor = wrapped(training)
     lines = poptorch.what_if(executor, BATCH, vary={"precision": ["float32", "float16"]})
@@ -188,32 +168,26 @@ class Deep(nn.Module):
 
 
 def deep(training: bool, ipus: int = 1) -> poptorch.PoplarExecutor:
-    with torch.device("meta"):
-        model = Deep().train(training)
-    options = poptorch.Options()
-    if not training:
-        options.deviceIterations(8)
-        if ipus > 1:
-            poptorch.autoplace(model, torch.zeros(ROWS, WIDE), options, num_ipus=ipus)
-        return poptorch.inferenceModel(model, options)
-    options.Training.gradientAccumulation(8)
-    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.1)
+    how = {"steps": 8, "optimizer": "AdamW" if training else ""}
+    executor = pricing.wrapped(Deep, **how)
     if ipus > 1:
-        poptorch.autoplace(
-            model, torch.zeros(ROWS, WIDE), options, num_ipus=ipus, optimizer=optimizer
-        )
-    return poptorch.trainingModel(model, options, optimizer)
+        options, example = poptorch.Options(), torch.zeros(ROWS, WIDE)
+        model, optimizer = executor._user_model, executor._optimizer
+        executor.destroy()
+        poptorch.autoplace(model, example, options, num_ipus=ipus, optimizer=optimizer)
+        executor = pricing.wrapped(lambda: model, **how, options=options)
+    return executor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", few([True, False], False))
 def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
     vary = {"ipus_per_replica": [1, 3]}
     lines = poptorch.what_if(deep(training, 2), BATCH, system="mk2:4", vary=vary)
     assert len(lines) == 3
     for line in lines:
-        ipus = {PRESENT: 2}.get(
-            line.settings["ipus_per_replica"], line.settings["ipus_per_replica"]
+        ipus = (
+            2 if line.settings["ipus_per_replica"] == PRESENT else line.settings["ipus_per_replica"]
         )
         priced = deep(training, ipus).estimate(BATCH, system="mk2:4")
         assert len(priced.chips) == ipus
@@ -237,11 +211,14 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
         ({"micro_batch": [3]}, "The samples do not divide"),
         ({"replicas": [3]}, "The samples do not divide"),
         ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
+        (None, "values by the names of settings"),
+        ({"accumulation": [2]}, "no gradient accumulation in inference"),
     ],
 )
 def test_what_cannot_be_is_refused(vary: dict[str, Any], title: str) -> None:
     with pytest.raises(poptorch.Error, match=title) as caught:
-        poptorch.what_if(wrapped(True), BATCH, system="mk2:2", vary=vary)
+        training = "inference" not in title
+        poptorch.what_if(wrapped(training), BATCH, system="mk2:2", vary=vary)
     assert all(part in str(caught.value) for part in ("Got:", "Where:", "Fix:"))
 
 
@@ -256,13 +233,3 @@ def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path: Pat
     page = (tmp_path / "table.html").read_text()
     assert page.count("<tr>") == 3
     assert "<td>mk2</td>" in page
-
-
-def test_variation_of_nothing_is_refused() -> None:
-    with pytest.raises(poptorch.Error, match="values by the names of settings"):
-        poptorch.what_if(wrapped(True), BATCH, vary=None)  # type: ignore[arg-type]
-
-
-def test_inference_accumulates_nothing() -> None:
-    with pytest.raises(poptorch.Error, match="no gradient accumulation in inference"):
-        poptorch.what_if(wrapped(False), BATCH, vary={"accumulation": [2]})

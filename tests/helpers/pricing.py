@@ -37,18 +37,21 @@ def two_stages() -> nn.Sequential:
 
 def wrapped(
     make: Callable[[], nn.Module],
-    steps: int = 1,
+    steps: int | None = None,
     optimizer: str = "",
     options: poptorch.Options | None = None,
     **settings: Any,
 ) -> poptorch.PoplarExecutor:
     """Wrap a model: with the name of an optimizer for training, whose steps are accumulation."""
     options = options or poptorch.Options()
+    if steps is not None and optimizer:
+        options.Training.gradientAccumulation(steps)
+    elif steps is not None:
+        options.deviceIterations(steps)
     with torch.device("meta"):
         model = make().train(bool(optimizer))
     if not optimizer:
-        return poptorch.inferenceModel(model, options.deviceIterations(steps))
-    options.Training.gradientAccumulation(steps)
+        return poptorch.inferenceModel(model, options)
     made = getattr(poptorch.optim, optimizer)(model.parameters(), lr=0.1, **settings)
     return poptorch.trainingModel(model, options, made)
 
