@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-import site_hooks
 import site_pages
 import words
 from helpers.source_tree import ROOT
@@ -109,18 +108,6 @@ def test_messages_are_quoted_as_they_are() -> None:
     code = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
     joined = re.sub(r'"\s*f?"', "", code)  # texts over several lines
     assert [message for message in quoted if message not in joined] == []
-
-
-def test_links_are_those_of_the_site() -> None:
-    places = site_hooks.site_paths()
-    assert places["README.md"] == "index.md"
-    text = "[a](../../README.md#status) [`b.py`](../../src/b.py) [c/d](../../src/c) [e](data.md)"
-    text += " [f](../tutorials/text.ipynb)"
-    text += "\n```python continued\n[x](../../README.md)\n```\n![p](batch.svg)"
-    assert site_hooks.rewritten(text, "docs/guide/speed.md", places) == (
-        "[a](../index.md#status) `b.py` `c/d` [e](data.md) [f](../tutorials/text.md)"
-        "\n```python\n[x](../../README.md)\n```\n![p](batch.svg)"
-    )
 
 
 def test_members_of_enums_are_shown() -> None:

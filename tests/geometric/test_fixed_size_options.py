@@ -27,30 +27,22 @@ def test_the_names_are_there() -> None:
     assert pg.__version__ == poptorch.__version__
 
 
-@pytest.mark.spec("geometric", 2, 3)
-def test_edges_default_to_all_pairs_of_nodes() -> None:
-    assert (pg.FixedSizeOptions(10).num_edges, pg.FixedSizeOptions(10).num_graphs) == (90, 2)
+@pytest.mark.spec("geometric", 2, 3, 4, 5)
+def test_defaults_and_limits() -> None:
+    sizes = pg.FixedSizeOptions(10)
+    assert (sizes.num_edges, sizes.num_graphs) == (90, 2)  # all pairs of nodes
     assert pg.FixedSizeOptions(10, 0).num_edges == 90
     assert pg.FixedSizeOptions({"a": 3, "b": 2}).num_edges == 20
-
-
-@pytest.mark.spec("geometric", 4)
-def test_one_place_is_for_padding() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        pg.FixedSizeOptions(5, num_graphs=1)
-    with pytest.raises(ValueError, match="at least 2"):
-        pg.FixedSizeOptions.from_dataset(made.graphs(), 1)
-
-
-@pytest.mark.spec("geometric", 5)
-def test_pad_values_read_back_as_numbers() -> None:
-    sizes = pg.FixedSizeOptions(5)
     assert (sizes.node_pad_value, sizes.edge_pad_value, sizes.graph_pad_value) == (0.0, 0.0, 0.0)
     assert sizes.pad_graph_defaults == {}
     assert repr(pg.FixedSizeOptions(5, node_pad_value=3).node_pad_value) == "3.0"
     for name in ("num_nodes", "num_edges", "num_graphs", "node_pad_value", "edge_pad_value",
                  "graph_pad_value", "pad_graph_defaults"):  # fmt: skip
         assert f"{name}=" in repr(sizes)
+    with pytest.raises(ValueError, match="at least 2"):  # one place is for padding
+        pg.FixedSizeOptions(5, num_graphs=1)
+    with pytest.raises(ValueError, match="at least 2"):
+        pg.FixedSizeOptions.from_dataset(made.graphs(), 1)
 
 
 @pytest.mark.spec("geometric", 6, 7)

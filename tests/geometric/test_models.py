@@ -6,14 +6,12 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 pytest.importorskip("torch_geometric")
 
 import torch_geometric
 import torch_geometric.nn as pyg
-import torch_geometric.transforms as transforms
 from torch_geometric.data import Batch, Data
 
 import poptorch
@@ -21,7 +19,6 @@ import poptorch_geometric as pg
 from helpers import graphs as made
 from helpers.cases import few, long
 from helpers.wrapping import infer, options, training, trains_alike
-from poptorch_geometric.neighbor_loader import FixedSizeNeighborLoader
 
 
 def molecules(count: int = 9) -> list[Data]:
@@ -72,57 +69,6 @@ def test_training_on_padded_batches_is_training_on_the_graphs() -> None:
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.spec("geometric", 81)
-def test_node_labels_of_packed_and_sampled_batches() -> None:
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.layer = pyg.SAGEConv(4, 3)
-
-        def forward(self, x, edge_index, y, mask):
-            out = self.layer(x, edge_index)
-            y = torch.where(mask, y, -100)
-            loss = F.cross_entropy(out, y, reduction="sum") / sum(mask)
-            return out, poptorch.identity_loss(loss, "none")
-
-    graph = made.random_graph()
-    loader = FixedSizeNeighborLoader(
-        graph, [-1], batch_size=6, fixed_size_options=pg.FixedSizeOptions(61, 400),
-    )  # fmt: skip
-    model, eager = Classifier(), Classifier()
-    trainer, optimizer = training(model), torch.optim.SGD(eager.parameters(), lr=0.1)
-    seeds = torch.arange(61) < 6
-    for at, batch in zip(range(3), loader, strict=False):
-        out, loss = trainer(batch.x, batch.edge_index, batch.y, seeds)
-        native = loader.nativeCollate([*range(6 * at, 6 * at + 6)])
-        real = torch.arange(native.num_nodes) < 6
-        expected, eager_loss = eager(native.x, native.edge_index, native.y, real)
-        optimizer.zero_grad()
-        eager_loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(out[:6], expected[:6].detach(), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(loss, eager_loss.detach(), rtol=1e-5, atol=1e-5)
-        # A metric after masking.
-        ours = (out.argmax(1) == batch.y)[:6].sum()
-        assert ours == (expected.argmax(1) == native.y)[:6].sum()
-    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.spec("geometric", 82)
-def test_loops_in_the_data_or_added_by_the_layer() -> None:
-    graph = made.random_graph()
-    torch.manual_seed(0)
-    layer = pyg.GCNConv(4, 3)
-    expected = layer(graph.x, graph.edge_index).detach()
-    without = copy.deepcopy(layer)
-    without.add_self_loops = False
-    looped = transforms.AddSelfLoops()(copy.deepcopy(graph))
-    for model, edges in ((without, looped.edge_index), (layer, graph.edge_index)):
-        out = poptorch.inferenceModel(model, options())(graph.x, edges)
-        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-
-
 LOOPED = torch.tensor([[0, 1, 2, 2, 3, 1], [1, 1, 0, 2, 3, 0]])
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0, 1.5, 0.7])
 FEATURES = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
@@ -140,6 +86,7 @@ SHRINKING = {
 }
 
 
+@pytest.mark.spec("geometric", 82)
 @pytest.mark.parametrize("name", few(SHRINKING, "GCN", "GAT", "RGCN"))
 def test_edges_that_are_gone_do_not_count(name: str) -> None:
     layer, inputs = SHRINKING[name]

@@ -68,7 +68,7 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
 def made(kind: type, case: Any, args: TrainingArguments, **keywords: Any) -> Any:
     torch.manual_seed(1)
     model, samples = case
-    if kind is Trainer:
+    if issubclass(kind, Trainer):
         own = poptorch.Options().backend("reference").showCompilationProgressBar(False)
         keywords = {"options": own, **keywords}
     trainer = kind(model, args, train_dataset=samples, eval_dataset=samples, **keywords)
@@ -88,6 +88,19 @@ def assert_alike(ours: Any, plain: Any) -> None:
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-3)
 
 
+def trained(
+    case: Any, folder: Path, kinds: Any = (Trainer, PLAIN), changes: Any = None, **keywords: Any
+) -> list[Any]:
+    """Train with both, from the same weights; return both after comparing them."""
+    both = []
+    for kind in kinds:
+        torch.manual_seed(0)
+        both.append(made(kind, case(), arguments(folder, **(changes or {})), **keywords))
+        both[-1].train()
+    assert_alike(*both)
+    return both
+
+
 def uneven_bert() -> tuple[torch.nn.Module, Samples]:
     """The last micro-batch of an epoch is short."""
     return bert(count=10)
@@ -96,15 +109,7 @@ def uneven_bert() -> tuple[torch.nn.Module, Samples]:
 @pytest.mark.parametrize("model, steps", [(uneven_bert, 1), (gpt, 3)])
 def test_losses_are_those_of_the_plain_trainer(model: Any, steps: int, tmp_path: Path) -> None:
     """With three accumulation steps the last of two updates of an epoch has one only."""
-    both = []
-    for kind in (Trainer, PLAIN):
-        torch.manual_seed(0)
-        changes = {"gradient_accumulation_steps": steps}
-        trainer = made(kind, model(), arguments(tmp_path, **changes))
-        trainer.train()
-        both.append(trainer)
-    ours, plain = both
-    assert_alike(ours, plain)
+    ours, plain = trained(model, tmp_path, changes={"gradient_accumulation_steps": steps})
     moments, expected = ours.optimizer.state_dict()["state"], plain.optimizer.state_dict()["state"]
     assert moments.keys() == expected.keys()
     for index, values in expected.items():
@@ -115,23 +120,13 @@ def test_losses_are_those_of_the_plain_trainer(model: Any, steps: int, tmp_path:
 
 
 def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:
-    both = []
-    for kind in (Trainer, PLAIN):
-        torch.manual_seed(0)
-        trainer = made(
-            kind,
-            bert(),
-            arguments(tmp_path, label_smoothing_factor=0.2),
-            compute_metrics=lambda seen: {
-                "right": float((seen.predictions.argmax(-1) == seen.label_ids).mean())
-            },
-        )
-        trainer.train()
-        both.append(trainer)
-    ours, plain = both
-    assert_alike(ours, plain)
+    def metrics(seen: Any) -> dict[str, float]:
+        return {"right": float((seen.predictions.argmax(-1) == seen.label_ids).mean())}
+
+    changes = {"label_smoothing_factor": 0.2}
+    ours, plain = trained(bert, tmp_path, changes=changes, compute_metrics=metrics)
     assert history(ours, "eval_right") == history(plain, "eval_right")
-    mine, theirs = (trainer.predict(trainer.eval_dataset) for trainer in both)
+    mine, theirs = (trainer.predict(trainer.eval_dataset) for trainer in (ours, plain))
     assert mine.predictions == pytest.approx(theirs.predictions, abs=1e-3)
     assert mine.label_ids.tolist() == theirs.label_ids.tolist()
 
@@ -152,14 +147,7 @@ class PlainWeighted(PLAIN):
 
 
 def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
-    both = []
-    for kind in (Weighted, PlainWeighted):
-        torch.manual_seed(0)
-        options = {"options": poptorch.Options().backend("reference")} if kind is Weighted else {}
-        trainer = made(kind, bert(), arguments(tmp_path), **options)
-        trainer.train()
-        both.append(trainer)
-    assert_alike(*both)
+    trained(bert, tmp_path, (Weighted, PlainWeighted))
 
 
 SAVING = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
@@ -204,25 +192,19 @@ def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
     assert min(losses) != losses[-1]
 
 
+def several_lengths() -> tuple[torch.nn.Module, Samples]:
+    model, samples = bert()
+    counts = [int(sample["attention_mask"].sum()) for sample in samples]
+    for sample, count in zip(samples, counts, strict=True):
+        for key in ("input_ids", "attention_mask"):
+            sample[key] = sample[key][:count]
+    return model, sorted(samples, key=lambda sample: len(sample["input_ids"]))
+
+
 def test_sequences_of_several_lengths(tmp_path: Path) -> None:
     collate = poptorch.PadToSizes([4, 8], {"input_ids": 0, "attention_mask": 0})
-    both = []
-    for kind in (Trainer, PLAIN):
-        torch.manual_seed(0)
-        model, samples = bert()
-        short = [
-            {
-                "input_ids": sample["input_ids"][: (count := int(sample["attention_mask"].sum()))],
-                "attention_mask": sample["attention_mask"][:count],
-                "labels": sample["labels"],
-            }
-            for sample in sorted(samples, key=lambda sample: int(sample["attention_mask"].sum()))
-        ]
-        args = arguments(tmp_path, train_sampling_strategy="sequential")
-        trainer = made(kind, (model, short), args, data_collator=collate)
-        trainer.train()
-        both.append(trainer)
-    assert_alike(*both)
+    changes = {"train_sampling_strategy": "sequential"}
+    trained(several_lengths, tmp_path, changes=changes, data_collator=collate)
 
 
 def test_only_training_leaves_samples_out_and_that_is_said(
