@@ -175,7 +175,8 @@ def test_the_metadata_says_what_people_look_for(wheel: Path) -> None:
     assert told["Version"] == re.findall(r"^## (.*)$", changes, re.M)[0]
 
 
-ACCEPTED = """
+# What a checker must find is marked: a mark where it finds nothing is an error, too.
+CHECKED = """
 import torch
 from torch import nn
 
@@ -205,9 +206,8 @@ def double(x: torch.Tensor) -> torch.Tensor:
 options = Options().deviceIterations(2).randomSeed(3).autoRoundNumIPUs(True)
 options.outputMode(poptorch.OutputMode.All)
 options.Training.gradientAccumulation(options.Training.gradient_accumulation * 4)
-options.TensorLocations.setOptimizerLocation(
-    poptorch.TensorLocationSettings().useOnChipStorage(True)
-)
+on_chip = poptorch.TensorLocationSettings().useOnChipStorage(True)
+options.TensorLocations.setOptimizerLocation(on_chip)
 options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
 model = Model()
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, loss_scaling=2.0)
@@ -229,56 +229,34 @@ poptorch.setLogLevel("DEBUG")
 poptorch.profiling.Channel("run")
 poptorch.custom_op([data[0][0]], "Cube", "com.acme", 1, example_outputs=[data[0][0]])
 poptorch.for_loop(3, lambda value: [value], [data[0][0]])
-"""
 
-REFUSED = """
-import torch
-
-import poptorch
-
-options = poptorch.Options()
-options.deviceIteration(2)
-options.Training.gradientAccumulaton(2)
-options.replicaFactor = 3
-options.deviceIterations("two")
-training = poptorch.trainingModel(torch.nn.Linear(1, 1), options)
-training.copyWeightToHost()
-poptorch.traningModel(torch.nn.Linear(1, 1))
-poptorch.optim.SDG
-poptorch.optim.SGD([torch.ones(1)], lr=0.1, loss_scalin=3.0)
-poptorch.OutputMode.Al
+options.deviceIteration(2)  # type: ignore
+options.Training.gradientAccumulaton(2)  # type: ignore
+options.replicaFactor = 3  # type: ignore
+options.deviceIterations("two")  # type: ignore
+training.copyWeightToHost()  # type: ignore
+poptorch.traningModel(torch.nn.Linear(1, 1))  # type: ignore
+poptorch.optim.SDG  # type: ignore
+poptorch.optim.SGD([torch.ones(1)], lr=0.1, loss_scalin=3.0)  # type: ignore
+poptorch.OutputMode.Al  # type: ignore
 """
 
 STRICTLY = """
 [[tool.mypy.overrides]]
-module = ["accepted", "refused"]
+module = "checked"
 strict = true
 """
 
 
 @pytest.mark.long
 def test_type_checkers_accept_a_script_and_find_misspelt_names(wheel: Path, tmp_path: Path) -> None:
-    (tmp_path / "accepted.py").write_text(ACCEPTED)
-    (tmp_path / "refused.py").write_text(REFUSED)
-    place = tmp_path / "installed"
-    zipfile.ZipFile(wheel).extractall(place)
+    (tmp_path / "checked.py").write_text(CHECKED)
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     # The checker's own settings, so that what it has read of torch serves here, too.
     settings = (ROOT / "pyproject.toml").read_text() + STRICTLY
     (tmp_path / "pyproject.toml").write_text(settings)
     if (ROOT / ".mypy_cache").is_dir():
         shutil.copytree(ROOT / ".mypy_cache", tmp_path / ".mypy_cache")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--hide-error-context", "accepted.py", "refused.py"],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(place), "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert [line for line in errors if line.startswith("accepted.py")] == []
-    first = REFUSED.splitlines().index("options.deviceIteration(2)") + 1
-    last = len(REFUSED.splitlines())
-    right = first + 4  # the call of trainingModel
-    lines = {int(line.split(":")[1]) for line in errors}
-    assert lines == set(range(first, last + 1)) - {right}, done.stdout + done.stderr
+    where = {"MYPYPATH": str(tmp_path / "installed"), "PYTHONPATH": ""}
+    told = run(sys.executable, "-m", "mypy", "checked.py", cwd=tmp_path, **where)
+    assert "no issues found in 1 source file" in told

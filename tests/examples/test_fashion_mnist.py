@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import re
 from pathlib import Path
@@ -53,8 +52,6 @@ def trained(subset: FashionMNIST) -> common.Result:
 
 
 def test_native_trains(trained: common.Result) -> None:
-    assert len(trained.losses) == 2 * (1600 // 16)
-    assert len(trained.speeds) == 2
     first, second = trained.epoch_losses
     assert first == pytest.approx(sum(trained.losses[:100]) / 100)
     assert second < first
@@ -115,12 +112,3 @@ def test_a_broken_file_ends_the_script_with_its_name(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert run.stderr.startswith(f"error: {tmp_path}")
     assert "Traceback" not in run.stderr
-
-
-def test_both_versions_have_the_same_network() -> None:
-    def network(name: str) -> str:
-        body = ast.parse((EXAMPLE / name).read_text()).body
-        found = [node for node in body if getattr(node, "name", "") == "ClassificationModel"]
-        return ast.dump(found[0])
-
-    assert network("native.py") == network("poptorch_ipu.py")

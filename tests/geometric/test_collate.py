@@ -48,20 +48,14 @@ def test_padding_is_behind_what_is_real(of_nodes: bool) -> None:
         assert mask[:count].all()
 
 
-@pytest.mark.spec("geometric", 15)
-def test_padding_is_in_no_split() -> None:
-    sample = made.random_graph(6, 4)
-    sample.val_mask = sample.test_mask = sample.train_mask
-    sample.other = sample.train_mask
-    batch = FixedSizeCollater(made.sizes(9, 30, 2, node_pad_value=1))([sample])
-    for name in ("train_mask", "val_mask", "test_mask"):
-        assert batch[name].tolist() == [True] * 6 + [False] * 3
-    assert batch.other.all()
-
-
-@pytest.mark.spec("geometric", 17, 18)
-def test_padding_copies_what_is_no_tensor() -> None:
+@pytest.mark.spec("geometric", 15, 17, 18)
+def test_padding_is_in_no_split_and_copies_what_is_no_tensor() -> None:
     sample = made.graph(3)
+    sample.val_mask = sample.test_mask = sample.train_mask = sample.other = torch.ones(3).bool()
+    batch = FixedSizeCollater(made.sizes(9, 9, 2, node_pad_value=1))([sample])
+    for name in ("train_mask", "val_mask", "test_mask"):
+        assert batch[name].tolist() == [True] * 3 + [False] * 6
+    assert batch.other.all()
     sample.name, sample.number, sample.things = "a", 2, ["b", 1]
     batch = FixedSizeCollater(made.sizes(9, 9, 2))([sample])
     assert (batch.name, batch.things) == (["a", "a"], [["b", 1], ["b", 1]])
@@ -97,8 +91,11 @@ def test_levels_are_decided_over_all_samples() -> None:
     assert batch.kind.shape == (12,)
 
 
-@pytest.mark.spec("geometric", 21)
+@pytest.mark.spec("geometric", 21, 45)
 def test_follow_batch_and_exclude_keys_are_torch_geometrics() -> None:
+    keys = pg.make_exclude_keys(("x", "y"), GRAPHS[0])
+    assert isinstance(keys, tuple)
+    assert set(keys) == {"place", "edge_index", "edge_attr"}
     collate = FixedSizeCollater(made.sizes(), follow_batch=["x"], exclude_keys=["edge_attr"])
     batch = collate(GRAPHS[:2])
     assert torch.equal(batch.x_batch, batch.batch)
@@ -270,20 +267,13 @@ def test_types_without_features_count_their_nodes() -> None:
     assert batch["b"].name == ["text", "text"]
 
 
-@pytest.mark.spec("geometric", 40, 41)
-def test_combined_batches_are_micro_batches_of_a_size() -> None:
-    collate = FixedSizeCollater(made.sizes(19, 19, 5))
-    whole = CombinedBatchingCollater(collate)(GRAPHS[:4])
-    assert whole.x.shape == (19, 2)
-    halves = CombinedBatchingCollater(collate, 2)
-    assert halves(GRAPHS[:4]).x.shape == (38, 2)
-    with pytest.raises(AssertionError, match="Invalid batch size"):
-        halves(GRAPHS[:3])
-
-
-@pytest.mark.spec("geometric", 42, 43, 44)
+@pytest.mark.spec("geometric", 40, 41, 42, 43, 44)
 def test_combined_batches_follow_one_another() -> None:
+    whole = CombinedBatchingCollater(FixedSizeCollater(made.sizes(19, 19, 5)))(GRAPHS[:4])
+    assert whole.x.shape == (19, 2)
     collate = FixedSizeCollater(made.sizes(9, 9, 3), add_masks_to_batch=True)
+    with pytest.raises(AssertionError, match="Invalid batch size"):
+        CombinedBatchingCollater(collate, 2)(GRAPHS[:3])
     for graph in (samples := made.graphs(4)):
         graph.name = str(graph.num_nodes)
     batch = CombinedBatchingCollater(collate, 2)(samples)
@@ -302,13 +292,6 @@ def test_combined_batches_follow_one_another() -> None:
     assert typed["v0"].x.shape == (18, 2)
     assert typed[made.EDGES[0]].num_edges == 9
     assert CombinedBatchingCollater(list, 2)([1, 2, 3, 4]) == [1, 2, 3, 4]
-
-
-@pytest.mark.spec("geometric", 45)
-def test_excluded_are_all_other_keys() -> None:
-    keys = pg.make_exclude_keys(("x", "y"), GRAPHS[0])
-    assert isinstance(keys, tuple)
-    assert set(keys) == {"place", "edge_index", "edge_attr"}
 
 
 def test_a_default_for_an_attribute_that_does_not_exist_is_said(caplog) -> None:
