@@ -49,12 +49,6 @@ def test_the_first_model_is_priced_and_the_script_ends(
     assert "aten.addmm" in shown
 
 
-def test_all_of_a_script_runs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "--all", script, "8"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.index("Linear, inference, on mk2:64") < shown.index("ran on")
-
-
 @pytest.mark.parametrize(
     ("size", "status", "said"),
     [(1 << 15, 1, "DOES NOT FIT: weights, 2.0 GiB"), (14640, 0, "limit): weights, 915.1 MiB")],
@@ -72,21 +66,17 @@ def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
     assert said in capsys.readouterr().out
 
 
-def test_a_script_without_models_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "script.py").write_text("")
-    assert main(["estimate", str(tmp_path / "script.py")]) == 2
-    assert "used no wrapped model" in capsys.readouterr().err
-
-
 def test_what_cannot_be_run_or_priced_is_one_message(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["estimate", "--system", "x:2", script, "8"]) == 2
-    assert "There is no such system" in capsys.readouterr().err
-    assert main(["estimate", str(tmp_path / "none.py")]) == 2
-    assert "There is no file" in capsys.readouterr().err
+    (tmp_path / "empty.py").write_text("")
+    for words, said in (
+        (["--system", "x:2", script, "8"], "There is no such system"),
+        ([str(tmp_path / "none.py")], "There is no file"),
+        ([str(tmp_path / "empty.py")], "used no wrapped model"),
+    ):
+        assert main(["estimate", *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_our_options_behind_the_script_are_said_to_be_the_scripts(
@@ -96,14 +86,10 @@ def test_our_options_behind_the_script_are_said_to_be_the_scripts(
     out, err = capsys.readouterr()
     assert "on mk2:64" in out
     assert "--system=mk2:1 after" in err
-    assert main(["estimate", script, "8"]) == 0
-    assert "after" not in capsys.readouterr().err
-
-
-def test_a_folder_of_reports_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made(tmp_path / "training", 100.0, 1e6)
-    assert main(["report", str(tmp_path)]) == 2
-    assert f"one of {tmp_path / 'training'}" in capsys.readouterr().err
+    assert main(["estimate", "--all", script, "8"]) == 0
+    out, err = capsys.readouterr()
+    assert "after" not in err
+    assert out.index("Linear, inference, on mk2:64") < out.index("ran on")
 
 
 def made(directory: Path, cycles: float, size: float) -> str:
@@ -143,9 +129,11 @@ def test_reports_are_printed_and_compared(
     assert main(["report", "--compare", old, new, "--budget", "memory=3%,cycles=1%"]) == 1
     assert "over budget: cycles +1.5%, allowed +1.0%" in capsys.readouterr().out
     assert main(["report", str(tmp_path)]) == 2
+    assert f"one of {tmp_path / 'new'}" in capsys.readouterr().err
     assert main(["cache", "--dir", str(tmp_path / "nowhere"), "list"]) == 2
     assert main(["report"]) == 2
-    assert main(["report", old, "--budget", "speed=1%"]) == 2
+    for wrong in ("speed=1%", "cycles", "memory=1"):
+        assert main(["report", "--compare", old, new, "--budget", wrong]) == 2
 
 
 def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(

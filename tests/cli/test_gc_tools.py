@@ -59,7 +59,7 @@ def test_monitor_shows_devices_and_processes(capsys) -> None:
     lease.release()
 
 
-def test_monitor_in_json(capsys) -> None:
+def test_facts_in_json(capsys) -> None:
     lease = _pod.acquire(1)
     facts = json.loads(output(monitor, capsys, "--json"))
     assert (facts["partition"], facts["ipus"], len(facts["cards"])) == ("virtual-mk2-4", 4, 4)
@@ -67,23 +67,22 @@ def test_monitor_in_json(capsys) -> None:
     assert (process["pid"], process["device"], process["ipus"]) == (os.getpid(), 0, [0])
     assert "cards" not in json.loads(output(monitor, capsys, "-j", "--no-card-info"))
     lease.release()
+    (facts,) = json.loads(output(info, capsys, "-d", "6", "-j"))
+    assert (facts["type"], facts["ipu_version"], facts["held_by"]) == ("group", "ipu2", [])
 
 
-def test_info_lists_devices(capsys) -> None:
+def test_info_lists_devices_or_tells_about_one(capsys) -> None:
     lease = _pod.acquire(2)
-    lines = output(info, capsys, "--list-devices").splitlines()
+    text = output(info, capsys, "--list-devices")
+    assert text == output(info, capsys)  # when it is asked for nothing
+    lines = text.splitlines()
     assert len(lines) == 7
     assert lines[3] == "Id 3: single, IPU 3"
     assert lines[4] == f"Id 4: group, IPUs 0, 1, held by process {os.getpid()}"
     lease.release()
-
-
-def test_info_tells_about_one_device(capsys) -> None:
     text = output(info, capsys, "--device-id", "6")
     assert "ipus: [0, 1, 2, 3]" in text
     assert "tiles per ipu: 1472" in text
-    (facts,) = json.loads(output(info, capsys, "-d", "6", "-j"))
-    assert (facts["type"], facts["ipu_version"], facts["held_by"]) == ("group", "ipu2", [])
     assert info(["-d", "7"]) == 2
     assert "no device 7" in capsys.readouterr().err
 
@@ -96,7 +95,3 @@ def test_a_machine_without_devices(capsys, monkeypatch) -> None:
     for tool, arguments in ((monitor, []), (info, ["-l"])):
         assert tool(arguments) == 2
         assert "POPTORCH_POD describes no system" in capsys.readouterr().err
-
-
-def test_info_lists_devices_when_it_is_asked_for_nothing(capsys) -> None:
-    assert output(info, capsys) == output(info, capsys, "--list-devices") != ""

@@ -210,12 +210,6 @@ CASES = {
         dtype=torch.float64,
         tolerance=1e-12,  # its bias is the small sum of large terms, whose rounding is of theirs
     ),
-    "dropout": Case(
-        lambda p: sgd(p, lr=0.05),
-        lambda replicas: Net(10, nn.Dropout(0.5)),
-        accumulation=4,
-        lanes=4,  # steps of one process's lanes are not those of two
-    ),
     "half, scaled automatically": Case(
         lambda p: sgd(p, lr=0.05, loss_scaling=1024.0),
         options=lambda options: options.Training.setAutomaticLossScaling(True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import socket
 
 import pytest
@@ -71,19 +72,14 @@ def test_what_the_launcher_decides_cannot_be_changed(monkeypatch) -> None:
     for name, value in POPRUN.items():
         monkeypatch.setenv(name, value)
     made = popdist.poptorch.Options(ipus_per_replica=2).outputMode(poptorch.OutputMode.All)
+    calls = {
+        "useIpuId": (1,), "replicationFactor": (2,), "Distributed.disable": (),
+        "Distributed.setEnvVarNames": ("A", "B"), "Distributed.configureProcessId": (0, 1),
+    }  # fmt: skip
     for options in (made, made.clone()):
-        calls = {
-            "useIpuId": lambda o=options: o.useIpuId(1),
-            "replicationFactor": lambda o=options: o.replicationFactor(2),
-            "Distributed.disable": lambda o=options: o.Distributed.disable(),
-            "Distributed.setEnvVarNames": lambda o=options: o.Distributed.setEnvVarNames("A", "B"),
-            "Distributed.configureProcessId": lambda o=options: o.Distributed.configureProcessId(
-                0, 1
-            ),
-        }
-        for name, call in calls.items():
+        for name, arguments in calls.items():
             with pytest.raises(RuntimeError) as caught:
-                call()
+                operator.attrgetter(name)(options)(*arguments)
             assert f"Cannot call `{name}` with popdist.poptorch.Options" in str(caught.value)
         assert options.toDict()["replication_factor"] == 2
     made._freeze()
