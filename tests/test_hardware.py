@@ -52,6 +52,10 @@ def test_the_version_is_the_generation(monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_POD", "0")
     with pytest.raises(AssertionError, match="No IPU hardware available"):
         poptorch.ipuHardwareVersion()
+    for wrong in ("many", "gpu:4", "mk2:", "-1"):
+        monkeypatch.setenv("POPTORCH_POD", wrong)
+        with pytest.raises(poptorch.Error, match="POPTORCH_POD describes no system"):
+            poptorch.ipuHardwareVersion()
 
 
 @pytest.mark.spec("runtime", 11)

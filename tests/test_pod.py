@@ -46,7 +46,7 @@ def held() -> list[int]:
     return sorted(chip for holder in _pod.holders() for chip in holder.chips)
 
 
-def test_leases_hold_different_chips_until_released() -> None:
+def test_leases_hold_different_chips_until_released(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = _pod.acquire(1), _pod.acquire(2)
     assert (one.chips, one.device_id) == ((0,), 0)
     assert (two.chips, two.device_id) == ((2, 3), 5)  # 0 and 1 are no longer both free
@@ -59,30 +59,26 @@ def test_leases_hold_different_chips_until_released() -> None:
     one.release()
     assert held() == [2, 3]
     assert _pod.acquire(2).chips == (0, 1)
+    two.release()
+    monkeypatch.setenv("POPTORCH_POD", "7")
+    assert _pod.acquire(3).chips == (0, 1, 2, 3)  # the smallest device that does
+    assert _systems.System(_systems.KINDS["mk2"], 3).devices[3:] == [range(2)]
 
 
-def test_a_lease_that_is_forgotten_is_given_back() -> None:
-    lease = _pod.acquire(4)
-    with pytest.raises(poptorch.Error, match=r"Failed to acquire 1 IPU\(s\)") as caught:
-        _pod.acquire(1)
-    assert f"held by process {os.getpid()}" in str(caught.value)
-    assert "POPTORCH_WAIT_FOR_IPU=1" in str(caught.value)
+def test_an_id_names_a_device_and_a_forgotten_lease_is_given_back(caplog) -> None:
+    lease = _pod.acquire(4, ipu_id=6)
+    assert (lease.chips, str(lease)) == ((0, 1, 2, 3), "Id 6")
+    for wanted, said in (
+        ((1, 2), "Failed to acquire device Id 2"),
+        ((1, 7), r"(?s)device Id 7.*the ids of virtual-mk2-4 are 0 to 6"),
+        ((2, 0), "Expected at least replication factor"),
+        ((1, None), rf"(?s)acquire 1 IPU\(s\).*held by process {os.getpid()}.*WAIT_FOR_IPU=1"),
+    ):
+        with pytest.raises(poptorch.Error, match=said):
+            _pod.acquire(*wanted)
     del lease
     gc.collect()
     assert held() == []
-
-
-def test_an_id_names_a_device(caplog: pytest.LogCaptureFixture) -> None:
-    lease = _pod.acquire(4, ipu_id=6)
-    assert (lease.chips, str(lease)) == ((0, 1, 2, 3), "Id 6")
-    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 2"):
-        _pod.acquire(1, ipu_id=2)
-    lease.release()
-    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 7") as caught:
-        _pod.acquire(1, ipu_id=7)
-    assert "the ids of virtual-mk2-4 are 0 to 6" in str(caught.value)
-    with pytest.raises(poptorch.Error, match="Expected at least replication factor"):
-        _pod.acquire(2, ipu_id=0)
     with caplog.at_level("WARNING", logger="poptorch:cpp"):
         assert _pod.acquire(1, ipu_id=5).chips == (2, 3)
     assert "1 are unused" in caplog.text

@@ -122,6 +122,8 @@ def test_what_is_wrapped() -> None:
     assert torch.equal(poptorch.inferenceModel(torch.neg, options())(X), -X)
     with pytest.raises(TypeError, match=r"Expected a torch\.nn\.Module or a callable"):
         poptorch.inferenceModel(Net, options())
+    with pytest.raises(poptorch.Error, match="Invalid type: 'options'"):
+        poptorch.trainingModel(Net(), {"a": 1})
 
     class Sub(torch.Tensor):
         pass

@@ -80,11 +80,13 @@ def test_calls_bind_arguments_as_python_does(name: str) -> None:
             wrapped(*args, **kwargs)
 
 
-@pytest.mark.spec("executor", 16, 17)
+@pytest.mark.spec("executor", 15, 16, 17)
 def test_every_tensor_is_split_and_scalars_are_not() -> None:
     for other in (torch.tensor(2.0), torch.ones(1, 2)):
         with pytest.raises(AssertionError, match="Invalid batch dimension"):
             inference(lambda x, s: x * s, iterations=2)(X, other)
+    with pytest.raises(poptorch.Error, match=r"has 2 rows; .* a multiple of 3"):
+        inference(lambda x: x, iterations=3)(X)
     mask = torch.tensor([[1.0, 0.0]])
     got = inference(lambda x, mask: x * mask, iterations=2)(X, mask.expand(2, 2))
     assert torch.equal(got, X * mask)

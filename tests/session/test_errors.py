@@ -11,7 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers import programs
-from helpers.wrapping import Calling, options
+from helpers.wrapping import Scaled, options
 
 
 class Net(nn.Module):
@@ -22,7 +22,6 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)
-        self.register_buffer("total", torch.zeros(2))
 
     def forward(self, x, y=None, flag=1):
         out = self.layer(x) * flag
@@ -30,14 +29,8 @@ class Net(nn.Module):
             raise ValueError("a mistake of mine")
         if self.mode == "shapes":
             out = out @ out
-        if self.mode == "item":
-            out = out * out.sum().item()
-        if self.mode == "reassigns":
-            self.total = self.total + 1
         if self.mode == "no loss":
             return out
-        if self.mode == "two losses":
-            return nn.functional.mse_loss(out, y), nn.functional.l1_loss(out, y)
         return out, nn.functional.mse_loss(out, y)
 
 
@@ -54,12 +47,7 @@ HERE = r"test_errors\.py:\d+, "
 IN_FORWARD = {  # what is said, and the line of the user's that it is about
     "raises": ("a mistake of mine", "raise ValueError"),
     "shapes": ("same reduction dim, but got .4, 2. X .4, 2.", "out @ out"),
-    "reassigns": ("'total' is reassigned.*self.total.copy_", "def forward"),
     "no loss": ("find a loss in graph.*Net.forward.*identity_loss", "def forward"),
-    "two losses": (
-        f"Multiple independent losses .*mse_loss at {HERE}.*l1_loss at {HERE}.*return their sum",
-        "def forward",
-    ),
 }
 
 
@@ -79,10 +67,8 @@ def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
     said, line = IN_FORWARD[mode]
     assert re.search(f"(?s){said}", told(caught.value))
     assert re.search(f"  Where:  {HERE}.*{re.escape(line)}.*\n  Fix:    ", told(caught.value))
-    if mode in ("raises", "shapes"):
-        assert "captured forward of Net\n  Got:    x float32[4, 4], y float32[4, 2]" in told(
-            caught.value
-        )
+    given = "captured forward of Net\n  Got:    x float32[4, 4], y float32[4, 2]"
+    assert mode == "no loss" or given in told(caught.value)
     assert not training.isCompiled()
     monkeypatch.setattr(Net, "mode", "right")
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
@@ -99,19 +85,17 @@ def test_a_layer_of_torch_alone_is_explained_with_the_line_of_the_call() -> None
 class RefusalError(Exception):
     """An exception of the user's own, with a text that its class makes."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
     def __str__(self) -> str:
-        return f"refused with {self.code}"
+        return f"refused with {self.args[0]}"
 
 
-class Backward(torch.autograd.Function):
-    """Fails where gradients flow."""
+class Refuse(torch.autograd.Function):
+    """Fails, where gradients flow or before."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, code):
+        if code == 7:
+            raise RefusalError(7)
         return x.clone()
 
     @staticmethod
@@ -119,27 +103,16 @@ class Backward(torch.autograd.Function):
         raise RefusalError(8)
 
 
-def refuse(x):
-    raise RefusalError(7)
-
-
-@pytest.mark.parametrize(
-    ("function", "code", "accumulation"),
-    [(refuse, 7, 2), (Backward.apply, 8, 1), (Backward.apply, 8, 2)],
-)
-def test_exceptions_of_a_model_stay_the_users_own(function, code: int, accumulation: int) -> None:
-    layer = nn.Linear(4, 2)
-    model = Calling(lambda x: poptorch.identity_loss(function(layer(x)), "sum"))
-    model.layer = layer
+@pytest.mark.parametrize(("code", "accumulation"), [(7, 2), (8, 1), (8, 2)])
+def test_exceptions_of_a_model_stay_the_users_own(code: int, accumulation: int) -> None:
+    model = Scaled(lambda x: Refuse.apply(x, code))
     with pytest.raises(RefusalError) as caught:
         poptorch.trainingModel(model, options(accumulation=accumulation))(torch.randn(4, 4))
     assert type(caught.value) is RefusalError
     assert str(caught.value) == f"refused with {code}"
-    assert caught.value.code == code
+    assert caught.value.args == (code,)
     if code == 7:
-        (note,) = caught.value.__notes__
-        assert "test_errors.py" in note
-        assert "raise RefusalError(7)" in note
+        assert re.search(f"{HERE}raise RefusalError\\(7\\)", told(caught.value))
 
 
 @pytest.mark.slow
@@ -166,17 +139,6 @@ def test_a_traceback_ends_in_the_users_line(tmp_path) -> None:
     assert set(short) == {str(script)}
     assert "'poptorch_py_error': A tensor's value is needed" in done.stderr
     assert "[critical]" not in done.stderr
-
-
-@pytest.mark.spec("executor", 15)
-def test_a_batch_that_does_not_divide(inputs) -> None:
-    training = wrapped(Net(), iterations=3)
-    with pytest.raises(AssertionError, match=r'(?s)"x" has 4 rows; .* a multiple of 3') as caught:
-        training(*inputs)
-    assert isinstance(caught.value, poptorch.Error)
-    assert re.search(f"  Where:  {HERE}", str(caught.value))
-    _, loss = training(torch.randn(6, 4), torch.randn(6, 2))
-    assert torch.isfinite(loss)
 
 
 WRONG = [
@@ -211,27 +173,11 @@ def test_other_inputs_on_a_later_call(inputs, caplog) -> None:
                 call(training, *inputs)
 
 
-MISUSES = [
-    (lambda: poptorch.trainingModel(3), TypeError, "Expected a torch.nn.Module or a callable"),
-    (lambda: poptorch.trainingModel(Net(), {"a": 1}), poptorch.Error, "Invalid type: 'options'"),
-    (lambda: wrapped(wrapped(Net())), RuntimeError, "already been wrapped"),
-]
-
-
-@pytest.mark.parametrize(("wrap", "error", "text"), MISUSES)
-def test_wrong_use_of_the_wrappers(wrap, error, text) -> None:
-    with pytest.raises(error, match=text) as caught:
-        wrap()
-    assert isinstance(caught.value, poptorch.Error)
-
-
 def test_an_unknown_backend_is_named(inputs, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "fastest")
-    model = Net()
     parts = r"Unknown backend\n.*'fastest'\n.*test_errors.py.*\n.*inductor, optimise, reference"
     with pytest.raises(poptorch.Error, match=parts):
-        wrapped(model, backend="auto")(*inputs)
-    model(*inputs)
+        wrapped(Net(), backend="auto")(*inputs)
 
 
 def test_an_operator_that_fails_is_named_with_the_line() -> None:

@@ -11,18 +11,16 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import inference, options
+from helpers.wrapping import Having
 from poptorch import OutputMode
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x, y):
-        out = self.head(self.body(x))
+def net() -> nn.Module:
+    def forward(model, x, y):
+        out = model.head(model.body(x))
         return out, nn.functional.mse_loss(out, y)
+
+    return Having(forward, body=nn.Sequential(nn.Linear(3, 4), nn.ReLU()), head=nn.Linear(4, 2))
 
 
 def batch(rows: int):
@@ -37,7 +35,7 @@ MODES = [(OutputMode.All, None, 16), (OutputMode.EveryN, 2, 8), (OutputMode.Sum,
 @pytest.mark.parametrize(("mode", "period", "results"), MODES)
 def test_counters(mode, period, results: int) -> None:
     opts = options(iterations=4, accumulation=2, replicas=2).outputMode(mode, period)
-    training = poptorch.trainingModel(Net(), opts)
+    training = poptorch.trainingModel(net(), opts)
     empty = training.getPerfCounters()
     assert empty == {k: [[]] for k in ("input", "input_complete", "output", "output_complete")}
     assert training.getLatency() == (0.0, 0.0, 0.0)
@@ -89,7 +87,7 @@ ANCHORS = {
 
 
 def test_anchored_tensors() -> None:
-    model = Net()
+    model = net()
     eager = copy.deepcopy(model)
     opts = options()
     for short, long in ANCHORS.items():
@@ -120,7 +118,7 @@ def test_anchored_tensors() -> None:
         "scaledLearningRate0___specific___head.weight",
     }
     assert names - {"body.0"} <= {*training.getTensorNames()}
-    plain = poptorch.inferenceModel(Net(), options().disableModuleNamescope())
+    plain = poptorch.inferenceModel(net(), options().disableModuleNamescope())
     plain(*batch(2))
     assert "Linear" in plain.getTensorNames()
     assert "head/Linear" not in plain.getTensorNames()
@@ -133,7 +131,7 @@ def test_anchors_have_output_modes_of_their_own() -> None:
     opts.anchorTensor("second", "input", output_mode=OutputMode.EveryN, output_return_period=2)
     opts.anchorTensor("sum", "input", output_mode=OutputMode.Sum)
     opts.anchorTensor("new", "UpdatedVar___head.bias", output_mode=OutputMode.All)
-    model = Net()
+    model = net()
     training = poptorch.trainingModel(model, opts)
     x, y = batch(16)
     training(x, y)
@@ -148,7 +146,7 @@ def test_anchors_have_output_modes_of_their_own() -> None:
 
 
 def test_the_norm_of_the_gradients_is_that_before_clipping() -> None:
-    model = Net()
+    model = net()
     eager = copy.deepcopy(model)
     opts = options(accumulation=4)
     opts.anchorTensor("norm", "GradientNorm")
@@ -168,4 +166,4 @@ def test_the_norm_of_the_gradients_is_that_before_clipping() -> None:
         opts = options()
         opts.anchorTensor("anchor", name)
         with pytest.raises(poptorch.Error, match=rf"(?s)No tensor with name.*{name[:14]}"):
-            poptorch.trainingModel(Net(), opts)(*batch(2))
+            poptorch.trainingModel(net(), opts)(*batch(2))

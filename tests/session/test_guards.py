@@ -39,8 +39,7 @@ def wrap(request):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(3, 4)
-        self.second = nn.Linear(4, 2)
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
 
     def forward(self, x, y=None):
         out = self.second(torch.tanh(self.first(x)))
@@ -244,17 +243,6 @@ def test_another_forward_of_a_class_is_told_once(caplog, monkeypatch) -> None:
     torch.testing.assert_close(run(executor), model(X))
 
 
-def test_a_number_that_belongs_to_a_mode_is_followed(caplog) -> None:
-    model = Holds()
-    model.drop.p = 0.0
-    executor = training(model)
-    for mode in (True, False, True, False):
-        model.train(mode)
-        expected = model(X, Y).detach()
-        torch.testing.assert_close(run(executor), expected)
-    assert TOLD not in caplog.text
-
-
 def edit(model: Holds) -> None:
     model.drop.p, model.temperature = 0.0, 2.0
     model.mask, model.factors = torch.zeros(3), [0.0, 5.0]
@@ -262,16 +250,22 @@ def edit(model: Holds) -> None:
 
 def test_what_changes_between_wrapping_and_compiling_counts_in_training(caplog) -> None:
     model = Holds()
+    model.second.requires_grad_(False)
     executor = training(model)
     edit(model)
-    expected = model(X, Y).detach()
-    torch.testing.assert_close(run(executor), expected)
+    for mode in (True, False, True):  # a number that belongs to a mode is followed, too
+        model.train(mode)
+        expected = model(X, Y).detach()
+        torch.testing.assert_close(run(executor), expected)
     model.mask = model.mask.clone()
     run(executor)
     assert TOLD not in caplog.text  # the values are the same
     model.mask = torch.ones(3)
+    nn.init.ones_(model.second.weight)
+    executor.copyWeightsToHost()
     run(executor)
     assert "mask was tensor([0., 0., 0.]) and is tensor([1., 1., 1.])" in caplog.text
+    assert "'second.weight' on the host" in caplog.text  # fixed, though others came down
 
 
 def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(caplog) -> None:
@@ -299,17 +293,6 @@ def test_clipping_on_the_host_is_told_once(clip, caplog, monkeypatch) -> None:
         with contextlib.suppress(RuntimeError):  # clip_grad_value_ wants a gradient
             getattr(nn.utils, clip)(model.parameters(), 1.0)
     assert caplog.text.count(f"{clip} finds no gradients in a model that is wrapped") == 1
-
-
-def test_a_fixed_weight_that_is_changed_is_told_after_others_came_down(caplog) -> None:
-    model = Net()
-    model.first.requires_grad_(False)
-    executor = training(model)
-    run(executor)
-    nn.init.ones_(model.first.weight)
-    executor.copyWeightsToHost()
-    run(executor)
-    assert caplog.text.count(TOLD + "'first.weight' on the host") == 1
 
 
 def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_told(caplog) -> None:

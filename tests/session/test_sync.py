@@ -201,9 +201,7 @@ def test_an_executor_may_be_collected_while_another_is_captured() -> None:
 
 def test_gradients_of_the_hosts_own_are_forgotten_and_move_no_weights() -> None:
     model = Net()
-    parameters = [*model.parameters()]
     training = trained(model)
-    training.setOptimizer(sgd(parameters))
     model.zero_grad()
     assert training.copyWeightsToHostIfNeeded()
     (model.top * 2).sum().backward()

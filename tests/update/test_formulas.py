@@ -1,6 +1,5 @@
 """Every algorithm through the executor: updates beside plain float64, and single ones by hand."""
 
-import copy
 import itertools
 
 import pytest
@@ -105,11 +104,10 @@ def close(got, want, factor=1.0):
     [(*case, net) for case, net in zip(all_cases(), itertools.cycle(MODELS), strict=False)],
 )
 def test_equals_plain_float64(name, function, settings, state_names, constant, net):
-    """The plain form follows the executor's own gradients; these are checked against autograd."""
+    """The plain form follows the executor's own gradients."""
     torch.manual_seed(0)
     inner, inputs = MODELS[net]()
     model, labels = WithLoss(inner), torch.randint(0, 3, (32,))
-    exact = copy.deepcopy(model).double()
     opts = options()
     paths = [path for path, _ in model.named_parameters()]
     for path in paths:
@@ -121,8 +119,6 @@ def test_equals_plain_float64(name, function, settings, state_names, constant, n
     for step in range(1, STEPS + 1):
         wrapped(inputs, labels)
         gradients = {path: wrapped.getAnchoredTensor(path).double() / scale for path in paths}
-        if step in (1, STEPS):
-            check_gradients(exact, weights, inputs, labels, gradients)
         weights = update(weights, gradients, state, step)
     combined = "use_combined_accum" in settings
     for path, parameter in model.named_parameters():
@@ -134,16 +130,6 @@ def test_equals_plain_float64(name, function, settings, state_names, constant, n
         for path in paths:
             if key in state.get(path, ()):
                 close(found[f"{prefix}___{path}"], state[path][key], factor=10)
-
-
-def check_gradients(exact, weights, inputs, labels, gradients):
-    with torch.no_grad():
-        for path, parameter in exact.named_parameters():
-            parameter.copy_(weights[path])
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
-    wanted = torch.autograd.grad(exact(inputs, labels), list(exact.parameters()))
-    for (path, _), want in zip(exact.named_parameters(), wanted, strict=True):
-        torch.testing.assert_close(gradients[path], want, rtol=2e-3, atol=2e-6)
 
 
 class Product(nn.Module):
@@ -210,6 +196,10 @@ BY_HAND = {
     "dampening without momentum scales the rate": (
         ("SGD", DAMPENED, 1.0, [4.0]),
         (1 - 0.125 * 2 - 0.125 * 4, {}),
+    ),
+    "moments of half weights are float, where second ones would vanish": (
+        ("Adam", {"lr": 0.125}, 1.0, [2.0**-10, 2.0**-10], HALF, torch.optim),
+        (0.75, {}),
     ),
     "but not torch's": (
         ("SGD", DAMPENED, 1.0, [4.0], torch.float32, torch.optim),
