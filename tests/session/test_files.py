@@ -78,6 +78,7 @@ def test_a_loaded_trainer_continues(
 
 @pytest.mark.slow
 @pytest.mark.spec("executor", 63)
+@pytest.mark.spec("runtime", 24)
 def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, caplog) -> None:
     first, path = training(), tmp_path / "m.poptorch"
     first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
@@ -95,6 +96,17 @@ def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, c
     assert "other settings" not in caplog.text
     poptorch.load(path, options=options(accumulation=4), **into("poptorch"))
     assert "loops.accumulation: 4 here, 2 there" in caplog.text
+    torch.save((X, Y), tmp_path / "inputs")
+    code = (  # in another process
+        "import sys, torch, poptorch\n"
+        "x, y = torch.load(sys.argv[2])\n"
+        "print(poptorch.load(sys.argv[1], trusted=True)(x, y)[1].tolist())\n"
+    )
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = programs.run("-c", code, path, tmp_path / "inputs", environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == pytest.approx(expected[1].tolist(), rel=1e-6)
 
 
 @pytest.mark.spec("executor", 42)
@@ -265,24 +277,6 @@ def test_where_files_go_and_what_is_not_in_them(tmp_path: Path, caplog) -> None:
     assert [path.name for path in (tmp_path / "new" / "dir").iterdir()] == ["x.poptorch"]
     with pytest.raises(AssertionError, match="folder that is a file"):
         wrapper.save(tmp_path / "model.poptorch" / "x.poptorch")
-
-
-@pytest.mark.slow
-@pytest.mark.spec("runtime", 24)
-def test_a_file_runs_in_another_process(tmp_path: Path) -> None:
-    first = training()
-    path = tmp_path / "m.poptorch"
-    first.compileAndExport(path, X, Y)
-    torch.save((X, Y), tmp_path / "inputs")
-    code = (
-        "import sys, torch, poptorch\n"
-        "x, y = torch.load(sys.argv[2])\n"
-        "print(poptorch.load(sys.argv[1], trusted=True)(x, y)[1].tolist())\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "tests"])}
-    done = programs.run("-c", code, path, tmp_path / "inputs", environment=environment, folder=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == pytest.approx(first(X, Y)[1].tolist(), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
         return lambda: documented(draw.choice(methods if draw.random() < 0.99 else rare))()
 
     with beside(*map(method, draws)):
-        twins.step(X, Y, count=200)
+        twins.step(X, Y, count=100)
     twins.compare()
     torch.testing.assert_close(validation(X), model.inner(X))
 

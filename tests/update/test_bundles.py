@@ -89,7 +89,7 @@ CASES = [
     *((name, {}, torch.float32) for name in ("combined", "RMSprop")),
     ("Adam", {"accumulation": 4, "lanes": 1}, torch.float32),
     ("SGD", {"accumulation": 2, "replicas": 2}, torch.float32),
-    ("AdamW", {"accumulation": 4, "lanes": 1}, torch.float16),
+    ("AdamW", {"accumulation": 2, "lanes": 1}, torch.float16),
 ]
 
 
@@ -165,9 +165,9 @@ def test_detaching_staging_saving_and_loading(tmp_path):
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_code_reads_and_writes_bundles():
-    _, optimizer, wrapped, _, losses = run("Adam", backend="inductor")
+    _, optimizer, wrapped, _, losses = run("SGD", backend="inductor")
     assert wrapped.plan().program.bundles
-    _, other, _, _, wanted = run("Adam")
+    _, other, _, _, wanted = run("SGD")
     close(losses, wanted, rtol=1e-5, atol=1e-6)
     wanted = other.state_dict()["ipu_state"]
     close(optimizer.state_dict()["ipu_state"], wanted, rtol=1e-3, atol=1e-6)
