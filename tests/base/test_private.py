@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import poptorch
 from helpers import programs
 from helpers.cases import long
 from helpers.wrapped import normal, options
-from helpers.wrapping import infer, runs_compiled
+from helpers.wrapping import Having, infer, runs_compiled
 from poptorch._base import private
 from poptorch._capture import substitutes, value_reads
 from poptorch._compile import cache as code
@@ -57,41 +58,36 @@ def _warnings_are_said_again(monkeypatch: pytest.MonkeyPatch):
     substitutes.substitutes.cache_clear()
 
 
-class Net(nn.Module):
+def net() -> Having:
     """With batch norm and a recurrent layer."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.GRU(3, 4, batch_first=True)
-        self.norm = nn.BatchNorm1d(4)
-
-    def forward(self, x, y):
-        out = self.norm(self.rnn(x)[0][:, -1])
+    def forward(model, x, y):
+        out = model.norm(model.rnn(x)[0][:, -1])
         return out, nn.functional.mse_loss(out, y)
 
+    return Having(forward, rnn=nn.GRU(3, 4, batch_first=True), norm=nn.BatchNorm1d(4))
 
-class Small(nn.Module):
+
+def small() -> Having:
     """Compiles soon, has a product that oneDNN may compute and draws numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-
-    def forward(self, x, y):
-        out = nn.functional.dropout(self.layer(x), 0.1).relu()[:, -1]
+    def forward(model, x, y):
+        out = nn.functional.dropout(model.layer(x), 0.1).relu()[:, -1]
         return out, nn.functional.mse_loss(out, y)
+
+    return Having(forward, layer=nn.Linear(3, 4))
 
 
 NEW = "write_entry_point_signature"  # is in torch from 2.13 on
 
 
-def losses(model: type[nn.Module], backend: str = "reference") -> torch.Tensor:
+def losses(make: Callable[[], Having], backend: str = "reference") -> torch.Tensor:
     """Train a little with lanes."""
     torch.manual_seed(0)
-    net = model()
-    optimizer = (torch.optim.Adam if model is Net else torch.optim.SGD)(net.parameters(), lr=0.1)
+    model = make()
+    optimizer = (torch.optim.Adam if make is net else torch.optim.SGD)(model.parameters(), lr=0.1)
     opts = options(accumulation=2).backend(backend).randomSeed(1)
-    training = poptorch.trainingModel(net, opts, optimizer)
+    training = poptorch.trainingModel(model, opts, optimizer)
     taken = torch.stack([training(normal(8, 2, 3), normal(8, 4))[1] for _ in range(2)])
     assert runs_compiled(training) == (backend != "reference")
     return taken
@@ -164,9 +160,9 @@ TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the
 def test_training_without(names: list[str], cache: Path, monkeypatch, caplog) -> None:
     """The usual numbers and warnings of what is lost, or an error with the version."""
     lost = {lost_without(name) for name in names}
-    model, backend = Net, "reference"
+    model, backend = net, "reference"
     if lost <= set(IN_COMPILER):
-        model, backend = Small, "optimise"
+        model, backend = small, "optimise"
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
         monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # in this process
     wanted = usual(model)

