@@ -26,32 +26,12 @@ class Net(nn.Module):
         return out if y is None else nn.functional.mse_loss(out, y)
 
 
-def test_options_show_what_differs() -> None:
-    own = poptorch.Options()
-    assert shown(own) == "Options()"
-    own.deviceIterations(2).modelName("net")
-    own.Training.gradientAccumulation(4)
-    own._Popart.set("autoRecomputation", 3)
-    text = shown(own)
-    assert text.startswith("Options(deviceIterations=2, modelName='net', Training.gradientAccum")
-    assert "autoRecomputation" in text
-    assert len(text) < 120
-
-
-def test_an_executor_shows_model_kind_and_what_runs_it() -> None:
+def test_an_executor_shows_where_its_weights_are_and_the_model_if_asked() -> None:
     model = Net()
     training = poptorch.trainingModel(model, options())
-    assert shown(training) == "PoplarExecutor: Net, training, not compiled"
     training(X, Y)
-    assert (
-        shown(training)
-        == str(training)
-        == """\
-PoplarExecutor: Net, training, compiled, runs on the reference backend
-  inputs: x float32[12, 4], y float32[12, 4]
-  device: attached, its weights are newer than the module's
-  print(executor.plan()) shows the program"""
-    )
+    assert shown(training) == str(training)
+    assert "device: attached, its weights are newer" in str(training)
     training.copyWeightsToHost()
     assert "device: attached\n" in str(training)
     inference = poptorch.inferenceModel(model, options())
@@ -92,10 +72,3 @@ def test_a_notebook_shows_what_it_has_stored(name: str, monkeypatch: pytest.Monk
     assert notebook_page.run(cells) == cells, "run: python scripts/notebook_page.py"
     assert sum(len(cell.get("outputs", ())) for cell in cells) >= 3
     assert "False" not in "".join(map(str, cells))  # what a cell finds out is so
-
-
-def test_the_page_of_a_notebook_has_what_its_cells_show() -> None:
-    page = notebook_page.page(notebook_page.DOCS / "guide" / "notebook.ipynb")
-    assert "```text\nOptions(deviceIterations=4, Training.gradientAccumulation=2)\n```" in page
-    assert "<svg" in page
-    assert "\n  Fix:    call model.destroy() first" in page

@@ -13,7 +13,7 @@ from torch import nn
 
 import poptorch
 from helpers.source_tree import PACKAGE, ROOT
-from helpers.wrapping import options, training
+from helpers.wrapping import Having, Scaled, options, training
 
 Stop = tuple[str, str]  # file, qualified name
 STOP = re.compile(r"^\d+\. `([\w/]+\.py): ([\w.]+)`", re.M)
@@ -28,19 +28,16 @@ def walks() -> dict[str, list[Stop]]:
     return dict(zip(titles[::2], map(STOP.findall, titles[1::2]), strict=True))
 
 
-class Model(nn.Module):
+def model() -> nn.Module:
     """Two blocks and a loss."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
-
-    def forward(self, x, y):
+    def forward(own, x, y):
         with poptorch.Block("a", ipu_id=0):
-            x = self.first(x)
+            x = own.first(x)
         with poptorch.Block("b", ipu_id=1):
-            out = self.second(x)
-            return out, nn.functional.mse_loss(out, y)
+            return nn.functional.mse_loss(own.second(x), y)
+
+    return Having(forward, first=nn.Linear(3, 3), second=nn.Linear(3, 2))
 
 
 def called(action: Callable[[], Any]) -> Iterator[Stop]:
@@ -63,27 +60,25 @@ def called(action: Callable[[], Any]) -> Iterator[Stop]:
 
 
 def a_call() -> Callable[[], Any]:
-    model = poptorch.inferenceModel(nn.Linear(3, 2), options())
-    model(X)
-    return lambda: model(X.clone())
+    wrapped = poptorch.inferenceModel(nn.Linear(3, 2), options())
+    wrapped(X)
+    return lambda: wrapped(X.clone())
 
 
 def a_changed_rate() -> None:
-    net = Model()
+    net = Scaled(lambda x, y: x - y.sum())
     optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
-    opts = options().autoRoundNumIPUs(True)
-    opts.setExecutionStrategy(poptorch.ShardedExecution())
-    model = poptorch.trainingModel(net, opts, optimizer)
-    model(X, Y)
+    wrapped = poptorch.trainingModel(net, options(), optimizer)
+    wrapped(X, Y)
     optimizer.param_groups[0]["lr"] = 0.2
-    model.setOptimizer(optimizer)
-    model(X, Y)
+    wrapped.setOptimizer(optimizer)
+    wrapped(X, Y)
 
 
 def a_placed_model() -> None:
     opts = options("staged")
     opts.setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage("a"), poptorch.Stage("b")))
-    training(Model(), opts)(X, Y)
+    training(model(), opts)(X, Y)
 
 
 ACTIONS = {

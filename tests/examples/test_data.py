@@ -44,8 +44,9 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_named_directory_comes_first(copy: Path) -> None:
+def test_a_named_directory_comes_first_the_debian_package_second(copy: Path) -> None:
     shutil.copytree(data.SUBSET, data.DEBIAN)
+    assert str(data.DEBIAN) in data.load(copy / "absent").notes[0]
     found = data.load(copy, limit=10)
     assert found.notes == (
         f"Data: a subset of FashionMNIST, 3000 training and 1000 test images, from {copy}; "
@@ -61,13 +62,6 @@ def test_a_named_directory_comes_first(copy: Path) -> None:
     assert torch.equal(found.train.tensors[0], images[:10])
     with pytest.raises(ValueError, match="at least 1"):
         data.load(copy, limit=0)
-
-
-def test_the_debian_package_comes_second(tmp_path: Path) -> None:
-    shutil.copytree(data.SUBSET, data.DEBIAN)
-    first, second = data.load(tmp_path / "absent").notes
-    assert str(data.DEBIAN) in first
-    assert second.startswith(f"{tmp_path / 'absent'} does not have {TRAIN_IMAGES}, {TRAIN_LABELS}")
 
 
 def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(
@@ -101,21 +95,11 @@ def _idx(values: bytes, *shape: int) -> bytes:
     return gzip.compress(bytes([0, 0, 8, len(shape)]) + sizes + values)
 
 
-def _flip(content: bytes) -> bytes:
-    at = len(content) // 2
-    return content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
-
-
 @pytest.mark.parametrize(
     "name, spoil, says",
     [
-        (TRAIN_IMAGES, _flip, "cannot be unpacked"),
+        (TRAIN_IMAGES, lambda content: content[:-9], "cannot be unpacked"),
         (TEST_LABELS, lambda content: b"", "starts with nothing"),
-        (
-            TEST_LABELS,
-            lambda content: gzip.compress(b"\0\0\x08\x01\0\0"),
-            "starts with 00 00 08 01",
-        ),
         (TRAIN_LABELS, lambda content: _idx(bytes(9), 10), "has 9 bytes of data"),
         (TRAIN_LABELS, lambda content: _idx(bytes(10), 10), "has 10 labels for 3000 images"),
         (TEST_LABELS, lambda content: _idx(bytes([10] * 1000), 1000), "has the label 10"),

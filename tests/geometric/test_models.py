@@ -156,36 +156,3 @@ def test_dicts_of_types(name: str) -> None:
     assert list(out) == list(expected)
     for kind in out:
         torch.testing.assert_close(out[kind], expected[kind].detach(), rtol=1e-5, atol=1e-5)
-
-
-def test_a_model_of_several_types_trains_on_padded_batches() -> None:
-    class Typed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.layer = pyg.HeteroConv(
-                {kind: pyg.SAGEConv(((2, 3)[kind[0] == "v1"], (2, 3)[kind[2] == "v1"]), 4)
-                 for kind in made.EDGES}
-            )  # fmt: skip
-            self.head = nn.Linear(4, 1)
-
-        def forward(self, data):
-            out = self.head(self.layer(data.x_dict, data.edge_index_dict)["v0"])[:, 0]
-            error = torch.where(data["v0"].nodes_mask, (out - data["v0"].y).square(), 0.0)
-            return out, poptorch.identity_loss(error.sum() / data["v0"].nodes_mask.sum(), "none")
-
-    samples = made.heteros(4)
-    model, eager = Typed(), Typed()
-    trainer = training(model, lr=0.01)
-    optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
-    for at, batch in enumerate(pg.FixedSizeDataLoader(samples, 3)):
-        _, loss = trainer(batch)
-        real = Batch.from_data_list(samples[2 * at : 2 * at + 2])
-        real["v0"].nodes_mask = torch.ones(real["v0"].num_nodes, dtype=torch.bool)
-        _, expected = eager(real)
-        optimizer.zero_grad()
-        expected.backward()
-        optimizer.step()
-        torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-5)
-    assert at == 1
-    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)

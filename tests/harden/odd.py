@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 Change = Callable[[torch.Tensor], Any]
 
@@ -115,35 +116,17 @@ OTHER: dict[str, Change] = {
 }  # fmt: skip
 
 
-def _replace(value: Any, at: int, change: Change) -> tuple[Any, int]:
-    """Return a value with one of its tensors changed, and how many come after that."""
-    if isinstance(value, torch.Tensor):
-        return (change(value) if at == 0 else value), at - 1
-    if isinstance(value, dict):
-        result: Any = {}
-        for key, item in value.items():
-            result[key], at = _replace(item, at, change)
-        return result, at
-    if isinstance(value, (list, tuple)):
-        items = []
-        for item in value:
-            item, at = _replace(item, at, change)
-            items.append(item)
-        return type(value)(items), at
-    return value, at
-
-
-def odd(
-    draw: random.Random, args: tuple[Any, ...], tensors: int
-) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+def odd(draw: random.Random, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """Return a name of what is odd, and the arguments of a call."""
     way = draw.random()
     if way < 0.1:
         return _arity(draw, args)
     table = SAME if way < 0.35 else OTHER
     name = draw.choice(sorted(table))
-    changed, _ = _replace(args, draw.randrange(tensors), table[name])
-    return name, changed, {}
+    leaves, structure = pytree.tree_flatten(args)
+    at = draw.choice([at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)])
+    leaves[at] = table[name](leaves[at])
+    return name, pytree.tree_unflatten(leaves, structure), {}
 
 
 def _arity(draw: random.Random, args: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

@@ -228,7 +228,7 @@ SPECIAL: dict[str, Sample] = {
 
 _PLUGIN = "torch_geometric itself refuses without a compiled plug-in (pyg-lib)"
 _BASE = "a base class, or what other modules are put into"
-_TYPES = "several types of nodes: tests/geometric/test_models.py trains or runs it"
+_TYPES = "several types of nodes: tests/geometric/test_models.py runs it"
 _HOST = "looks at values on the host: negative samples, sparse tensors, searches"
 UNTRIED: dict[str, str] = {
     **dict.fromkeys(("DynamicEdgeConv", "GravNetConv", "XConv", "SplineConv", "Node2Vec",
