@@ -62,7 +62,7 @@ SHOWN = {
     "many operators were missing or limited": "sweep/test_sweep.py::test_everything_computes_what_eager_torch_does",
     "`Options.loadFromFile` executed the file as Python": "options/test_files.py::test_only_calls_with_plain_arguments_are_understood",
     "a count of 0 was accepted by `deviceIterations`, `replicationFactor`, `gradientAccumulation`": "options/test_container.py::test_a_mistake_is_refused_where_it_is_made_with_what_to_write",
-    "`print(executor)` printed the model's layers": "test_notebook.py::test_an_executor_shows_model_kind_and_what_runs_it",
+    "`print(executor)` printed the model's layers": "test_notebook.py::test_an_executor_shows_where_its_weights_are_and_the_model_if_asked",
     "`repr(options)` had every setting": "options/test_rules.py::test_repr_compares_configurations",
     "`anchorTensor` could still be called on frozen options": "options/test_settings.py::test_it_is_copied_saved_and_frozen_with_the_options",
     "processes of a job trained whatever each had": "job/test_faults.py::test_processes_that_differ_stop_with_an_error_that_says_in_what",
