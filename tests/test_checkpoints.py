@@ -16,6 +16,7 @@ import poptorch
 from helpers import jobs, resuming
 from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
+from helpers.wrapping import Having
 from poptorch._base import archive
 from poptorch._checkpoints import _Writing
 from poptorch._session import host_random
@@ -42,17 +43,12 @@ def test_processes_resume_together_and_one_goes_on_alone(tmp_path: Path) -> None
     assert len(alone.go_on()) == 2
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return poptorch.identity_loss(self.layer(x), "sum")
+def plain() -> nn.Module:
+    return Having(lambda m, x: poptorch.identity_loss(m.layer(x), "sum"), layer=nn.Linear(2, 1))
 
 
 def make(folder: Path, calls: int = 0, **stateful: object) -> poptorch.Checkpoints:
-    model = Plain()
+    model = plain()
     options = poptorch.Options().backend("reference")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = poptorch.trainingModel(model, options, optimizer)
@@ -185,7 +181,7 @@ def test_what_cannot_be_kept_or_resumed_is_said(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="wrapped for training"):
-        poptorch.Checkpoints(tmp_path, poptorch.inferenceModel(Plain()), [])
+        poptorch.Checkpoints(tmp_path, poptorch.inferenceModel(plain()), [])
     training = make(tmp_path)._executor
     with pytest.raises(AssertionError, match="At least one"):
         poptorch.Checkpoints(tmp_path, training, [], keep=0)

@@ -93,15 +93,14 @@ def test_a_device_is_held_from_acquisition_to_release() -> None:
 
 @pytest.mark.spec("runtime", 32)
 def test_ids_are_the_machines_and_block_devices_the_models_own() -> None:
-    class Two(torch.nn.Module):
-        def forward(self, x):
-            with poptorch.Block("A", ipu_id=0):
-                x = x * 2
-            with poptorch.Block("B", ipu_id=1):
-                return x + 1
+    def two(x):
+        with poptorch.Block("A", ipu_id=0):
+            x = x * 2
+        with poptorch.Block("B", ipu_id=1):
+            return x + 1
 
     opts = poptorch.Options().showCompilationProgressBar(False).deviceIterations(2)
-    executor = poptorch.inferenceModel(Two(), opts.backend("reference").useIpuId(2))
+    executor = poptorch.inferenceModel(two, opts.backend("reference").useIpuId(2))
     assert torch.equal(executor(torch.ones(2)), torch.full((2,), 3.0))
     assert [(holder.device, holder.chips) for holder in _pod.holders()] == [(2, (0, 1))]
 

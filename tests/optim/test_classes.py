@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import poptorch
 from helpers import plain_optimizers as plain
-from helpers.wrapping import options
 from poptorch import optim
 from poptorch.optim import arguments
 
@@ -159,24 +157,6 @@ def test_what_float32_cannot_hold_is_refused(weight):
             optim.LAMB([double], lr=0.1, weight_decay=value)
         assert "use one between -3.4e+38 and 3.4e+38" in str(said.value)
     assert optim.SGD([double], lr=math.inf).param_groups[0]["lr"] == math.inf
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated")
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    [
-        ({"momentum": 1e308}, "given for momentum is too large"),
-        ({"lr": "0.1"}, "Expected a number for lr"),
-    ],
-)
-def test_torchs_are_looked_at_where_the_model_is_wrapped(numbers, said):
-    model = nn.Linear(3, 2)
-    groups = [{"params": [model.weight]}, {"params": [model.bias], **numbers}]
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    with pytest.raises(poptorch.Error, match=said) as caught:
-        poptorch.trainingModel(model, options(), optimizer)  # that line
-    assert "that line" in str(caught.value)
-    assert "Fix:" in str(caught.value)
 
 
 @pytest.mark.spec("optimizers", 26)

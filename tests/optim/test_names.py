@@ -5,24 +5,16 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import options
+from helpers.wrapping import Having, options
 from poptorch import optim
 
 
-class Product(nn.Module):
-    """The gradients of its weights are the inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        return poptorch.identity_loss((self.weight * x).sum(), "none")
-
-
 def compiled(cls, *args, **settings):
-    """An optimizer of this class whose model is compiled for gradients of 1 and 2."""
-    model = Product()
+    """An optimizer of this class whose model is compiled for gradients of 1 and 2, the inputs."""
+    model = Having(
+        lambda m, x: poptorch.identity_loss((m.weight * x).sum(), "none"),
+        weight=nn.Parameter(torch.zeros(2)),
+    )
     optimizer = cls(model.parameters(), *args, **settings)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     wrapped.compile(torch.tensor([1.0, 2.0]))

@@ -155,7 +155,10 @@ def centered_in_one_group(model):
 
 COMBINED = {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}
 SCALES = itertools.product(("loss_scaling", "velocity_scaling"), (0.0, -2.0, math.inf, math.nan))
+TORCHS = of(torch.optim.SGD, lr=0.1)
 UNFIT = [  # what is refused at once
+    (changed(TORCHS, momentum=1e308), poptorch.Error, "given for momentum is too large"),
+    (changed(TORCHS, lr="0.1"), AssertionError, "Expected a number for lr"),
     (REFUSED["unsupported"][1], AssertionError, "Unsupported optimizer type"),
     (REFUSED["amsgrad"][1], ValueError, "Only non-amsgrad"),
     (centered_in_one_group, AssertionError, "centered"),
@@ -172,8 +175,9 @@ UNFIT = [  # what is refused at once
 def test_wrapping_refuses_and_leaves_the_model_free(make, error, said):
     model = Net()
     with pytest.raises(error, match=said) as caught:
-        poptorch.trainingModel(model, options(), make(model))
+        poptorch.trainingModel(model, options(), make(model))  # that line
     assert isinstance(caught.value, poptorch.Error)
+    assert "that line" in str(caught.value)
     assert type(model) is Net
 
 
@@ -230,25 +234,23 @@ def check(wrapped, optimizer, caplog):
     return [r.getMessage().removeprefix(UNEXPECTED) for r in caplog.records]
 
 
-@pytest.mark.spec("optimizers", 7)
-def test_new_attributes_are_one_warning_for_each_place(caplog):
+@pytest.mark.spec("optimizers", 7, 11)
+def test_new_attributes_are_one_warning_for_each_place_and_may_be_relaxed(caplog):
     _, optimizer, wrapped = trained(SGD)
     assert check(wrapped, optimizer, caplog) == []
     optimizer.mood = 1
     optimizer.defaults["size"] = 2
     optimizer.param_groups[0].update(colour=3, loss_scaling=4.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert check(wrapped, optimizer, caplog) == [
         "optimizer attribute in SGD optimizer: mood",
         "default group variable in SGD optimizer: size",
-        "group attribute in SGD optimizer: colour, loss_scaling",
+        "group attribute in SGD optimizer: colour, loss_scaling, initial_lr",
     ]
     assert optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"] == 1.0
-
-
-@pytest.mark.spec("optimizers", 11)
-def test_they_may_be_relaxed(caplog):
     model = Net()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1, momentum=0.9)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
     opts = options().relaxOptimizerAttributesChecks(True)
     wrapped = poptorch.trainingModel(model, opts, optimizer)
     optimizer.mood = 1
@@ -256,19 +258,6 @@ def test_they_may_be_relaxed(caplog):
     optimizer.temper = 1
     with caplog.at_level(logging.DEBUG, "poptorch::python"):
         assert "optimizer attribute in SGD optimizer: temper" in check(wrapped, optimizer, caplog)
-
-
-def test_schedulers_before_and_after_wrapping(caplog):
-    early = Net()
-    optimizer = optim.SGD([{"params": [p]} for p in early.parameters()], lr=0.1, momentum=0.9)
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
-    wrapped = poptorch.trainingModel(early, options(), optimizer)
-    assert check(wrapped, optimizer, caplog) == []
-    _, optimizer, wrapped = trained(of(torch.optim.SGD, lr=0.1, momentum=0.9))
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
-    assert check(wrapped, optimizer, caplog) == [
-        "group attribute in SGD optimizer: initial_lr, max_lr, min_lr, max_momentum, base_momentum"
-    ]
 
 
 def test_another_library_and_a_native_step_are_not_unexpected(caplog):

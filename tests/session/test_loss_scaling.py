@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Scaled, options
+from helpers.wrapping import Having, Scaled, options
 from poptorch import MeanReductionStrategy, ReductionType
 
 HALF = torch.float16
@@ -13,23 +13,15 @@ HALF_MAX = torch.finfo(HALF).max
 TINY = 2.0**-26  # half of the smallest half number
 
 
-class Product(nn.Module):
-    """The gradient of its weight is the mean of the input, or a part of that."""
-
-    def __init__(self, dtype=HALF, factor=1.0):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, dtype=dtype))
-        self.factor = factor
-
-    def forward(self, x):
-        out = self.weight * x
-        if self.factor != 1:
-            out = out.float()
-        return poptorch.identity_loss(out.mean() * self.factor, "none")
-
-
 def wrap(opts=None, dtype=HALF, factor=1.0, **settings):
-    model = Product(dtype, factor)
+    """The gradient of the weight is the mean of the input, or a part of that."""
+
+    def forward(model, x):
+        out = model.weight * x
+        mean = out.mean() if factor == 1 else out.float().mean() * factor
+        return poptorch.identity_loss(mean, "none")
+
+    model = Having(forward, weight=nn.Parameter(torch.zeros(1, dtype=dtype)))
     optimizer = poptorch.optim.SGD(model.parameters(), **{"lr": 1.0, **settings})
     return model, optimizer, poptorch.trainingModel(model, opts or options(), optimizer)
 

@@ -27,14 +27,12 @@ def test_input_groups(kind: str, groups: list[int]) -> None:
     assert wrapped(x).tolist() == expected
 
 
-class Grouped(nn.Module):
-    def __init__(self, groups: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.arange(groups * 3.0).reshape(groups, 3) / 10)
-
-    def forward(self, x, y):
-        out = (x * self.weight).sum(1)
+def grouped(groups: int) -> nn.Module:
+    def forward(model, x, y):
+        out = (x * model.weight).sum(1)
         return out, nn.functional.mse_loss(out, y)
+
+    return Having(forward, weight=nn.Parameter(torch.arange(groups * 3.0).reshape(groups, 3) / 10))
 
 
 GROUPINGS = [
@@ -49,7 +47,7 @@ GROUPINGS = [
 @pytest.mark.spec("programs", 28)
 def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str) -> None:
     groups = max(of_replica) + 1
-    model = Grouped(groups)
+    model = grouped(groups)
     eager = copy.deepcopy(model)
     opts = options(accumulation=2, replicas=4).outputMode(OutputMode.All).backend(backend)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -76,7 +74,7 @@ ONE, EVERY = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplica
 
 
 def test_reading_the_weights_of_all_replicas() -> None:
-    model = Grouped(2)
+    model = grouped(2)
     training = poptorch.trainingModel(model, options(replicas=4))
     training.weight.replicaGrouping(CommGroupType.Consecutive, 2, EVERY)
     training(torch.randn(4, 3), torch.randn(4))
@@ -93,7 +91,7 @@ def test_reading_the_weights_of_all_replicas() -> None:
 
 
 def test_grouping_in_inference_and_its_mistakes() -> None:
-    module = Grouped(2)
+    module = grouped(2)
     wrapped = poptorch.inferenceModel(module, options(replicas=2))
     wrapped.weight.replicaGrouping(CommGroupType.NoGrouping, 0, ONE)
     out, _ = wrapped(torch.ones(2, 3), torch.zeros(2))
@@ -102,8 +100,8 @@ def test_grouping_in_inference_and_its_mistakes() -> None:
         wrapped.weight.replicaGrouping(CommGroupType.All, 0, ONE)
     for wrong, groups, args, said in (
         (Scaled(lambda x: x), (CommGroupType.NoGrouping, 0), [torch.ones(4)], "Scalars cannot be"),
-        (Grouped(3), (CommGroupType.Consecutive, 2), [torch.ones(4, 3)], "one value per group"),
-        (Grouped(3), (CommGroupType.Consecutive, 3), [torch.ones(4, 3)], "must divide"),
+        (grouped(3), (CommGroupType.Consecutive, 2), [torch.ones(4, 3)], "one value per group"),
+        (grouped(3), (CommGroupType.Consecutive, 3), [torch.ones(4, 3)], "must divide"),
     ):
         executor = poptorch.inferenceModel(wrong, options(replicas=4))
         executor.weight.replicaGrouping(*groups, ONE)
@@ -111,24 +109,23 @@ def test_grouping_in_inference_and_its_mistakes() -> None:
             executor(*args, torch.zeros(4))
 
 
-class Counts(nn.Module):
+def counts() -> nn.Module:
     """A floating buffer that forward changes in place, and a plain tensor that it changes too."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(1))
-        self.plain = torch.zeros(1)
+    def forward(model, x):
+        model.seen += x.sum()
+        model.plain += x.sum()
+        return model.seen * 1, model.plain * 1
 
-    def forward(self, x):
-        self.seen += x.sum()
-        self.plain += x.sum()
-        return self.seen * 1, self.plain * 1
+    module = Having(forward, seen=torch.zeros(1))
+    module.plain = torch.zeros(1)
+    return module
 
 
 @pytest.mark.spec("executor", 25, 26, 70)
 @pytest.mark.spec("programs", 25)
 def test_buffers_persist_and_plain_tensors_do_not() -> None:
-    module = Counts()
+    module = counts()
     wrapped = inference(module, iterations=3)
     for expected in ([1, 2, 3], [4, 5, 6]):
         seen, plain = wrapped(torch.ones(3))
@@ -142,7 +139,7 @@ def test_buffers_persist_and_plain_tensors_do_not() -> None:
 
 @pytest.mark.spec("executor", 27)
 def test_changed_buffers_of_replicas() -> None:
-    module = Counts()
+    module = counts()
     with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
         inference(module, replicas=2)(torch.ones(2))
     opts = options(replicas=2).broadcastBuffers(False)
@@ -153,7 +150,7 @@ def test_changed_buffers_of_replicas() -> None:
     assert module.seen.item() == 2  # that of the first replica
     grouped = options(replicas=2)
     grouped.inputReplicaGrouping(2)  # all replicas see the same: nothing to broadcast
-    assert poptorch.inferenceModel(Counts(), grouped)(torch.ones(1))[0].tolist() == [1, 1]
+    assert poptorch.inferenceModel(counts(), grouped)(torch.ones(1))[0].tolist() == [1, 1]
 
     norm = nn.BatchNorm1d(2)
     training = poptorch.trainingModel(norm, options(replicas=2), loss=nn.MSELoss())

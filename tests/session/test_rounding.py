@@ -6,18 +6,16 @@ from torch import nn
 
 import poptorch
 from helpers.twins import Twins
-from helpers.wrapping import Calling, infer, options, training
+from helpers.wrapping import Calling, Having, infer, options, training
 
 COUNT = 20_000
 
 
-class Weights(nn.Module):
-    def __init__(self, dtype=torch.float16):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(COUNT, dtype=dtype))
-
-    def forward(self, x):
-        return poptorch.identity_loss((self.weight * x).float().sum(), "none")
+def weights(dtype=torch.float16):
+    return Having(
+        lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
+        weight=nn.Parameter(torch.ones(COUNT, dtype=dtype)),
+    )
 
 
 def rounding(seed=1, enabled=True, **counts):
@@ -27,7 +25,7 @@ def rounding(seed=1, enabled=True, **counts):
 
 
 def trained(opts, lr=2.0**-13, calls=4, rows=1):
-    model = Weights()
+    model = weights()
     wrapped = training(model, opts, lr)
     for _ in range(calls):
         wrapped(torch.ones(rows, 1).half())
@@ -36,10 +34,10 @@ def trained(opts, lr=2.0**-13, calls=4, rows=1):
 
 def test_updates_too_small_for_half_arrive_on_average():
     """Each update is a quarter of the distance to the next half number below 1."""
-    weights, _ = trained(rounding())
+    rounded, _ = trained(rounding())
     want = 1 - 4 * 2.0**-13
     deviation = (4 * 2.0**-22 * 0.25 * 0.75 / COUNT) ** 0.5
-    assert abs(float(weights.mean()) - want) < 5 * deviation
+    assert abs(float(rounded.mean()) - want) < 5 * deviation
     nearest, _ = trained(rounding(enabled=False))
     assert torch.equal(nearest, torch.ones_like(nearest))
 
@@ -60,7 +58,7 @@ def test_half_accumulators_are_unbiased():
     """Gradients of 1 + 2**-12 cannot be added up in half; on average they are."""
     opts = rounding(accumulation=4)
     opts.lanes(1)
-    model = Weights(torch.float32)
+    model = weights(torch.float32)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0, accum_type=torch.float16)
     wrapped = poptorch.trainingModel(model, opts, optimizer)
     wrapped(torch.full((4, 1), 1 + 2.0**-12))

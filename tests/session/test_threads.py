@@ -15,7 +15,7 @@ from torch import nn
 import poptorch
 from helpers.cases import few
 from helpers.twins import Twins
-from helpers.wrapping import options
+from helpers.wrapping import Having, options
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
 
@@ -63,7 +63,7 @@ def documented(function: Callable[[], object]) -> Callable[[], None]:
 def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
     """The weights are those of the same calls one after another."""
     twins = Twins(
-        WithLoss(layers(), nn.MSELoss()),
+        with_loss(layers(), nn.functional.mse_loss),
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
         options(tier),
         rtol=1e-5,
@@ -91,21 +91,16 @@ def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
     torch.testing.assert_close(validation(X), model.inner(X))
 
 
-class WithLoss(nn.Module):
-    def __init__(self, inner: nn.Module, loss: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.loss = inner, loss
-
-    def forward(self, x, *rest):
-        return self.loss(self.inner(x), *rest)
+def with_loss(inner: nn.Module, loss: Callable[..., torch.Tensor]) -> nn.Module:
+    return Having(lambda m, x, *rest: loss(m.inner(x), *rest), inner=inner)
 
 
 def test_two_trainers_of_common_weights_wait_for_one_another() -> None:
     """Each thread locks both, in one order."""
     model = layers()
     executors = [
-        poptorch.trainingModel(WithLoss(inner, loss), options())
-        for inner, loss in ((model, nn.MSELoss()), (model[0], Loss()))
+        poptorch.trainingModel(with_loss(inner, loss), options())
+        for inner, loss in ((model, nn.functional.mse_loss), (model[0], squares))
     ]
     for executor, arguments in zip(executors, ((X, Y), (X,)), strict=True):
         executor(*arguments)
@@ -115,6 +110,5 @@ def test_two_trainers_of_common_weights_wait_for_one_another() -> None:
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
-class Loss(nn.Module):
-    def forward(self, x):
-        return poptorch.identity_loss(x.pow(2).mean(), reduction="none")
+def squares(x: torch.Tensor) -> torch.Tensor:
+    return poptorch.identity_loss(x.pow(2).mean(), reduction="none")

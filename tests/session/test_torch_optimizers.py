@@ -19,25 +19,23 @@ from torch.optim import lr_scheduler
 
 from helpers.twins import Twins
 from helpers.wrapped import compilations, normal, options
+from helpers.wrapping import Having
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 Maker = Callable[[Any], torch.optim.Optimizer]
 
 
-class Net(nn.Module):
+def net(dropout: float = 0.0) -> nn.Module:
     """Layers with a buffer that counts and a dropout that can be switched on."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.BatchNorm1d(6))
-        self.drop, self.head = nn.Dropout(dropout), nn.Linear(6, 2)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.head(self.drop(self.body(x))), y)
+    return Having(
+        lambda m, x, y: nn.functional.mse_loss(m.head(m.body(x)), y),
+        body=nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Dropout(dropout)),
+        head=nn.Linear(6, 2),
+    )
 
 
 def trained(make: Maker) -> Twins:
-    return Twins(Net(), make, rtol=1e-4, atol=1e-6)
+    return Twins(net(), make, rtol=1e-4, atol=1e-6)
 
 
 def change(twins: Twins, **numbers: Any) -> None:
@@ -266,7 +264,7 @@ def test_the_random_sequence_goes_on() -> None:
     for changed in (False, True):
         torch.manual_seed(0)
         twins = Twins(
-            Net(dropout=0.5), lambda p: torch.optim.SGD(p, lr=0.0), options().randomSeed(3)
+            net(dropout=0.5), lambda p: torch.optim.SGD(p, lr=0.0), options().randomSeed(3)
         )
         twins.wrapped(X, Y)
         change(twins, **({"momentum": 0.9} if changed else {}))

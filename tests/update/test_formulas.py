@@ -9,7 +9,7 @@ from torch import nn
 import poptorch
 from helpers import plain_optimizers as plain
 from helpers.updating import MODELS
-from helpers.wrapping import options
+from helpers.wrapping import Having, options
 
 STEPS = 8
 HALF, TINY = torch.float16, 2.0**-26  # half of the smallest half number
@@ -58,15 +58,6 @@ def all_cases():
             yield name, function, settings, state_names, False
 
 
-class WithLoss(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x, labels):
-        return nn.functional.cross_entropy(self.model(x), labels)
-
-
 def make(name, model, settings, constant):
     """An optimizer of two groups, whose attributes are all constants or all variables."""
     first, *rest = model.parameters()
@@ -107,7 +98,8 @@ def test_equals_plain_float64(name, function, settings, state_names, constant, n
     """The plain form follows the executor's own gradients."""
     torch.manual_seed(0)
     inner, inputs = MODELS[net]()
-    model, labels = WithLoss(inner), torch.randint(0, 3, (32,))
+    model = Having(lambda m, x, y: nn.functional.cross_entropy(m.model(x), y), model=inner)
+    labels = torch.randint(0, 3, (32,))
     opts = options()
     paths = [path for path, _ in model.named_parameters()]
     for path in paths:
@@ -132,20 +124,12 @@ def test_equals_plain_float64(name, function, settings, state_names, constant, n
                 close(found[f"{prefix}___{path}"], state[path][key], factor=10)
 
 
-class Product(nn.Module):
-    """The gradient of its weight is the input."""
-
-    def __init__(self, value, dtype=torch.float32):
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((1,), value, dtype=dtype))
-
-    def forward(self, x):
-        return poptorch.identity_loss((self.weight.float() * x).sum(), "none")
-
-
 def stepped(name, settings, start, gradients, dtype=torch.float32, library=poptorch.optim):
     """The weight, and the device's state, after updates with gradients that are given."""
-    model = Product(start, dtype)
+    model = Having(
+        lambda m, x: poptorch.identity_loss((m.weight.float() * x).sum(), "none"),
+        weight=nn.Parameter(torch.full((1,), start, dtype=dtype)),
+    )
     optimizer = getattr(library, name)(model.parameters(), **settings)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     for gradient in gradients:

@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.updating import MODELS
-from helpers.wrapping import options
+from helpers.wrapping import Having, options
 from poptorch import MeanReductionStrategy, ReductionType
 
 OPTIMIZERS = {
@@ -24,20 +24,11 @@ MODES = [
 ]
 
 
-class WithLoss(nn.Module):
-    def __init__(self, model, reduction):
-        super().__init__()
-        self.model = model
-        self.loss = nn.CrossEntropyLoss(reduction=reduction)
-
-    def forward(self, x, labels):
-        return self.loss(self.model(x), labels)
-
-
 def trained(name, opts, reduction):
     torch.manual_seed(0)
     model, inputs = MODELS["perceptron"]()
-    model = WithLoss(model, reduction)
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    model = Having(lambda m, x, labels: loss(m.model(x), labels), model=model)
     optimizer = getattr(poptorch.optim, name.split()[0])(model.parameters(), **OPTIMIZERS[name])
     wrapped = poptorch.trainingModel(model, opts, optimizer)
     for _ in range(3):
