@@ -11,6 +11,7 @@ import torch
 
 import poptorch
 from helpers.wrapped import inference, normal, options
+from poptorch._data import combining
 
 X = torch.arange(4.0).reshape(2, 2)
 
@@ -237,6 +238,10 @@ def test_dataclasses_are_containers() -> None:
         model(Both(x, {"y": y}, scale=3.0, inner=Both(z, {})))
     with pytest.raises(poptorch.Error, match=r"Type mismatch for .*\.inner"):
         model(Both(x, {"y": y}))
+    data = [Both(normal(2, 3, seed=at), {"y": normal(2, seed=at)}) for at in range(3)]
+    joined = combining.join(data)  # as batches
+    assert torch.equal(joined.x, torch.cat([each.x for each in data]))
+    assert torch.equal(joined.rest["y"], torch.cat([each.rest["y"] for each in data]))
 
 
 class Holder:
