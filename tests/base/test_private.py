@@ -204,11 +204,15 @@ def test_operators_without(name: str, function, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REQUIRED[private.COMPILER])
-def test_compiling_without(name: str, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "name, use",
+    [*((name, lambda: Inductor().build(None)) for name in REQUIRED[private.COMPILER]),
+     *((name, lambda: library.load(b"")) for name in OPTIONAL[private.KEPT_CODE])],
+)  # fmt: skip
+def test_compiling_and_loading_code_without(name: str, use, monkeypatch) -> None:
     remove(name, monkeypatch)
     with pytest.raises(private.Gone, match="has no torch"):
-        Inductor().build(None)
+        use()
 
 
 @pytest.mark.slow
@@ -228,13 +232,6 @@ def test_the_reference_backend_takes_the_place_of_compiled_code(
     assert VERSION in warning
 
 
-@pytest.mark.parametrize("name", OPTIONAL[private.KEPT_CODE])
-def test_loading_code_without(name: str, monkeypatch) -> None:
-    remove(name, monkeypatch)
-    with pytest.raises(private.Gone, match="has no torch"):
-        library.load(b"")
-
-
 def test_settings_that_are_gone_are_left_out_unless_they_are_needed(monkeypatch, caplog) -> None:
     import torch._inductor.config as config
 
@@ -245,11 +242,8 @@ def test_settings_that_are_gone_are_left_out_unless_they_are_needed(monkeypatch,
         assert config.reorder_for_locality != "other"
     assert config.cpp_wrapper != "another"
     assert lost_without("layout_optimization") in caplog.text
-    with (
-        pytest.raises(private.Gone, match="fallback_random"),
-        private.settings({"fallback_random": True}),
-    ):
-        pass
+    with pytest.raises(private.Gone, match="fallback_random"):
+        private.settings({"fallback_random": True}).__enter__()
 
 
 @pytest.mark.parametrize("way", ["there", "gone", "other arguments"])
@@ -258,22 +252,15 @@ def test_a_stand_in_is_there_within_the_block_only(way: str, monkeypatch, caplog
 
     def stand_in(usual, self, code):
         asked.append((usual, self, code))
-        return "stood in"
-
-    def other(usual, self, source):
-        raise AssertionError
 
     if way == "gone":
         remove("check_build", monkeypatch)
-    with (
-        pytest.raises(KeyError),
-        private.standing_in({"check_build": other if way == "other arguments" else stand_in}),
-    ):
+    function = (lambda usual, self, source: None) if way == "other arguments" else stand_in
+    with pytest.raises(KeyError), private.standing_in({"check_build": function}):
         now = pkgutil.resolve_name("torch._inductor.cpu_vec_isa:VecISA.check_build")
         if way == "there":
-            assert now("isa", code="text") == "stood in"
-        else:
-            assert now is usual
+            now("isa", code="text")
+        assert (now is usual) == (way != "there")
         raise KeyError
     assert asked == ([(usual, "isa", "text")] if way == "there" else [])
     assert pkgutil.resolve_name("torch._inductor.cpu_vec_isa:VecISA.check_build") is usual

@@ -52,14 +52,17 @@ def test_what_lies_before_a_detach_stays_bit_for_bit(cut) -> None:
     assert not torch.equal(model.second.weight, Two().second.weight)
 
 
-@pytest.mark.spec("supported_ops", 12)
-def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit() -> None:
+@pytest.mark.spec("supported_ops", 12, 15)
+def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_are_one() -> None:
     model = Two()
-    model.first.weight.requires_grad_(False)
+    model.second.weight = model.first.weight
+    model.first.bias.requires_grad_(False)
     model.unused = nn.Parameter(torch.ones(3))
     trained(model)
-    assert torch.equal(model.first.weight, Two().first.weight)
+    assert torch.equal(model.first.bias, Two().first.bias)
     assert torch.equal(model.unused, torch.ones(3))
+    assert model.second.weight is model.first.weight
+    assert {"first.weight", "second.weight"} <= set(model.state_dict())
 
 
 @pytest.mark.spec("supported_ops", 13, 14)
@@ -74,15 +77,6 @@ def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(caplog
     with pytest.raises(poptorch.Error, match="backward"):
         loss.backward()
     assert all(p.grad is None for p in (x, *executor.model.parameters()))
-
-
-@pytest.mark.spec("supported_ops", 15)
-def test_tied_weights_are_updated_once_with_the_summed_gradient() -> None:
-    model = Two()
-    model.second.weight = model.first.weight
-    trained(model)
-    assert model.second.weight is model.first.weight
-    assert {"first.weight", "second.weight"} <= set(model.state_dict())
 
 
 class Clipped(torch.autograd.Function):

@@ -51,20 +51,12 @@ def swapped(schedule: Schedule, one: str, other: str) -> Schedule:
     return edited(schedule, (at(schedule, one), other), (at(schedule, other), one))
 
 
-def moved(schedule: Schedule, action: str, to: Cell) -> Schedule:
-    return edited(schedule, (at(schedule, action), "."), (to, action))
-
-
 def appended(schedule: Schedule, *actions: tuple[int, str]) -> Schedule:
     """Return the schedule with columns added at its end."""
     size = schedule.columns
     everywhere = [((c, size + len(actions) - 1), ".") for c in schedule.rows]
     own = [((chip, size + i), action) for i, (chip, action) in enumerate(actions)]
     return edited(schedule, *everywhere, *own)
-
-
-def without_row(schedule: Schedule, chip: int) -> Schedule:
-    return Schedule({c: row for c, row in schedule.rows.items() if c != chip})
 
 
 # The damage, what is said of it, and the action whose cell is marked (None: nothing to mark).
@@ -92,13 +84,14 @@ DAMAGE = [
     ("phased", lambda s: swapped(s, "S0F0", "0F0"), "S0F0 comes before 0F0", "S0F0"),
     ("phased", lambda s: swapped(s, "S0F0", "L0B0"), "L0B0 comes before S0F0", "L0B0"),
     # is where or what it cannot be,
-    ("pipe", lambda s: moved(s, "1F0", (0, 2)), "1F0 belongs on chip 1", "1F0"),
+    ("pipe", lambda s: edited(replaced(s, "1F0", "."), ((0, 2), "1F0")),
+     "1F0 belongs on chip 1", "1F0"),
     ("pipe", lambda s: replaced(s, "1F2", "7F2"), "7F2 is no part", "7F2"),
     ("pipe", lambda s: appended(s, (0, "0F3")), "0F3 is no part", "0F3"),
     ("pipe", lambda s: appended(s, (0, "0U2")), "0U2 is no part", "0U2"),
     ("pipe", lambda s: edited(s, ((1, 0), "L1F0")), "L1F0 is no part", "L1F0"),
     # or the rows do not fit.
-    ("pipe", lambda s: without_row(s, 1), "one row for each of the chips 0, 1", None),
+    ("pipe", lambda s: Schedule({0: s.rows[0]}), "one row for each of the chips 0, 1", None),
     ("pipe", lambda s: Schedule({**s.rows, 2: (None,) * s.columns}), "one row for each", None),
     ("pipe", lambda s: Schedule({**s.rows, 1: s.rows[1][:-1]}), "one length", "."),
 ]  # fmt: skip
