@@ -12,10 +12,10 @@ from poptorch._ir.blocks import label_of
 from poptorch._ir.slots import Kind
 
 
-def request(
+def capture(
     module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
-) -> Request:
-    """Return what a session would ask to be captured."""
+) -> Micro:
+    """Capture a module."""
     tensors = _capture.tensors_of(module)
     state = tuple(
         (slots.param if tied.is_parameter else slots.buffer)(
@@ -24,24 +24,14 @@ def request(
         for path, tied in tensors.items()
     )
     batch = tuple(slots.batch_input(i, tuple(x.shape), x.dtype) for i, x in enumerate(inputs))
-    trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM)
-    return Request(
-        module,
-        lambda tensors: module(*tensors),
-        tensors,
-        state,
-        batch,
-        trained if training else frozenset(),
-        training,
-        replicas=replicas,
+    trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM and training)
+
+    def forward(tensors):
+        return module(*tensors)
+
+    return _capture.capture(
+        Request(module, forward, tensors, state, batch, trained, training, replicas=replicas)
     )
-
-
-def capture(
-    module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
-) -> Micro:
-    """Capture a module."""
-    return _capture.capture(request(module, *inputs, training=training, replicas=replicas))
 
 
 def labels(micro: Micro) -> list[tuple[str, str | None, bool]]:

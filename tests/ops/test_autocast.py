@@ -22,11 +22,10 @@ def classifying(model, x, labels):
     return out, F.cross_entropy(out.float(), labels)
 
 
-@pytest.mark.parametrize("accumulation, enabled", [(1, True), (4, True), (1, False)])
+@pytest.mark.parametrize("accumulation, enabled", [(4, True), (1, False)])
 def test_products_run_in_half_unless_switched_off(accumulation, enabled):
-    model, x, labels = (
-        Having(classifying, layer=nn.Linear(3, 2)), torch.randn(8, 3), torch.arange(8) % 2
-    )  # fmt: skip
+    model = Having(classifying, layer=nn.Linear(3, 2))
+    x, labels = torch.randn(8, 3), torch.arange(8) % 2
     with torch.autocast("cpu", HALF, enabled):
         want = model.layer(x).detach()
     opts = options(accumulation=accumulation).outputMode(poptorch.OutputMode.All)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -21,12 +22,9 @@ def test_name_scopes_nest_and_end_with_an_exception() -> None:
     def forward(x):
         with poptorch.NameScope("outer"):
             x = x + 1
-            try:
-                with poptorch.NameScope("inner"):
-                    x = x * 2
-                    raise RuntimeError
-            except RuntimeError:
-                pass
+            with contextlib.suppress(RuntimeError), poptorch.NameScope("inner"):
+                x = x * 2
+                raise RuntimeError
             x = x - 3
         return x.exp()
 
