@@ -41,8 +41,6 @@ BATCH = torch.empty(ROWS, WIDE, device="meta")
 
 def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.PoplarExecutor:
     """The model with options as a user would write them."""
-    with torch.device("meta"):
-        model = Stack(norm).to(settings.get("dtype", torch.float)).train(training)
     opts = poptorch.Options().replicationFactor(settings.get("replicas", 1))
     at_once = settings.get("replicas", 1) * settings.get("micro_batch", 8)
     steps = settings.get("accumulation", ROWS // at_once)
@@ -56,14 +54,12 @@ def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.Pop
             where = poptorch.TensorLocationSettings().useOnChipStorage(on_chip)
             where.useReplicatedTensorSharding(sharded)
             getattr(opts.TensorLocations, f"set{kind}Location")(where)
-    if not training:
-        return poptorch.inferenceModel(
-            model, opts.deviceIterations(settings.get("device_iterations", steps))
-        )
-    opts.deviceIterations(settings.get("device_iterations", 1))
-    opts.Training.gradientAccumulation(steps)
-    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.1)
-    return poptorch.trainingModel(model, opts, optimizer)
+    how = {"optimizer": "AdamW" if training else "", "steps": steps, "options": opts}
+    if training:
+        opts.deviceIterations(settings.get("device_iterations", 1))
+    else:
+        how["steps"] = settings.get("device_iterations", steps)
+    return pricing.wrapped(lambda: Stack(norm).to(settings.get("dtype", torch.float)), **how)
 
 
 def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool) -> Variant:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, Scaled, infer, options, training
+from helpers.wrapping import Calling, Having, Scaled, infer, options, training
 from ops.test_known import GROUPING, op
 
 REPLICAS, ROWS = 4, 8
@@ -63,6 +63,13 @@ CASES = {
     "strided": (reduce(**{GROUPING: [2, 2, 4]}), eager_reduce([0, 2], [1, 3])),
     "to all": (to_all, eager_to_all),
 }
+
+
+def test_the_plan_of_what_runs_side_by_side_has_no_stages() -> None:
+    model = poptorch.inferenceModel(Calling(to_all), options(replicas=REPLICAS))
+    model.compile(batch())
+    assert model.plan().staged is None
+    assert f"{REPLICAS} lanes" in str(model.plan())
 
 
 @pytest.mark.parametrize("name", CASES)

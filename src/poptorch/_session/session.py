@@ -222,10 +222,14 @@ class Session(Sharing):
 
     @_locked
     def plan(self) -> Plan:
-        """Return the compiled plan, cut into stages; the cutting is done when first asked for."""
+        """Return the compiled plan, cut into stages; the cutting is done when first asked for.
+
+        Replicas that exchange tensors run side by side, which stages do not.
+        """
         now = self.now
         compiled = now.compiled
-        if compiled.plan.staged is None:
+        side_by_side = compiled.micro.exchanging and compiled.plan.program.lanes is not None
+        if compiled.plan.staged is None and not side_by_side:
             self._bring_host_up_to_date()  # or forward would, during the capture
             with self.model.in_mode():
                 plan = _compile.with_stages(compiled.plan, now.task.request, now.task.optim)
