@@ -64,15 +64,15 @@ def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.Pop
 
 def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool) -> Variant:
     """The line that ``estimate`` gives."""
-    executor = wrapped(training, norm, **settings)
+    dtype = getattr(torch, settings.get("precision", "float32"))
+    executor = wrapped(training, norm, dtype=dtype, **settings)
     count = ROWS
     if "device_iterations" in settings:  # which does not follow from the samples
         steps = settings.get("accumulation", 8) if training else 1
         count = settings["device_iterations"] * steps * settings.get("micro_batch", 8)
-    batch = torch.empty(count, WIDE, device="meta")
-    priced = executor.estimate(batch, system=f"{settings.get('chip', 'mk2')}:16")
-    executor.destroy()
-    peak = max(chip.bytes for chip in priced.chips)
+    batch, system = pricing.meta(count, WIDE, dtype=dtype), f"{settings.get('chip', 'mk2')}:16"
+    priced = pricing.price(executor, batch, system=system)
+    peak = pricing.fullest(priced)
     return Variant(
         row.settings, priced.items_per_second, peak, priced.fits, priced.culprit,
         priced.bound["bubble"], priced.share_of_peak,
@@ -97,6 +97,8 @@ def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool)
         (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
         (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),
         long(False, False, {"device_iterations": [2, 32]}),
+        (True, False, {"precision": ["float32", "float16"]}),
+        long(False, False, {"precision": ["float32", "float16"]}),
     ],
 )  # fmt: skip
 def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[Any]]) -> None:
@@ -130,23 +132,6 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
     assert [row["chip"] for row in read] == ["bow", PRESENT, "mk2", "mk1"]
     assert [float(row["peak_bytes"]) for row in read] == [line.peak_bytes for line in lines]
     assert read[3]["culprit"] == str(lines[3].culprit)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("training", few([True, False], True))
-def test_precision_is_that_of_the_model_and_its_inputs(training: bool) -> None:
-    executor = wrapped(training)
-    lines = poptorch.what_if(executor, BATCH, vary={"precision": ["float32", "float16"]})
-    executor.destroy()
-    by_type = {line.settings["precision"]: line for line in lines}
-    same, half = wrapped(training), wrapped(training, dtype=torch.half)
-    for line, priced in (
-        (by_type["float32"], same.estimate(BATCH)),
-        (by_type["float16"], half.estimate(BATCH.half())),
-    ):
-        assert line.items_per_second == priced.items_per_second
-        assert line.peak_bytes == max(chip.bytes for chip in priced.chips)
-    assert by_type["float16"].items_per_second > by_type["float32"].items_per_second
 
 
 class Deep(nn.Module):
@@ -185,10 +170,10 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
         ipus = (
             2 if line.settings["ipus_per_replica"] == PRESENT else line.settings["ipus_per_replica"]
         )
-        priced = deep(training, ipus).estimate(BATCH, system="mk2:4")
+        priced = pricing.price(deep(training, ipus), BATCH, system="mk2:4")
         assert len(priced.chips) == ipus
         assert line.items_per_second == pytest.approx(priced.items_per_second)
-        assert line.peak_bytes == pytest.approx(max(chip.bytes for chip in priced.chips))
+        assert line.peak_bytes == pytest.approx(pricing.fullest(priced))
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,14 @@ def priced(
     advice: bool = False,
     **how: Any,
 ) -> Estimate:
-    """Return the estimate of a model that is wrapped so; it takes a fraction without advice."""
-    executor = wrapped(make, **how)
+    """Return the estimate of a model that is wrapped so."""
+    return price(wrapped(make, **how), *batch, system=system, advice=advice)
+
+
+def price(
+    executor: poptorch.PoplarExecutor, *batch: torch.Tensor, system: str, advice: bool = False
+) -> Estimate:
+    """Return an estimate and destroy the executor; without advice it takes a fraction."""
     advised = nullcontext() if advice else patch.object(Repricer, "advised", lambda _, made: made)
     try:
         with advised:

@@ -85,7 +85,7 @@ PROGRAMS = [*itertools.product((1, 2, 3), (1, 3), (1, 3, 8))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", few(PROGRAMS, (1, 3, 8), (2, 1, 1)))
+@pytest.mark.parametrize("program", few(PROGRAMS, (1, 3, 8)))
 def test_recomputing_never_needs_more_memory(program: tuple[int, int, int]) -> None:
     kept = fullest(trained(*program, 0))
     for how in (None, PIPELINE):
@@ -93,7 +93,7 @@ def test_recomputing_never_needs_more_memory(program: tuple[int, int, int]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", few(PROGRAMS, (1, 3, 3)))
+@pytest.mark.parametrize("program", few(PROGRAMS, (1, 1, 3)))
 def test_more_never_takes_less(program: tuple[int, int, int]) -> None:
     """One layer, sample or token more, or twice as many."""
     layers, chips, micro = program
@@ -117,7 +117,7 @@ def _span(estimate: Estimate) -> tuple[float, dict[int, float]]:
     return max(action.start + action.cycles + action.sent for action in passes), busy
 
 
-@pytest.mark.parametrize("program", few([(2, 5, 1), (3, 9, 8), (3, 20, 3), (2, 6, 8)], (3, 9, 8)))
+@pytest.mark.parametrize("program", few([(2, 5, 1), (3, 8, 8), (3, 20, 3), (2, 6, 8)], (3, 8, 8)))
 def test_bubbles_are_never_fewer_than_the_schedule_has(program: tuple[int, int, int]) -> None:
     """A chip works for every micro-batch, and before that waits for the chips in front of it.
 

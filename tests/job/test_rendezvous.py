@@ -41,12 +41,9 @@ def test_the_store_of_torchruns_agent_belongs_to_no_process(monkeypatch) -> None
     assert rendezvous.store_owner() == -1
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_who_is_waited_for_is_said_in_time_and_named(monkeypatch, caplog) -> None:
     with pytest.raises(poptorch.Error, match=r"process 0 of 3 has waited 0 s for process 1, 2"):
         meet(dist.HashStore(), 0, 3, datetime.timedelta(seconds=0.01))
-
-
-def test_who_is_waited_for_is_said_in_time(monkeypatch, caplog) -> None:
     monkeypatch.setattr(rendezvous, "IMPATIENT", 0.001)
     store = dist.HashStore()
     store.set("arrived/1", "of an earlier start, or of the process that started this one")

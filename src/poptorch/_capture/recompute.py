@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from .._ir.blocks import forget_kept, is_kept, label_of, relabel
-from .._ir.graph import Graph
+from .._ir.graph import Graph, copy_node
 from .._ir.operators import is_mask, may_view
 from .._ops.effects import is_control_flow, is_effect
 from .._ops.identities import after_gradient
@@ -109,7 +109,7 @@ class _Copies:
         if all(i in self.kept for i in node.all_input_nodes):
             replaced |= self._start(node, reader)
         with reader.graph.inserting_before(reader):
-            copy = reader.graph.node_copy(node, replaced.__getitem__)
+            copy = copy_node(reader.graph, node, replaced)
         own = label_of(node)
         own = label_of(reader) if own.visit is None else replace(own, backward=True)
         relabel(copy, replace(own, again=True))

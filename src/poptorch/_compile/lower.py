@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from .._capture import trace
-from .._ir.graph import Graph, SlotFunction, graph_module, placeholder
+from .._ir.graph import Graph, SlotFunction, copy_node, graph_module, placeholder
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 
@@ -54,7 +54,7 @@ def lower_by_example(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Gra
                 copies[node] = inputs[_key(slot, weight)]
                 copies[node].meta.setdefault("val", node.meta.get("val"))
         for node in parts.get(example, ()):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node] = copy_node(graph, node, copies)
         for slot, node in zip(few.outputs, few.returned, strict=True):
             if slot.weight == example:
                 results[_key(slot, weight)] = copies[node]

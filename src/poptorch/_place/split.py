@@ -11,7 +11,7 @@ from torch import fx
 from .._ipu_model.cycles import value_bytes
 from .._ir import slots
 from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
-from .._ir.graph import Graph, graph_module, placeholder
+from .._ir.graph import Graph, copy_node, graph_module, placeholder
 from .._ir.operators import draws, is_mask, may_view
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot
@@ -104,7 +104,7 @@ class Cutter:
             mapping[node] = placeholder(made, slot.key)
             mapping[node].meta = {"val": node.meta.get("val")}
         for node in nodes:
-            mapping[node] = made.node_copy(node, mapping.__getitem__)
+            mapping[node] = copy_node(made, node, mapping)
         made.output(tuple(mapping[node] for _, node in results))
         module = graph_module(self._graph.module, made)
         return Graph(
