@@ -9,6 +9,7 @@ import os
 import pydoc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,57 +57,33 @@ json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]}, "m
 HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 
 
-@pytest.fixture(scope="module")
-def probe(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """Import poptorch in a fresh interpreter, warnings as errors, and tell what that changed."""
+@pytest.mark.slow
+@pytest.mark.spec("geometric", 80)
+def test_import_is_light_and_changes_nothing(tmp_path: Path) -> None:
+    """In a fresh interpreter, warnings as errors; then a model is called, and graphs are known."""
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROBE],
-        cwd=tmp_path_factory.mktemp("empty"),
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
-    return json.loads(run.stdout)
-
-
-@pytest.mark.slow
-def test_import_changes_nothing(probe: dict) -> None:
+    assert (run.returncode, run.stderr) == (0, "")
+    probe = json.loads(run.stdout)
     changed = probe["changed"]
     # One variable is part of PopTorch's contract.
     if "environ" in changed:
         old, new = changed.pop("environ")
         assert new == {**old, "RDMAV_FORK_SAFE": "1"}
     assert changed == {}
-
-
-@pytest.mark.slow
-def test_import_is_light(probe: dict) -> None:
-    loaded = [name for name in probe["modules"] if name.startswith(HEAVY)]
-    assert loaded == []
+    assert [name for name in probe["modules"] if name.startswith(HEAVY)] == []
     packages = {name.partition(".")[0] for name in probe["modules"]} - sys.stdlib_module_names
-    assert packages == {
-        "poptorch",
-        "filelock",
-        "psutil",
-        "safetensors",
-    }  # nothing more of torch either
-
-
-@pytest.mark.slow
-def test_a_first_call_imports_no_exporter(probe: dict) -> None:
-    """Torch names the lines of operators only once it has imported that: 17 MB, half a second."""
+    assert packages == {"poptorch", "filelock", "psutil", "safetensors"}  # nothing more of torch
+    # Torch names the lines of operators only once it has imported that: 17 MB, half a second.
     roots = ("torch.export", "networkx", "torch._functorch.aot_autograd")
     assert [name for name in probe["called"] if name.startswith(roots)] == []
     assert any(name.startswith("poptorch.backends") for name in probe["called"])
-
-
-@pytest.mark.slow
-@pytest.mark.spec("geometric", 80)
-def test_graphs_are_arguments_as_soon_as_there_are_any(probe: dict) -> None:
-    """And poptorch imports nothing of theirs before."""
     assert not probe["geometric"]
     assert probe["doubled"] == [2.0, 2.0]
 

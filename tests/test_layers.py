@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grimp
@@ -66,9 +66,9 @@ def defined(tree: ast.AST) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in node.names)
 
 
-def lookups(tree: ast.AST) -> Iterator[str]:
+def lookups(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield what is looked up as ``private.name``."""
-    for node in ast.walk(tree):
+    for node in nodes:
         owner = node.value if isinstance(node, ast.Attribute) else None
         if isinstance(owner, ast.Name) and owner.id == "private":
             yield node.attr
@@ -106,9 +106,8 @@ def test_private_names_of_torch_are_in_one_file() -> None:
 
 
 def test_the_table_of_private_names_is_what_is_used() -> None:
-    trees = [parse(path) for path in FILES]
-    used = {name for tree in trees for name in lookups(tree)}
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [node for path in FILES for node in ast.walk(parse(path))]
+    used = set(lookups(nodes))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     called_by_torch = {"recompute_size_and_body", "set_read_writes", "with_read"}

@@ -161,12 +161,10 @@ def test_the_metadata_says_what_people_look_for(wheel: Path) -> None:
         told = message_from_string(packed.read(name).decode())
     assert told["License-Expression"] == "MIT"
     assert set(told.get_all("Provides-Extra")) >= {"graphs", "transformers", "lightning"}
-    assert told["Description-Content-Type"] == "text/markdown"
     text = told.get_payload()
     assert isinstance(text, str)
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert [link for link in links if not link.startswith("http")] == []
-    assert 'pip install ".[examples]"' in text
     readme = (ROOT / "README.md").read_text()
     assert "[MIT licence](LICENSE)" in readme  # so there was one to take out
     assert "![" in readme
@@ -211,7 +209,6 @@ options.TensorLocations.setOptimizerLocation(on_chip)
 options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
 model = Model()
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, loss_scaling=2.0)
-others = [poptorch.optim.AdamW(model.parameters()), poptorch.optim.LAMB(model.parameters())]
 training = trainingModel(model, options=options, optimizer=optimizer)
 inference = poptorch.inferenceModel(model, options)
 data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randn(8, 2))
@@ -224,9 +221,6 @@ for x, y in loader:
     training.setOptimizer(optimizer)
 training.copyWeightsToHost()
 print(training.first, loader.combinedBatchSize, double(torch.ones(1)))
-poptorch.print(model)
-poptorch.setLogLevel("DEBUG")
-poptorch.profiling.Channel("run")
 poptorch.custom_op([data[0][0]], "Cube", "com.acme", 1, example_outputs=[data[0][0]])
 poptorch.for_loop(3, lambda value: [value], [data[0][0]])
 

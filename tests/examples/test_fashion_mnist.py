@@ -104,6 +104,7 @@ def test_the_demo_says_since_when_and_how_fast_optimised_code_ran() -> None:
     assert "from call 21 on" in common.table([native_result, ours])
 
 
+@pytest.mark.long
 def test_a_broken_file_ends_the_script_with_its_name(tmp_path: Path) -> None:
     for path in SUBSET.glob("*.gz"):
         (tmp_path / path.name).write_bytes(path.read_bytes()[:100])

@@ -292,12 +292,3 @@ def test_combined_batches_follow_one_another() -> None:
     assert typed["v0"].x.shape == (18, 2)
     assert typed[made.EDGES[0]].num_edges == 9
     assert CombinedBatchingCollater(list, 2)([1, 2, 3, 4]) == [1, 2, 3, 4]
-
-
-def test_a_default_for_an_attribute_that_does_not_exist_is_said(caplog) -> None:
-    for defaults, count in (({"y": 7, "label": 1}, 1), ({"y": 7}, 0)):
-        collate = FixedSizeCollater(made.sizes(9, 9, 2, pad_graph_defaults=defaults))
-        caplog.clear()
-        for _ in range(2):
-            assert collate([GRAPHS[0]]).y.tolist() == [0, 7]
-        assert caplog.text.count("do not have: label; they have") == count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 
 import pytest
 import torch
@@ -64,18 +63,7 @@ def test_everything_is_as_before_afterwards(flag: bool, fails: bool) -> None:
     assert len(before) > 50
 
 
-def test_neighbours_are_found_inside_models_without_a_plugin() -> None:
-    points = torch.rand(9, 3)
-    edges = infer(lambda x: pyg.knn_graph(x, 2), points)
-    assert edges.shape == (2, 18)
-    if not any(importlib.util.find_spec(plugin) for plugin in ("pyg_lib", "torch_cluster")):
-        with pytest.raises(ImportError):
-            pyg.knn_graph(points, 2)
-    inside = infer(lambda x: pyg.radius_graph(x, 0.4, max_num_neighbors=4), points)
-    assert inside.shape == (2, 36)
-
-
-def test_missing_neighbours_send_nothing() -> None:
+def test_neighbours_are_found_inside_models_and_missing_ones_send_nothing() -> None:
     torch.manual_seed(0)
     layer = pyg.EdgeConv(torch.nn.Linear(6, 4), aggr="sum")
     points, numbers = torch.rand(5, 3), torch.tensor([0, 0, 0, 1, 1])
@@ -86,3 +74,5 @@ def test_missing_neighbours_send_nothing() -> None:
     full = [(a, b) for a in range(5) for b in range(5) if a != b and numbers[a] == numbers[b]]
     expected = layer(points, torch.tensor(full).t())
     torch.testing.assert_close(infer(forward, points), expected.detach())
+    inside = infer(lambda x: pyg.radius_graph(x, 0.4, max_num_neighbors=4), points)
+    assert inside.shape == (2, 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "poptorch"
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(path.read_text(), str(path))
@@ -32,17 +34,12 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int,
                 yield node.lineno, ".".join([*base, alias.name])
 
 
-def top_level(tree: ast.Module) -> ast.Module:
-    """Return the tree without the bodies of functions: what runs when the module is imported."""
-
-    class Strip(ast.NodeTransformer):
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-            return ast.Pass(lineno=node.lineno, col_offset=node.col_offset)
-
-        visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
-        visit_Lambda = visit_FunctionDef  # noqa: N815
-
-    return Strip().visit(tree)
+def top_level(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that are in no function: what runs when the module is imported."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from top_level(node)
 
 
 def dotted_names(tree: ast.AST) -> Iterator[tuple[int, str]]:

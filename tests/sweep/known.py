@@ -29,10 +29,6 @@ OPERATORS = {
     "unique_consecutive": _SHAPE,
 }
 
-MODELS = {
-    "wav2vec2": "its CTC loss takes the labels that a mask selects, so many as its values say",
-}
-
 _ROWS = "dynamic: how many graphs there are is read from the numbers of graphs"
 _DENSE = "dynamic: selects the rows of a dense batch that a mask says"
 GRAPHS = {

@@ -62,10 +62,6 @@ def _speech() -> dict[str, torch.Tensor]:
     return {"input_features": torch.randn(ROWS, 8, 40), "labels": _words(ROWS, 6)}
 
 
-def _waves() -> dict[str, torch.Tensor]:
-    return {"input_values": torch.randn(ROWS, 400), "labels": _words(ROWS, 3)}
-
-
 @dataclass(frozen=True)
 class Recipe:
     """How to build one model.
@@ -109,11 +105,6 @@ _GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positi
 _T5 = {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2,
        "decoder_start_token_id": 0}  # fmt: skip
 _MAMBA = {"vocab_size": WORDS, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}
-_WAVES = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-          "intermediate_size": 24, "conv_dim": (8, 8), "conv_stride": (5, 4),
-          "conv_kernel": (10, 4),
-          "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-          "mask_time_prob": 0.0, "layerdrop": 0.0}  # fmt: skip
 _CLIP = {
     "text_config": {**_TEXT, "projection_dim": 8, "bos_token_id": 1, "eos_token_id": 2},
     "vision_config": {k: v for k, v in _PATCHES.items() if k != "num_labels"},
@@ -154,7 +145,6 @@ RECIPES: dict[str, Recipe] = {
                    depths=[1, 2], num_heads=[1, 2], num_labels=3),
     "t5": Recipe("T5", "ForConditionalGeneration", _T5, _language),
     "vit": _image("ViT", **_PATCHES),
-    "wav2vec2": Recipe("Wav2Vec2", "ForCTC", _WAVES, _waves),
     "whisper": Recipe(
         "Whisper", "ForConditionalGeneration",
         {**_SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 16,

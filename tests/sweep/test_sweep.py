@@ -26,7 +26,7 @@ FEW = {
     "modules": ["nn.AdaptiveMaxPool2d", "nn.CTCLoss", "nn.GRU", "nn.MultiheadAttention"],
     "graphs": ["GATConv", "HeteroBatchNorm", "TopKPooling"],
 }  # fmt: skip
-KNOWN = {"ops": known.OPERATORS, "modules": {}, "models": known.MODELS, "graphs": known.GRAPHS}
+KNOWN = {"ops": known.OPERATORS, "modules": {}, "models": {}, "graphs": known.GRAPHS}
 PARTS = 12  # of all names
 
 
@@ -53,7 +53,7 @@ def test_everything_computes_what_eager_torch_does(what: str, part: int) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", KNOWN)
+@pytest.mark.parametrize("what", ["ops", "graphs"])
 def test_what_is_known_to_fail_fails(what: str) -> None:
     assert [name for name in KNOWN[what] if not problems(what, name, 12)] == []
 
