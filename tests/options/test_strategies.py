@@ -93,17 +93,15 @@ def test_stages_by_position(cls):
     assert stage.ipu(3) is stage
 
 
-def test_only_a_pipeline_is_interleaved() -> None:
-    assert placed(PipelinedExecution("a").useInterleavedSchedule()).interleaved
-    assert not placed(PipelinedExecution("a")).interleaved
-    assert not placed(ShardedExecution("a").useInterleavedSchedule()).interleaved
-
-
-def test_automatic_stages():
+def test_automatic_stages_and_interleaving() -> None:
     assert placed(PipelinedExecution()).auto_stage is AutoStage.SameAsIpu
     increment = PipelinedExecution(AutoStage.AutoIncrement)
     assert placed(increment).auto_stage is AutoStage.AutoIncrement
-    assert placed(PipelinedExecution("a")).auto_stage is None
+    named = placed(PipelinedExecution("a"))
+    assert named.auto_stage is None
+    assert not named.interleaved
+    assert placed(PipelinedExecution("a").useInterleavedSchedule()).interleaved
+    assert not placed(ShardedExecution("a").useInterleavedSchedule()).interleaved
 
 
 @pytest.mark.spec("parallel", 20)
