@@ -370,10 +370,6 @@ class Augmented(TensorDataset):
         return [2 * t for t in super().__getitem__(index)]
 
 
-def doubled_first(samples):
-    return 2 * torch.stack([sample[0] for sample in samples])
-
-
 def torch_s(dataset, **arguments):
     usual = (
         {} if arguments.get("batch_sampler") or "drop_last" in arguments else {"drop_last": True}
@@ -400,9 +396,7 @@ def batched(samples, size=4):
         (TENSORS, {"sampler": [3, 22, 2]}),
         (TENSORS, {"batch_sampler": [[3, 20], [2]]}),
         (TENSORS, {"batch_size": None, "drop_last": False}),
-        (TENSORS, {"batch_size": 2, "collate_fn": doubled_first}),
         (Augmented(*TENSORS.tensors), {"batch_size": 2}),
-        (torch.utils.data.Subset(TENSORS, [1, 2]), {"batch_size": 2}),
     ],
 )
 def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(dataset, arguments):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from poptorch.backends.inductor.lowering import OrderedReplay, fakes, lower, memory_order
+from poptorch.backends.inductor.lowering import OrderedReplay, memory_order
 from poptorch.backends.inductor.windows import (
     Convolutions,
     batch_first,
@@ -64,17 +64,6 @@ def test_convolutions_left_to_the_library(channels: int, outputs: int, groups: i
     assert memory_order(y) == ((0, 2, 3, 1) if channels == 16 else (0, 1, 2, 3))
     backward = (torch.randn_like(y), x, w, None, *args, [True, True, False])
     same(convolution_backward(*backward)[:2], tuple(aten.convolution_backward(*backward))[:2])
-
-
-def test_first_layers_follow_convolutions_that_fill_blocks() -> None:
-    def network(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.conv2d(torch.conv2d(x, w), v)
-
-    x, w, v = torch.randn(BATCH, 3, 9, 9), torch.randn(16, 3, 3, 3), torch.randn(16, 16, 3, 3)
-    args = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    ours = Convolutions(make_fx(network, tracing_mode="fake")(x, w, v).graph)
-    assert memory_order(ours.convolution(x, w, *args)) == (0, 2, 3, 1)
-    assert memory_order(convolution(x, w, *args)) == (1, 2, 3, 0)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -137,18 +126,3 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     assert seen["exp"] == (1, 7 * BATCH, BATCH)
     assert ours[0].stride() == (1, 7 * BATCH, BATCH)
     assert ours[2].stride() == (21, 7, 1)
-
-
-def test_small_results_are_stored_before_they_spread() -> None:
-    def step(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = (x.square().sum(1) + 1e-5).rsqrt()
-        return x * scale[:, None] + bias, scale
-
-    x, bias = torch.randn(6, 32), torch.randn(32)
-    module = make_fx(step, tracing_mode="fake")(x, bias)
-    _, inputs = fakes([x, bias])
-    lowered = lower(module, inputs, {}, {})
-    (stored,) = lowered.graph.find_nodes(op="call_function", target=aten.as_strided.default)
-    assert stored.args[0].target is aten.rsqrt.default  # the bias is in memory already
-    assert list(stored.args[0].users) == [stored]
-    same(tuple(lowered(x, bias)), step(x, bias))

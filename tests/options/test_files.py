@@ -86,13 +86,6 @@ def test_a_file_is_a_list_of_calls(config):
     assert popart["updatableNamedBuffers"] == ["a", "b"]
 
 
-def test_files_accumulate_and_later_ones_win(config):
-    first = config("deviceIterations(2)\nmodelName('x')", "first")
-    second = config("deviceIterations(3)", "second")
-    options = Options().loadFromFile(str(first)).loadFromFile(str(second))
-    assert (options.device_iterations, options.model_name) == (3, "x")
-
-
 @pytest.mark.spec("options", 28)
 def test_a_syntax_error_names_the_effective_line_and_applies_nothing(config):
     path = config("# comment\n\ndeviceIterations(4)\n\n  replicationFactor(2\nlogDir('x')\n")
