@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal, options
+from helpers.wrapped import normal, options, saved
 from helpers.wrapping import Having, Scaled, trains_alike
 from poptorch import poptorch_core
 from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
@@ -170,8 +169,7 @@ def test_what_integrations_read() -> None:
     assert "log_softmax" in training._debugGetPopartIR()
     unwrapModelIfNecessary(training.model)
     assert type(training.model) is Net
-    buffer = io.BytesIO()
-    torch.save(training.model, buffer)
+    assert type(saved(training.model, weights_only=False)) is Net
     rewrapModelIfNecessary(training.model)
     assert type(training.model).__name__ == "PoptorchNet"
     training.destroy()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +17,14 @@ from helpers.wrapping import Calling, options
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     """Random numbers that are the same in every run, for modules of tests to hold."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def saved(value: Any, weights_only: bool = True) -> Any:
+    """Return what comes out of a file that torch wrote."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=weights_only)
 
 
 class Regression(nn.Module):

@@ -27,30 +27,6 @@ def batch(rows: int):
     return torch.randn(rows, 3), torch.randn(rows, 2)
 
 
-MODES = [(OutputMode.All, None, 16), (OutputMode.EveryN, 2, 8), (OutputMode.Sum, None, 2)]
-
-
-@pytest.mark.spec("executor", 45)
-@pytest.mark.spec("programs", 26)
-@pytest.mark.parametrize(("mode", "period", "results"), MODES)
-def test_counters(mode, period, results: int) -> None:
-    opts = options(iterations=4, accumulation=2, replicas=2).outputMode(mode, period)
-    training = poptorch.trainingModel(net(), opts)
-    empty = training.getPerfCounters()
-    assert empty == {k: [[]] for k in ("input", "input_complete", "output", "output_complete")}
-    assert training.getLatency() == (0.0, 0.0, 0.0)
-    training(*batch(32))
-    counters = training.getPerfCounters()
-    for key, tensors, stamps in (("input", 2, 16), ("output", 2, results)):
-        for name in (key, f"{key}_complete"):
-            assert [len(each) for each in counters[name]] == [stamps] * tensors
-    parts = [training.getHostIpuLatency(), training.getComputeLatency()]
-    parts.append(training.getIpuHostLatency())
-    assert all(0 <= part[0] <= part[2] <= part[1] for part in parts)
-    whole = [sum(each) for each in zip(*parts, strict=True)]
-    assert whole == pytest.approx(training.getLatency())
-
-
 @pytest.mark.spec("runtime", 19, 20)
 def test_compile_time_and_cycles(capsys) -> None:
     quiet = inference(lambda x: x)

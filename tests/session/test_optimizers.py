@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import logging
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import Regression as Net
-from helpers.wrapped import normal, options
+from helpers.wrapped import normal, options, saved
 from helpers.wrapping import Scaled
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
@@ -32,14 +31,6 @@ def adam(lr: float = 0.01):
 
 def state_of(optimizer) -> dict[str, torch.Tensor]:
     return optimizer.state_dict()["ipu_state"]
-
-
-def saved(value):
-    """What comes out of a file."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 OPTIMIZERS = {

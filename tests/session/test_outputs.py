@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import inference, options
+from helpers.wrapped import inference, options, saved
 from helpers.wrapping import Calling, Having
 from poptorch import OutputMode
 
@@ -35,14 +34,17 @@ SHAPES = [
 ]
 
 
-@pytest.mark.spec("executor", 10, 11, 12, 13, 14)
+@pytest.mark.spec("executor", 10, 11, 12, 13, 14, 45)
 @pytest.mark.parametrize(("d", "g", "r", "mode", "period", "rows", "loss"), SHAPES)
-@pytest.mark.spec("programs", 13, 14)
-def test_shapes_and_contents_of_training_outputs(d, g, r, mode, period, rows, loss) -> None:
+@pytest.mark.spec("programs", 13, 14, 26)
+def test_shapes_contents_and_counters_of_outputs(d, g, r, mode, period, rows, loss) -> None:
     model = with_loss()
     x, y = torch.randn(2 * d * g * r, 3), torch.randn(2 * d * g * r, 2)
     opts = options(iterations=d, accumulation=g, replicas=r).outputMode(mode, period)
     training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.0))
+    empty = training.getPerfCounters()
+    assert empty == {k: [[]] for k in ("input", "input_complete", "output", "output_complete")}
+    assert training.getLatency() == (0.0, 0.0, 0.0)
     out, got = training(x, y)
     assert out.shape == (rows, 2)
     assert got.shape == loss
@@ -63,6 +65,15 @@ def test_shapes_and_contents_of_training_outputs(d, g, r, mode, period, rows, lo
         chosen = each[-r:]
     torch.testing.assert_close(out, torch.cat([o for o, _ in chosen]))
     torch.testing.assert_close(got.reshape(-1), torch.stack([v for _, v in chosen]))
+    counters = training.getPerfCounters()
+    for key, stamps in (("input", d * g * r), ("output", len(chosen))):
+        for name in (key, f"{key}_complete"):
+            assert [len(each) for each in counters[name]] == [stamps] * 2
+    parts = [training.getHostIpuLatency(), training.getComputeLatency()]
+    parts.append(training.getIpuHostLatency())
+    assert all(0 <= part[0] <= part[2] <= part[1] for part in parts)
+    whole = [sum(each) for each in zip(*parts, strict=True)]
+    assert whole == pytest.approx(training.getLatency())
 
 
 @pytest.mark.spec("executor", 14, 48, 65)
@@ -103,10 +114,7 @@ def test_results_have_no_history_and_say_so() -> None:
         assert not result.requires_grad
         with pytest.raises(poptorch.Error, match=r"backward\(\) cannot be called explicitly"):
             result.backward()
-    buffer = io.BytesIO()
-    torch.save(out, buffer)
-    buffer.seek(0)
-    for again in (torch.load(buffer, weights_only=True), copy.deepcopy(out)):
+    for again in (saved(out), copy.deepcopy(out)):
         assert torch.equal(again, out)
     leaf = (out * 2).requires_grad_()
     leaf.sum().backward()  # what is computed from it on the host is ordinary

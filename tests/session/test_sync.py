@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 import poptorch
 from helpers.twins import Twins
-from helpers.wrapped import normal, options
+from helpers.wrapped import normal, options, saved
 
 
 class Net(nn.Module):
@@ -173,11 +172,7 @@ def test_copies_and_pickles_are_ordinary_modules() -> None:
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert type(twin) is Net
         assert type(twin._parameters) is dict
-    buffer = io.BytesIO()
-    torch.save(model.state_dict(), buffer)
-    buffer.seek(0)
-    loaded = torch.load(buffer, weights_only=True)
-    assert torch.equal(loaded["layer.weight"], model.layer.weight)
+    assert torch.equal(saved(model.state_dict())["layer.weight"], model.layer.weight)
     shallow = copy.copy(model)
     training(X, Y)
     assert torch.equal(shallow.layer.weight, model.layer.weight)
@@ -216,10 +211,7 @@ def test_an_executor_is_saved_before_it_is_compiled() -> None:
     expected = copy.deepcopy(model)(X, Y)[1].detach()
     poptorch.BeginBlock(model.layer, "A", ipu_id=1)
     training = poptorch.trainingModel(model, options(accumulation=4))
-    buffer = io.BytesIO()
-    torch.save(training, buffer)
-    buffer.seek(0)
-    loaded = torch.load(buffer, weights_only=False)
+    loaded = saved(training, weights_only=False)
     torch.testing.assert_close(loaded(X.repeat(4, 1), Y.repeat(4, 1))[1], expected)
     assert [stage.chip for stage in loaded.plan().layout.stages if "A" in stage.blocks] == [1]
     assert not training.isCompiled()
