@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 import poptorch
 import poptorch.testing
+from helpers.cases import long
 from helpers.wrapped import Calling, Regression, normal, options
 from helpers.wrapping import Having
 
@@ -131,7 +132,7 @@ def test_tensors_that_no_program_can_read() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["reference", pytest.param("optimise", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["reference", long("optimise")])
 def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> None:
     model = Having(lambda m, x: torch.tanh(x).flatten(1) @ m.weight, weight=normal(36, 3))
     images = normal(4, 1, 6, 6)

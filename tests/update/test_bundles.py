@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.rand(5)), nn.Parameter(torch.zeros(5))
+        self.weight, self.bias = nn.Parameter(torch.rand(5) + 0.5), nn.Parameter(torch.ones(5))
 
     def forward(self, x):
         return x * self.weight + self.bias
@@ -38,7 +38,7 @@ class Deep(nn.Module):
 
     def forward(self, x, y):
         for layer in self.layers:
-            x = x + torch.tanh(layer(x))
+            x = layer(x)
         return nn.functional.cross_entropy(self.narrow(self.wide(x) / 64).float(), y)
 
 
@@ -86,10 +86,9 @@ def whole():
 
 
 CASES = [
-    *((name, {}, torch.float32) for name in ("combined", "RMSprop")),
     ("Adam", {"accumulation": 4, "lanes": 1}, torch.float32),
-    ("SGD", {"accumulation": 2, "replicas": 2}, torch.float32),
-    ("AdamW", {"accumulation": 2, "lanes": 1}, torch.float16),
+    ("combined", {"accumulation": 2, "replicas": 2}, torch.float32),
+    ("RMSprop", {}, torch.float16),
 ]
 
 
