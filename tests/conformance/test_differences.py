@@ -21,7 +21,7 @@ SHOWN = {
     "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
     "compiles before the first result": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
     "a missing toolchain is an error": "compile/test_bad_machines.py::test_what_is_missing_is_named",
-    "enables `faulthandler` and replaces `sys.excepthook` at import": "test_import.py::test_import_changes_nothing",
+    "enables `faulthandler` and replaces `sys.excepthook` at import": "test_import.py::test_import_is_light_and_changes_nothing",
     "saved models are pickles: loading one runs whatever it says": "session/test_loading.py::test_pickles_of_strangers",
     "a loaded executable runs as it was saved": "session/test_files.py::test_hyper_parameters_come_from_a_file_from_before_any_run",
     "the arguments of a saved model are pickled": "session/test_files.py::test_arguments_of_plain_types",
@@ -62,7 +62,7 @@ SHOWN = {
     "many operators were missing or limited": "sweep/test_sweep.py::test_everything_computes_what_eager_torch_does",
     "`Options.loadFromFile` executed the file as Python": "options/test_files.py::test_only_calls_with_plain_arguments_are_understood",
     "a count of 0 was accepted by `deviceIterations`, `replicationFactor`, `gradientAccumulation`": "options/test_container.py::test_a_mistake_is_refused_where_it_is_made_with_what_to_write",
-    "`print(executor)` printed the model's layers": "test_notebook.py::test_an_executor_shows_where_its_weights_are_and_the_model_if_asked",
+    "`print(executor)` printed the model's layers": "conformance/test_differences.py::test_an_executor_shows_where_its_weights_are",
     "`repr(options)` had every setting": "options/test_rules.py::test_repr_compares_configurations",
     "`anchorTensor` could still be called on frozen options": "options/test_settings.py::test_it_is_copied_saved_and_frozen_with_the_options",
     "processes of a job trained whatever each had": "job/test_faults.py::test_processes_that_differ_stop_with_an_error_that_says_in_what",
@@ -208,6 +208,17 @@ def test_slices_with_a_step() -> None:
         return x
 
     assert torch.equal(poptorch.inferenceModel(change)(X), change(X))
+
+
+def test_an_executor_shows_where_its_weights_are() -> None:
+    training = poptorch.trainingModel(Net())
+    assert str(training) == "PoplarExecutor: Net, training, not compiled"
+    training(X, Y)
+    assert "device: attached, its weights are newer" in str(training)
+    assert "(linear): Linear" not in str(training)
+    assert "(linear): Linear" in repr(training)
+    training.copyWeightsToHost()
+    assert "device: attached\n" in str(training)
 
 
 def test_no_device_id() -> None:
