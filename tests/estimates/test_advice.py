@@ -15,6 +15,7 @@ from torch import nn
 import poptorch
 from helpers.cases import long
 from helpers.pricing import Stack, fullest, meta, priced
+from ipu_models import TutorialCnn
 from poptorch import Estimate
 from poptorch._ipu_model.advice import Adviser
 from poptorch.options.freeze import freeze
@@ -165,26 +166,12 @@ def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
     assert "125000 samples per micro-batch is not priced: too few samples" in caplog.text
 
 
-class Tutorial(nn.Module):
-    """The FashionMNIST tutorial's network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 5, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(5, 12, 5), nn.ReLU(),
-            nn.GroupNorm(3, 12), nn.Flatten(), nn.Linear(972, 100), nn.ReLU(), nn.Linear(100, 10),
-        )  # fmt: skip
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.layers(x), y)
-
-
 def tutorial(advice: str = "", times: int = 1) -> Estimate:
     options = poptorch.Options()
     exec(advice, {"options": options})
     batch = meta(16 * times, 1, 28, 28), meta(16 * times, dtype=torch.int64)
     how = {"optimizer": "SGD", "momentum": 0.9, "options": options, "system": "mk2:4"}
-    return priced(Tutorial, *batch, **how, advice=True)
+    return priced(lambda: TutorialCnn(28), *batch, **how, advice=True)
 
 
 def test_where_calls_take_the_host_most_of_the_time_more_iterations_are_advised() -> None:

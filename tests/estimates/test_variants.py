@@ -20,23 +20,18 @@ from poptorch._ipu_model.variants import LOCATIONS, PRESENT, Variant
 WIDE, ROWS = 128, 64
 
 
-class Stack(nn.Module):
+class Stack(pricing.Stack):
     """Two linear layers on two chips, with a norm whose statistics forward changes or without."""
 
     def __init__(self, norm: bool = False) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(2))
+        super().__init__(2, WIDE, 1)
         self.norm = nn.BatchNorm1d(WIDE) if norm else nn.Identity()
-        poptorch.BeginBlock(self.layers[1], "second", ipu_id=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm(x)
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return poptorch.identity_loss(x, reduction="mean") if self.training else x
+        return super().forward(self.norm(x))
 
 
-BATCH = torch.empty(ROWS, WIDE, device="meta")
+BATCH = pricing.meta(ROWS, WIDE)
 
 
 def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.PoplarExecutor:
@@ -134,18 +129,13 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
     assert read[3]["culprit"] == str(lines[3].culprit)
 
 
-class Deep(nn.Module):
+class Deep(pricing.Stack):
     """Layers of different width, without blocks or with those that are put in."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(0, WIDE)
         sizes = (WIDE, 512, 512, 64, 512, WIDE)
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return poptorch.identity_loss(x, reduction="mean") if self.training else x
+        self.layers.extend(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
 
 
 def deep(training: bool, ipus: int = 1) -> poptorch.PoplarExecutor:

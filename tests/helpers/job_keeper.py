@@ -29,7 +29,7 @@ class Slow:
         return getattr(self._store, name)
 
     def get(self, key: str) -> bytes:
-        time.sleep(0.3)
+        time.sleep(0.1)
         value: bytes = self._store.get(key)
         return value
 
