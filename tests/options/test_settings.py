@@ -224,6 +224,7 @@ def test_what_is_asked_for_and_missing_is_a_warning(nothing_reported, caplog, mo
     assert line == "POPLAR_ENGINE_OPTIONS: no effect here of debug.instrument"
 
 
+@pytest.mark.spec("optimizers", 11)
 @pytest.mark.parametrize("relaxed", [False, True])
 def test_unknown_attributes_of_optimizers_are_a_warning_unless_relaxed(relaxed, caplog) -> None:
     model = torch.nn.Linear(1, 1)
