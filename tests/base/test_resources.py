@@ -14,31 +14,6 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def clock(monkeypatch) -> dict[str, float]:
-    """Let the test say what time it is and how long the cores were idle; two cores."""
-    now = {"time": 100.0, "idle": 1000.0}
-    monkeypatch.setattr(resources.time, "perf_counter", lambda: now["time"])
-    times = lambda: SimpleNamespace(idle=now["idle"] - 5, iowait=5.0)  # noqa: E731
-    monkeypatch.setattr(psutil, "cpu_times", times)
-    monkeypatch.setattr(resources.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    return now
-
-
-@pytest.mark.parametrize(("idle", "found"), [(0.0, 0.0), (1.0, 0.5)])
-def test_idle_cores_since_the_last_time(idle: float, found: float, clock, monkeypatch) -> None:
-    watch = resources.Cores()
-    assert watch.idle() == 0.0
-    clock["time"] += 2.0
-    clock["idle"] += idle
-    assert watch.idle() == pytest.approx(found)
-    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: {1}, raising=False)
-    clock["time"] += 2.0
-    clock["idle"] += idle
-    assert watch.idle() == 0.0  # one core is never idle
-
-
-@pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 20 GiB to spare, of which 19 are in the page cache; its control groups."""
     memory = SimpleNamespace(total=24 * GIB, available=20 * GIB, free=GIB)

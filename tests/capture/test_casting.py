@@ -80,8 +80,8 @@ def together(model, *inputs):
     [(HALF, FLOAT, None), (FLOAT, HALF, None), (HALF, FLOAT, FLOAT), (FLOAT, HALF, HALF)],
 )
 def test_weights_follow_the_activations_and_both_what_was_chosen(activation, weights, choice):
-    """Without a choice they are trained, two micro-batches side by side."""
-    kind, lanes = choice or activation, 1 if choice else 2
+    """Without a choice they are trained, also two micro-batches side by side."""
+    kind, lanes = choice or activation, 2 if (choice, weights) == (None, FLOAT) else 1
     table = LAYERS | CHOSEN_ONLY if choice else LAYERS
     layers = [make() for make, _ in table.values()]
     inputs = [torch.randn(*shape).to(activation) for _, shape in table.values()]

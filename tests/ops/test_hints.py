@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Scaled, agrees, graph_of, infer, options, training
+from helpers.wrapping import Having, Scaled, agrees, graph_of, infer, options, training
 from poptorch import OverlapMode
 
 aten = torch.ops.aten
@@ -21,15 +21,9 @@ def noted(executor, key: str, graph: str = "forward") -> dict:
     return {target: custom[key] for target, custom in notes if key in custom}
 
 
-class Marked(nn.Module):
+def marked(layer: nn.Module) -> Having:
     """A hint behind a layer."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return poptorch.set_available_memory(self.layer(x), 0.25)
+    return Having(lambda model, x: poptorch.set_available_memory(model.layer(x), 0.25), layer=layer)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +38,13 @@ class Marked(nn.Module):
     ids=["linear", "no bias", "conv", "embedding", "another"],
 )
 def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> None:
-    model = poptorch.inferenceModel(Marked(layer), options())
+    model = poptorch.inferenceModel(marked(layer), options())
     torch.testing.assert_close(model(x), layer(x))
     assert noted(model, "poptorch_available_memory") == ({target: 0.25} if target else {})
     assert all("hint" not in str(node.target) for node in graph_of(model).nodes)
     said = [m for m in caplog.messages if "poptorch.set_available_memory has no effect" in m]
     assert ["test_hints.py" in line for line in said] == [True] * (target is None)
-    agrees(Marked(layer), torch.cat([x, x]), opts=options(iterations=2))
+    agrees(marked(layer), torch.cat([x, x]), opts=options(iterations=2))
 
 
 @pytest.mark.spec("ops", 17)

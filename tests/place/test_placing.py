@@ -36,6 +36,13 @@ def two_in_a_phase() -> SerialPhasedExecution:
     return strategy
 
 
+def in_turn() -> ParallelPhasedExecution:
+    strategy = ParallelPhasedExecution(*(Phase(Stage(a), Stage(b)) for a, b in ("AB", "CD")))
+    strategy.phase(0).ipus(0, 2)
+    strategy.phase(1).ipus(1, 3)
+    return strategy
+
+
 def odd_on_even() -> ParallelPhasedExecution:
     strategy = ParallelPhasedExecution(Phase("A"), Phase("B"))
     strategy.phase(1).ipus(2)
@@ -67,6 +74,8 @@ PLACED = [
      [(0, ("A",)), (1, ("B",))], None),
     ((("A", 0), ("B", 0)), lambda: SerialPhasedExecution(Phase("A"), Phase("B")),
      [(0, ("A",)), (0, ("B",))], None),
+    (tuple((name, None) for name in "ABCD"), in_turn,
+     [(0, ("A",)), (2, ("B",)), (1, ("C",)), (3, ("D",))], None),
     (tuple((name, None) for name in "ABCD"), two_in_a_phase,
      [(0, ("A",)), (2, ("B",)), (0, ("C", "D"))], None),
 ]  # fmt: skip
