@@ -47,6 +47,8 @@ def score(units: list[Unit], cuts: tuple[int, ...], limit: int, pipelined: bool)
     0,
     False,
 )
+# What waits on the first of two chips is counted three times, on the last once.
+@example([Unit("a", 1, 0, 10), Unit("b", 1, 0, 10)], 2, 30, True)
 @given(rows(), st.integers(1, 4), st.integers(0, 60), st.booleans())
 def test_no_other_way_is_better(units, chips, limit, pipelined) -> None:
     found = [score(units, cuts, limit, pipelined) for cuts in every_way(units, chips)]
