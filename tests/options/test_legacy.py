@@ -106,6 +106,10 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         {"optimizer": OPTIMIZER, "device_iterations": 6, "output_mode": OutputMode.EveryN,
          "output_return_period": 3},
     ),
+    "one keyword": (
+        (True, None, None, (), {"replication_factor": 3}),
+        {"device_iterations": 1, "gradient_accumulation": 1, "replication_factor": 3},
+    ),
     "tracing": ((True, 4, None, (), {"trace_model": True}), {"device_iterations": 4}),
     "a mode in capitals": (
         (False, 1, None, (), {"anchor_mode": "ALL"}), {"output_mode": OutputMode.All},
