@@ -92,7 +92,7 @@ SHOWN = {
     "64-bit results stay 64-bit": "capture/test_casting.py::test_64_bit_types_come_back_as_32_bit_and_one_line_says_so",
     "gradients of several backward calls add up": "update/test_reduction.py::test_eight_micro_batches_of_four_equal_one_of_32",
     "`DataLoader(drop_last=False)`": "test_dataloader.py::test_every_mode_yields_the_same_again_and_again",
-    "a loss is a number": "session/test_outputs.py::test_shapes_and_contents_of_training_outputs",
+    "a loss is a number": "session/test_outputs.py::test_shapes_contents_and_counters_of_outputs",
     "Python in `forward` runs at every call": "capture/test_frozen.py::test_python_in_forward_and_hooks_runs_at_capture_only",
     "a replaced or parametrized layer, another `forward`, number format, `requires_grad` or block counts from the next call on": "session/test_guards.py::test_changes_are_told_once_in_one_message",
     "hooks of an optimizer run at each step, hooks that are put on parameters or layers later count from then on": "session/test_guards.py::test_hooks_of_an_optimizer_are_told",
