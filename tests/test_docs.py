@@ -11,10 +11,12 @@ import gc
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import environment_table
+import errors_page
 import options_table
 import pictures
 import words
@@ -125,16 +127,9 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, path.read_text()) == []
 
 
-def test_the_table_of_variables_is_current() -> None:
-    assert environment_table.PAGE.read_text() == environment_table.page(), (
-        "run: python scripts/environment_table.py"
-    )
-
-
-def test_the_table_of_options_is_current() -> None:
-    assert options_table.PAGE.read_text() == options_table.page(), (
-        "run: python scripts/options_table.py"
-    )
+@pytest.mark.parametrize("script", [environment_table, errors_page, options_table])
+def test_pages_that_scripts_write_are_current(script: ModuleType) -> None:
+    assert script.PAGE.read_text() == script.page(), f"run: python {script.__file__}"
 
 
 def test_the_picture_of_the_readme_is_current(monkeypatch: pytest.MonkeyPatch) -> None:

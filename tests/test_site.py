@@ -89,12 +89,10 @@ def test_every_public_name_is_documented_in_short_sentences() -> None:
 
 
 def test_errors_by_title_and_commands_are_whole() -> None:
-    titles = {title for title, _, _ in site_pages.errors()}
-    assert "Can't modify frozen Options" in titles
-    assert ("Index out of range", "") in {(title, kind) for title, kind, _ in site_pages.errors()}
-    assert "Shape mismatch for ..." in titles  # by a function that makes the error
-    page = site_pages.errors_page()
+    page = (REFERENCE / "errors.md").read_text()
+    assert "| Shape mismatch for *...* | " in page  # by a function that makes the error
     assert "| A sequence is longer than all sizes | `ValueError` | cut it, or add a size" in page
+    assert "| A tensor's value is needed while the model is being captured | " in page
     shown = site_pages.commands_page()
     for command in ("poptorch doctor", "poptorch cache", "poprun", "gc-info", "gc-monitor"):
         assert f"## {command}\n\n```text\nusage: {command} [" in shown
