@@ -10,7 +10,7 @@ from torch import nn
 import poptorch
 from helpers.cases import long
 from helpers.device_draws import follow
-from helpers.wrapping import Calling
+from helpers.wrapping import Calling, options
 from poptorch._session.random import first_state
 
 SEED, STEPS = 5, 4
@@ -32,22 +32,18 @@ def apart(x):
     return torch.poisson(x.exp())
 
 
-def options(lanes: int, replicas: int = 1, backend: str = "reference") -> poptorch.Options:
-    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False).lanes(lanes)
-    return opts.deviceIterations(STEPS).replicationFactor(replicas).randomSeed(SEED)
-
-
-def drawn(model: nn.Module, opts: poptorch.Options) -> tuple[torch.Tensor, bool]:
+def drawn(model: nn.Module, lanes: int, replicas: int, backend: str) -> tuple[torch.Tensor, bool]:
     """Return what two calls draw, and whether micro-batches ran side by side."""
-    inference = poptorch.inferenceModel(model, opts)
-    x = torch.linspace(-1, 1, STEPS * opts.replication_factor * 2 * 5).reshape(-1, 5)
+    opts = options(backend, iterations=STEPS, replicas=replicas).randomSeed(SEED)
+    inference = poptorch.inferenceModel(model, opts.lanes(lanes))
+    x = torch.linspace(-1, 1, STEPS * replicas * 2 * 5).reshape(-1, 5)
     results = torch.stack([inference(x), inference(x)])
     side_by_side = inference.plan().program.lanes is not None
     inference.destroy()
     return results, side_by_side
 
 
-def expected(model: nn.Module, replicas: int = 1) -> torch.Tensor:
+def expected(model: nn.Module, replicas: int) -> torch.Tensor:
     """Return what eager torch draws when it is seeded as the device is."""
     seeds = follow(first_state(SEED), 1, replicas)
     x = torch.linspace(-1, 1, STEPS * replicas * 2 * 5).reshape(-1, 2, 5)
@@ -70,6 +66,6 @@ def test_micro_batches_draw_alike_one_after_another_and_side_by_side(
     function, lanes: int, replicas: int, backend: str
 ) -> None:
     model = Calling(function)
-    results, side_by_side = drawn(model, options(lanes, replicas, backend))
+    results, side_by_side = drawn(model, lanes, replicas, backend)
     assert side_by_side == (lanes != 1 and function is draws)
     torch.testing.assert_close(results, expected(model, replicas))

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("torch_geometric")
-
 pytestmark = pytest.mark.slow
 SHORT = ("--small", "--backend", "reference", "--updates")
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-pytest.importorskip("torch_geometric")
-
 from torch_geometric.loader import ClusterLoader
 
 import poptorch_geometric as pg

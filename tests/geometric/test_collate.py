@@ -6,9 +6,6 @@ import copy
 
 import pytest
 import torch
-
-pytest.importorskip("torch_geometric")
-
 from torch_geometric.data import Data, HeteroData
 
 import poptorch
@@ -247,16 +244,13 @@ def test_graphs_with_types_are_trimmed_by_type() -> None:
 
 
 @pytest.mark.spec("geometric", 38)
-def test_types_without_a_size_are_named() -> None:
+def test_types_without_a_size_are_named_and_those_without_features_count_their_nodes() -> None:
     sizes = pg.FixedSizeOptions({"v0": 9}, dict.fromkeys(made.EDGES, 9))
     with pytest.raises(AssertionError, match="'v1' exists in the data but not in the fixed size"):
         FixedSizeCollater(sizes)([made.hetero()])
     sizes = pg.FixedSizeOptions({"v0": 9, "v1": 9}, {made.EDGES[0]: 9})
     with pytest.raises(AssertionError, match=r"Edge type \('v1', 'e1', 'v0'\) exists"):
         FixedSizeCollater(sizes)([made.hetero()])
-
-
-def test_types_without_features_count_their_nodes() -> None:
     data = HeteroData()
     data["a"].num_nodes = 3
     data["b"].x = torch.ones(2, 1)

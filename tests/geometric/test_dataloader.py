@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.transforms as transforms
-
-pytest.importorskip("torch_geometric")
-
 from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader as PyGLoader
 
@@ -41,15 +38,16 @@ def test_the_batch_size_includes_the_padding_graph() -> None:
 
 @pytest.mark.spec("ops", 30)
 @pytest.mark.spec("geometric", 46, 75)
-def test_samples_come_in_order() -> None:
-    loader = pg.FixedSizeDataLoader(GRAPHS, batch_size=4)
-    for at, batch in enumerate(loader):
-        assert batch.num_graphs == 4
-        assert batch.graphs_mask.tolist() == [True, True, True, False]
-        assert batch.y[:3].tolist() == [3 * at, 3 * at + 1, 3 * at + 2]
-        assert batch.x.shape == (13, 2)
-    assert at == 2
-    assert next(iter(loader)).y[0] == 0
+def test_samples_come_in_order_with_padding_by_plain_loaders_too() -> None:
+    plain = list(pyg_dataloader.FixedSizeDataLoader(GRAPHS, 4))
+    assert [len(batch.to_data_list()) for batch in plain] == [4, 4, 4]
+    for batches in (plain, list(pg.FixedSizeDataLoader(GRAPHS, batch_size=4))):
+        assert len(batches) == 3
+        for at, batch in enumerate(batches):
+            assert batch.num_graphs == 4
+            assert batch.y[:3].tolist() == [3 * at, 3 * at + 1, 3 * at + 2]
+            assert batch.x.shape == (batch.num_nodes, 2) == (13, 2)
+    assert batch.graphs_mask.tolist() == [True, True, True, False]
 
 
 @pytest.mark.spec("geometric", 50, 51)
@@ -158,12 +156,6 @@ def test_batches_and_their_classes_can_be_pickled() -> None:
         assert pickle.loads(pickle.dumps(type(batch))) is type(batch)
         assert made.same(again, batch)
         assert again.num_graphs == 3
-
-
-def test_plain_loaders_pad_too() -> None:
-    batches = list(pyg_dataloader.FixedSizeDataLoader(GRAPHS, 4))
-    assert [batch.num_nodes for batch in batches] == [13, 13, 13]
-    assert [len(batch.to_data_list()) for batch in batches] == [4, 4, 4]
 
 
 def test_subclasses_bring_their_own_collater() -> None:

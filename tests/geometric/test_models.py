@@ -6,12 +6,9 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("torch_geometric")
-
 import torch_geometric
 import torch_geometric.nn as pyg
+from torch import nn
 from torch_geometric.data import Batch, Data
 
 import poptorch

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("torch_geometric")
-
 import poptorch_geometric as pg
 from helpers import graphs as made
 from helpers.wrapping import options

@@ -8,23 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("torch_geometric")
-
 import torch_geometric.nn as pyg
 from torch_geometric.nn.pool.knn import L2KNNIndex  # noqa: F401 (imported, as programs may)
 from torch_geometric.utils import scatter
 
 import poptorch
 from helpers import graphs as made
-from helpers.wrapping import infer, options, trains_alike
+from helpers.wrapping import agrees, infer, options, trains_alike
 from poptorch_geometric import ops
 
 POINTS, OTHERS = torch.rand(20, 3), torch.rand(7, 3)
-GROUPS, OTHER_GROUPS = (
-    torch.tensor([0] * 12 + [1] * 2 + [2] * 6),
-    torch.tensor([0, 0, 1, 1, 2, 2, 2]),
-)
+GROUPS = torch.tensor([0] * 12 + [1] * 2 + [2] * 6)
+OTHER_GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 2])
 
 
 def brute(x, y, batch_x, batch_y, keep) -> set[tuple[int, int]]:
@@ -32,8 +27,7 @@ def brute(x, y, batch_x, batch_y, keep) -> set[tuple[int, int]]:
     pairs = set()
     for at in range(len(y)):
         same = (batch_x == batch_y[at]).nonzero()[:, 0]
-        apart = (x[same] - y[at]).norm(dim=1)
-        pairs |= {(at, int(same[i])) for i in keep(apart)}
+        pairs |= {(at, int(same[i])) for i in keep((x[same] - y[at]).norm(dim=1))}
     return pairs
 
 
@@ -72,10 +66,7 @@ def test_nearest_points_come_first_and_missing_ones_are_marked() -> None:
 def test_points_within_a_radius() -> None:
     near = ops.radius(POINTS, OTHERS, 0.5, GROUPS, OTHER_GROUPS)
     assert near.shape == (2, 7 * 20)
-    inside = brute(
-        POINTS, OTHERS, GROUPS, OTHER_GROUPS, lambda d: (d <= 0.5).nonzero()[:, 0].tolist()
-    )
-    assert pairs_of(near) == inside
+    assert pairs_of(near) == brute(POINTS, OTHERS, GROUPS, OTHER_GROUPS, close)
     assert ops.radius(POINTS, OTHERS, 9.0, max_num_neighbors=2).shape == (2, 14)
     integers = ops.radius(torch.tensor([[0], [3]]), torch.tensor([[1]]), 1.5)
     assert integers.tolist() == [[0, -1], [0, -1]]
@@ -112,10 +103,8 @@ def test_interpolated_features() -> None:
     assert torch.equal(alone, torch.zeros(7, 5))
     pair = ops.knn_interpolate(x, POINTS, OTHERS, GROUPS, OTHER_GROUPS)
     assert pair.isfinite().all()
-    torch.testing.assert_close(
-        infer(lambda x: ops.knn_interpolate(x, POINTS, OTHERS, groups, others), x.detach()),
-        out.detach(),
-    )
+    got = agrees(lambda x: ops.knn_interpolate(x, POINTS, OTHERS, groups, others), x.detach())
+    torch.testing.assert_close(got, out.detach())
 
 
 GRAPH = made.random_graph(12, 30)

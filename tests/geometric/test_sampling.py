@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-pytest.importorskip("torch_geometric")
-
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.utils import k_hop_subgraph

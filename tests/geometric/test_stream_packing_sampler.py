@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-pytest.importorskip("torch_geometric")
-
 import poptorch_geometric as pg
 from helpers import graphs as made
 from poptorch_geometric.collate import FixedSizeCollater

@@ -6,9 +6,6 @@ import contextlib
 
 import pytest
 import torch
-
-pytest.importorskip("torch_geometric")
-
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch_geometric.experimental import is_experimental_mode_enabled, set_experimental_mode

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("torch_geometric")
-
 import torch_geometric.nn as pyg
+from torch import nn
 
 import poptorch
 import poptorch_geometric as pg

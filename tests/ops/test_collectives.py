@@ -65,13 +65,6 @@ CASES = {
 }
 
 
-def test_the_plan_of_what_runs_side_by_side_has_no_stages() -> None:
-    model = poptorch.inferenceModel(Calling(to_all), options(replicas=REPLICAS))
-    model.compile(batch())
-    assert model.plan().staged is None
-    assert f"{REPLICAS} lanes" in str(model.plan())
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_inference(name: str) -> None:
     known, eager = CASES[name]
@@ -80,7 +73,10 @@ def test_inference(name: str) -> None:
         opts = options(replicas=REPLICAS, iterations=3)
         steps = x.view(3, REPLICAS, ROWS, 3)
         expected = torch.cat([result for step in steps for result in eager(list(step))])
-        torch.testing.assert_close(infer(known, x, opts=opts), expected)
+        model = poptorch.inferenceModel(Calling(known), opts)
+        torch.testing.assert_close(model(x), expected)
+        assert model.plan().staged is None
+        assert f"{3 * REPLICAS} lanes" in str(model.plan())
 
 
 WEIGHT = torch.tensor([0.5, 1.0, 1.5])

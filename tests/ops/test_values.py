@@ -25,14 +25,9 @@ def farthest(points: torch.Tensor, count: int, first: int = 0) -> list[int]:
 
 
 def nearest(x, y, batch_x, batch_y) -> list[int]:
-    found = []
-    for point, batch in zip(x, batch_x, strict=True):
-        gaps = [
-            (point - other).norm().item() if b == batch else math.inf
-            for other, b in zip(y, batch_y, strict=True)
-        ]
-        found.append(gaps.index(min(gaps)))
-    return found
+    gaps = (x[:, None] - y).norm(dim=-1)
+    gaps[torch.tensor(batch_x)[:, None] != torch.tensor(batch_y)] = math.inf
+    return gaps.argmin(1).tolist()
 
 
 @pytest.mark.parametrize("ratio", [0.3, 1.0])

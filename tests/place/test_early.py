@@ -8,6 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.captures import capture
+from helpers.wrapping import Having
 from poptorch._ir import verify
 from poptorch._ir.graph import Graph
 from poptorch._ir.slots import Kind
@@ -16,30 +17,24 @@ from poptorch._place import early
 LARGE = 300
 
 
-class Deep(nn.Module):
+def trained(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out = model.layers(x)
+    weights = torch.arange(
+        float(out.shape[-1])
+    )  # squares of what a norm returns add up to a number
+    return out, poptorch.identity_loss(out.square() * weights, "mean")
+
+
+def deep(*between: nn.Module, size: int = LARGE) -> Having:
     """Layers of one size, one after another, each followed by what is ``between``."""
-
-    def __init__(self, *between: nn.Module, size: int = LARGE) -> None:
-        super().__init__()
-        layers = (layer for _ in range(4) for layer in (nn.Linear(size, size), nn.Tanh(), *between))
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.layers(x)
-        return out, poptorch.identity_loss(out.square(), "mean")
+    layers = (layer for _ in range(4) for layer in (nn.Linear(size, size), nn.Tanh(), *between))
+    return Having(trained, layers=nn.Sequential(*layers))
 
 
-class Attending(nn.Module):
-    """Whose attention makes tensors that do not lie as their dimensions say."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = (nn.TransformerEncoderLayer(128, 2, 256, 0.0, batch_first=True) for _ in range(3))
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = self.layers(x)
-        return x, poptorch.identity_loss(x.square() * torch.arange(128.0), "mean")
+def attending() -> Having:
+    """Attention makes tensors that do not lie as their dimensions say."""
+    layers = (nn.TransformerEncoderLayer(128, 2, 256, 0.0, batch_first=True) for _ in range(3))
+    return Having(trained, layers=nn.Sequential(*layers))
 
 
 def captured(module: nn.Module, *shape: int) -> Graph:
@@ -63,11 +58,11 @@ def run(graph: Graph, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize(
     ("module", "shape"),
     [
-        (Deep(nn.BatchNorm1d(LARGE)), (4, LARGE)),
-        (Deep(nn.Dropout(0.5)), (4, LARGE)),
-        (Attending(), (2, 8, 128)),
+        (deep(nn.BatchNorm1d(LARGE)), (4, LARGE)),
+        (deep(nn.Dropout(0.5)), (4, LARGE)),
+        (attending(), (2, 8, 128)),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=["norm", "dropout", "attention"],
 )
 def test_both_parts_compute_what_the_whole_does(module: nn.Module, shape: tuple[int, ...]) -> None:
     whole = captured(module, *shape)
@@ -94,14 +89,14 @@ def test_both_parts_compute_what_the_whole_does(module: nn.Module, shape: tuple[
 
 
 def test_late_layers_come_first_and_early_ones_leave_work() -> None:
-    names = [{path[7] for path in gradients(part)} for part in early(captured(Deep(), 4, LARGE))]
+    names = [{path[7] for path in gradients(part)} for part in early(captured(deep(), 4, LARGE))]
     assert names == [{"4", "6"}, {"0", "2"}]
 
 
 def test_what_is_small_or_would_draw_in_the_second_part_stays_whole() -> None:
     """Its draws would be others: each run of a graph begins a sequence of its own."""
-    assert early(captured(Deep(size=30), 4, 30)) is None
-    noisy = Deep()
+    assert early(captured(deep(size=30), 4, 30)) is None
+    noisy = deep()
     noisy.layers[0].register_forward_hook(
         lambda layer, x, out: out.register_hook(lambda g: g + torch.rand_like(g)) and None
     )

@@ -13,17 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import poptorch
+from helpers.wrapping import options, training
 from poptorch._ops import streams
 
 SEED = 42  # the database seeds its random samples with it too
 NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keyword arguments
-
-
-def options() -> poptorch.Options:
-    """The reference backend, one micro-batch per call, a fixed seed."""
-    opts = poptorch.Options().backend("reference").randomSeed(SEED)
-    return opts.showCompilationProgressBar(False)
 
 
 def call_seeded(executor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,9 +39,10 @@ def loss_of(out: Any) -> torch.Tensor:
     return poptorch.identity_loss(total, reduction="none")
 
 
-def sizable(tensor: torch.Tensor) -> bool:
+def sizable(inputs: Any) -> bool:
     """Inputs of no elements are refused by design; such a tensor stays a constant."""
-    return tensor.numel() > 0
+    leaves = pytree.tree_leaves(inputs)
+    return all(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 class NotTried(Exception):  # noqa: N818 (not a failure)
@@ -94,7 +90,7 @@ def check_inference(model: nn.Module, inputs: Inputs, values: bool = True) -> No
             expected = eager(*args, **kwargs)
     except Exception as error:
         raise NotTried from error
-    executor = poptorch.inferenceModel(model, options())
+    executor = poptorch.inferenceModel(model, options().randomSeed(SEED))
     args, kwargs = cloned(inputs)
     got = call_seeded(executor, *args, **kwargs)
     if not values:
@@ -122,7 +118,7 @@ def check_training(model: nn.Module, batches: list[Inputs], lr: float) -> None:
             plain.step()
     except Exception as error:
         raise NotTried from error
-    executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=lr))
+    executor = training(model, options().randomSeed(SEED), lr)
     for (args, kwargs), out in zip(cloned(batches), expected, strict=True):
         compare(call_seeded(executor, *args, **kwargs), out)
     compare(model.state_dict(), eager.state_dict(), narrow=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,54 +26,42 @@ _PATCHES = {"image_size": SIDE, "patch_size": 8, "hidden_size": 16, "num_hidden_
             "num_attention_heads": 2, "intermediate_size": 24, "num_labels": 3}  # fmt: skip
 
 
-def _words(rows: int = ROWS, length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(3, WORDS, (rows, length))
+def _words(length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(3, WORDS, (ROWS, length))
 
 
-def _language() -> dict[str, torch.Tensor]:
-    words = _words()
-    mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
-    mask[1, -2:] = 0
-    return {"input_ids": words, "attention_mask": mask, "labels": words}
-
-
-def _whole_sentences() -> dict[str, torch.Tensor]:
+def _whole_sentences() -> dict[str, Any]:
     words = _words()
     return {"input_ids": words, "labels": words}
 
 
-def _image_classes() -> dict[str, torch.Tensor]:
-    return {
-        "pixel_values": torch.randn(ROWS, 3, SIDE, SIDE),
-        "labels": torch.randint(0, 3, (ROWS,)),
-    }
+def _language() -> dict[str, Any]:
+    mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
+    mask[1, -2:] = 0
+    return _whole_sentences() | {"attention_mask": mask}
+
+
+def _pixels() -> dict[str, Any]:
+    return {"pixel_values": torch.randn(ROWS, 3, SIDE, SIDE)}
+
+
+def _image_classes() -> dict[str, Any]:
+    return _pixels() | {"labels": torch.randint(0, 3, (ROWS,))}
 
 
 def _pictures_and_words() -> dict[str, Any]:
-    return {
-        "input_ids": _words(),
-        "pixel_values": torch.randn(ROWS, 3, SIDE, SIDE),
-        "return_loss": True,
-    }
+    return _pixels() | {"input_ids": _words(), "return_loss": True}
 
 
-def _speech() -> dict[str, torch.Tensor]:
-    return {"input_features": torch.randn(ROWS, 8, 40), "labels": _words(ROWS, 6)}
+def _speech() -> dict[str, Any]:
+    return {"input_features": torch.randn(ROWS, 8, 40), "labels": _words(6)}
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How to build one model.
+class Recipe(NamedTuple):
+    """How to build one model, and what makes the arguments of one call."""
 
-    Attributes:
-        family: the prefix of its configuration class.
-        head: the rest of its model class's name.
-        settings: of the configuration.
-        inputs: makes the arguments of one call.
-    """
-
-    family: str
-    head: str
+    family: str  # of its configuration and of its model
+    head: str  # the rest of its model class's name
     settings: dict[str, Any]
     inputs: Callable[[], dict[str, Any]]
 

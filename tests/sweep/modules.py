@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.testing._internal.common_modules import module_db
-from torch.utils import _pytree as pytree
 
 from . import checks
 
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One module with inputs.
-
-    Attributes:
-        module: its name in the database.
-        build: makes it, the same each time.
-        inputs: what forward is called with: arguments and keyword arguments.
-        training: whether it is in training mode.
-    """
-
-    module: str
-    build: Any
-    inputs: checks.Inputs
-    training: bool
+Sample = tuple[Callable[[], nn.Module], checks.Inputs]
+"""What builds a module, the same each time, and what forward is called with."""
 
 
 def names() -> dict[str, Any]:
@@ -51,7 +34,7 @@ def samples(name: str, most: int) -> Iterator[Sample]:
         every += [(training, item) for item in given]
     for training, item in checks.spread(every, most):
         made, called = item.constructor_input, item.forward_input
-        if called is None or not _sizable((called.args, called.kwargs)):
+        if called is None or not checks.sizable((called.args, called.kwargs)):
             continue
 
         def build(made: Any = made, called: Any = called, training: bool = training) -> nn.Module:
@@ -61,20 +44,14 @@ def samples(name: str, most: int) -> Iterator[Sample]:
                 module(*called.args, **called.kwargs)
             return module
 
-        yield Sample(name, build, (called.args, called.kwargs), training)
-
-
-def _sizable(inputs: Any) -> bool:
-    leaves = pytree.tree_leaves(inputs)
-    return all(checks.sizable(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        yield build, (called.args, called.kwargs)
 
 
 def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
     """Yield the way it was tried, and what went wrong or None."""
+    build, inputs = sample
     with contextlib.suppress(checks.NotTried):
-        check = functools.partial(checks.check_inference, sample.build(), sample.inputs)
-        yield "inference", checks.problem_of(check)
+        yield "inference", checks.problem_of(lambda: checks.check_inference(build(), inputs))
     with contextlib.suppress(checks.NotTried):
-        model = checks.Trained(sample.build(), sample.inputs)
-        check = functools.partial(checks.check_training, model, [sample.inputs], 0.01)
-        yield "training", checks.problem_of(check)
+        model = checks.Trained(build(), inputs)
+        yield "training", checks.problem_of(lambda: checks.check_training(model, [inputs], 0.01))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,23 +15,15 @@ from torch.utils import _pytree as pytree
 from . import checks
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One call of an operator.
-
-    Attributes:
-        operator: its name in the database, with its variant.
-        function: of the tensors, in order.
-        tensors: all tensors among the arguments.
-        differentiable: whether the operator has a gradient.
-        in_place: the variant that changes its first tensor, on a view of a copy; returns the copy.
-    """
+class Sample(NamedTuple):
+    """One call of an operator."""
 
     operator: str
     function: Callable[..., Any]
     tensors: list[torch.Tensor]
     differentiable: bool
     in_place: Callable[..., Any] | None
+    """Changes its first tensor, on a view of a copy; returns the copy."""
 
 
 # Their results have whatever the memory held; only shapes and dtypes are compared.
@@ -92,13 +83,7 @@ def _calling(
 
 
 class Applied(nn.Module):
-    """A function of tensors some of which are parameters, with its loss if there are any.
-
-    Args:
-        function: of all the tensors, in order.
-        tensors: examples; those of ``trained`` become parameters.
-        trained: places of the parameters.
-    """
+    """A function of tensors; those of ``trained`` become parameters, and there is a loss."""
 
     def __init__(
         self, function: Callable[..., Any], tensors: list[torch.Tensor], trained: list[int]
