@@ -21,7 +21,7 @@ from helpers.source_tree import PACKAGE, ROOT
 
 pytestmark = pytest.mark.slow
 
-PARTS = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+PARTS = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
@@ -42,12 +42,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build from a copy, so that no build folder appears in the source tree."""
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
-    copy.mkdir()
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info"))
     for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("*.egg-info"))
-        else:
-            shutil.copy(ROOT / part, copy / part)
+        shutil.copy(ROOT / part, copy / part)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", ".", cwd=copy)
     (built,) = (copy / "dist").glob("*.whl")
     return built
@@ -235,20 +232,15 @@ poptorch.optim.SGD([torch.ones(1)], lr=0.1, loss_scalin=3.0)  # type: ignore
 poptorch.OutputMode.Al  # type: ignore
 """
 
-STRICTLY = """
-[[tool.mypy.overrides]]
-module = "checked"
-strict = true
-"""
-
 
 @pytest.mark.long
 def test_type_checkers_accept_a_script_and_find_misspelt_names(wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "checked.py").write_text(CHECKED)
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     # The checker's own settings, so that what it has read of torch serves here, too.
-    settings = (ROOT / "pyproject.toml").read_text() + STRICTLY
-    (tmp_path / "pyproject.toml").write_text(settings)
+    settings = (ROOT / "pyproject.toml").read_text()
+    strictly = '[[tool.mypy.overrides]]\nmodule = "checked"\nstrict = true\n'
+    (tmp_path / "pyproject.toml").write_text(f"{settings}\n{strictly}")
     if (ROOT / ".mypy_cache").is_dir():
         shutil.copytree(ROOT / ".mypy_cache", tmp_path / ".mypy_cache")
     where = {"MYPYPATH": str(tmp_path / "installed"), "PYTHONPATH": ""}

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.staging import Captured
+from helpers.staging import Captured, sgd
+from helpers.wrapping import Having
 from poptorch import _job
 from poptorch._compile.build import training_program
 from poptorch._ir.plan import Plan
@@ -21,17 +22,11 @@ from poptorch.backends.reference import Reference
 SIZE = 300
 
 
-class Model(nn.Module):
-    """Whose backward pass looks a weight of the first layer up where ``at`` says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(4)))
-
-    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        first = self.layers[0](x)
-        first.register_hook(lambda gradient: gradient * (1 + first.detach()[0, at]))
-        return poptorch.identity_loss(self.layers[1:](first).square(), "mean")
+def looks_up(model: nn.Module, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Let the backward pass look a result of the first layer up where ``at`` says."""
+    first = model.layers[0](x)
+    first.register_hook(lambda gradient: gradient * (1 + first.detach()[0, at]))
+    return poptorch.identity_loss(model.layers[1:](first).square(), "mean")
 
 
 class Group:
@@ -60,7 +55,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
 
 def program(x: torch.Tensor, at: torch.Tensor) -> tuple[Captured, Plan]:
     torch.manual_seed(1)
-    captured = Captured(Model(), (x, at), lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    model = Having(looks_up, layers=nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(4))))
+    captured = Captured(model, (x, at), sgd)
     options = poptorch.Options()
     options.Distributed.configureProcessId(0, 2)
     plan = captured.plan(options)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapping import infer, options
+from helpers.wrapping import Having, infer, options, training
 from poptorch.backends.reference import fault
 
 INF, NAN = float("inf"), float("nan")
@@ -30,10 +30,7 @@ CAUSES = {
         (lambda x, y: x.log(), [-1.0], [0.0]),
     ],
     "comparison with NaN": [(lambda x, y: x > y, [1.0], [NAN])],
-    "overflow": [
-        (lambda x, y: x.exp(), [200.0], [0.0]),
-        (lambda x, y: x.half(), [1e6], [0.0]),
-    ],
+    "overflow": [(lambda x, y: x.exp(), [200.0], [0.0]), (lambda x, y: x.half(), [1e6], [0.0])],
 }
 CASES = [(cause, *case) for cause, cases in CAUSES.items() for case in cases]
 
@@ -79,33 +76,28 @@ def test_activations_of_large_inputs(names):
     torch.testing.assert_close(got, all_of_them(x))
 
 
-class Rooted(nn.Module):
+class Root(nn.Module):
     """The root of a sum of squares: where all of them are zero it has no gradient."""
 
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 3), Root())
-
-    def forward(self, x):
-        return poptorch.identity_loss(self.body(x), "none")
-
-
-class Root(nn.Module):
     def forward(self, y):
         return y.square().sum().sqrt()
 
 
+def root():
+    body = nn.Sequential(nn.Linear(3, 3), Root())
+    return Having(lambda m, x: poptorch.identity_loss(m.body(x), "none"), body=body)
+
+
 def rooted(**counts):
-    model = Rooted()
+    model = root()
     with torch.no_grad():
         model.body[0].bias.zero_()
-    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
-    return model, optimizer, poptorch.trainingModel(model, checking(**counts), optimizer)
+    return model, training(model, checking(**counts))
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_the_error_names_operator_module_line_and_micro_batch(backend):
-    model, _, wrapped = rooted(backend=backend, accumulation=4, iterations=2)
+    model, wrapped = rooted(backend=backend, accumulation=4, iterations=2)
     x = torch.randn(16, 3)
     wrapped(x)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -127,7 +119,7 @@ def test_the_error_names_operator_module_line_and_micro_batch(backend):
 
 
 def test_the_backward_pass_and_the_update_are_named():
-    model, _, wrapped = rooted()
+    model, wrapped = rooted()
     wrapped(torch.randn(2, 3))
     with torch.no_grad():
         model.body[0].weight.zero_()
@@ -138,9 +130,8 @@ def test_the_backward_pass_and_the_update_are_named():
     assert "in the backward pass of module body.1" in str(caught.value)
     assert "y.square().sum().sqrt()" in str(caught.value)
 
-    model = Rooted()
-    optimizer = torch.optim.SGD(model.parameters(), lr=3e38)
-    wrapped = poptorch.trainingModel(model, checking(), optimizer)
+    model = root()
+    wrapped = training(model, checking(), lr=3e38)
     with pytest.raises(poptorch.Error, match="in the update of the weights"):
         wrapped(torch.full((2, 3), 100.0))
 

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import fx
 
-import poptorch
-from helpers.cases import few, long
+from helpers.cases import few
 from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor.lowering import fakes, lower
 from poptorch.backends.inductor.writes import place_writes
@@ -105,27 +103,3 @@ def test_old_values_are_read_before(through_view: bool) -> None:
 def test_graphs_without_products_or_writes() -> None:
     for step in (lambda a: ([a + 1], [a * 2]), lambda a: ([a @ a], []), lambda a: ([], [a + 1])):
         assert placed(step, [torch.randn(3, 3)])
-
-
-@pytest.mark.parametrize(
-    "backend, swapped",
-    [("reference", True), long("inductor", True), long("inductor", False)],
-)
-def test_values_that_change_places(backend: str, swapped: bool) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("now", torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-            self.register_buffer("before", torch.zeros(2, 2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            old = self.now.clone()
-            self.now.copy_(self.before if swapped else self.now * 2)
-            self.before.copy_(old)
-            return x @ self.now - self.before
-
-    wrapped = poptorch.inferenceModel(Model(), poptorch.Options().backend(backend))
-    eager = Model()
-    for _ in range(3):
-        x = torch.randn(2, 2)
-        torch.testing.assert_close(wrapped(x), eager(x))

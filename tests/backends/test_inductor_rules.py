@@ -28,31 +28,28 @@ def same(ours: object, theirs: object) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, check_stride=False)
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 3])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_convolution(kernel: int, stride: int, padding: int, dilation: int) -> None:
-    x, w, b = torch.randn(BATCH, 3, 9, 8), torch.randn(5, 3, kernel, kernel + 1), torch.randn(5)
-    args = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1)
+GEOMETRIES = [
+    ((9, 8), (kernel, kernel + 1), stride, padding, dilation)
+    for kernel, stride in itertools.product((1, 2, 3), repeat=2)
+    for padding, dilation in itertools.product((0, 1), (1, 2))
+]
+OTHER_DIMENSIONS = [(space, (3,) * len(space), 2, 1, 1) for space in ((11,), (5, 4, 6))]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES + OTHER_DIMENSIONS)
+def test_convolution(geometry: tuple) -> None:
+    space, kernel, *numbers = geometry
+    rank = len(space)
+    x, w, b = torch.randn(BATCH, 3, *space), torch.randn(5, 3, *kernel), torch.randn(5)
+    args = (*([number] * rank for number in numbers), False, [0] * rank, 1)
     y = aten.convolution(x, w, b, *args)
     same(convolution(x, w, b, *args), y)
-    g = torch.randn_like(y)
-    backward = (g, x, w, [5], *args, [True] * 3)
+    backward = (torch.randn_like(y), x, w, [5], *args, [True] * 3)
     same(convolution_backward(*backward), tuple(aten.convolution_backward(*backward)))
-
-
-@pytest.mark.parametrize("space", [(11,), (5, 4, 6)])
-def test_convolution_in_other_dimensions(space: tuple[int, ...]) -> None:
-    rank = len(space)
-    x, w = torch.randn(BATCH, 2, *space), torch.randn(3, 2, *(3,) * rank)
-    args = ([2] * rank, [1] * rank, [1] * rank, False, [0] * rank, 1)
-    y = aten.convolution(x, w, None, *args)
-    same(convolution(x, w, None, *args), y)
-    backward = (torch.randn_like(y), x, w, None, *args, [True, True, False])
-    dx, dw, db = convolution_backward(*backward)
+    dx, dw, db = convolution_backward(*backward[:-1], [True, True, False])
     assert db is None
     same((dx, dw), tuple(aten.convolution_backward(*backward))[:2])
+    same(convolution(x, w, None, *args), aten.convolution(x, w, None, *args))
 
 
 @pytest.mark.parametrize("channels,outputs,groups", [(4, 4, 1), (16, 32, 1), (4, 4, 4)])

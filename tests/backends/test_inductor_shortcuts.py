@@ -64,12 +64,7 @@ SUMS = [
     (FloorDiv(D1, 4) + 7 * D0, 7),
     (-D0 + 9, -1),
 ]
-OTHERS = [
-    ModularIndexing(D0, 1, 16) + 2 * D0,
-    S0 * D0 + D1,
-    D0 * D1,
-    FloorDiv(D0, 32) + D0,
-]
+OTHERS = [ModularIndexing(D0, 1, 16) + 2 * D0, S0 * D0 + D1, D0 * D1, FloorDiv(D0, 32) + D0]
 
 
 def refuse(*arguments: object) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 import poptorch
 from helpers.stage_zoo import ROWS, STAGE_ZOO
-from helpers.staging import Captured, assert_same_states
-from helpers.wrapping import options, trains_alike
+from helpers.staging import Captured, assert_same_states, sgd
+from helpers.wrapping import Having, infer, options, training, trains_alike
 from poptorch import (
     Liveness,
     OutputMode,
@@ -132,10 +132,6 @@ def test_random_models_equal_the_fused_program(case) -> None:
     assert_same_states(ours[-1], states[-1], plan.program, **tolerances)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
 def small_plan(strategy=None) -> tuple[Captured, Plan, list]:
     example = STAGE_ZOO["mlp"]
     captured = Captured(example.build(2), example.inputs(ROWS), sgd)
@@ -176,39 +172,33 @@ def test_what_was_not_stored_is_missed() -> None:
 
 
 def test_an_input_changed_in_place_comes_back() -> None:
-    class Changing(nn.Module):
-        def forward(self, x):
-            poptorch.Block.start("A", 0)
-            y = x * 2
-            poptorch.Block.start("B", 1)
-            x.add_(1)
-            return y + x
+    def changing(x):
+        poptorch.Block.start("A", 0)
+        y = x * 2
+        poptorch.Block.start("B", 1)
+        x.add_(1)
+        return y + x
 
-    opts = poptorch.Options().backend("staged").deviceIterations(3)
-    opts.showCompilationProgressBar(False)
     x = torch.arange(6.0).reshape(6, 1)
-    out = poptorch.inferenceModel(Changing(), opts)(x)
+    out = infer(changing, x, opts=options("staged", iterations=3))
     assert torch.equal(x, torch.arange(6.0).reshape(6, 1) + 1)
     assert torch.equal(out, 3 * (x - 1) + 1)
 
 
+def layered(function) -> Having:
+    """A layer, what is made of its result, and the mean of that."""
+    return Having(
+        lambda m, x: poptorch.identity_loss(function(m.layer(x)), "mean"), layer=nn.Linear(4, 4)
+    )
+
+
 def test_dropout_with_one_stage_draws_as_the_fused_program_does() -> None:
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return poptorch.identity_loss(nn.functional.dropout(self.layer(x), 0.5), "mean")
-
     x, losses = torch.randn(8, 4), []
     for backend in ("staged", "reference"):
         torch.manual_seed(0)
-        model = Dropping()
-        opts = poptorch.Options().backend(backend).randomSeed(3).lanes(1)
-        opts.showCompilationProgressBar(False).outputMode(OutputMode.All)
-        opts.Training.gradientAccumulation(2)
-        losses.append(poptorch.trainingModel(model, opts, sgd(model))(x))
+        model = layered(lambda y: nn.functional.dropout(y, 0.5))
+        opts = options(backend, accumulation=2).randomSeed(3).lanes(1)
+        losses.append(training(model, opts.outputMode(OutputMode.All))(x))
     assert torch.equal(*losses)
 
 
@@ -242,21 +232,11 @@ def test_a_module_may_be_called_like_a_moment() -> None:
     "accumulation, name", [(1, "GradientNorm"), (2, "UpdatedVar___layer.weight")]
 )
 def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: str) -> None:
-    model = Anchored()
-    opts = poptorch.Options().backend("staged").showCompilationProgressBar(False)
-    opts.Training.gradientAccumulation(accumulation)
+    model = layered(torch.tanh)
+    opts = options("staged", accumulation=accumulation)
     opts.anchorTensor("w", name)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
-    training = poptorch.trainingModel(model, opts, optimizer)
+    wrapper = poptorch.trainingModel(model, opts, optimizer)
     with pytest.raises(poptorch.Error, match="returns nothing that the update makes") as caught:
-        training.compile(torch.randn(accumulation, 2))
+        wrapper.compile(torch.randn(accumulation, 4))
     assert "anchored: w" in str(caught.value)
-
-
-class Anchored(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return poptorch.identity_loss(self.layer(x), "mean")

@@ -12,7 +12,7 @@ from torch import nn
 
 import poptorch
 from helpers.cases import few
-from helpers.wrapped import options
+from helpers.wrapping import Having, options, training
 from poptorch._ir.program import State
 from poptorch.backends.driver import LoopExecutable, program_report
 from poptorch.backends.protocol import Compiled
@@ -29,13 +29,8 @@ def limited(limit: int) -> Iterator[None]:
     resource.setrlimit(limit, (soft, hard))
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.norm(self.layer(x)), y)
+def normalised(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(model.norm(model.layer(x)), y)
 
 
 def tearing(run: Compiled, at: int, runs: list[int]) -> Compiled:
@@ -77,7 +72,7 @@ def fails(executable: LoopExecutable, state: State, *batch: torch.Tensor) -> Non
 @pytest.mark.parametrize("lanes, limit", [(0, resource.RLIMIT_AS), (1, resource.RLIMIT_DATA)])
 def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     """Of two updates of two micro-batches the second tears."""
-    model = Model()
+    model = Having(normalised, layer=nn.Linear(4, 3), norm=nn.BatchNorm1d(3))
     opts = options(iterations=2, accumulation=2).lanes(lanes)
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
     wrapper = poptorch.trainingModel(model, opts, optimizer)
@@ -112,9 +107,7 @@ class Positions(nn.Module):
 
 
 def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None:
-    model = Positions()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    wrapper = training(Positions())
     wrapper.compile(X, Y)
     state = wrapper._session.store.state
     undisturbed = in_place(wrapper, at=0)
@@ -148,9 +141,7 @@ class Shifted(nn.Module):
 
 def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
     """The first label of a row is the start of the decoder only, its last label is wanted only."""
-    model = Shifted()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    wrapper = training(Shifted())
     tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))
     labels[0, 3] = -100
     wrapper.compile(tokens, labels)
@@ -168,9 +159,7 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
 
 
 def test_a_label_that_is_shifted_first_is_named() -> None:
-    model = Shifted()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    wrapper = training(Shifted())
     tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))
     wrapper(tokens, labels)
     labels[1, 2] = 7
@@ -222,39 +211,34 @@ class Checking(nn.Module):
 
 @pytest.mark.parametrize("name", CHECKING)
 def test_an_operator_that_refuses_values_leaves_all_as_it_was(name: str) -> None:
-    """Statistics and weights of a second call, whose values are bad, are those of the first."""
-    model = Checking(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    wrapper = poptorch.trainingModel(model, options(), optimizer)
-    x = torch.rand(8, 4)
-    wrapper(x, INDEX)
-    before = copies(wrapper.state_dict())
-    moments = copies({str(at): s["momentum_buffer"] for at, s in enumerate(
-        optimizer.state_dict()["state"].values())})  # fmt: skip
-    with pytest.raises(poptorch.Error, match=r"test_whole.py:\d+, "):
-        wrapper(x, torch.where(INDEX == 3, 99, INDEX))
-    after = wrapper.state_dict()
-    assert all(torch.equal(after[key], value) for key, value in before.items())
-    now = [each["momentum_buffer"] for each in optimizer.state_dict()["state"].values()]
-    assert all(map(torch.equal, moments.values(), now))
-    wrapper(x, INDEX)
+    refuses_values(name, "reference")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few(["index", "max_unpool2d", "multinomial"], "index"))
 def test_compiled_operators_that_refuse_values_leave_all_as_it_was(name: str) -> None:
+    refuses_values(name, "inductor")
+
+
+def refuses_values(name: str, backend: str) -> None:
+    """Statistics and weights of a second call, whose values are bad, are those of the first."""
     model = Checking(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapper = poptorch.trainingModel(model, options().backend("inductor"), optimizer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wrapper = poptorch.trainingModel(model, options(backend), optimizer)
     x = torch.rand(8, 4)
     wrapper(x, INDEX)
-    before = copies(wrapper.state_dict())
+
+    def now() -> dict[str, torch.Tensor]:
+        moments = optimizer.state_dict()["state"].values()
+        own = {str(at): each["momentum_buffer"] for at, each in enumerate(moments)}
+        return copies({**wrapper.state_dict(), **own})
+
+    before = now()
     assert torch.equal(before["now"], torch.ones(4))
     assert torch.equal(before["earlier"], torch.arange(4.0))
     with pytest.raises(poptorch.Error, match=r"test_whole.py:\d+, "):
         wrapper(x, torch.where(INDEX == 3, 99, INDEX))
-    after = wrapper.state_dict()
-    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert all(torch.equal(value, before[key]) for key, value in now().items())
     wrapper(x, INDEX)
 
 

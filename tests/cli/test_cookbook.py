@@ -24,7 +24,7 @@ def test_two_processes_train_as_one_loop(tmp_path: Path, monkeypatch: pytest.Mon
     words = [sys.executable if word == "python" else word for word in shlex.split(COMMAND)]
     assert words[:4] == ["--num-instances", "2", "--num-replicas", "2"]
     settings = jobs.environment(POPTORCH_BACKEND="reference")
-    process = jobs.fork("helpers.job_launch", words, tmp_path / "out", settings)
+    process = jobs.fork("helpers.jobs", words, tmp_path / "out", settings)
     try:
         assert jobs.status(process) == 0, (tmp_path / "out").read_text()
     finally:

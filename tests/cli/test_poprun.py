@@ -30,7 +30,7 @@ from poptorch._cli.poprun import KILLED
 def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
     """Return the status of ``poprun`` with these arguments, and what was printed."""
     output = folder / "out"
-    process = jobs.fork("helpers.job_launch", arguments, output, jobs.environment(**more))
+    process = jobs.fork("helpers.jobs", arguments, output, jobs.environment(**more))
     try:
         return jobs.status(process), output.read_text()
     finally:

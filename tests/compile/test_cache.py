@@ -69,7 +69,7 @@ MISSES = [
 ]
 
 
-@pytest.mark.spec("runtime", 15, 16, 17)
+@pytest.mark.spec("runtime", 15, 16, 17, 18)
 def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free
     trained(folder)
@@ -90,15 +90,8 @@ def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch
         assert re.search(text, line), line
         (new,) = {*files(folder)} - {first.name}
         (folder / new).unlink()  # the next one is compared with the first, too
-
-
-@pytest.mark.spec("runtime", 17, 18)
-def test_training_and_inference_are_two_files(folder: Path) -> None:
-    trained(folder)
-    model = Net()
-    opts = options().enableExecutableCaching(folder)
     for _ in range(2):
-        poptorch.inferenceModel(model, opts)(X, Y)
+        poptorch.inferenceModel(Net(), options().enableExecutableCaching(folder))(X, Y)
     assert len(files(folder)) == 2
 
 

@@ -12,30 +12,27 @@ from torch import nn
 
 import poptorch
 from helpers.patience import HANGS
-from helpers.wrapping import options, trains_alike
+from helpers.wrapping import Having, options, trains_alike
 from poptorch._base.threads import PerThread
 
 
-class Net(nn.Module):
-    """Many small operators, so that captures take long enough to meet."""
+def many_operators(size: int) -> nn.Module:
+    """A model whose capture takes long enough to meet another one."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(size, size)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x, target):
-        self.calls.add_(1)
+    def forward(model, x, target):
+        model.calls.add_(1)
         for _ in range(20):
-            x = torch.tanh(self.layer(x))
+            x = torch.tanh(model.layer(x))
         return x, nn.functional.mse_loss(x, target)
+
+    return Having(forward, layer=nn.Linear(size, size), calls=torch.zeros(()))
 
 
 @pytest.mark.slow
 def test_first_calls_at_once_do_not_mix() -> None:
     torch.manual_seed(1)
     ready = threading.Barrier(2)
-    given = [(Net(size), torch.randn(2, size), torch.randn(2, size)) for size in (3, 5)]
+    given = [(many_operators(size), torch.randn(2, size), torch.randn(2, size)) for size in (3, 5)]
 
     def train(model: nn.Module, *batch: torch.Tensor) -> None:
         ready.wait()
@@ -98,38 +95,24 @@ def test_no_other_thread_meets_traced_tensors() -> None:
     assert type(model.layer._parameters) is not PerThread
 
 
-class Meets(nn.Module):
-    """While it is captured a call ends that another thread had begun before."""
-
-    def __init__(self, go_on: threading.Event, ended: threading.Event) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.go_on, self.ended = go_on, ended
-
-    def forward(self, x):
-        if poptorch.isRunningOnIpu():
-            self.go_on.set()
-            assert self.ended.wait(HANGS)
-        return self.layer(x)
-
-
-class Theirs(nn.Module):
-    def __init__(self, begun: threading.Event, go_on: threading.Event) -> None:
-        super().__init__()
-        self.begun, self.go_on, self.inner = begun, go_on, nn.Tanh()
-
-    def forward(self, x):
-        self.begun.set()
-        assert self.go_on.wait(HANGS)
-        return self.inner(x)
-
-
 def test_calls_of_another_thread_are_no_part_of_a_capture() -> None:
-    """Torch's hooks on the calls of modules are called in all threads."""
+    """One ends meanwhile that had begun before; all threads call torch's hooks on modules."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-    theirs, x = Theirs(begun, go_on), torch.ones(2, 4)
+
+    def meets(model, x):
+        if poptorch.isRunningOnIpu():
+            go_on.set()
+            assert ended.wait(HANGS)
+        return model.layer(x)
+
+    def waits(theirs, x):
+        begun.set()
+        assert go_on.wait(HANGS)
+        return theirs.inner(x)
+
+    model, theirs = Having(meets, layer=nn.Linear(4, 4)), Having(waits, inner=nn.Tanh())
     theirs.register_forward_hook(lambda *_: None)  # then torch asks for all hooks at the end
-    model = Meets(go_on, ended)
+    x = torch.ones(2, 4)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         result = pool.submit(theirs, x)
         result.add_done_callback(lambda _: ended.set())
@@ -137,4 +120,4 @@ def test_calls_of_another_thread_are_no_part_of_a_capture() -> None:
         wrapper = poptorch.inferenceModel(model, options())
         torch.testing.assert_close(wrapper(x), model.layer(x).detach())
         assert torch.equal(result.result(HANGS), x.tanh())
-    assert not [name for name in wrapper.getTensorNames() if "Tanh" in name or "Theirs" in name]
+    assert not [name for name in wrapper.getTensorNames() if "Tanh" in name or "inner" in name]

@@ -138,27 +138,19 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
     assert found == (helper.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
 
 
-def fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('g++ is on strike')")
-
-
-def has_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-
-
 @pytest.mark.slow
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize(
-    "spoil, said",
+    "holder, name, value, said",
     [
-        (fails, "g++ is on strike"),
-        (has_no_python, "/nowhere/python"),
+        (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
+        (sys, "executable", "/nowhere/python", "/nowhere/python"),
     ],
 )
 def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
-    spoil, said: str, eager_to_compile, monkeypatch, caplog
+    holder, name: str, value: str, said: str, eager_to_compile, monkeypatch, caplog
 ) -> None:
-    spoil(monkeypatch)
+    monkeypatch.setattr(holder, name, value)
     model = training()
     losses = losses_of(model, 3)
     losses += until_settled(model) + losses_of(model, 2)

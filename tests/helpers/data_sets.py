@@ -187,20 +187,6 @@ class Endless(Unfinished):
         return torch.tensor(float(index))
 
 
-class Sizes(Dataset):
-    """Elements with the given numbers of rows."""
-
-    def __init__(self, *rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        begin = sum(self.rows[:index])
-        return torch.arange(begin, begin + self.rows[index], dtype=torch.float32)
-
-
 class Workers(Numbers):
     """Sample: (index, id of torch's worker or -1, whether the initialiser has run)."""
 

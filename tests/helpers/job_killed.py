@@ -13,24 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import poptorch
+from helpers.resuming import Dropping, options
 
 STEPS, EVERY = 20, 3
-
-
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 400)
-        self.second = poptorch.BeginBlock(nn.Linear(400, 2), "second", ipu_id=1)
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        print("compiling", flush=True)
-        out = self.second(self.drop(torch.tanh(self.first(x))))
-        return poptorch.identity_loss(out.square(), "mean")
 
 
 class Telling(torch.utils.data.Dataset[Any]):
@@ -60,20 +47,12 @@ def main(folder: str, stages: str = "1", last: str = "") -> None:
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     print("starting", flush=True)
     torch.manual_seed(3)
-    options = poptorch.Options().randomSeed(3)
-    options.backend("reference" if stages == "1" else "staged")
-    options.setExecutionStrategy(poptorch.ShardedExecution())
-    options.Distributed.stageProcesses(int(stages))
-    options.showCompilationProgressBar(False)
-    options.Distributed.configureProcessId(index, count)
-    settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
-    options.TensorLocations.setOptimizerLocation(
-        settings.minElementsForReplicatedTensorSharding(100)
-    )
-    model = Dropping()
+    opts = options(index, count).backend("reference" if stages == "1" else "staged")
+    opts.Distributed.stageProcesses(int(stages))
+    model = Dropping(400)
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.01)
-    training = poptorch.trainingModel(model, options, optimizer)
-    loader = poptorch.DataLoader(options, Telling(), batch_size=1, shuffle=True)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    loader = poptorch.DataLoader(opts, Telling(), batch_size=1, shuffle=True)
     checkpoints = poptorch.Checkpoints(Path(folder) / "run", training, loader)
     checkpoints.resume()
     print(f"met\nfrom step {checkpoints.step}", flush=True)

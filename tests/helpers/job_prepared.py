@@ -8,7 +8,7 @@ import torch.distributed.elastic.multiprocessing.errors
 import torch.distributed.launcher.api
 import torch.distributed.rendezvous
 
-from helpers import job_cases, job_fault, job_launch  # noqa: F401 (what jobs run)
+from helpers import job_cases, job_fault, jobs  # noqa: F401 (what jobs run)
 
 torch.set_num_threads(1)  # a pool of threads would not survive the fork
 with torch.random.fork_rng():

@@ -7,20 +7,21 @@ torch would take longer than what most tests do.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib
 import multiprocessing
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import patch
 
 from helpers import compiled
 from helpers.patience import HANGS
 from helpers.source_tree import PACKAGE, ROOT
+from poptorch._cli import poprun
 
 
 def free_port() -> int:
@@ -42,18 +43,6 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def fork(
     module: str, arguments: Sequence[object], output: Path, variables: Mapping[str, str]
 ) -> BaseProcess:
@@ -69,7 +58,8 @@ def fork(
     context.set_forkserver_preload(["helpers.job_prepared"])
     texts = [str(argument) for argument in arguments]
     process = context.Process(target=_run, args=(module, texts, str(output), dict(variables)))
-    with _variables(environment()):  # of the process that is forked, if it is yet to be started
+    # They are of the process that is forked, if that is yet to be started.
+    with patch.dict(os.environ, environment(), clear=True):
         process.start()
     return process
 
@@ -152,3 +142,8 @@ def run(
     finally:
         end(processes)
     return {index: (code, printed(folder, index)) for index, code in enumerate(codes)}
+
+
+def main(*arguments: str) -> int:
+    """Run a job by ``poprun``, in a process that has been forked for it; return its status."""
+    return poprun.main(arguments)

@@ -30,14 +30,29 @@ class Noisy(torch.utils.data.Dataset[Any]):
 
 
 class Dropping(nn.Module):
-    def __init__(self) -> None:
+    """Two layers, the second in a block of its own, and numbers drawn between them."""
+
+    def __init__(self, wide: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 40), nn.Linear(40, 2)
+        self.first = nn.Linear(6, wide)
+        self.second = poptorch.BeginBlock(nn.Linear(wide, 2), "second", ipu_id=1)
         self.drop = nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("compiling", flush=True)
         out = self.second(self.drop(torch.tanh(self.first(x))))
         return poptorch.identity_loss(out.square(), "mean")
+
+
+def options(process: int, processes: int) -> poptorch.Options:
+    """Options of a process whose share of the optimizer's state is its own."""
+    made = poptorch.Options().backend("reference").randomSeed(3)
+    made.showCompilationProgressBar(False).setExecutionStrategy(poptorch.ShardedExecution())
+    made.Distributed.configureProcessId(process, processes)
+    settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    settings.minElementsForReplicatedTensorSharding(100)
+    made.TensorLocations.setOptimizerLocation(settings)
+    return made
 
 
 class Run:
@@ -53,17 +68,12 @@ class Run:
         self.alone = processes == 1
         torch.manual_seed(seed)
         random.seed(seed)
-        options = poptorch.Options().backend("reference").randomSeed(3)
-        options.showCompilationProgressBar(False)
-        options.Distributed.configureProcessId(process, processes)
-        settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
-        settings.minElementsForReplicatedTensorSharding(100)
-        options.TensorLocations.setOptimizerLocation(settings)
-        model = Dropping()
+        opts = options(process, processes)
+        model = Dropping(40)
         self.optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], 0.5)
-        self.training = poptorch.trainingModel(model, options, self.optimizer)
-        loader = poptorch.DataLoader(options, Noisy(), batch_size=4 // processes, shuffle=True)
+        self.training = poptorch.trainingModel(model, opts, self.optimizer)
+        loader = poptorch.DataLoader(opts, Noisy(), batch_size=4 // processes, shuffle=True)
         self.checkpoints = poptorch.Checkpoints(
             folder, self.training, loader, scheduler=self.scheduler
         )

@@ -34,31 +34,20 @@ class Staged(nn.Module):
         return x
 
 
-class Mlp(Staged):
-    def __init__(self, blocks: int) -> None:
-        super().__init__(blocks, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+def mlp_layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
 
-class ConvNet(Staged):
-    """Convolutions without bias before batch norms, whose statistics must stay in order."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__(
-            blocks,
-            lambda: nn.Sequential(
-                nn.Conv2d(2, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2), nn.ReLU()
-            ),
-        )
+def conv_layer() -> nn.Module:
+    """A convolution without bias before a batch norm, whose statistics must stay in order."""
+    return nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2), nn.ReLU())
 
 
-class Transformer(Staged):
-    def __init__(self, blocks: int) -> None:
-        super().__init__(
-            blocks, lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-        )
+def transformer_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
 
 
-class Skip(Mlp):
+class Skip(Staged):
     """The first block's result is read by all others."""
 
     def run(self, x):
@@ -70,11 +59,11 @@ class Skip(Mlp):
         return x
 
 
-class Tied(Mlp):
+class Tied(Staged):
     """The first and the last block share the embedding, so that they must be on one device."""
 
     def __init__(self, blocks: int) -> None:
-        super().__init__(blocks)
+        super().__init__(blocks, mlp_layer)
         self.table = nn.Embedding(7, WIDTH)
 
     def forward(self, tokens, y):
@@ -101,9 +90,9 @@ def _tokens(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 STAGE_ZOO = {
-    "mlp": Example(Mlp, _normal(WIDTH)),
-    "conv_net": Example(ConvNet, _normal(2, 5, 5)),
-    "transformer": Example(Transformer, _normal(3, 4)),
-    "skip": Example(Skip, _normal(WIDTH)),
+    "mlp": Example(lambda n: Staged(n, mlp_layer), _normal(WIDTH)),
+    "conv_net": Example(lambda n: Staged(n, conv_layer), _normal(2, 5, 5)),
+    "transformer": Example(lambda n: Staged(n, transformer_layer), _normal(3, 4)),
+    "skip": Example(lambda n: Skip(n, mlp_layer), _normal(WIDTH)),
     "tied": Example(Tied, _tokens, lambda n: [*range(n - 1), 0]),
 }

@@ -25,6 +25,10 @@ from poptorch.optim.freeze import freeze as freeze_optimizer
 from poptorch.options.freeze import freeze
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 class Captured:
     """A captured model, of which plans for several strategies are made.
 

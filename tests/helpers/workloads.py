@@ -18,11 +18,7 @@ def backward(stage: int) -> StagePass:
 
 
 def chain(
-    chips: Sequence[int],
-    micros: int,
-    training: bool = True,
-    phased: bool = False,
-    rounds: int = 1,
+    chips: Sequence[int], micros: int, training: bool = True, phased: bool = False, rounds: int = 1
 ) -> Workload:
     """Return a workload in which every stage reads the one before it.
 

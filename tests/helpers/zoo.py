@@ -10,31 +10,33 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.wrapping import Having
 
 ROWS = 4
 
 
-class Linear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.loss = nn.MSELoss()
+def scored(
+    forward: Callable[..., torch.Tensor], loss: Callable[..., torch.Tensor], **layers: nn.Module
+) -> nn.Module:
+    """A model that returns what a function makes of its layers and an input, and its loss."""
 
-    def forward(self, x, y):
-        out = self.layer(x)
-        return out, self.loss(out, y)
+    def both(model, x, y):
+        out = forward(model, x)
+        return out, loss(out, y)
+
+    return Having(both, **layers)
 
 
-class ConvBatchNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.head = nn.Linear(4 * 4 * 4, 3)
+def linear() -> nn.Module:
+    return scored(lambda m, x: m.layer(x), nn.MSELoss(), layer=nn.Linear(6, 3))
 
-    def forward(self, x, y):
-        out = self.head(self.norm(self.conv(x)).relu_().flatten(1))
-        return out, F.cross_entropy(out, y)
+
+def conv_batch_norm() -> nn.Module:
+    def forward(m, x):
+        return m.head(m.norm(m.conv(x)).relu_().flatten(1))
+
+    layers = {"conv": nn.Conv2d(2, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(64, 3)}
+    return scored(forward, F.cross_entropy, **layers)
 
 
 class BatchNorms(nn.Module):
@@ -56,49 +58,36 @@ class BatchNorms(nn.Module):
         return out, F.mse_loss(out, y)
 
 
-class Embedding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 5)
-        self.head = nn.Linear(5, 3)
+def embedding() -> nn.Module:
+    def forward(m, tokens):
+        return F.log_softmax(m.head(m.table(tokens).mean(1)), 1)
 
-    def forward(self, tokens, y):
-        out = F.log_softmax(self.head(self.table(tokens).mean(1)), 1)
-        return out, F.nll_loss(out, y)
+    return scored(forward, F.nll_loss, table=nn.Embedding(11, 5), head=nn.Linear(5, 3))
 
 
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.LSTM(5, 6, num_layers=2, batch_first=True)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x, y):
-        out = self.head(self.rnn(x)[0][:, -1])
-        return out, F.cross_entropy(out, y)
+def lstm() -> nn.Module:
+    rnn = nn.LSTM(5, 6, num_layers=2, batch_first=True)
+    head = nn.Linear(6, 3)
+    return scored(lambda m, x: m.head(m.rnn(x)[0][:, -1]), F.cross_entropy, rnn=rnn, head=head)
 
 
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x, y):
-        out = self.head(self.block(x).mean(1))
-        return out, F.cross_entropy(out, y)
+def transformer() -> nn.Module:
+    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    head = nn.Linear(8, 3)
+    return scored(lambda m, x: m.head(m.block(x).mean(1)), F.cross_entropy, block=block, head=head)
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 5)
-        self.head = nn.Linear(5, 11, bias=False)
-        self.head.weight = self.table.weight
+def tied() -> nn.Module:
+    table, head = nn.Embedding(11, 5), nn.Linear(5, 11, bias=False)
+    head.weight = table.weight
+    return scored(lambda m, x: m.head(m.table(x).sum(1)), F.cross_entropy, table=table, head=head)
 
-    def forward(self, tokens, y):
-        out = self.head(self.table(tokens).sum(1))
-        return out, F.cross_entropy(out, y)
+
+def dropout() -> nn.Module:
+    def forward(m, x):
+        return m.second(F.dropout(m.first(x).relu(), 0.4, m.training))
+
+    return scored(forward, F.mse_loss, first=nn.Linear(6, 16), second=nn.Linear(16, 3))
 
 
 class Counter(nn.Module):
@@ -114,17 +103,6 @@ class Counter(nn.Module):
         self.steps += 1
         out = self.layer(x) * self.scale / (1 + 0.1 * self.steps)
         return out, poptorch.identity_loss((out - y).abs(), reduction="mean")
-
-
-class Dropout(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3)
-        self.drop = nn.Dropout(0.4)
-
-    def forward(self, x, y):
-        out = self.second(self.drop(self.first(x).relu()))
-        return out, F.mse_loss(out, y)
 
 
 @dataclass(frozen=True)
@@ -149,13 +127,13 @@ def _sequence(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 ZOO = {
-    "linear": Example(Linear, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
-    "conv_batchnorm": Example(ConvBatchNorm, lambda n: (torch.randn(n, 2, 6, 6), _classes(n))),
+    "linear": Example(linear, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
+    "conv_batchnorm": Example(conv_batch_norm, lambda n: (torch.randn(n, 2, 6, 6), _classes(n))),
     "batchnorms": Example(BatchNorms, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
-    "embedding": Example(Embedding, lambda n: (torch.randint(0, 11, (n, 4)), _classes(n))),
-    "lstm": Example(Lstm, lambda n: _sequence(n, 5)),
-    "transformer": Example(Transformer, lambda n: _sequence(n, 8)),
-    "tied": Example(Tied, lambda n: (torch.randint(0, 11, (n, 4)), _classes(n, 11))),
+    "embedding": Example(embedding, lambda n: (torch.randint(0, 11, (n, 4)), _classes(n))),
+    "lstm": Example(lstm, lambda n: _sequence(n, 5)),
+    "transformer": Example(transformer, lambda n: _sequence(n, 8)),
+    "tied": Example(tied, lambda n: (torch.randint(0, 11, (n, 4)), _classes(n, 11))),
     "counter": Example(Counter, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
-    "dropout": Example(Dropout, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
+    "dropout": Example(dropout, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
 }

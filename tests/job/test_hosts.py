@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import jobs, namespaces
+from helpers import job_hosts, jobs
 
 
 @pytest.mark.long
@@ -17,12 +17,12 @@ def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
     shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-a sh -c "$2"\n')
     shell.chmod(0o755)
     hosts = tmp_path / "hosts"
-    hosts.write_text("".join(f"{address}\n" for address in reversed(namespaces.HOSTS.values())))
-    variables = {"POPTORCH_REMOTE_SHELL": str(shell), "GLOO_SOCKET_IFNAME": namespaces.INTERFACE}
+    hosts.write_text("".join(f"{address}\n" for address in reversed(job_hosts.HOSTS.values())))
+    variables = {"POPTORCH_REMOTE_SHELL": str(shell), "GLOO_SOCKET_IFNAME": job_hosts.INTERFACE}
     arguments = [f"--hostfile={hosts}", "--num-instances=2"]
     output = tmp_path / "out"
     try:
-        with namespaces.two_hosts():
+        with job_hosts.two_hosts():
             process = jobs.fork(
                 "helpers.job_hosts", arguments, output, jobs.environment(**variables)
             )
@@ -30,12 +30,12 @@ def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
                 status = jobs.status(process)
             finally:
                 jobs.end([process])
-    except namespaces.UnavailableError as error:
+    except job_hosts.UnavailableError as error:
         pytest.skip(f"no network namespaces: {error}")
     printed = output.read_text()
     assert status == 0, printed
     addresses = [line.split() for line in printed.splitlines() if "address" in line.split()]
-    far, near = namespaces.HOSTS.values()
+    far, near = job_hosts.HOSTS.values()
     assert sorted(addresses) == [["[0]", "address", near], ["[1]", "address", far]]
     lines = [line for line in printed.splitlines() if "weights" in line]
     assert {line.split()[0] for line in lines} == {"[0]", "[1]"}

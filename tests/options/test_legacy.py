@@ -36,10 +36,7 @@ def period_written(options: Options) -> int:
 
 SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
     "anchorMode": (
-        lambda o: vars(o.anchorMode(AnchorMode.EveryN, anchor_return_period=2))["_values"][
-            "output_return_period"
-        ],
-        2,
+        lambda o: o.anchorMode(AnchorMode.EveryN, anchor_return_period=2).output_return_period, 2,
     ),
     "defaultAnchorMode": (lambda o: o.defaultAnchorMode(), True),
     "anchor_mode": (lambda o: o.anchor_mode, OutputMode.Default),

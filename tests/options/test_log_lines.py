@@ -10,13 +10,12 @@ from poptorch.options.freeze import log_options, prepare
 @pytest.fixture
 def lines(caplog):
     def collect(options):
-        with (
-            caplog.at_level("DEBUG", logger="poptorch:cpp"),
-            caplog.at_level("DEBUG", logger="poptorch::python"),
-        ):
-            caplog.clear()
-            log_options(options)
-        return [record.getMessage() for record in caplog.records]
+        own = prepare(options, training=True)
+        for name in ("poptorch:cpp", "poptorch::python"):
+            caplog.set_level("DEBUG", logger=name)
+        caplog.clear()
+        log_options(own)
+        return caplog.messages
 
     return collect
 
@@ -24,7 +23,7 @@ def lines(caplog):
 def test_values_and_anchors(lines):
     options = Options().autoRoundNumIPUs().setAvailableMemoryProportion({"IPU1": 0.5})
     options.updatableNamedBuffers(["b1", "b2"]).anchorTensor("short", "long", OutputMode.EveryN, 2)
-    found = lines(prepare(options, training=True))
+    found = lines(options)
     for expected in (
         "set auto_round_num_ipus to value true",
         "set available_memory_proportion[1] to 0.5",
@@ -37,19 +36,16 @@ def test_values_and_anchors(lines):
 
 
 def test_what_decided_device_and_backend_and_advice_on_caching(lines, monkeypatch, tmp_path):
-    def said(options):
-        return lines(prepare(options, training=True))
-
     model = Options().useIpuModel(True)
-    assert "From the user configuration: Ipu model: Enabled" in said(model)
+    assert "From the user configuration: Ipu model: Enabled" in lines(model)
     cached = Options().enableExecutableCaching(str(tmp_path))
     warning = "Executable caching doesn't work with the IPU model: it is switched off"
-    assert warning not in said(cached)
-    assert warning in said(cached.clone().useIpuModel(True))
+    assert warning not in lines(cached)
+    assert warning in lines(cached.clone().useIpuModel(True))
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     own = Options().setExecutionStrategy(PipelinedExecution("a"))
-    assert "From POPTORCH_IPU_MODEL environment variable: Ipu model: Enabled" in said(own)
+    assert "From POPTORCH_IPU_MODEL environment variable: Ipu model: Enabled" in lines(own)
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     line = "From POPTORCH_BACKEND environment variable: reference"
-    assert line in said(Options())
-    assert line not in said(Options().backend("inductor"))
+    assert line in lines(Options())
+    assert line not in lines(Options().backend("inductor"))

@@ -67,17 +67,23 @@ def test_what_is_refused_at_once(call, values, error, phrase: str) -> None:
         assert repr(options.replicationFactor(1)) == repr(Options())
 
 
-@pytest.mark.spec("options", 6, 9, 36)
+@pytest.mark.spec("options", 6, 7, 9, 18, 36)
 def test_how_values_are_stored() -> None:
     options = Options()
     names = ("random_seed", "ipu_id", "use_model", "model_name", "ipu_version")
     assert not any(options.exists(name) for name in names)
-    options.randomSeed(1).useIpuId(0).useIpuModel(True).modelName("m").useOfflineIpuTarget()
-    assert [options(name) for name in names] == [1, 0, True, "m", 2]
+    torch.manual_seed(17)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    options.randomSeed(17).useIpuId(0).useIpuModel(True).modelName("m").useOfflineIpuTarget()
+    assert torch.equal(torch.rand(3), expected)  # the host has the seed at once
+    assert options.connection_type == ConnectionType.Never
+    assert [options(name) for name in names] == [17, 0, True, "m", 2]
     options.connectionType(ConnectionType.OnDemand).outputMode(OutputMode.Sum)
     options.syncPattern(SyncPattern.SinglePipeline)
     stored = (options.connection_type, options.output_mode, options.sync_pattern)
     assert stored == (1, 3, 1)
+    assert options.ipu_version == 2  # whatever the connection is then
     assert {type(value) for value in stored} == {int}
     assert options.maxRepeatLogs(None).max_repeat_logs == 2**64 - 1  # an int without a limit
     assert (VariableRetrievalMode.AllReplicas, OutputMode.Final) == (2, 0)
@@ -86,15 +92,6 @@ def test_how_values_are_stored() -> None:
     for behaviour in HalfFloatCastingBehavior:
         precision = Options().Precision.halfFloatCasting(int(behaviour))
         assert precision.half_float_casting is behaviour
-
-
-@pytest.mark.spec("options", 7)
-def test_random_seed_seeds_the_host_at_once() -> None:
-    torch.manual_seed(17)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    Options().randomSeed(17)
-    assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.spec("options", 10, 11)
@@ -141,14 +138,6 @@ def test_memory_proportions_replace_each_other() -> None:
     options.setAvailableMemoryProportion({"IPU3": 0, "IPU4": 1})
     assert options.available_memory_proportion == {3: 0, 4: 1}
     assert freeze(options, training=False).runtime.memory_proportions == ((3, 0), (4, 1))
-
-
-@pytest.mark.spec("options", 18)
-def test_an_offline_target_implies_never() -> None:
-    options = Options().useOfflineIpuTarget()
-    assert (options.connection_type, options.ipu_version) == (ConnectionType.Never, 2)
-    options.connectionType(ConnectionType.Always)
-    assert (options.connection_type, options.ipu_version) == (ConnectionType.Always, 2)
 
 
 @pytest.mark.spec("runtime", 22)

@@ -224,6 +224,19 @@ def test_what_is_asked_for_and_missing_is_a_warning(nothing_reported, caplog, mo
     assert line == "POPLAR_ENGINE_OPTIONS: no effect here of debug.instrument"
 
 
+def test_hints_are_listed_in_the_order_of_the_table_unless_they_are_set_back(monkeypatch) -> None:
+    options = Options().enableStableNorm(True)
+    options.Training.setConvolutionDithering(True)
+    options._Popart.set("outlineThreshold", 10.0)
+    hints = ['_Popart.set("outlineThreshold")', "enableStableNorm"]
+    assert options.withoutEffect() == ["Training.setConvolutionDithering", *hints]
+    options.Training.setConvolutionDithering(False)
+    options._Popart.set("convolutionOptions", {})
+    assert options.withoutEffect() == hints
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"syncPattern": "SyncPattern.SinglePipeline"}')
+    assert Options().withoutEffect() == ["syncPattern"]
+
+
 @pytest.mark.spec("optimizers", 11)
 @pytest.mark.parametrize("relaxed", [False, True])
 def test_unknown_attributes_of_optimizers_are_a_warning_unless_relaxed(relaxed, caplog) -> None:

@@ -93,7 +93,10 @@ def test_stages_by_position(cls):
     assert stage.ipu(3) is stage
 
 
+@pytest.mark.spec("parallel", 20)
 def test_automatic_stages_and_interleaving() -> None:
+    assert issubclass(ShardedExecution, PipelinedExecution)
+    assert placed(ShardedExecution("a")).strategy is Strategy.SHARDED
     assert placed(PipelinedExecution()).auto_stage is AutoStage.SameAsIpu
     increment = PipelinedExecution(AutoStage.AutoIncrement)
     assert placed(increment).auto_stage is AutoStage.AutoIncrement
@@ -102,13 +105,6 @@ def test_automatic_stages_and_interleaving() -> None:
     assert not named.interleaved
     assert placed(PipelinedExecution("a").useInterleavedSchedule()).interleaved
     assert not placed(ShardedExecution("a").useInterleavedSchedule()).interleaved
-
-
-@pytest.mark.spec("parallel", 20)
-def test_sharded_is_a_subclass_of_pipelined():
-    sharded = ShardedExecution("a")
-    assert isinstance(sharded, PipelinedExecution)
-    assert placed(sharded).strategy is Strategy.SHARDED
 
 
 @pytest.mark.spec("parallel", 27)

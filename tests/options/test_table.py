@@ -7,9 +7,7 @@ import inspect
 import re
 
 from helpers.source_tree import PACKAGE
-from poptorch._ir.spec import (
-    Spec,
-)
+from poptorch._ir.spec import Spec
 from poptorch.options import Options
 from poptorch.options.overview import settings
 
@@ -54,10 +52,9 @@ def test_every_field_of_the_spec_has_a_row_and_a_reader() -> None:
 def test_every_setter_has_a_row() -> None:
     rows = [setting.option for setting in settings(Options())]
     assert len(rows) == len(set(rows))
-    groups = {"": Options, "Training.": None, "Precision.": None}
-    for prefix, cls in groups.items():
-        cls = cls or type(getattr(Options(), prefix[:-1]))
-        members = inspect.getmembers(cls) if not prefix else vars(cls).items()
+    for prefix in ("", "Training.", "Precision."):
+        group = getattr(Options(), prefix[:-1]) if prefix else None
+        members = vars(type(group)).items() if group else inspect.getmembers(Options)
         methods = {
             prefix + name
             for name, member in members

@@ -9,7 +9,7 @@ from torch import nn
 import poptorch
 from helpers.placing import X, options
 from helpers.stage_zoo import ROWS, STAGE_ZOO
-from helpers.staging import Captured
+from helpers.staging import Captured, sgd
 from helpers.workloads import backward, forward
 from helpers.wrapping import Having
 from poptorch import PipelinedExecution, ShardedExecution
@@ -17,10 +17,6 @@ from poptorch._ir import verify
 from poptorch._ir.blocks import Direction, StagePass
 from poptorch._ir.plan import Staged, values_read, values_written
 from poptorch._ir.slots import Kind
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def staged(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options) -> Staged:
