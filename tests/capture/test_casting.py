@@ -249,10 +249,8 @@ def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
     def said():
         return [text for text in caplog.messages if "not supported natively" in text]
 
-    infer(
-        lambda x, y: x[y], torch.randn(4, 3), torch.arange(4)
-    )  # labels are no reason to say anything
-    assert not said()
+    infer(lambda x, y: x[y], torch.randn(4, 3), torch.arange(4))
+    assert not said()  # of labels
     whole, real = torch.arange(4) + 2**20, torch.randn(4, dtype=torch.float64)
     for _ in range(2):
         got = infer(lambda i, x: (i, x, x.argmax(), torch.tensor(5)), whole, real)
@@ -263,11 +261,7 @@ def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
     wide = options()
     wide.Precision.narrow64Bit(False)
     agrees(lambda i, x: (i, x), whole, real, opts=wide)
-
-
-@pytest.mark.spec("precision", 4)
-def test_double_parameters_are_trained_in_float_and_stay_double():
-    model = classifier(nn.Linear(3, 4).double())
+    model = classifier(nn.Linear(3, 4).double())  # is trained in float, and stays double
     before = model.layer.weight.detach().clone()
     training(model)(torch.randn(8, 3).double(), torch.arange(8) % 4)
     after = model.state_dict()["layer.weight"]

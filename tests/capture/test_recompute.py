@@ -148,12 +148,8 @@ def test_blocks_on_different_chips_compute_their_own_part_again() -> None:
         plans.append(executor.plan())
     homes = placing.homes(plans[1].layout)
     assert (homes["param.layers.0.weight"], homes["param.layers.1.weight"]) == ((0,), (1,))
-    kept, less = (stage_table(str(plan)) for plan in plans)
+    # KiB that wait on each stage's chip for its backward pass, as plans print them.
+    rows = [re.findall(r"  \d  +\d  +[AB] .* ([\d.]+) (B|KiB)\n", str(plan)) for plan in plans]
+    kept, less = ([float(n) / {"B": 1024, "KiB": 1}[unit] for n, unit in row] for row in rows)
     assert less[0] < kept[0]
     assert less[1] < kept[1] / 2
-
-
-def stage_table(text: str) -> list[float]:
-    """Return the KiB that wait on every stage's chip for its backward pass, as a plan prints."""
-    rows = re.findall(r"  \d  +\d  +[AB] .* ([\d.]+) (B|KiB)\n", text)
-    return [float(size) / {"B": 1024, "KiB": 1}[unit] for size, unit in rows]

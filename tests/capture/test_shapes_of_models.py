@@ -71,18 +71,13 @@ def test_models_without_inputs_outputs_or_parameters() -> None:
     assert lonely.weight == 3 - 0.1 * 6
 
 
-@pytest.mark.spec("supported_ops", 26)
-def test_a_layer_itself_is_wrapped_and_called_by_position_or_name() -> None:
+@pytest.mark.spec("precision", 17)
+@pytest.mark.spec("supported_ops", 26, 27)
+def test_inputs_have_a_position_or_a_name_and_unused_ones_are_still_checked() -> None:
     layer, x = nn.Linear(3, 2), normal(4, 3)
     model = poptorch.inferenceModel(layer, options())
-    expected = layer(x).detach()
-    torch.testing.assert_close(model(x), expected)
-    torch.testing.assert_close(model(input=x), expected)
-
-
-@pytest.mark.spec("precision", 17)
-@pytest.mark.spec("supported_ops", 27)
-def test_unused_inputs_are_allowed_and_still_checked() -> None:
+    for got in (model(x), model(input=x)):
+        torch.testing.assert_close(got, layer(x).detach())
     model = poptorch.inferenceModel(Calling(lambda x, unused: x * 2), options())
     assert model(torch.ones(2), torch.ones(2, 3)).tolist() == [2, 2]
     with pytest.raises(poptorch.Error, match="Shape mismatch"):

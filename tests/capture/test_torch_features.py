@@ -120,16 +120,13 @@ def test_without_momentum_every_batch_has_the_same_share(norm, shape) -> None:
     agrees(model.eval(), x)  # in evaluation the averages are used
 
 
-PRODUCTS = {
-    "linear": lambda model, x: model.layer(x),
-    "mv": lambda model, x: x @ model.layer.weight[0],
-}
-
-
-@pytest.mark.parametrize("kind, price", [("linear", True), ("mv", False)])
-def test_operands_of_different_types_are_named_with_the_line(kind: str, price: bool) -> None:
+@pytest.mark.parametrize(
+    "product, price",
+    [(lambda model, x: model.layer(x), True), (lambda model, x: x @ model.layer.weight[0], False)],
+)
+def test_operands_of_different_types_are_named_with_the_line(product, price: bool) -> None:
     """Eager torch refuses them, too."""
-    model, x = Having(PRODUCTS[kind], layer=nn.Linear(4, 4)), torch.ones(3, 4, dtype=torch.int32)
+    model, x = Having(product, layer=nn.Linear(4, 4)), torch.ones(3, 4, dtype=torch.int32)
     with pytest.raises(RuntimeError):
         model(x)
     wrapped = poptorch.inferenceModel(model, options())

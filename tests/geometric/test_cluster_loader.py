@@ -46,15 +46,12 @@ def test_merged_clusters_are_one_graph(clusters: ClusterData) -> None:
 
 
 @pytest.mark.spec("geometric", 67)
-def test_what_a_cluster_loader_refuses(clusters: ClusterData) -> None:
+def test_what_does_not_fit_is_trimmed_or_refused(clusters: ClusterData) -> None:
     for name in ("shuffle", "collate_fn", "batch_sampler", "exclude_keys"):
         with pytest.raises(AssertionError, match=f"does not support the argument '{name}'"):
             FixedSizeClusterLoader(clusters, pg.FixedSizeOptions(**SIZES), **{name: None})
     with pytest.raises(AssertionError, match="num_graphs=2"):
         FixedSizeClusterLoader(clusters, pg.FixedSizeOptions(60, 300, 3))
-
-
-def test_clusters_that_do_not_fit_are_trimmed_or_refused(clusters: ClusterData) -> None:
     small = pg.FixedSizeOptions(8, 10)
     for batch in FixedSizeClusterLoader(clusters, small):
         assert (batch.num_nodes, batch.num_edges) == (8, 10)

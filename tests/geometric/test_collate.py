@@ -64,7 +64,7 @@ def test_padding_is_in_no_split_and_copies_what_is_no_tensor() -> None:
 
 
 @pytest.mark.spec("geometric", 20)
-def test_labels_are_of_nodes_or_of_graphs() -> None:
+def test_all_samples_decide_what_is_of_nodes_of_edges_and_of_graphs() -> None:
     wrong = made.graph(3)
     wrong.y = torch.zeros(2)
     with pytest.raises(AssertionError, match="Incorrect input data"):
@@ -73,9 +73,6 @@ def test_labels_are_of_nodes_or_of_graphs() -> None:
     assert FixedSizeCollater(made.sizes())([made.graph(1)]).y.shape == (4,)
     both = [made.graph(1, of_nodes=True), made.graph(3, of_nodes=True)]
     assert FixedSizeCollater(made.sizes())(both).y.shape == (14,)
-
-
-def test_levels_are_decided_over_all_samples() -> None:
     samples = [made.graph(3), made.graph(2)]
     samples[0].feature, samples[1].feature = torch.ones(3), torch.ones(3)  # three of each graph
     for sample in samples:
@@ -203,7 +200,7 @@ def test_trimming_draws_anew_follows_the_seed_and_leaves_samples_as_they_are() -
 
 
 @pytest.mark.spec("geometric", 36, 37, 39)
-def test_graphs_with_types_have_fixed_sizes_of_each() -> None:
+def test_graphs_with_types_have_fixed_sizes_of_each_and_are_trimmed_by_type() -> None:
     sizes = made.sizes(12, 14, 4, node_pad_value=-1)
     samples = made.heteros(2)
     batch = FixedSizeCollater(sizes, add_masks_to_batch=True)(samples)
@@ -228,9 +225,6 @@ def test_graphs_with_types_have_fixed_sizes_of_each() -> None:
             assert row.max() < 12
     assert batch.label.shape == (4,)
     assert batch["v0"].y.shape == (12,)
-
-
-def test_graphs_with_types_are_trimmed_by_type() -> None:
     sizes = pg.FixedSizeOptions({"v0": 6, "v1": 30}, dict.fromkeys(made.EDGES, 5), 3)
     samples = [made.hetero(9, 4, 0), made.hetero(2, 3, 1)]
     batch = FixedSizeCollater(sizes, True, trim_nodes=True, trim_edges=True)(samples)

@@ -51,7 +51,13 @@ def test_samples_come_in_order_with_padding_by_plain_loaders_too() -> None:
 
 
 @pytest.mark.spec("geometric", 50, 51)
-def test_what_the_loaders_decide_themselves() -> None:
+def test_what_loaders_and_their_subclasses_decide_themselves() -> None:
+    class First(pg.FixedSizeDataLoader):
+        def _create_collater(self, **collater_args):
+            collate = super()._create_collater(**collater_args)
+            return lambda samples: collate(samples[:1])
+
+    assert next(iter(First(GRAPHS, 3))).y.tolist() == [0, 0, 0]
     with pytest.raises(AssertionError, match="collate_fn"):
         pg.FixedSizeDataLoader(GRAPHS, collate_fn=list)
     assert next(iter(DataLoader(GRAPHS, 2, collate_fn=list))).num_graphs == 2
@@ -156,15 +162,6 @@ def test_batches_and_their_classes_can_be_pickled() -> None:
         assert pickle.loads(pickle.dumps(type(batch))) is type(batch)
         assert made.same(again, batch)
         assert again.num_graphs == 3
-
-
-def test_subclasses_bring_their_own_collater() -> None:
-    class First(pg.FixedSizeDataLoader):
-        def _create_collater(self, **collater_args):
-            collate = super()._create_collater(**collater_args)
-            return lambda samples: collate(samples[:1])
-
-    assert next(iter(First(GRAPHS, 3))).y.tolist() == [0, 0, 0]
 
 
 def test_several_processes_share_the_samples() -> None:

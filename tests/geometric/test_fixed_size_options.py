@@ -24,8 +24,8 @@ def test_the_names_are_there() -> None:
     assert pg.__version__ == poptorch.__version__
 
 
-@pytest.mark.spec("geometric", 2, 3, 4, 5)
-def test_defaults_and_limits() -> None:
+@pytest.mark.spec("geometric", 2, 3, 4, 5, 6, 7)
+def test_defaults_limits_and_sizes_by_type() -> None:
     sizes = pg.FixedSizeOptions(10)
     assert (sizes.num_edges, sizes.num_graphs) == (90, 2)  # all pairs of nodes
     assert pg.FixedSizeOptions(10, 0).num_edges == 90
@@ -40,10 +40,6 @@ def test_defaults_and_limits() -> None:
         pg.FixedSizeOptions(5, num_graphs=1)
     with pytest.raises(ValueError, match="at least 2"):
         pg.FixedSizeOptions.from_dataset(made.graphs(), 1)
-
-
-@pytest.mark.spec("geometric", 6, 7)
-def test_sizes_by_type() -> None:
     sizes = pg.FixedSizeOptions({"a": 5, "b": 6}, 7)
     assert not sizes.is_hetero()
     assert sizes.to_hetero(["a", "b"], ["e", "f"]) is sizes

@@ -21,7 +21,7 @@ def loader(**others) -> FixedSizeNeighborLoader:
 
 
 @pytest.mark.spec("geometric", 68, 69, 70, 71)
-def test_seeds_come_first() -> None:
+def test_seeds_come_first_and_are_never_trimmed() -> None:
     nodes = torch.arange(0, 46, 2)
     sizes = pg.FixedSizeOptions(**SIZES, node_pad_value=-1)
     sampled = loader(input_nodes=nodes, shuffle=True, fixed_size_options=sizes,
@@ -38,11 +38,7 @@ def test_seeds_come_first() -> None:
             numbers = batch.n_id[61 * at : 61 * at + 61]
             assert torch.equal(batch.x[61 * at : 61 * at + 61][real], GRAPH.x[numbers[real]])
             assert (numbers[~real] == -1).all()
-
-
-def test_seeds_are_never_trimmed() -> None:
-    small = pg.FixedSizeOptions(7, 5)
-    for batch in loader(fixed_size_options=small):
+    for batch in loader(fixed_size_options=pg.FixedSizeOptions(7, 5)):
         assert (batch.num_nodes, batch.num_edges) == (7, 5)
         assert torch.equal(batch.n_id[:4], batch.input_id)
 

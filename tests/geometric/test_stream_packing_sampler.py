@@ -45,17 +45,15 @@ def test_packing_takes_as_many_as_fit_in_order() -> None:
     assert [batch.num_nodes for batch in plain] == [9] * 5
 
 
-@pytest.mark.spec("geometric", 53, 54)
+@pytest.mark.spec("geometric", 53, 54, 59)
 @pytest.mark.parametrize("less", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
-def test_a_batch_just_large_enough(less: tuple[int, int, int]) -> None:
+def test_a_batch_just_large_enough_for_free_places_too(
+    less: tuple[int, int, int],
+) -> None:
     graphs = GRAPHS[:4]  # 11 nodes and edges
     packed = loader(graphs, 12 - less[0], 12 - less[1], 5 - less[2])
     assert len(list(packed)) == 1 + any(less)
     assert len(packed) == 1 + any(less)
-
-
-@pytest.mark.spec("geometric", 59)
-def test_free_places_need_nodes() -> None:
     # Two graphs of 4 would leave no node for the third.
     fours = [made.graph(4), made.graph(4)]
     assert list(StreamPackingSampler(fours, 3, 8, 99)) == [[0], [1]]

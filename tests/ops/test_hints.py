@@ -49,7 +49,7 @@ def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> 
 
 @pytest.mark.spec("ops", 17)
 @pytest.mark.spec("parallel", 29)
-def test_checkpoint_keeps_the_container() -> None:
+def test_checkpoint_keeps_the_container_and_marks_what_a_layer_returns() -> None:
     a, b = torch.ones(1), torch.zeros(1)
     Pair = collections.namedtuple("Pair", "first second")
     assert poptorch.recomputationCheckpoint(a) is a
@@ -58,9 +58,6 @@ def test_checkpoint_keeps_the_container() -> None:
     assert type(poptorch.recomputationCheckpoint([a])) is list
     assert poptorch.recomputationCheckpoint((a,)) == (a,)
     assert type(poptorch.recomputationCheckpoint(Pair(a, b))) is Pair
-
-
-def test_checkpoint_as_a_forward_hook_marks_what_a_layer_returns() -> None:
     layer = nn.Linear(2, 2)
     layer.register_forward_hook(lambda m, args, out: poptorch.recomputationCheckpoint(out))
     model = poptorch.inferenceModel(layer, options())

@@ -89,26 +89,24 @@ MIXED = (
 )
 
 
+HALVES = MultiConv().partialsTypes(MultiConvPartialsType.Half)
+NOTED = [
+    (MIXED, {"available memory 0.1, partials type torch.float16",
+             "available memory 0.2, partials type torch.float32"}),
+    (HALVES, {"partials type torch.float16"}),
+]  # fmt: skip
+
+
 @pytest.mark.spec("ops", 24)
-@pytest.mark.parametrize(
-    "group, first, second",
-    [
-        (MIXED, "available memory 0.1, partials type torch.float16",
-         "available memory 0.2, partials type torch.float32"),
-        (MultiConv().partialsTypes(MultiConvPartialsType.Half), "partials type torch.float16",
-         "partials type torch.float16"),
-    ],
-)  # fmt: skip
-def test_multi_conv_options_are_in_the_plan_and_the_profile(
-    group, first: str, second: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("group, noted", NOTED)
+def test_multi_conv_options_are_in_the_plan_and_the_profile(group, noted, tmp_path: Path) -> None:
     model = poptorch.inferenceModel(convs(group), options().enableProfiling(str(tmp_path)))
     model(X)
     lines = [line for line in str(model.plan()).splitlines() if "partials type" in line]
-    assert {line.partition("): ")[2] for line in lines} == {first, second}
+    assert {line.partition("): ")[2] for line in lines} == noted
     model.destroy()
     settings = json.loads((tmp_path / "inference" / "profile.json").read_text())["settings"]
-    assert {first, second} <= set(settings.values())
+    assert noted <= set(settings.values())
 
 
 def test_multi_conv_options_change_the_estimate() -> None:

@@ -34,6 +34,9 @@ def test_what_was_decided_is_logged(told, caplog) -> None:
     assert "does not have: nope. It has: A, B" in caplog.text
     assert "No IPU specified for block A: default to stage_id 0" in caplog.messages
     assert "Starting block id=B stage=1 phase=None ipu=1" in caplog.messages
+    nothing = place(nn.Identity(), X, opts=options(training=False), training=False)
+    assert (nothing.chips, nothing.reserved) == (0, 0)
+    assert "No IPU is used" in caplog.text
 
 
 @pytest.mark.spec("parallel", 49)
@@ -63,12 +66,6 @@ def test_backward_phases_come_after_the_forward_ones(separate: bool, expected: l
     placement = freeze(options(strategy), True).placement
     numbers = [phase_number(each, layout, placement) for each in stage_passes(3, training=True)]
     assert numbers == [0, 1, 2, *expected]
-
-
-def test_a_model_of_which_nothing_is_left_uses_no_device(told, caplog) -> None:
-    layout = place(nn.Identity(), X, opts=options(training=False), training=False)
-    assert (layout.chips, layout.reserved) == (0, 0)
-    assert "No IPU is used" in caplog.text
 
 
 def test_rules_of_blocks_and_phases_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -253,11 +253,7 @@ UNTRIED: dict[str, str] = {
 
 def names() -> dict[str, Sample]:
     """Everything that is tried, by name."""
-    plain = {
-        name: kind
-        for name, kind in exported().items()
-        if name not in SPECIAL and name not in UNTRIED
-    }
+    plain = {name: kind for name, kind in exported().items() if name not in SPECIAL | UNTRIED}
     return SPECIAL | {name: _plain(kind) for name, kind in plain.items()}
 
 
@@ -286,12 +282,10 @@ def _plain(kind: type[nn.Module]) -> Sample:
 
     named = wanted(inspect.signature(kind.__init__).parameters, ARGUMENTS)
     arguments = {name: ARGUMENTS[name] for name in named}
-    if of_kind == "aggr":
-        sizes = [name for name in ("dim_size", "max_num_elements") if name in takes]
-        return lambda: kind(**arguments), ("x", "index"), {name: INPUTS[name] for name in sizes}
-    if of_kind == "norm" and "batch" in takes:
-        sizes = [name for name in ("dim_size", "batch_size") if name in takes]
-        return lambda: kind(**arguments), ("x", "batch"), {name: INPUTS[name] for name in sizes}
+    numbers = {"aggr": "index", "norm": "batch"}.get(of_kind)
+    if numbers in takes:
+        sizes = [n for n in ("dim_size", "batch_size", "max_num_elements") if n in takes]
+        return lambda: kind(**arguments), ("x", numbers), {name: INPUTS[name] for name in sizes}
     return lambda: kind(**arguments), tuple(wanted(takes, INPUTS)), {}
 
 
