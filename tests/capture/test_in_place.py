@@ -61,12 +61,13 @@ def test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call(function, in
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.spec("executor", 24)
 @pytest.mark.spec("supported_ops", 1)
 def test_each_iteration_changes_its_slice_of_an_input() -> None:
-    x = normal(6, 2)
-    expected = torch.cat([part + part.sum() for part in x.split(2)])
-    got = infer(lambda x: x.add_(x.sum()) * 1, x, opts=options(iterations=3))
-    torch.testing.assert_close((got, x), (expected, expected))
+    for x in (normal(6, 2), normal(2, 6).t(), normal(6, 2).double()):
+        expected = torch.cat([part + part.sum() for part in x.float().split(2)])
+        got = infer(lambda x: x.add_(x.sum()) * 1, x, opts=options(iterations=3))
+        torch.testing.assert_close((got, x.float()), (expected, expected))
 
 
 @pytest.mark.spec("supported_ops", 3)

@@ -133,19 +133,12 @@ class Swapping(PairParser):
         return type(original_structure)(left, right)
 
 
-@pytest.fixture
-def registered():
-    poptorch.registerCustomArgParser(Pair, PairParser())
-    yield
-    poptorch.registerCustomArgParser(Pair, None)
-
-
-@pytest.mark.usefixtures("registered")
 @pytest.mark.spec("ops", 28)
 def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
     def forward(pairs):
         return [type(p)(p.right, p.left * 2, p.note) for p in pairs]
 
+    poptorch.registerCustomArgParser(Pair, PairParser())
     wrapped = inference(forward)
     (got,) = wrapped([Labelled(X, X + 1, "kept")])
     assert isinstance(got, Labelled)

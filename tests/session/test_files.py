@@ -242,13 +242,17 @@ def test_options_come_from_the_file(tmp_path: Path) -> None:
 
     first = poptorch.trainingModel(options=opts, **made())
     first.compileAndExport(tmp_path / "m", X, Y)
-    second = poptorch.load(tmp_path / "m", **made())
+    expected = first(X, Y)[1]
+    shutil.rmtree(tmp_path / "cache")
     assert "cache" in repr(first.options)
-    assert "cache" not in repr(second.options)
-    assert second.options.log_dir == "."
-    assert second.options.output_mode == poptorch.OutputMode.Sum
-    assert second.plan().describe() == first.plan().describe()
-    assert torch.equal(second(X, Y)[1], first(X, Y)[1])
+    for trusted in (False, True):
+        second = poptorch.load(tmp_path / "m", trusted=trusted, **made())
+        assert "cache" not in repr(second.options)
+        assert second.options.log_dir == "."
+        assert second.options.output_mode == poptorch.OutputMode.Sum
+        assert second.plan().describe() == first.plan().describe()
+        assert torch.equal(second(X, Y)[1], expected)
+        assert not (tmp_path / "cache").exists()  # code in it would get into the process
 
 
 @pytest.mark.spec("executor", 44)

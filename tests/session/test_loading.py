@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -336,19 +335,6 @@ def test_graphs_of_strangers(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     changed(path, fact(arguments={NAME: None}))
     refused(path, match="another model")
     assert not Path("poptorch_was_here").exists()
-
-
-@pytest.mark.parametrize("trusted", [False, True])
-def test_folders_that_a_file_names_are_not_used(trusted: bool, tmp_path: Path) -> None:
-    """Compiled code in them would be loaded into the process."""
-    path, stranger = tmp_path / "m.poptorch", tmp_path / "stranger"
-    own = options().enableExecutableCaching(str(stranger)).logDir(str(tmp_path / "logs"))
-    poptorch.inferenceModel(nn.Linear(2, 2), own).compileAndExport(path, X)
-    shutil.rmtree(stranger)
-    loaded = poptorch.load(path, model=nn.Linear(2, 2), trusted=trusted)
-    loaded(X)
-    assert not stranger.exists()
-    assert loaded.options.log_dir == "."
 
 
 def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
