@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal, options
+from helpers.wrapped import inference, normal
+from helpers.wrapping import training
 
 X, Y = normal(8, 2), normal(8, 2, seed=1)
 
@@ -38,9 +39,7 @@ def assign(model: nn.Module) -> None:
 
 
 def wrapped(model: nn.Module, train: bool) -> poptorch.PoplarExecutor:
-    if not train:
-        return poptorch.inferenceModel(model.eval(), options())
-    return poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.5))
+    return training(model, lr=0.5) if train else inference(model.eval())
 
 
 @pytest.mark.parametrize("train", [False, True])

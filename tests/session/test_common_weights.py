@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -49,13 +51,11 @@ class Wrapped:
     """Training models over common modules, and the same in plain torch."""
 
     def __init__(self, *makers) -> None:
-        self.nets, self.plain = nets(), nets()
-        self.executors, self.eager = [], []
-        for make in makers:
-            module, trained = make(*self.nets)
-            self.executors.append(poptorch.trainingModel(module, options(), adam(trained)))
-            module, trained = make(*self.plain)
-            self.eager.append((module, adam(trained)))
+        self.nets = nets()
+        made = [make(*self.nets) for make in makers]
+        self.plain, copies = copy.deepcopy((self.nets, made))
+        self.executors = [poptorch.trainingModel(m, options(), adam(part)) for m, part in made]
+        self.eager = [(module, adam(part)) for module, part in copies]
         self.draw = torch.Generator().manual_seed(1)
 
     def call(self, which: int, *shapes: tuple[int, ...]) -> None:
