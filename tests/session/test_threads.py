@@ -98,9 +98,10 @@ def with_loss(inner: nn.Module, loss: Callable[..., torch.Tensor]) -> nn.Module:
 def test_two_trainers_of_common_weights_wait_for_one_another() -> None:
     """Each thread locks both, in one order."""
     model = layers()
+    losses = nn.functional.mse_loss, lambda x: poptorch.identity_loss(x.pow(2).mean(), "none")
     executors = [
         poptorch.trainingModel(with_loss(inner, loss), options())
-        for inner, loss in ((model, nn.functional.mse_loss), (model[0], squares))
+        for inner, loss in zip((model, model[0]), losses, strict=True)
     ]
     for executor, arguments in zip(executors, ((X, Y), (X,)), strict=True):
         executor(*arguments)
@@ -108,7 +109,3 @@ def test_two_trainers_of_common_weights_wait_for_one_another() -> None:
         for _ in range(50):
             executors[0](X, Y)
     assert all(value.isfinite().all() for value in model.state_dict().values())
-
-
-def squares(x: torch.Tensor) -> torch.Tensor:
-    return poptorch.identity_loss(x.pow(2).mean(), reduction="none")
