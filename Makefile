@@ -5,7 +5,7 @@
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
 #   make examples              eight programs on real data, beside eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
-#   make check                 lint, types and a quick part of the tests, in about a minute
+#   make check                 lint, types and a quick part of the tests, in half a minute
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
 #   make test JOBS=8           run the tests in that many processes
 

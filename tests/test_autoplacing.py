@@ -130,6 +130,7 @@ class Lopsided(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
     """The fastest division puts too many layers of 115 MiB on the first chip."""
     with torch.device("meta"):

@@ -58,6 +58,7 @@ def test_the_version_is_the_generation(monkeypatch) -> None:
             poptorch.ipuHardwareVersion()
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 11)
 def test_two_executors_cannot_hold_one_device(monkeypatch) -> None:
     first, second = model(0), model(0)

@@ -71,6 +71,7 @@ def test_every_test_checks_something() -> None:
     assert without_a_check([parse(path) for path in FILES]) <= MUST_NOT_RAISE
 
 
+@pytest.mark.slow
 def test_nobody_waits_with_a_limit_of_their_own() -> None:
     assert not {path: lines for path in FILES if (lines := own_limits(parse(path)))}
 

@@ -96,6 +96,7 @@ def losses(make: Callable[[], Having], backend: str = "reference") -> torch.Tens
 usual = functools.cache(losses)  # with all names
 
 
+@pytest.mark.slow
 def test_all_names_are_there() -> None:
     missing = [name for name in private.ROWS if not _is_there(private, name)]
     assert missing == ([] if torch.__version__ >= "2.13" else [NEW])

@@ -177,6 +177,7 @@ def mixing(model):
     return outs, poptorch.identity_loss(sum(out.float().sum() for out in outs), "none")
 
 
+@pytest.mark.slow
 @pytest.mark.spec("precision", 1)
 @pytest.mark.parametrize("trained, chosen", [(True, None), (False, FLOAT)])
 def test_mixed_operands_get_one_type(trained, chosen):

@@ -109,6 +109,7 @@ def mixing(again: bool) -> Having:
     return Having(forward, scale=scale, held=[scale], **layers)
 
 
+@pytest.mark.slow
 def test_what_runs_again_keeps_the_rules_of_the_first_time() -> None:
     ours, without = trained(mixing(True)), trained(mixing(False))
     for own, other, before in zip(ours, without, mixing(False).parameters(), strict=True):

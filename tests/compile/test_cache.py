@@ -69,6 +69,7 @@ MISSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 15, 16, 17, 18)
 def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free

@@ -102,6 +102,7 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
         assert again._executable.report().backend == "inductor"
 
 
+@pytest.mark.slow
 def test_graphs_that_others_have_compiled_take_over_one_by_one(
     eager_to_compile, monkeypatch
 ) -> None:

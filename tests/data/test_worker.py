@@ -12,6 +12,7 @@ import pytest
 from poptorch._data import worker
 from poptorch._data.channel import Channel, Kind
 from poptorch._data.consumer import verdict
+from poptorch._data.process import Process
 
 
 @pytest.fixture
@@ -111,3 +112,11 @@ def test_only_what_the_ended_processes_left_is_removed(
     assert len(list(tmp_path.iterdir())) == 4
     monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path / "none")
     assert worker.remove_segments({ended}) == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(None, "closed its connection"), (0, "exit code 0"), (-9, "by SIGKILL")]
+)
+def test_how_the_loading_process_ended_is_described(code: int | None, said: str) -> None:
+    process = SimpleNamespace(exitcode=code, join=lambda limit: None)
+    assert said in Process.describe_end(SimpleNamespace(_process=process))

@@ -174,6 +174,7 @@ def tutorial(advice: str = "", times: int = 1) -> Estimate:
     return priced(lambda: TutorialCnn(28), *batch, **how, advice=True)
 
 
+@pytest.mark.slow
 def test_where_calls_take_the_host_most_of_the_time_more_iterations_are_advised() -> None:
     before = tutorial()
     assert before.bound["host call"] > 0.9

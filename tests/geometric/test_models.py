@@ -133,6 +133,7 @@ def test_dropped_edges_have_an_upper_bound() -> None:
         dim=1).int())  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.spec("geometric", 90)
 @pytest.mark.parametrize("name", [long("HeteroConv"), long("HANConv"), "HGTConv", "to_hetero"])
 def test_dicts_of_types(name: str) -> None:

@@ -67,6 +67,7 @@ def trained(
 PIPELINE = 3  # popart.RecomputationType.Pipeline
 
 
+@pytest.mark.slow
 def test_recomputation_keeps_checkpoints_and_nothing_else() -> None:
     """Three micro-batches are in flight on the first of two chips, each with what came and one
     checkpoint, and a gradient has come; the second checkpoint is on the other chip. Views of a
@@ -117,6 +118,7 @@ def _span(estimate: Estimate) -> tuple[float, dict[int, float]]:
     return max(action.start + action.cycles + action.sent for action in passes), busy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", few([(2, 5, 1), (3, 8, 8), (3, 20, 3), (2, 6, 8)], (3, 8, 8)))
 def test_bubbles_are_never_fewer_than_the_schedule_has(program: tuple[int, int, int]) -> None:
     """A chip works for every micro-batch, and before that waits for the chips in front of it.

@@ -48,6 +48,7 @@ def test_what_it_cannot_compute_is_left_to_torch(settings) -> None:
                   layer=nn.LSTM(3, 4, batch_first=True, **settings)), x, opts=opts)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_dropout_between_layers_is_drawn_alike_side_by_side() -> None:
     def losses(lanes: int) -> torch.Tensor:
         opts = options(accumulation=2).outputMode(poptorch.OutputMode.All).randomSeed(1)

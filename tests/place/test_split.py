@@ -112,6 +112,7 @@ def later(found: Staged) -> set[str]:
     return set().union(*map(values_written, graphs))
 
 
+@pytest.mark.slow
 def test_pipelined_training_computes_activations_again() -> None:
     again = staged(wide(), X, opts=options())
     assert kept(again, 1) == X.numel()  # what the stage was given, and nothing else

@@ -173,6 +173,7 @@ def test_files_without_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             executor.loadExecutable(alone)
 
 
+@pytest.mark.slow
 def test_what_is_loaded_into_must_fit(tmp_path: Path) -> None:
     path = tmp_path / "m.poptorch"
     training("torch").compileAndExport(path, X, Y)
@@ -227,6 +228,7 @@ def test_arguments_of_plain_types(tmp_path: Path) -> None:
     assert torch.equal(second(X, X, flag=value, other=X)[0], X + 1)
 
 
+@pytest.mark.slow
 def test_options_come_from_the_file(tmp_path: Path) -> None:
     opts = options(accumulation=4).outputMode(poptorch.OutputMode.Sum).randomSeed(7)
     opts.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("a"), poptorch.Stage("b")))

@@ -337,6 +337,7 @@ def test_graphs_of_strangers(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not Path("poptorch_was_here").exists()
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = made()
     first = poptorch.trainingModel(options=options(), **target)

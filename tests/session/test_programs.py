@@ -94,6 +94,7 @@ def test_a_short_last_batch_trains_like_eager() -> None:
     twins.compare()
 
 
+@pytest.mark.slow
 def test_detaching_saving_and_other_modes_in_between(tmp_path) -> None:
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=0.1, betas=(0.5, 0.9), eps=1e-2)

@@ -42,6 +42,7 @@ def test_updates_too_small_for_half_arrive_on_average():
     assert torch.equal(nearest, torch.ones_like(nearest))
 
 
+@pytest.mark.slow
 def test_one_seed_one_sequence_that_continues_after_detaching() -> None:
     want, _ = trained(rounding(seed=1))
     assert not torch.equal(want, trained(rounding(seed=2))[0])

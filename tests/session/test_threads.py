@@ -59,6 +59,7 @@ def documented(function: Callable[[], object]) -> Callable[[], None]:
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", few(["reference", "inductor"], "reference"))
 def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
     """The weights are those of the same calls one after another."""

@@ -204,6 +204,7 @@ CHANGES: dict[str, tuple[Maker, list[dict[str, Any]], int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -229,6 +230,7 @@ def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(name: str, wa
         assert len(programs) == number
 
 
+@pytest.mark.slow
 def test_it_is_said_and_the_loaded_state_too_changes_the_program(caplog) -> None:
     """``load_state_dict`` brings numbers along, and with them, a term that was compiled out."""
     donor, twins = (trained(MAKERS["SGD"]), trained(MAKERS["plain"]))
@@ -256,6 +258,7 @@ def test_a_new_optimizer_goes_on_with_the_moments(numbers: dict[str, float]) -> 
     twins.compare()
 
 
+@pytest.mark.slow
 def test_the_random_sequence_goes_on() -> None:
     losses = []
     for changed in (False, True):
