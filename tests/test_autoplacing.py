@@ -44,6 +44,7 @@ def batch(size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(size, 32), torch.randn(size, 32)
 
 
+@pytest.mark.slow
 def test_equal_layers_are_divided_evenly_and_placing_again_replaces_the_blocks() -> None:
     model = Net(layers=12)
     for chips in (3, 2):

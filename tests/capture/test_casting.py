@@ -300,6 +300,7 @@ def test_factories_take_the_type_of_their_input():
     assert float(tensors[1][0]) == float(torch.tensor(0.1).half())
 
 
+@pytest.mark.slow
 @pytest.mark.spec("precision", 9, 21)
 def test_statistics_have_types_of_their_own():
     norm, eager = nn.BatchNorm1d(4).half(), nn.BatchNorm1d(4)

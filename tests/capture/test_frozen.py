@@ -23,6 +23,7 @@ def backbone() -> Having:
     return Having(forward, body=body, head=nn.Linear(4, 2), drop=nn.Dropout(0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.spec("supported_ops", 7, 8)
 def test_each_part_has_its_own_mode_which_is_followed() -> None:
     assert (infer(nn.Dropout(0.5), torch.ones(99)) == 0).any()

@@ -37,6 +37,7 @@ def test_a_script_is_explained_to_the_last_construct(capsys) -> None:
     assert "After the first" not in out  # it was stopped before the first call
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_is_told_what_limits_it(capsys) -> None:
     assert main(["doctor", "--calls", "6", WAITING]) == 0
     out = capsys.readouterr().out

@@ -79,6 +79,7 @@ def test_what_cannot_be_run_or_priced_is_one_message(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_our_options_behind_the_script_are_said_to_be_the_scripts(
     script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

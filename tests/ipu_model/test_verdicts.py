@@ -67,6 +67,7 @@ def check_activations_of_bert(priced: Estimate) -> None:
     assert chip.peak["activations"] == pytest.approx(sum(waiting) + small + again, rel=0.01)
 
 
+@pytest.mark.slow
 def test_inputs_come_from_the_host_once_at_the_speed_of_the_gateway() -> None:
     """The backward pass reads the images again; the chip still has them."""
     fed, synthetic = (

@@ -42,6 +42,7 @@ class LoopedLayer(nn.Module):
         return poptorch.for_loop(3, outer, [x, x[0]]), power_sums(y, step)
 
 
+@pytest.mark.slow
 @pytest.mark.spec("ops", 8)
 def test_loops_compute_what_python_would() -> None:
     y, step = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
@@ -87,6 +88,7 @@ def copies(x):
     return poptorch.for_loop(2, body, [y[:2], y[1:], y[:2]]), y, chosen, x * 1, b, never
 
 
+@pytest.mark.slow
 @pytest.mark.spec("ops", 8)
 def test_values_are_handed_over_as_copies() -> None:
     agrees(copies, torch.arange(3.0))

@@ -67,6 +67,7 @@ def test_grids(work: Workload, how: Placement, expected: str) -> None:
     check(schedule, work)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=6),

@@ -137,6 +137,7 @@ def test_buffers_persist_and_plain_tensors_do_not() -> None:
     assert module.seen.item() == 6
 
 
+@pytest.mark.slow
 @pytest.mark.spec("executor", 27)
 def test_changed_buffers_of_replicas() -> None:
     module = counts()

@@ -62,6 +62,7 @@ MAKERS: dict[str, Maker] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.spec("optimizers", 5, 18)
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_is_read_is_what_eager_has_and_a_resumed_run_goes_on_with_it(name: str) -> None:
