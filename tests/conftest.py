@@ -35,8 +35,8 @@ if not _WORKER:
     (_code / "none.code").touch()
     # Torch finds what the C++ compiler made of equal sources in an earlier run that was not killed.
     _kept = Path(__file__).parents[1] / "build" / "compiled"
-    _own = _kept.with_name(f"compiled-{os.getpid()}")
-    _own.mkdir(parents=True)
+    _kept.parent.mkdir(exist_ok=True)
+    _own = tempfile.mkdtemp(prefix="compiled-", dir=_kept.parent)
     with contextlib.suppress(FileNotFoundError):
         os.rename(_kept, _own)
     (_code / "torch").symlink_to(_own)

@@ -68,6 +68,7 @@ class Result:
         accuracy: share of the test images that were classified rightly, 0 to 1.
         tier: what ran the steps in the end, as poptorch says it.
         optimised_from: the first step that optimised code made; None where there was none.
+        trained_until: the time when the last epoch ended, in seconds since 1970.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Result:
     accuracy: float = 0.0
     tier: str = ""
     optimised_from: int | None = None
+    trained_until: float = 0.0
 
     def epoch(self, loader: Collection[Any], passes: int = 1) -> Iterator[Any]:
         """Yield the batches of one epoch, then note and print its speed and loss."""
@@ -89,6 +91,7 @@ class Result:
         started = time.perf_counter()
         yield from bar
         seconds = time.perf_counter() - started
+        self.trained_until = time.time()
         losses = self.losses[first:]
         self.speeds.append(len(losses) / seconds)
         self.epoch_losses.append(sum(losses) / max(len(losses), 1))

@@ -61,29 +61,24 @@ class TakeOver(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._compiles = False
-        self._after: int | None = None
+        self._said: list[tuple[float, str]] = []
         logger = logging.getLogger("poptorch:cpp")
         logger.setLevel(logging.INFO)
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Look at one message."""
-        text = record.getMessage()
-        self._compiles |= text.startswith("Compiling ")
-        said = re.search(r"took over after call (\d+)", text)
-        if said and self._after is None:  # training's; the model for testing comes later
-            self._after = int(said[1])
+        """Keep one message, with its time."""
+        self._said.append((record.created, record.getMessage()))
 
-    def first_call(self, tier: str) -> int | None:
-        """Return the first call of the optimised program; None if it did not get that far.
-
-        Args:
-            tier: what the plan says that it runs on.
-        """
-        if self._after is not None:
-            return self._after + 1
-        return None if self._compiles or "reference" in tier else 1  # code of an earlier run
+    def first_call(self, result: Result) -> int | None:
+        """Return the first call of the optimised program; None if it did not get that far."""
+        # The model for testing is compiled later, and says so, too.
+        said = [text for made, text in self._said if made <= result.trained_until]
+        for text in said:
+            if match := re.search(r"took over after call (\d+)", text):
+                return int(match[1]) + 1
+        compiles = any(text.startswith("Compiling ") for text in said)
+        return None if compiles or "reference" in result.tier else 1  # code of an earlier run
 
 
 def gain(native: Result, ours: Result) -> str:
@@ -118,7 +113,7 @@ def main() -> None:
         print(f"\n--- {title}")
         results.append(version.run(args, data))
 
-    results[1].optimised_from = take_over.first_call(results[1].tier)
+    results[1].optimised_from = take_over.first_call(results[1])
 
     print(f"\n--- side by side\n{data.notes[0]}")
     print(table(results))
