@@ -2,6 +2,7 @@
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
 #   make test                  lint, types and tests
+#   make test-capabilities     the tests of numbers, with each set of instructions of this processor
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
 #   make examples              eight programs on real data, beside eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo demo-processes examples test test-long check lint docs site bench bench-quick soak dataset clean
+.PHONY: demo demo-processes examples test test-capabilities test-long check lint docs site bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -43,6 +44,15 @@ demo-processes: $(STAMP) dataset
 
 test: lint site
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# What ATen and Inductor choose at run time; the processor's best one is what make test has.
+CAPABILITIES = $(shell $(BIN)/python -c 'import torch; sets = ["default", "avx2", "avx512"]; \
+	best = torch.backends.cpu.get_cpu_capability().lower(); print(*sets[:sets.index(best) + 1])')
+test-capabilities: $(STAMP)
+	for set in $(CAPABILITIES); do \
+		echo "ATEN_CPU_CAPABILITY=$$set"; \
+		ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "numeric and not long" || exit 1; \
+	done
 
 # What make test leaves out, with nothing that an earlier run has compiled: before a release.
 test-long: site

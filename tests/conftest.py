@@ -97,6 +97,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
 
 
+NUMERIC = {"backends", "capture", "conformance", "ops", "optim", "update"}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what may have other numbers on another processor."""
+    if NUMERIC.intersection(item.path.parent.parts):
+        item.add_marker("numeric")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported stays: collecting garbage between tests need not look at it again."""
     gc.collect()

@@ -66,6 +66,18 @@ def own_limits(tree: ast.Module) -> list[int]:
     ]
 
 
+def own_tolerances(tree: ast.Module) -> list[int]:
+    """Return the lines with a tolerance that is a number, which says nothing of what is rounded."""
+    words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
+    return [
+        word.value.lineno
+        for word in words
+        if word.arg in ("rtol", "atol")
+        and isinstance(word.value, ast.Constant)
+        and word.value.value
+    ]
+
+
 @pytest.mark.slow
 def test_every_test_checks_something() -> None:
     assert without_a_check([parse(path) for path in FILES]) <= MUST_NOT_RAISE
@@ -74,6 +86,11 @@ def test_every_test_checks_something() -> None:
 @pytest.mark.slow
 def test_nobody_waits_with_a_limit_of_their_own() -> None:
     assert not {path: lines for path in FILES if (lines := own_limits(parse(path)))}
+
+
+@pytest.mark.slow
+def test_tolerances_come_from_what_is_rounded() -> None:
+    assert not {path: lines for path in FILES if (lines := own_tolerances(parse(path)))}
 
 
 @pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="conftest fails it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -82,9 +84,11 @@ def test_sizes_and_layouts_decide(monkeypatch: pytest.MonkeyPatch, a, b, expecte
 
 def test_code_for_one_processor_is_not_used_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
     names = set()
-    for vendor, flags in [("A", "fma avx2"), ("B", "fma avx2"), ("A", "fma"), ("", "")]:
-        monkeypatch.setattr(
-            toolchain, "_facts", lambda v=vendor, f=flags: {"vendor_id": v, "flags": f}
-        )
+    processors = [("A", "fma avx2"), ("B", "fma avx2"), ("A", "fma"), ("", "")]
+    capabilities = ("DEFAULT", "AVX2", "AVX512")  # which ATEN_CPU_CAPABILITY can choose, too
+    for (vendor, flags), capability in itertools.product(processors, capabilities):
+        facts = {"vendor_id": vendor, "flags": flags}
+        monkeypatch.setattr(toolchain, "_facts", lambda facts=facts: facts)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         names.add(toolchain.instructions())
-    assert len(names) == 4
+    assert len(names) == 4 * 3

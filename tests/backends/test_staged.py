@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
+from helpers.closeness import near
 from helpers.stage_zoo import ROWS, STAGE_ZOO
 from helpers.staging import Captured, assert_same_states, sgd
 from helpers.wrapping import Having, infer, options, training, trains_alike
@@ -127,7 +128,7 @@ def test_random_models_equal_the_fused_program(case) -> None:
     batches = [(torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)) for _ in range(2)]
     expected, states = captured.run_fused(plan, batches)
     results, ours, _ = captured.run_staged(plan, batches)
-    tolerances = {"rtol": 1e-4, "atol": 1e-6} if replicas > 1 else {}
+    tolerances = near(32, 4, size=0.1) if replicas > 1 else {}
     torch.testing.assert_close(results, expected, **tolerances)
     assert_same_states(ours[-1], states[-1], plan.program, **tolerances)
 

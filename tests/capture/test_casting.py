@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.closeness import FUNCTION, near, relative
 from helpers.wrapping import Having, agrees, graph_of, infer, options, training
 
 HALF, FLOAT, BOOL = torch.float16, torch.float32, torch.bool
@@ -93,11 +94,11 @@ def test_weights_follow_the_activations_and_both_what_was_chosen(activation, wei
     opts.Training.gradientAccumulation(lanes)
     wrapped = poptorch.inferenceModel(model, opts) if choice else training(model, opts, lr=1.0)
     outs, loss = wrapped(*(torch.cat([x] * lanes) for x in inputs))
-    near = {"rtol": 4e-3, "atol": 4e-3}
+    rounded = near(4, dtype=HALF)
     for name, result, want in zip(table, outs, exact, strict=True):
         assert result.dtype == kind, name
-        torch.testing.assert_close(result.float(), want.detach(), msg=name, **near)
-    torch.testing.assert_close(loss, exact_loss.detach(), **near)
+        torch.testing.assert_close(result.float(), want.detach(), msg=name, **rounded)
+    torch.testing.assert_close(loss, exact_loss.detach(), **rounded)
     for old, new in zip(before, model.parameters(), strict=True):
         assert new.dtype == weights
         assert choice or (old != new).any()
@@ -120,7 +121,7 @@ def test_half_activations_train_float_weights():
         plain.step()
     change = (model.layer.weight.detach() - 1).abs().max()
     assert 0 < float(change) < 2.0**-11  # half a step of float16 at 1
-    torch.testing.assert_close(model.state_dict(), exact.state_dict(), rtol=0, atol=3e-7)
+    torch.testing.assert_close(model.state_dict(), exact.state_dict(), rtol=0, atol=relative(2))
 
 
 INDEX, LABELS = torch.tensor([2, 0, 1, 3]), torch.arange(4)
@@ -194,13 +195,13 @@ def test_mixed_operands_get_one_type(trained, chosen):
         # Half results are those of float32, rounded: half itself adds up too coarsely to compare.
         leaves = [a.clone(), h.half() if chosen and name in PROMOTING else h.clone()]
         want = MIXED[name](*(leaf.requires_grad_() for leaf in leaves))
-        near = {"rtol": 4e-3, "atol": 8e-3} if kind == HALF else {}
-        torch.testing.assert_close(got.float(), want.detach().float(), msg=name, **near)
+        rounded = near(4, size=2, dtype=HALF) if kind == HALF else {}
+        torch.testing.assert_close(got.float(), want.detach().float(), msg=name, **rounded)
         gradients = torch.autograd.grad(want.sum(), leaves, allow_unused=True)
         for new, old, gradient in zip(after, (a, h), gradients, strict=True):
             moved = torch.zeros(4, 4) if gradient is None or not trained else gradient.float()
-            near = {"rtol": 1e-2, "atol": 6e-2, "msg": name}
-            torch.testing.assert_close(old - new.detach().float(), moved, **near)
+            rounded = near(8, size=8, dtype=HALF)  # weights of up to 8 move by them
+            torch.testing.assert_close(old - new.detach().float(), moved, msg=name, **rounded)
 
 
 def cast(a, h):
@@ -237,7 +238,7 @@ def test_types_of_results(function, kinds):
     got = infer(function, a, h)
     assert dtypes(got) == kinds
     for result, want in zip(got, function(a, h.float()), strict=True):
-        torch.testing.assert_close(result.float(), want.float(), rtol=2e-3, atol=8e-3)
+        torch.testing.assert_close(result.float(), want.float(), **near(2, size=4, dtype=HALF))
 
 
 @pytest.mark.spec("precision", 4)
@@ -284,7 +285,7 @@ def test_sums_of_every_pair_in_every_type():
     for both, wanted in zip(infer(sums, a, b), sums(a, b), strict=True):
         for got, want in zip(both, wanted, strict=True):
             assert got.dtype == narrow.get(want.dtype, want.dtype)
-            torch.testing.assert_close(got.double(), want.double(), rtol=1e-3, atol=0)
+            torch.testing.assert_close(got.double(), want.double(), **near(1, size=0, dtype=HALF))
 
 
 @pytest.mark.spec("precision", 7)
@@ -310,11 +311,11 @@ def test_statistics_have_types_of_their_own():
     out, _ = wrapped(x, torch.zeros(18, dtype=torch.int64))
     want = [eager(piece).detach() for piece in x.float().chunk(3)]
     assert out.dtype == HALF
-    torch.testing.assert_close(out.float()[-6:], want[-1], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(out.float()[-6:], want[-1], **near(2, dtype=HALF))
     torch.testing.assert_close(dict(norm.named_buffers()), dict(eager.named_buffers()))
     assert norm.weight.dtype == HALF
     got = infer(norm.eval(), x)
-    torch.testing.assert_close(got.float(), eager.eval()(x.float()).detach(), rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close(got.float(), eager.eval()(x.float()).detach(), **near(4, dtype=HALF))
 
 
 @pytest.mark.spec("precision", 13, 14)
@@ -324,13 +325,13 @@ def test_losses_have_the_type_of_the_model_and_may_overflow_where_torchs_do():
     assert summed.dtype == HALF
     assert summed.isinf()
     logits, labels = torch.randn(8, 5).half(), torch.arange(8) % 5
-    agrees(F.cross_entropy, logits, labels, rtol=2e-3, atol=0)
-    agrees(lambda x, y: F.nll_loss(F.log_softmax(x, -1), y), logits, labels, rtol=2e-3, atol=0)
+    for function in (F.cross_entropy, lambda x, y: F.nll_loss(F.log_softmax(x, -1), y)):
+        agrees(function, logits, labels, **near(2, size=0, dtype=HALF))
     large, target = torch.tensor([[3e4, -3e4, 200.0], [0.0, 1.0, 1.0]]).half()
     stable = F.binary_cross_entropy_with_logits
     loss, largest = infer(lambda x, t: (stable(x, t), x.logsumexp(0)), large, target)
     want = stable(large.double(), target.double())
-    torch.testing.assert_close(loss.double(), want, rtol=1e-3, atol=0)
+    torch.testing.assert_close(loss.double(), want, **near(1, size=0, dtype=HALF))
     assert float(largest) == float(large[0])
 
 
@@ -360,7 +361,7 @@ def test_groups_of_every_nth_channel():
     variance = apart.var((1, 3), keepdim=True, unbiased=False)
     plain = ((apart - mean) / (variance + norm.eps).sqrt()).view_as(x)
     want = (plain * norm.weight[:, None] + norm.bias[:, None]).detach()
-    torch.testing.assert_close(infer(norm, x, opts=opts), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(infer(norm, x, opts=opts), want, **near(10 + FUNCTION))
     agrees(norm, x)
 
 
@@ -371,7 +372,7 @@ def test_bfloat16_is_a_type_like_half(weights):
     exact = model.layer(x.float()).detach()
     out, loss = training(model.to(weights))(x, labels)
     assert dtypes((out, loss)) == [torch.bfloat16] * 2
-    torch.testing.assert_close(out.float(), exact, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(out.float(), exact, **near(2, dtype=torch.bfloat16))
     assert model.layer.weight.dtype == weights
 
 

@@ -33,7 +33,7 @@ COMPILERS = {  # a script, and what the warning has of it
     ),
     "fails on the kernels": (
         REFUSING.format(
-            refused='test -f "$argument" && grep -q Vectorized "$argument"',
+            refused='test -f "$argument" && grep -q "for(int64_t" "$argument"',
             complaint="internal compiler error: ICE",
         ),
         "internal compiler error: ICE",

@@ -14,6 +14,7 @@ from torch import nn
 
 import popdist
 import poptorch
+from helpers.closeness import near, relative
 from helpers.source_tree import ROOT
 
 PAGE = ROOT / "docs" / "differences.md"
@@ -168,7 +169,7 @@ def eager(start: Net, optimizer: torch.optim.Optimizer) -> Net:
 
 
 def same(left: Net, right: Net) -> None:
-    torch.testing.assert_close(left.linear.weight, right.linear.weight, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(left.linear.weight, right.linear.weight, **near(20, 2, size=0.2))
 
 
 def test_dampening_alone() -> None:
@@ -180,11 +181,14 @@ def test_dampening_alone() -> None:
 
 def test_bias_correction() -> None:
     net, start = train(
-        lambda p: poptorch.optim.AdamW(p, lr=1.0, bias_correction=False, weight_decay=0.0), 1
+        lambda p: poptorch.optim.AdamW(
+            p, lr=1.0, eps=1e-12, bias_correction=False, weight_decay=0.0
+        ),
+        1,
     )
     step = net.linear.weight - start.linear.weight
     expected = 0.1 / 0.001**0.5  # of the sign of the gradient: both averages as they are
-    assert torch.allclose(step.abs(), torch.full((3, 4), expected), rtol=1e-2)
+    torch.testing.assert_close(step.abs(), torch.full((3, 4), expected), **near(16))
 
 
 def test_velocity_and_loss_scale() -> None:
@@ -268,7 +272,7 @@ def test_noise_moves_the_bias_of_keys() -> None:
     with torch.no_grad():
         keys.copy_(wanted)
     for (name, got), want in zip(trained.named_parameters(), native.parameters(), strict=True):
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=0, msg=name)
+        torch.testing.assert_close(got, want, atol=relative(16, 5), rtol=0, msg=name)
     before = native(x, y)[0]
     with torch.no_grad():
         wanted += 1

@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.cases import long
+from helpers.closeness import FUNCTION, near
 from helpers.zoo import ROWS, ZOO
 from poptorch._compile import lanes as choosing
 
@@ -42,8 +43,8 @@ def compare(model: nn.Module, left, right, batches) -> tuple:
     expected, state = train(copy.deepcopy(model), left, batches)
     losses, ours = train(model, right, batches)
     lanes = state.pop("lanes"), ours.pop("lanes")
-    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ours, state, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(losses, expected, **near(ACCUMULATION * ROWS + FUNCTION, 4))
+    torch.testing.assert_close(ours, state, **near(ACCUMULATION * ROWS + FUNCTION, 4))
     return lanes
 
 

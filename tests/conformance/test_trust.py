@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import nn
 
 import poptorch
+from helpers.closeness import near
 from helpers.zoo import ROWS, ZOO
 from poptorch import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 
@@ -211,9 +212,9 @@ def compare(case: Case) -> None:
         results = eager_call(case, eager, optimizer, x, y)
         for number, tensor in enumerate(got):
             want = selected(case, results, number)
-            torch.testing.assert_close(tensor, want, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(tensor, want, **near(200, CALLS))
     for key, want in eager.state_dict().items() if case.training else ():
-        torch.testing.assert_close(model.state_dict()[key], want, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.state_dict()[key], want, **near(200, CALLS))
     wrapped.destroy()
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.closeness import near
 from helpers.wrapped import options
 from poptorch import ParallelPhasedExecution, Phase, SerialPhasedExecution, Stage
 
@@ -92,5 +93,5 @@ def test_phases_train_as_placed_and_as_eager_torch_does(rounds: int, strategy, p
     optimizer.step()
     torch.testing.assert_close(out, torch.cat([out for out, _ in parts]))
     torch.testing.assert_close(losses, torch.stack([loss for _, loss in parts]))
-    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), **near(32, size=0.25))
     assert {(stage.phase, stage.chip) for stage in executor.plan().layout.stages} == placed

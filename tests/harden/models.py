@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.closeness import near
 from helpers.wrapped import options
 
 Args = tuple[Any, ...]
@@ -153,7 +154,7 @@ def close(got: Any, expected: Any) -> bool:
     """Tell whether results are equal but for rounding."""
     try:
         torch.testing.assert_close(
-            got, expected, rtol=1e-4, atol=1e-5, equal_nan=True, check_dtype=False,
+            got, expected, **near(80, 2), equal_nan=True, check_dtype=False,
             check_stride=False,
         )  # fmt: skip
     except AssertionError:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import poptorch
+from helpers.closeness import relative
 from poptorch import MeanReductionStrategy, _job
 from poptorch._ir.slots import Kind
 
@@ -124,7 +125,7 @@ class Case:
     options: Callable[[poptorch.Options], Any] = lambda options: None
     dtype: torch.dtype = torch.float32
     group: int = 0
-    tolerance: float = 1e-6
+    tolerance: float = relative(8)
     lanes: int = 0
     apart: bool = False
     parts: int = 1
@@ -208,13 +209,14 @@ CASES = {
         lambda replicas: Net(10, nn.BatchNorm1d(10)),
         accumulation=2,
         dtype=torch.float64,
-        tolerance=1e-12,  # its bias is the small sum of large terms, whose rounding is of theirs
+        # Its bias is the small sum of large terms, whose rounding is of theirs.
+        tolerance=relative(50, 10, torch.float64),
     ),
     "half, scaled automatically": Case(
         lambda p: sgd(p, lr=0.05, loss_scaling=1024.0),
         options=lambda options: options.Training.setAutomaticLossScaling(True),
         dtype=torch.float16,
-        tolerance=2e-3,  # of half numbers, whose sums depend on the order
+        tolerance=relative(2, dtype=torch.float16),  # whose sums depend on the order
     ),
     "adam in parts": Case(
         lambda p: adam(p, lr=0.01), lambda replicas: Net(400), accumulation=2, options=_in_parts
@@ -226,7 +228,7 @@ CASES = {
         lanes=4,
         options=_in_parts_and_anchored,
         dtype=torch.float64,
-        tolerance=1e-12,
+        tolerance=relative(50, 10, torch.float64),
     ),
     "lamb in parts": Case(
         lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
@@ -242,7 +244,7 @@ CASES = {
         lambda p: sgd(p, lr=0.05, momentum=0.9),
         lambda replicas: deep(),
         dtype=torch.float64,
-        tolerance=1e-12,
+        tolerance=relative(50, 10, torch.float64),
         apart=True,
     ),
     "all stages in each": _staged(parts=1, replicas=LOCAL, backends=("staged", "reference")),
@@ -256,12 +258,12 @@ CASES = {
         lambda p: sgd(p, lr=0.01, momentum=0.9),
         lambda: nn.BatchNorm1d(6),
         dtype=torch.float64,
-        tolerance=1e-12,
+        tolerance=relative(50, 10, torch.float64),
     ),
     SAVED: _staged(
         optimizer=lambda p: adamw(p, lr=0.01, loss_scaling=1.0),
         dtype=torch.float16,
-        tolerance=2e-3,
+        tolerance=relative(2, dtype=torch.float16),
         infers=True,
     ),
     "stages, dropout": _staged(

@@ -16,11 +16,14 @@ from transformers import (
 )
 
 import poptorch
+from helpers.closeness import near, relative
 from poptorch.integrations.transformers import Trainer
 
 pytestmark = pytest.mark.slow
 PLAIN = transformers.Trainer
 Samples = list[dict[str, Any]]
+RATE = 1e-2
+NOISE = 0.1 * RATE
 
 
 def bert(dropout: float = 0.0, count: int = 8, layers: int = 0) -> tuple[torch.nn.Module, Samples]:
@@ -43,7 +46,7 @@ def _sentence(index: int) -> dict[str, Any]:
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8, "num_train_epochs": 2,
-        "logging_steps": 1, "learning_rate": 1e-2, "warmup_steps": 2, "weight_decay": 0.1,
+        "logging_steps": 1, "learning_rate": RATE, "warmup_steps": 2, "weight_decay": 0.1,
         "max_grad_norm": 0.5, "save_strategy": "no", "eval_strategy": "epoch", "report_to": [],
         "use_cpu": True, "disable_tqdm": True, "seed": 3, "dataloader_pin_memory": False,
     }  # fmt: skip
@@ -68,9 +71,10 @@ def history(trainer: Any, key: str) -> list[float]:
 def assert_alike(ours: Any, plain: Any) -> None:
     for key in ("loss", "grad_norm", "eval_loss", "learning_rate"):
         assert history(plain, key)
-        assert history(ours, key) == pytest.approx(history(plain, key), rel=1e-5), key
+        assert history(ours, key) == pytest.approx(history(plain, key), rel=relative(16, 5)), key
     weights = ours.model.state_dict(), plain.model.state_dict()
-    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-3)
+    # Adam makes steps of its rate from gradients that are nothing but rounding, as of keys' biases.
+    torch.testing.assert_close(*weights, rtol=0, atol=NOISE)
 
 
 def trained(
@@ -95,9 +99,7 @@ def test_losses_are_those_of_the_plain_trainer(count: int, steps: int, tmp_path:
     assert moments.keys() == expected.keys()
     for index, values in expected.items():
         assert float(moments[index]["step"]) == float(values["step"])
-        torch.testing.assert_close(
-            moments[index]["exp_avg"], values["exp_avg"], rtol=1e-3, atol=1e-5
-        )
+        torch.testing.assert_close(moments[index]["exp_avg"], values["exp_avg"], **near(16, 5))
 
 
 def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:
     ours, plain = trained(bert, tmp_path, changes=changes, compute_metrics=metrics)
     assert history(ours, "eval_right") == history(plain, "eval_right")
     mine, theirs = (trainer.predict(trainer.eval_dataset) for trainer in (ours, plain))
-    assert mine.predictions == pytest.approx(theirs.predictions, abs=1e-3)
+    assert mine.predictions == pytest.approx(theirs.predictions, abs=NOISE)
     assert mine.label_ids.tolist() == theirs.label_ids.tolist()
 
 
@@ -158,7 +160,7 @@ def test_checkpoints_go_from_one_trainer_to_the_other(
     torch.manual_seed(5)
     again = made(second, bert(), arguments(tmp_path / "b", **SAVING))
     again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
-    assert history(again, "loss") == pytest.approx(history(whole, "loss"), rel=1e-5)
+    assert history(again, "loss") == pytest.approx(history(whole, "loss"), rel=relative(16, 5))
     restored = BertForSequenceClassification.from_pretrained(tmp_path / "a" / "checkpoint-4")
     torch.testing.assert_close(restored.classifier.weight, whole.model.classifier.weight)
 
@@ -169,7 +171,7 @@ def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
     trainer = made(Trainer, bert(), arguments(tmp_path, **settings))
     trainer.train()
     losses = history(trainer, "eval_loss")
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-6)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=relative(8))
     assert min(losses) != losses[-1]
 
 
@@ -200,7 +202,7 @@ def test_only_training_leaves_samples_out_and_that_is_said(
     expected = PLAIN(trainer.model, args, eval_dataset=trainer.eval_dataset)
     assert len(trainer.predict(trainer.eval_dataset).predictions) == 10
     got = trainer.evaluate()["eval_loss"]
-    assert got == pytest.approx(expected.evaluate()["eval_loss"], rel=1e-5)
+    assert got == pytest.approx(expected.evaluate()["eval_loss"], rel=relative(16, 5))
     assert not args.dataloader_drop_last
 
 

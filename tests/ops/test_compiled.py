@@ -60,7 +60,8 @@ def trained_alike(functions, inputs, replicas: int = 1) -> None:
 
 def test_operators_train_side_by_side_as_interpreted() -> None:
     functions, inputs = zip(*SIDE_BY_SIDE.values(), strict=True)
-    turning = [lambda a, f=f: f(a).sin() for f in functions]
+    # A last operator that makes no error larger: sin(exp(a)) makes one unit of exp a thousandth.
+    turning = [lambda a, f=f: f(a).square().log1p() for f in functions]
     trained_alike(turning, inputs, test_collectives.REPLICAS)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.closeness import relative
 from helpers.twins import Twins
 from helpers.wrapping import Calling, Having, infer, options, training
 
@@ -101,7 +102,11 @@ def test_batch_norms_in_half_train():
             return nn.functional.mse_loss(super().forward(x), y)
 
     twins = Twins(
-        Normed(4).half(), lambda p: torch.optim.SGD(p, lr=0.125), rounding(), rtol=0, atol=4e-3
+        Normed(4).half(),
+        lambda p: torch.optim.SGD(p, lr=0.125),
+        rounding(),
+        rtol=0,
+        atol=relative(4, dtype=torch.half),
     )
     twins.step(torch.randn(8, 4).half(), torch.zeros(8, 4).half(), count=3)
     assert twins.model.running_mean.dtype == torch.half

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from helpers.closeness import FUNCTION, near
 from helpers.twins import Twins
 from helpers.wrapped import compilations, normal, options
 from helpers.wrapping import Having
@@ -35,7 +36,7 @@ def net(dropout: float = 0.0) -> nn.Module:
 
 
 def trained(make: Maker) -> Twins:
-    return Twins(net(), make, rtol=1e-4, atol=1e-6)
+    return Twins(net(), make, **near(8 + FUNCTION, 6))
 
 
 def change(twins: Twins, **numbers: Any) -> None:

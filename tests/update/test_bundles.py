@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.closeness import near, relative
 from helpers.wrapping import options
 from poptorch._compile import weights
 from poptorch.backends import reference
@@ -75,8 +76,8 @@ def run(name, dtype=torch.float32, backend="reference", stop=3, bundled=True, st
     return model, optimizer, wrapped, (x, y), torch.stack(losses)
 
 
-def close(got, want, rtol=1e-6, atol=1e-7):
-    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+def close(got, want, steps=1, size=0.1):
+    torch.testing.assert_close(got, want, **near(8, steps, size=size))
 
 
 @functools.cache
@@ -103,7 +104,7 @@ def test_everything_is_as_without_bundles(name, counts, dtype):
     close(model.state_dict(), other.state_dict())
     assert model.layers[0].weight is model.layers[2].weight
     for part in ("ipu_state", "ipu_param"):
-        close(state[part], plain.state_dict()[part], rtol=1e-5, atol=1e-8)
+        close(state[part], plain.state_dict()[part], steps=6, size=1e-3)
 
 
 def check_layout(bundles, optimizer, model):
@@ -144,7 +145,7 @@ def test_rates_of_groups_change_apart_and_weights_can_be_uploaded():
         for parameter in model.parameters():
             parameter.zero_()
     wrapped.copyWeightsToDevice()
-    assert float(wrapped(x, y)) == pytest.approx(float(torch.tensor(3.0).log()), rel=1e-6)
+    assert float(wrapped(x, y)) == pytest.approx(float(torch.tensor(3.0).log()), rel=relative(8))
 
 
 def test_detaching_staging_saving_and_loading(tmp_path):
@@ -167,6 +168,6 @@ def test_compiled_code_reads_and_writes_bundles():
     _, optimizer, wrapped, _, losses = run("SGD", backend="inductor")
     assert wrapped.plan().program.bundles
     _, other, _, _, wanted = run("SGD")
-    close(losses, wanted, rtol=1e-5, atol=1e-6)
+    close(losses, wanted, steps=3, size=0.3)
     wanted = other.state_dict()["ipu_state"]
-    close(optimizer.state_dict()["ipu_state"], wanted, rtol=1e-3, atol=1e-6)
+    close(optimizer.state_dict()["ipu_state"], wanted, steps=3, size=1.0)

@@ -8,6 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers import plain_optimizers as plain
+from helpers.closeness import near, relative
 from helpers.updating import MODELS
 from helpers.wrapping import Having, options
 
@@ -87,7 +88,7 @@ def plainly(function, settings):
 
 def close(got, want, factor=1.0):
     scale = float(want.abs().max())
-    torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=factor * 2e-6 * scale + 1e-12)
+    torch.testing.assert_close(got.double(), want, **near(16, STEPS, size=factor * scale / 10))
 
 
 @pytest.mark.spec("optimizers", 5, 6, 24)
@@ -140,8 +141,8 @@ def stepped(name, settings, start, gradients, dtype=torch.float32, library=popto
 
 
 PLAIN_LAMB = {"lr": 0.1, "bias_correction": False, "weight_decay": 0.0}
-UNCORRECTED = pytest.approx(-0.1 * 0.1 / 0.001**0.5, rel=1e-6)
-PRECISE = {"Accl2": pytest.approx(0.001, rel=2e-7)}
+UNCORRECTED = pytest.approx(-0.1 * 0.1 / 0.001**0.5, rel=relative(8))
+PRECISE = {"Accl2": pytest.approx(0.001, rel=relative(1))}
 NESTEROV = {"lr": 1.0, "momentum": 0.5, "nesterov": True, "velocity_accum_type": HALF}
 DAMPENED = {"lr": 0.5, "dampening": 0.75, "weight_decay": 2.0}
 BY_HAND = {
