@@ -14,12 +14,14 @@ from urllib.parse import quote, unquote
 import torch
 
 from .._base.errors import Error, InvalidKey
+from .._base.keywords import also_called
 from .._ops import identities
 from .._ops.context import listener
 from .._ops.effects import define_effect
 from . import check
 
 
+@also_called(tensor_to_print="tensor", optional_title="title")
 def ipu_print_tensor(
     tensor: torch.Tensor,
     title: str = "",

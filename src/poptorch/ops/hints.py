@@ -9,6 +9,7 @@ import torch
 
 from .._base import source, trees
 from .._base.errors import AssertionFailure, InvalidValue
+from .._base.keywords import also_called
 from .._ops.context import listener
 from .._ops.identities import Hint, hint
 from ..enums import OverlapMode
@@ -40,6 +41,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     return _hinted(tensor, Hint.AVAILABLE_MEMORY, repr(float(proportion)))
 
 
+@also_called(input_tensor="input_tensors")
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Load inputs of the model while it computes.
 
@@ -60,6 +62,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     return _overlapped("set_overlap_for_input", input_tensors, mode, Hint.OVERLAP_INPUT)
 
 
+@also_called(output_tensor="output_tensors")
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     """Store results while the model computes on; see ``set_overlap_for_input``.
 
@@ -129,6 +132,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@also_called(loss="x")
 def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     """Mark a value as the loss to train on.
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from .._base.keywords import also_called
 from .arguments import checked
 from .kind import CLIPPING, MOMENT_TYPES, Kind, agreed, as_it_is
 from .optimizer import Optimizer, Params
@@ -65,6 +66,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
     _own = {**Adam._own, "bias_correction": True}
 
+    @also_called(accumType="accum_type", biasCorrection="bias_correction")
     @checked("maximize", "foreach", "capturable", "differentiable", "fused")
     def __init__(
         self,

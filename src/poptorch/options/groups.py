@@ -8,6 +8,7 @@ import torch
 
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
+from .._base.keywords import also_called
 from ..enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from .container import Container
 from .popart import _PopartOptions, mean_or_sum
@@ -181,6 +182,7 @@ class _PrecisionOptions(Container):
         )
         return self
 
+    @also_called(autocast_enabled="enabled")
     @option(
         RESULTS,
         "autocast_enabled",
@@ -191,6 +193,7 @@ class _PrecisionOptions(Container):
     def autocastEnabled(self, enabled: bool) -> Self:
         """Let ``poptorch.autocast`` take effect, or not. Deprecated: it warns."""
 
+    @also_called(autocast_policy="policy")
     @option(
         RESULTS,
         "autocast_policy",

@@ -12,6 +12,7 @@ import torch
 
 from .._base import archive, env, log
 from .._base.errors import AssertionFailure, InvalidValue
+from .._base.keywords import also_called
 from .._base.source import OURS
 from .._ir.backend_names import known
 from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
@@ -641,6 +642,7 @@ class Options(Container):
         deprecated("Options.GraphProcessing", "Options.Precision")
         return self._precision
 
+    @also_called(enable_pipelining="enabled")
     def enablePipelining(self, enabled: bool) -> Self:
         """Choose pipelined or sharded execution. Deprecated: ``setExecutionStrategy``."""
         deprecated("enablePipelining", "setExecutionStrategy")
@@ -648,6 +650,7 @@ class Options(Container):
             PipelinedExecution() if is_on(enabled) else ShardedExecution()
         )
 
+    @also_called(profile="enabled")
     def profile(self, enabled: bool) -> Self:
         """Switch profiling on. Deprecated: ``enableProfiling``."""
         deprecated("profile", "enableProfiling")

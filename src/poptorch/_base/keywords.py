@@ -1,0 +1,33 @@
+"""Arguments that other releases of PopTorch, or their documents, name otherwise."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def also_called(**names: str) -> Callable[[Function], Function]:
+    """Take a keyword by another name, too: ``also_called(loss="x")``.
+
+    Raises:
+        TypeError: when the function is called with both names.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for other in names.keys() & kwargs.keys():
+                name = names[other]
+                if name in kwargs:
+                    raise TypeError(
+                        f"{function.__name__}() got {name!r} twice: {other!r} is another name of it"
+                    )
+                kwargs[name] = kwargs.pop(other)
+            return function(*args, **kwargs)
+
+        return cast(Function, call)
+
+    return decorate
