@@ -133,6 +133,7 @@ def test_reports_are_printed_and_compared(
     assert f"one of {tmp_path / 'new'}" in capsys.readouterr().err
     assert main(["cache", "--dir", str(tmp_path / "nowhere"), "list"]) == 2
     assert main(["report"]) == 2
+    assert main(["report", old, "--budget", "memory=3%"]) == 2
     for wrong in ("speed=1%", "cycles", "memory=1"):
         assert main(["report", "--compare", old, new, "--budget", wrong]) == 2
 

@@ -90,6 +90,8 @@ def add_report(commands: Any) -> None:
 def _report(chosen: argparse.Namespace) -> int:
     if (chosen.file is None) == (chosen.compare is None):
         raise Misuse("Give one report, or --compare OLD NEW")
+    if chosen.budget and chosen.compare is None:
+        raise Misuse("A budget is for what a report needs more than another: add --compare OLD NEW")
     try:
         with misuse():
             return _show(chosen, profile.parse_budget(chosen.budget) if chosen.budget else {})
