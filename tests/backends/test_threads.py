@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
 import torch
 
+from poptorch._base import log
 from poptorch.backends import process
 from poptorch.backends.process import Threads
 
@@ -34,7 +36,7 @@ def two_threads():
 
 def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
     machine = Machine(one=1.0, two=2.0)
-    for _ in range(5):
+    for _ in range(9):
         machine.call()
     assert machine.threads.chosen == 1
     torch.set_num_threads(3)
@@ -48,7 +50,25 @@ def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
         raise ZeroDivisionError
     assert torch.get_num_threads() == 3
     torch.set_num_threads(1)
-    assert machine.call() == 1
+    assert (machine.call(), machine.threads.decision) == (1, "")
+
+
+def test_the_faster_number_stays_unless_calls_collapse_and_says_why(caplog) -> None:
+    caplog.set_level(logging.INFO, logger=log.engine.name)
+    machine = Machine(one=0.002, two=0.001)
+    while not machine.threads.decision:
+        machine.call()
+    assert 0.5 < machine.now < 0.51
+    decided = "with 2 threads: 1.00 ms a call, 2.00 ms a call with one"
+    machine.two = 0.0025
+    assert {machine.call() for _ in range(1000)} == {2}
+    machine.two = 0.1
+    assert [machine.call() for _ in range(20)].count(1) == 10
+    fallen = "with one thread: 2.00 ms a call, 100.00 ms a call with 2"
+    machine.two = 0.001
+    assert {machine.call() for _ in range(1000)} == {1}
+    assert machine.threads.decision == fallen
+    assert [r.getMessage().partition("runs ")[2] for r in caplog.records] == [decided, fallen]
 
 
 def test_a_number_that_another_thread_sets_is_kept() -> None:
@@ -67,7 +87,8 @@ def test_a_number_that_another_thread_sets_is_kept() -> None:
     machine.call()
     thread.start()
     chosen.wait(60)
-    machine.call()
+    for _ in range(2):
+        machine.call()
     with machine.threads:
         assert torch.get_num_threads() == 1
         limited.set()

@@ -151,11 +151,12 @@ class Report:
     compile_seconds: float
     next_backend: str | None = None  # takes over as soon as it has compiled the program
     ready: tuple[str, ...] = ()  # the graphs that it runs already
+    threads: str = ""  # with how many it runs, and why
 
     @property
     def tier(self) -> str:
         if self.next_backend is None:
-            return f"runs on the {self.backend} backend"
+            return " ".join(filter(None, (f"runs on the {self.backend} backend", self.threads)))
         part = f", {' and '.join(self.ready)} on {self.next_backend}," if self.ready else ""
         return f"runs on the {self.backend} backend{part} until {self.next_backend} has compiled it"
 

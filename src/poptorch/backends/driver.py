@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class LoopExecutable:
         self._whole = Whole(plan.program, checked, self.by_call, in_place)
 
     def report(self) -> Report:
-        return self._report
+        return dataclasses.replace(self._report, threads=self._threads.decision)
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         program = self._program

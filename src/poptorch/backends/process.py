@@ -10,13 +10,10 @@ from collections.abc import Callable, Generator
 
 import torch
 
-from .._base import env
+from .._base import env, log
 
-PAIRS = 3  # trials of each number, unless the first ones are far apart
-CLEAR = 1.25  # so much slower settles it at once
-SLOW = 1.6  # steps that take so many times their usual time ask for another trial
-PATIENCE = 2  # so many of them in a row
-REST = 50  # a trial is repeated after so many times what it cost
+TRIAL, ROUNDS = 0.5, 2  # seconds of trying, and how often each number is tried at least
+COLLAPSED, WINDOW = 3, 10  # the median of so many calls is so many times what it was
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 KEPT = 256 << 20  # bytes at most that stay although nothing uses them
@@ -27,22 +24,25 @@ class Threads:
     """A context for each call of one executable: the process's number of threads, or one.
 
     Small graphs run best on one; with a busy neighbour so do large ones, whose barriers wait for
-    the displaced thread. Both are tried, again when steps become slow; not where deterministic
-    results are asked for, as the number shows in the last bits of sums.
+    the displaced thread. Both are tried in the first calls, and the faster stays. Several are given
+    up for good when calls collapse. Nothing is tried where deterministic results are asked for, as
+    the number shows in the last bits of sums.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._user = 0  # the process's number that everything was found for
         self.chosen = 0  # the number of the next call
+        self.decision = ""  # in words, with what it comes from
 
     def __enter__(self) -> None:
         user = torch.get_num_threads()
         self._active = user > 1 and not torch.are_deterministic_algorithms_enabled()
         if not self._active:
+            self._user, self.decision = 0, ""
             return
         if user != self._user:
-            self._user, self._numbers = user, _numbers(user)
+            self._user, self.decision, self._numbers = user, "", self._found(user)
             self.chosen = next(self._numbers)
         if self.chosen == 1:
             self._levels = limit(1)
@@ -56,26 +56,32 @@ class Threads:
             limit(self._user, self._levels)
         self.chosen = self._numbers.send(seconds)
 
+    def _found(self, user: int) -> Generator[int, float, None]:
+        """Yield each call's number of threads; what is sent is the seconds that it took."""
+        spent, times = 0.0, dict[int, list[float]]({user: [], 1: []})
+        yield user  # the first call of all pays for caches and says nothing
+        while spent < TRIAL or len(times[1]) < ROUNDS:
+            for number, seconds in times.items():
+                first, second = (yield number), (yield number)  # the first wakes sleeping threads
+                seconds.append(min(first, second))
+                spent += first + second
+        middle = {number: statistics.median(seconds) for number, seconds in times.items()}
+        one, several = (f"{middle[number] * 1e3:.2f} ms a call" for number in (1, user))
+        if middle[user] < middle[1]:
+            self._decide(f"with {user} threads: {several}, {one} with one")
+            recent = [0.0]
+            while statistics.median(recent) <= COLLAPSED * middle[user]:
+                recent = []
+                for _ in range(WINDOW):
+                    recent.append((yield user))
+            several = f"{statistics.median(recent) * 1e3:.2f} ms a call"
+        self._decide(f"with one thread: {one}, {several} with {user}")
+        while True:
+            yield 1
 
-def _numbers(user: int) -> Generator[int, float, None]:
-    """Yield each call's number of threads; what is sent is the seconds that it took."""
-    best, usual, rest = user, 0.0, 0.0
-    while True:
-        slow, spent = 0, 0.0
-        while True:  # the first call of all pays for caches and says nothing; a trial follows it
-            seconds = yield best
-            spent += seconds
-            slow = slow + 1 if seconds > SLOW * usual else 0
-            if slow >= PATIENCE or spent >= rest:
-                break
-        trial: dict[int, list[float]] = {user: [], 1: []}
-        middle = {user: 0.0}
-        while len(trial[1]) < PAIRS and max(middle.values()) <= CLEAR * min(middle.values()):
-            for number, times in trial.items():
-                times.append((yield number))
-            middle = {number: statistics.median(times) for number, times in trial.items()}
-        best = min(middle, key=lambda number: (middle[number], number))
-        usual, rest = middle[best], REST * sum(map(sum, trial.values()))
+    def _decide(self, decision: str) -> None:
+        self.decision = decision
+        log.engine.info("From the next call on the program runs %s", decision)
 
 
 def use_one() -> None:
