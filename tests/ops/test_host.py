@@ -28,6 +28,16 @@ def test_called_with_zeros_at_capture_and_once_per_execution() -> None:
     assert calls == [[0, 0], [2, 3], [4, 5]]
 
 
+def test_a_host_function_may_ask_for_gradients() -> None:
+    def slope(x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad((x**3).sum(), x)[0]
+
+    cpu = CPU(slope, "Slope")
+    assert infer(lambda x: cpu(x) + 1, torch.tensor([2.0])) == 13
+
+
 @pytest.mark.spec("ops", 22)
 def test_a_tuple_comes_back_as_a_list() -> None:
     both = CPU(lambda x, y: (x + y, (x * y).int()), "Both")

@@ -57,7 +57,7 @@ LINES = "errors and stages do not name the lines of forward that operators come 
 OPERATORS = "operators of other libraries that give no shapes cannot be called by name"
 BESIDE = "weights cannot be read while a model is captured"
 GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
-INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
+INTERPRETED = "calls before optimised code is there take longer"
 NESTED = "models with parts that torch.compile has compiled cannot be captured"
 CHECKPOINTS = "torch.utils.checkpoint in a model computes wrong gradients"
 JOBS = "processes that met before the model was wrapped cannot train it together"
@@ -95,7 +95,7 @@ OPTIONAL = {
     ),
     LINES: ("torch.fx.proxy:TracerBase.create_node",),
     GROUPED: ("torch:_grouped_mm",),
-    INTERPRETED: ("torch:_fused_adamw_",),
+    INTERPRETED: ("torch:_fused_adamw_", "torch._C:_AutoDispatchBelowAutograd"),
     NESTED: ("torch._dynamo.config:error_on_nested_fx_trace",),
     CHECKPOINTS: ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
@@ -148,6 +148,7 @@ ATTRIBUTES = {
     "_forward_pre_hooks": "of a module: the blocks that it begins, and what else it calls before",
     "_get_name": "of a module: what its class calls itself",
     "_modules": "of a module: its layers by name",
+    "_op": "of an operator: what it calls, without a Python function between",
     "_opt_called": "of an optimizer: that a step was done, for learning rate schedules",
     "_optimizer_step_post_hooks": "of an optimizer: what it would call after a step",
     "_optimizer_step_pre_hooks": "of an optimizer: what it would call before a step",

@@ -156,7 +156,6 @@ class Tiered:
     """
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
-        backends.keep_freed_memory()  # as the fast tier will: the first calls gain as much
         self._current = self._slow_tier = slow
         self._code = code
         self._job: CompileJob | None = None
