@@ -135,6 +135,7 @@ def turns(name: str, chosen: argparse.Namespace) -> Figures:
         steps["foreach"] = contestants.eager(work, foreach)
     steps["compile"] = contestants.compiled(work)
     steps["ours"] = contestants.ours(work, "inductor")[0]
+    steps["interpreted"] = contestants.ours(work, "reference")[0]
     jax = None
     if chosen.jax.exists() and name in contestants.Jax.WORKLOADS:
         steps["jax"] = jax = contestants.Jax(chosen.jax, name, chosen.threads)
@@ -143,7 +144,7 @@ def turns(name: str, chosen: argparse.Namespace) -> Figures:
     rounds = max(11, min(1000, int(seconds / sum(once.values()))))
     middle = medians(alternate(steps, rounds, warmup=3))
     eager = min(middle["eager"], middle.get("foreach", float("inf")))
-    median = {"eager": eager, "compile": middle["compile"], "ours": middle["ours"]}
+    median = {"eager": eager, **{part: middle[part] for part in ("compile", "ours", "interpreted")}}
     figures: Figures = {"rounds": rounds}
     if jax is not None:  # its own figures: without the way to its process and back
         median["jax"] = medians({"jax": jax.seconds[-rounds:]})["jax"]
@@ -179,10 +180,12 @@ def line(work: Workload, row: Figures) -> str:
     seconds = row["seconds"]
     eager, other = (seconds[part] / seconds["ours"] for part in ("eager", "compile"))
     jax = f"  JAX {seconds['jax'] / seconds['ours']:5.2f}" if "jax" in seconds else ""
+    interpreted = seconds["interpreted"] / seconds["eager"]
     marks = ["" if got >= wanted else "!" for got, wanted in zip((eager, other), work.floors)]  # noqa: B905
     return (
         f"{work.title:36s} {seconds['ours'] * 1e3:8.2f} ms  eager {eager:5.2f}{marks[0]:1s}"
         f" ({work.floors[0]})  compile {other:5.2f}{marks[1]:1s} ({work.floors[1]}){jax}"
+        f"  interpreted / eager {interpreted:.2f}{'!' if interpreted > 1 else ''}"
         f"  first {row['ours-alone']['first']:.2f} s, full {row['ours-alone']['full']:.1f} s,"
         f" again {row['ours-again']['full']:.2f} s;"
         f" torch.compile {row['compile-alone']['full']:.1f} s"
@@ -203,12 +206,13 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         f"{torch.__version__}, float32 where the row does not say.",
         "",
         "Milliseconds of one call, medians of runs in turn; ratios are the other's time over ours, "
-        "in brackets what is wanted, **bold** where it is missed. Share: model FLOP/s over the "
+        "in brackets what is wanted, **bold** where it is missed. Interpreted: the time of a step "
+        "before compiled code is there over eager's, at most 1. Share: model FLOP/s over the "
         "measured rate of a 1024 x 1024 x 1024 matmul.",
         "",
         "| workload | eager | torch.compile | JAX | poptorch | vs eager | vs torch.compile "
-        "| vs JAX | share |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| vs JAX | interpreted / eager | share |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         work, seconds = WORKLOADS[name], row["seconds"]
@@ -219,6 +223,8 @@ def document(rows: dict[str, Figures], threads: int) -> str:
             text = f"{ratio:.2f}" if ratio >= floor else f"**{ratio:.2f}**"
             cells.append(f"{text} ({floor})")
         cells.append(f"{seconds['jax'] / seconds['ours']:.2f}" if "jax" in seconds else "")
+        interpreted = f"{seconds['interpreted'] / seconds['eager']:.2f}"
+        cells.append(interpreted if float(interpreted) <= 1 else f"**{interpreted}**")
         cells.append(f"{row['shares']['ours']:.0%}")
         lines.append(f"| {work.title} | " + " | ".join(cells) + " |")
     lines += [
