@@ -4,6 +4,7 @@
 #   make test                  lint, types and tests
 #   make test-capabilities     the tests of numbers, with each set of instructions of this processor
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
+#   make test-torch VERSION=2.14.1   all tests on another release of torch, or on its nightly build
 #   make examples              eight programs on real data, beside eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
 #   make check                 lint, types and a quick part of the tests, in half a minute
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo demo-processes examples test test-capabilities test-long check lint docs site bench bench-quick soak dataset clean
+.PHONY: demo demo-processes examples test test-capabilities test-long test-torch check lint docs site bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -58,6 +59,21 @@ test-capabilities: $(STAMP)
 test-long: site
 	rm -rf build/compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
+
+# Another release of torch, in an environment of its own outside of this folder. What pyproject.toml
+# allows is not asked: this is how a release gets there. "nightly" is torch's newest build.
+TORCH_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/poptorch-torch-$(VERSION)
+OTHER := $(TORCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check
+NIGHTLY := --upgrade --pre torch --index-url https://download.pytorch.org/whl/nightly/cpu
+test-torch:
+	@test -n "$(VERSION)" || { echo "Say which: make test-torch VERSION=2.14.1"; exit 2; }
+	@test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
+	@grep -v '^torch==' constraints.txt >$(TORCH_ENV)/constraints.txt
+	@$(OTHER) --no-deps -r $(TORCH_ENV)/constraints.txt
+	@$(OTHER) -c $(TORCH_ENV)/constraints.txt $(if $(filter nightly,$(VERSION)),$(NIGHTLY),torch==$(VERSION))
+	@$(OTHER) --no-deps -e .
+	NO_MKDOCS_2_WARNING=1 $(TORCH_ENV)/bin/mkdocs build --strict --quiet
+	$(TORCH_ENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
 
 # Of each test function the first case, and none that is marked slow.
 check: lint

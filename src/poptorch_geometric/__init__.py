@@ -4,10 +4,14 @@ Needs the package torch_geometric, and no plug-in of it. Source: PopTorch user g
 ops".
 """
 
+import warnings as _warnings
+
 from poptorch import __version__, _OverwriteContextManager  # type: ignore[attr-defined]
 
 try:
-    import torch_geometric as _torch_geometric  # noqa: F401
+    with _warnings.catch_warnings():  # it scripts two classes of its own, whoever imports it
+        _warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated")
+        import torch_geometric as _torch_geometric  # noqa: F401
 except ModuleNotFoundError as _error:
     _error.add_note('  Fix:    pip install "poptorch[graphs]"')
     raise

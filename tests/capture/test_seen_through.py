@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from helpers.wrapped import normal
 from helpers.wrapping import Having, options, training, trains_alike
+from poptorch._base import private
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +143,12 @@ def test_checkpoints_of_other_threads_are_torchs_own() -> None:
     assert elsewhere
     for leaf in elsewhere:
         torch.testing.assert_close(leaf.grad, leaf.detach().exp())
+
+
+def test_checkpoints_are_refused_where_their_gradients_would_be_wrong(monkeypatch) -> None:
+    name = "checkpoint_without_reentrant_generator_impl"
+    path, lost = private.ROWS[name]
+    monkeypatch.setitem(private.ROWS, name, (f"{path}_renamed", lost))
+    trains_alike(Net(), X, Y)
+    with pytest.raises(RuntimeError, match=private.CHECKPOINTS):
+        trained(Net(by_checkpoint))

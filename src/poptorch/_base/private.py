@@ -44,8 +44,6 @@ REQUIRED = {
         "torch._inductor.config:fallback_random",
         "torch._inductor.config:post_grad_custom_post_pass",
         "torch._inductor.decomposition:select_decomp_table",
-        "torch._inductor.dependencies:MemoryDep",
-        "torch._inductor.dependencies:ReadWrites.with_read",
         "torch._inductor.scheduler:SchedulerNode.recompute_size_and_body",
         "torch._inductor.scheduler:SchedulerNode.set_read_writes",
         "torch._inductor.virtualized:V",
@@ -59,7 +57,7 @@ BESIDE = "weights cannot be read while a model is captured"
 GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
 INTERPRETED = "calls before optimised code is there take longer"
 NESTED = "models with parts that torch.compile has compiled cannot be captured"
-CHECKPOINTS = "torch.utils.checkpoint in a model computes wrong gradients"
+CHECKPOINTS = "models with torch.utils.checkpoint cannot be captured"
 JOBS = "processes that met before the model was wrapped cannot train it together"
 KEPT_CODE = "compiled code is not kept for later processes"
 PRODUCTS = "products call the library that torch asks, on AMD's processors too"
@@ -97,7 +95,7 @@ OPTIONAL = {
     GROUPED: ("torch:_grouped_mm",),
     INTERPRETED: ("torch:_fused_adamw_", "torch._C:_AutoDispatchBelowAutograd"),
     NESTED: ("torch._dynamo.config:error_on_nested_fx_trace",),
-    CHECKPOINTS: ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
+    CHECKPOINTS: ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     KEPT_CODE: (
         "torch._C:_aoti.alloc_tensors_by_stealing_from_void_ptrs",
@@ -134,6 +132,11 @@ OPTIONAL = {
         "torch._inductor.cpu_vec_isa:VecISA.check_build",
     ),
 }
+# What a name was called in the oldest releases that are supported.
+FORMER = {
+    "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl":
+        "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",  # torch 2.13
+}  # fmt: skip
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)
         for lost, paths in (REQUIRED | OPTIONAL).items() for path in paths}  # fmt: skip
 
@@ -178,13 +181,24 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     path, lost = ROWS[name]
     try:
-        return pkgutil.resolve_name(path)
+        return pkgutil.resolve_name(_path_here(path))
     except (ImportError, AttributeError) as error:
         raise Gone(
             f"torch {torch.__version__} has no {path.replace(':', '.')}",
             got=f"{error}; without it {lost}",
             fix="install a release of torch that this release of poptorch names in its metadata",
         ) from error
+
+
+def _path_here(path: str) -> str:
+    """Return where a name is in this release of torch, if only its former place is there."""
+    if path not in FORMER:
+        return path
+    try:
+        pkgutil.resolve_name(path)
+    except AttributeError:
+        return FORMER[path]
+    return path
 
 
 def demand(lost: str) -> None:
@@ -252,23 +266,36 @@ def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let stand-ins take the place of torch's functions, unless these are gone or changed."""
+def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[set[str]]:
+    """Let stand-ins take the place of torch's functions, unless these are gone or changed.
+
+    A stand-in that takes any arguments names those that it reads, which come first.
+
+    Yields:
+        The names whose stand-ins are there.
+    """
+    standing = set[str]()
     with contextlib.ExitStack() as stack:
         for name, stand_in in stand_ins.items():
             path, lost = ROWS[name]
             usual = optional(name)
             if usual is None:
                 continue
-            _, *arguments = inspect.signature(stand_in).parameters
-            if arguments != list(inspect.signature(usual).parameters):
+            if not _takes(stand_in, list(inspect.signature(usual).parameters)):
                 _warn(f"torch {torch.__version__} calls {path} in another way; {lost}")
                 continue
-            module, _, attributes = path.partition(":")
+            module, _, attributes = _path_here(path).partition(":")
             owners, _, attribute = attributes.rpartition(".")
             owner = pkgutil.resolve_name(f"{module}:{owners}")
             stack.enter_context(replaced(owner, attribute, stand_in))
-        yield
+            standing.add(name)
+        yield standing
+
+
+def _takes(stand_in: Callable[..., Any], names: list[str]) -> bool:
+    _, *own = inspect.signature(stand_in).parameters.values()
+    read = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return names[: len(read)] == read and (len(read) < len(own) or len(names) == len(read))
 
 
 @contextlib.contextmanager

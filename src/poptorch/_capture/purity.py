@@ -18,7 +18,6 @@ from .._ops.effects import is_control_flow
 from .._ops.rounding import rounded_at_random
 
 aten = torch.ops.aten
-fx.has_side_effect(aten._linalg_check_errors.default)  # which torch finds by itself from 2.13 on
 Tensors = Sequence[torch.Tensor]
 
 

@@ -75,23 +75,14 @@ def replaced(
     over, thread = False, threading.get_ident()
 
     def checkpointed(
-        usual: Callable[..., Any],
-        fn: Callable[..., Any],
-        preserve_rng_state: bool,
-        context_fn: Any,
-        determinism_check: str,
-        debug: bool,
-        early_stop: bool,
-        *args: Any,
-        **kwargs: Any,
+        usual: Callable[..., Any], fn: Callable[..., Any], *rest: Any, **settings: Any
     ) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             with again() if over else contextlib.nullcontext():
                 return fn(*args, **kwargs)
 
         chosen = run if threading.get_ident() == thread else fn
-        rest = (preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args)
-        return usual(chosen, *rest, **kwargs)
+        return usual(chosen, *rest, **settings)
 
     reassigned: dict[str, torch.Tensor] = {}
     changes = [
@@ -101,9 +92,8 @@ def replaced(
         (CheckpointFunction, "apply", staticmethod(_newer_checkpoint)),
         (Distribution, "_validate_args", False),  # it would look at values
     ]
-    checkpoints = private.standing_in({"checkpoint_without_reentrant_generator": checkpointed})
     try:
-        with _changed(changes), checkpoints, _without_dynamo():
+        with _changed(changes), _checkpoints(checkpointed), _without_dynamo():
             yield reassigned
             for path, tied in places.items():
                 _check(path, tied, values[path], reassigned)
@@ -206,6 +196,17 @@ def _averaging_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+@contextlib.contextmanager
+def _checkpoints(stand_in: Callable[..., Any]) -> Iterator[None]:
+    """Without a stand-in what runs again would use the host's weights: an error instead."""
+    stand_ins = {"checkpoint_without_reentrant_generator_impl": stand_in}
+    with private.standing_in(stand_ins) as standing, contextlib.ExitStack() as stack:
+        if not standing:
+            refused = f"With torch {torch.__version__} {private.CHECKPOINTS}"
+            stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(refused))
+        yield
 
 
 @contextlib.contextmanager

@@ -222,7 +222,7 @@ def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
     return values
 
 
-def _noting_lines() -> contextlib.AbstractContextManager[None]:
+def _noting_lines() -> contextlib.AbstractContextManager[object]:
     """Torch's own way looks at some hundred frames for each node: a sixth of a capture."""
     thread, of_user = threading.get_ident(), functools.cache(is_user_file)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -349,8 +348,6 @@ def _config(job: Job, folder: str) -> Any:
             socket.getaddrinfo(job.hosts[place], None)
             address = job.hosts[place]
     shown = None if only is None else {only - place * job.here}
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    patience: Any = {"shutdown_timeout": _PATIENCE} if "shutdown_timeout" in known else {}
     return LaunchConfig(
         min_nodes=hosts,
         max_nodes=hosts,
@@ -372,7 +369,7 @@ def _config(job: Job, folder: str) -> Any:
             tee=Std.ALL,
             local_ranks_filter=shown,
         ),
-        **patience,  # torch has it from 2.12 on; before, it waits for 30 s
+        shutdown_timeout=_PATIENCE,
     )
 
 

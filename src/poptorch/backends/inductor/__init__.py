@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -42,11 +44,7 @@ class Inductor:
     def build(self, graph: Graph) -> Code:
         """Compile one graph; the code is run, so that its folder is this user's alone."""
         caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
-        with caches, warnings.catch_warnings():
-            # Torch's own deprecations, met while its compiler is imported and runs. Torch 2.12
-            # warns, of every product, about kernels for GPUs that it cannot use here.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.filterwarnings("ignore", "CUTLASS backend is not supported")
+        with caches, _without_torchs_advice():
             private.demand(private.COMPILER)
             return compile_graph(prepare(graph), graph.zero_inputs())
 
@@ -64,3 +62,24 @@ class Inductor:
             "processor": instructions(),
             "threads": str(torch.get_num_threads()),
         }
+
+
+@contextlib.contextmanager
+def _without_torchs_advice() -> Iterator[None]:
+    """Without what nobody here can act on, met while torch's compiler is imported and runs.
+
+    These are its own deprecations, and that there is no GPU for a torch that could use one.
+    """
+    logger = logging.getLogger("torch.utils.cpp_extension")
+
+    def of_processors(record: logging.LogRecord) -> bool:
+        return "No CUDA runtime" not in record.getMessage()
+
+    logger.addFilter(of_processors)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)
+            yield
+    finally:
+        logger.removeFilter(of_processors)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._base import private
 from ..._ir.operators import Operator, may_view, reachable, storage_root
 
 aten = torch.ops.aten
@@ -85,8 +84,8 @@ def _readers(write: fx.Node) -> set[fx.Node]:
 def keep_dependencies(nodes: list[Any]) -> list[Any]:
     """Let each of a scheduler's nodes read with new loops what it read with the old ones.
 
-    Where torch makes a kernel's loops anew, to fuse them, it takes tensors' names from before any
-    write, and torch 2.11 forgets additional dependencies: kernels may run too early.
+    Where torch 2.13 makes a kernel's loops anew, to fuse them, it takes tensors' names from before
+    any write: kernels may run too early. Later releases do what is done here.
     """
     for node in nodes:
         for part in node.get_nodes():
@@ -97,8 +96,5 @@ def keep_dependencies(nodes: list[Any]) -> list[Any]:
 
 
 def _recompute(node: Any, usual: Any, *arguments: Any, **options: Any) -> None:
-    reads = node.read_writes.reads
-    additional = type(reads)([read for read in reads if not isinstance(read, private.MemoryDep)])
     usual(*arguments, **options)
-    kept = node.read_writes.with_read(additional).rename(node.mutation_renames)
-    node.set_read_writes(kept)
+    node.set_read_writes(node.read_writes.rename(node.mutation_renames))
