@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -132,6 +133,25 @@ def test_training_flags() -> None:
     assert wrapper(X)[1:] == (True, True)
     wrapper.model.eval()
     assert wrapper(X)[1:] == (False, False)
+
+
+@pytest.mark.spec("executor", 38)
+def test_the_outermost_module_of_a_training_model_stays_in_train_mode(caplog) -> None:
+    def forward(model, x):
+        out = model.sub(x)
+        loss = (F.mse_loss(out, x),) if model.training else ()
+        return (out, model.training, model.sub.training, *loss)
+
+    model = Having(forward, sub=nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
+    wrapper = poptorch.trainingModel(model, options(accumulation=2))
+    inference = poptorch.inferenceModel(model, options())
+    for training in (True, False, True, False):
+        model.train(training)
+        assert wrapper(X)[1:3] == (True, training)
+        assert len(wrapper(X)) == 4
+    model.eval()
+    assert inference(X)[1:] == (False, False)
+    assert caplog.text.count("in eval mode while it is trained") == 1
 
 
 @pytest.mark.spec("executor", 47)

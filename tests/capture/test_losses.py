@@ -58,18 +58,29 @@ def apart(out, y):
 
 
 NOT_FOLLOWED, SEVERAL = "not the loss that training would follow", "Multiple independent losses"
+NO_GRADIENT, NO_SCALAR = "has no gradient", "must be a scalar"
 REFUSED = {
     "times two": (lambda o, y: marked(o.sum() ** 2) * 2, NOT_FOLLOWED),
-    "in a tuple": (lambda o, y: (o, {"loss": [marked(o.sum() ** 2) / 4]}), NOT_FOLLOWED),
+    "in a tuple": (lambda o, y: (o, {"total": [marked(o.sum() ** 2) / 4]}), NOT_FOLLOWED),
     "two changed of one": (
-        lambda o, y: (lambda loss: (loss.exp(), loss * 2))(mse(o, y)), NOT_FOLLOWED,
+        lambda o, y: (lambda loss: (loss.exp(), loss * 2))(mse(o, y)), SEVERAL,
     ),
     "apart": (apart, SEVERAL),
+    "two marked": (lambda o, y: tuple(map(marked, apart(o, y))), SEVERAL),
+    "two that are called so": (lambda o, y: [{"loss": each} for each in apart(o, y)], SEVERAL),
     "a vector of both": (lambda o, y: torch.stack(apart(o, y)) * 2, SEVERAL),
     "without a reduction": (
         lambda o, y: (F.mse_loss(o, y, reduction="none"), mse(o, y)), SEVERAL,
     ),
+    "a vector": (lambda o, y: F.mse_loss(o, y, reduction="none"), NO_SCALAR),
     "by hand": (by_hand, "Couldn't find a loss in graph"),
+    "only gradients of it": (
+        lambda o, y: torch.autograd.grad(mse(o, y), o)[0], "Couldn't find a loss in graph",
+    ),
+    "detached": (lambda o, y: mse(o.detach() * 2, y), NO_GRADIENT),
+    "of a choice": (lambda o, y: marked(o.argmax(1).float().mean()), NO_GRADIENT),
+    "in no_grad": (torch.no_grad()(mse), NO_GRADIENT),
+    "of nothing trained": (lambda o, y: (o.sum(), mse(y, y + 1)), NO_GRADIENT),
 }  # fmt: skip
 
 
@@ -80,8 +91,7 @@ def test_what_training_would_not_follow_is_an_error(losses, title: str) -> None:
     """The number that comes back would not be the one that training follows."""
     with pytest.raises(poptorch.Error, match=title) as caught:
         step(model_of(losses), lanes=2)
-    assert "poptorch.identity_loss" in str(caught.value)
-    assert ("test_losses.py:" in str(caught.value)) or losses is by_hand
+    assert "poptorch.identity_loss" in str(caught.value) or title is NO_GRADIENT
 
 
 RETURNED = {
@@ -116,11 +126,56 @@ def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(loss) -
     torch.testing.assert_close(got["loss"], value_of(loss))
 
 
+def adapted(out, y):
+    inner = mse(out, y)
+    (step,) = torch.autograd.grad(inner, out, create_graph=True)
+    return F.l1_loss(out - 0.3 * step, y), inner
+
+
+def each(out, y):
+    return F.mse_loss(out, y, reduction="none")
+
+
+def penalised(out, y):
+    return mse(out, y) + 0.1 * out.square().sum()
+
+
+FOLLOWED = {
+    "all but what is detached": (lambda o, y: (o, penalised(o, y), mse(o, y).detach()), penalised),
+    "as a dict": (
+        lambda o, y: {"all": penalised(o, y), "part": mse(o, y).detach(), "out": o}, penalised,
+    ),
+    "beside a copy": (lambda o, y: (mse(o, y).detach(), 3 * mse(o, y)), lambda o, y: 3 * mse(o, y)),
+    "the entry": (lambda o, y: {"a": F.l1_loss(o, y), "loss": mse(o, y), "b": [mse(o, y)]}, mse),
+    "the outer entry": (
+        lambda o, y: {"part": {"loss": F.l1_loss(o, y)}, "loss": by_hand(o, y)}, by_hand,
+    ),
+    "the mean of samples": (
+        lambda o, y: (lambda rows: (rows, rows.mean()))(each(o, y)), mse,
+    ),
+    "a mark beside a metric": (
+        lambda o, y: (torch.no_grad()(F.l1_loss)(o, y), marked(mse(o, y))), mse,
+    ),
+    "a mark beside a loss": (lambda o, y: (*apart(o, y), marked(by_hand(o, y))), by_hand),
+    "a step": (lambda o, y: (o, adapted(o, y)[0]), lambda o, y: adapted(o, y)[0]),
+    "a step and its inner loss": (adapted, lambda o, y: adapted(o, y)[0]),
+    "a step and its inner marked": (
+        lambda o, y: tuple(map(marked, adapted(o, y))), lambda o, y: adapted(o, y)[0],
+    ),
+    "not what is left over": (lambda o, y: (F.l1_loss(o, y), mse(o, y))[1:], mse),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("losses, loss", FOLLOWED.values(), ids=FOLLOWED)
+def test_metrics_and_inner_losses_are_not_followed(losses, loss) -> None:
+    follows(losses, loss, lanes=2)
+
+
 SAME = {
     "the loss, too": lambda loss, out: (loss * 2, {"loss": loss}),
     "a mean of one value": lambda loss, out: loss.mean(),
     "another shape": lambda loss, out: loss.reshape(1, 1).squeeze(),
-    "a copy": lambda loss, out: (loss.clone().detach(), 3 * loss),
+    "a copy": lambda loss, out: (loss.clone(), loss.detach() * 3),
     "a number for the log": lambda loss, out: (out, loss.detach() * 100),
     "nothing of it": lambda loss, out: [out],
 }
@@ -219,3 +274,21 @@ def test_ctc_loss_of_scores_whose_batch_comes_first(lengths: str, reduction: str
         return poptorch.identity_loss(loss, "sum")
 
     trains_alike(Having(forward, shift=nn.Parameter(torch.zeros(4))), torch.randn(2, 6, 4))
+
+
+def test_where_a_gradient_ended_is_said() -> None:
+    def switched_off(out, y):
+        with torch.no_grad():
+            out = out * 2  # here
+        return out, mse(out, y)
+
+    for losses, line in {
+        switched_off: "# here",
+        REFUSED["of a choice"][0]: "argmax",
+        REFUSED["detached"][0]: "o.detach() * 2",
+    }.items():
+        with pytest.raises(poptorch.Error, match="has no gradient") as caught:
+            step(model_of(losses), lanes=2)
+        assert line in str(caught.value)
+    with torch.inference_mode(), pytest.raises(poptorch.Error, match="inference_mode"):
+        step(model_of(mse), lanes=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -152,3 +153,22 @@ def test_checkpoints_are_refused_where_their_gradients_would_be_wrong(monkeypatc
     trains_alike(Net(), X, Y)
     with pytest.raises(RuntimeError, match=private.CHECKPOINTS):
         trained(Net(by_checkpoint))
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_device_ipu_is_that_of_the_program(accumulation: int) -> None:
+    """As scripts of the last releases write it for masks and constants."""
+
+    def forward(device, other, model, x):
+        with torch.device(device):
+            mask = torch.arange(4) < 2
+        made = torch.ones(4, device=device) + x.new_ones(4, device=other)
+        out = model.layer(x.to(device) * mask + made.to(other, torch.float32) + made.to(x.device))
+        return out, torch.nn.functional.mse_loss(out, torch.zeros_like(out, device=other))
+
+    def having(*devices) -> Having:
+        torch.manual_seed(0)
+        return Having(functools.partial(forward, *devices), layer=nn.Linear(4, 2))
+
+    ipu = having("ipu", torch.device("ipu:0"))
+    trains_alike(ipu, X, eager=having("cpu", "cpu"), accumulation=accumulation)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 
+from .._base import source, trees
 from .._ir.spec import Precision
-from .._ops.context import Capture, listening
+from .._ops.context import Candidate, Capture, listening
 from . import marks, trace
 from .casting import Casting
 from .losses import LOSS_FUNCTIONS
@@ -20,6 +22,9 @@ from .recorded import recorded, surroundings_waiting
 from .replaced import Tied
 from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, ValueReads
+
+# Scripts of PopTorch's last releases say where masks and constants are to be.
+_IPU, _DEVICE = re.compile(r"ipu(:\d+)?"), torch.device("cpu")  # of what is traced
 
 
 @dataclass(eq=False)
@@ -80,7 +85,7 @@ class Overrides(TorchFunctionMode):
             raise NotImplementedError("autocast works on one micro-batch at a time")
         args = tuple(map(self._traced_of, args))
         kwargs = {name: self._traced_of(value) for name, value in (kwargs or {}).items()}
-        loss = LOSS_FUNCTIONS.get(func) if self._context.training else None
+        loss, called = LOSS_FUNCTIONS.get(func) if self._context.training else None, func
         func, args, kwargs = self._casting(func, args, kwargs)
         if func in QUESTIONS:
             result = self._context.reads.answer(func, args, kwargs)
@@ -88,13 +93,28 @@ class Overrides(TorchFunctionMode):
             result = recurrent(func, args, self._context.lanes, self._priced)
         else:
             result = substitutes().get(func, func)(*args, **kwargs)
-        if loss is not None and isinstance(result, torch.Tensor):
-            self._context.mark_loss(result, loss)
+        if self._context.training and isinstance(result, torch.Tensor):
+            if loss is not None:
+                self._context.mark_loss(result, loss)
+            if not result.requires_grad and not self._context.lanes:
+                self._note_end(called, args, result)
+        elif func is torch.autograd.grad:
+            outputs = args[0] if args else kwargs["outputs"]
+            self._context.differentiated += trees.flatten(outputs)[0]
         return result
+
+    def _note_end(self, function: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
+        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+            place = recorded(result)
+            if place is not None:
+                end = Candidate(result, resolve_name(function) or "", source.calling_line())
+                self._context.ends[place[0]] = end
 
     def _traced_of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._traced.get(id(value), value)
+        if isinstance(value, (str, torch.device)):
+            return _DEVICE if _IPU.fullmatch(str(value)) else value
         if type(value) in (list, tuple):
             return type(value)(map(self._traced_of, value))
         return value

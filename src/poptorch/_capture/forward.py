@@ -200,6 +200,8 @@ def run_forward(
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")
     refuse_holders(structure, "forward returns an object whose tensors cannot be seen")
-    loss = final_loss(context.losses, request.module, tensors) if request.training else None
+    loss = None
+    if request.training:
+        loss = final_loss(context, request.module, tensors, structure)
     hosts = {at: tensor for at, tensor in enumerate(tensors) if not is_traced(tensor)}
     return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)

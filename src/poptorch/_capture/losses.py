@@ -1,19 +1,20 @@
-"""Finding the loss: torch's own losses by what they are, ``identity_loss`` by its mark."""
+"""Which value training starts from: the marked one, else the returned number made of all losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .._base import log, source
+from .._base import source, trees
 from .._base.errors import Error
+from .._ir.blocks import line_of
 from .._ir.operators import functions_before, reachable
-from .._ops.context import Candidate
-from .recorded import leads_to, original
+from .._ops.context import Candidate, Capture
+from .recorded import leads_to, original, recorded
 from .trace import outermost
 
 _NAMES = (
@@ -32,10 +33,72 @@ LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
 
 
 def final_loss(
-    candidates: Sequence[Candidate], model: nn.Module, returned: Sequence[torch.Tensor]
+    capture: Capture, model: nn.Module, returned: Sequence[torch.Tensor], structure: trees.Structure
 ) -> torch.Tensor:
-    """Return the one loss that feeds no other, or the one returned scalar made of all of these."""
-    if not candidates:
+    """Return the marked value, else the returned scalar that all losses with a gradient reach.
+
+    What is detached, or made under ``no_grad``, is a metric. A returned mapping's or dataclass's
+    ``loss`` wins over other entries. Losses that reach nothing returned count if none does. Those
+    that ``forward`` differentiates, as a step of meta-learning does, count if there are no others.
+    """
+    marks = [each for each in capture.losses if each.function == MARK]
+    if marks:
+        loss = _one(_last(marks), capture, model)
+        _check_unchanged(loss, returned)
+        return loss.tensor
+    losses = [each for each in capture.losses if _has_gradient(each.tensor)]
+    results = _results(returned, structure)
+    fitting = _named(results, structure)
+    if not fitting:
+        above = {each: _functions(each.tensor) for each in results}
+        used = [one for one in losses if any(_is_in(one, before) for before in above.values())]
+        if used:
+            used = [one for one in used if not _is_inner(one, capture)] or used
+            made = [each for each in results if all(_is_in(one, above[each]) for one in used)]
+            fitting = [each for each in made if each.tensor.numel() == 1] or _last(used)
+        else:
+            unused = [one for one in losses if not _is_inner(one, capture)]
+            fitting = _last(unused) or [one for one in capture.losses if one not in losses]
+    loss = _one(fitting, capture, model)
+    if loss.tensor.numel() != 1:
+        raise Error(
+            "The loss must be a scalar tensor",
+            got=f"{loss.function} of shape {tuple(loss.tensor.shape)}",
+            where=loss.line,
+            fix=(
+                "return its mean, too",
+                "mark the value: poptorch.identity_loss(loss, reduction='mean')",
+            ),
+        )
+    return loss.tensor
+
+
+def _results(returned: Sequence[torch.Tensor], structure: trees.Structure) -> list[Candidate]:
+    return [
+        Candidate(tensor, path, _line_of(tensor))
+        for tensor, path in zip(returned, structure.paths, strict=True)
+        if _has_gradient(tensor)
+    ]
+
+
+def _named(results: Sequence[Candidate], structure: trees.Structure) -> list[Candidate]:
+    """The outermost of the entries that are called ``loss``."""
+
+    def depths(part: trees.Structure, depth: int) -> Iterator[tuple[str, int]]:
+        keys = part.keys or (None,) * len(part.children)
+        for key, child in zip(keys, part.children, strict=True):
+            if key == "loss":
+                yield child.path, depth
+            yield from depths(child, depth + 1)
+
+    of_path = dict(depths(structure, 0))
+    named = [r for r in results if r.function in of_path and r.tensor.numel() == 1]
+    least = min((of_path[each.function] for each in named), default=0)
+    return [each for each in named if of_path[each.function] == least]
+
+
+def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Candidate:
+    if not fitting:
         raise Error(
             "Couldn't find a loss in graph",
             got=f"{type(model).__name__}.forward called no torch loss and no identity_loss",
@@ -43,50 +106,47 @@ def final_loss(
             fix=(
                 "compute the loss in forward with a torch.nn loss and return it",
                 "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
+                "or return it as the entry 'loss' of a dict or a dataclass",
             ),
         )
-    final = [c for c in candidates if not _feeds_another(c, candidates)]
-    combined = _combined(final, returned)
-    if combined is not None:
-        log.python.info(
-            "Training follows a returned value that is made of %s",
-            ", ".join(f"{c.function} at {c.line}" for c in final),
-        )
-        return combined
-    if len(final) > 1:
+    able = [each for each in fitting if _has_gradient(each.tensor)]
+    if not able:
+        raise _without_gradient(fitting[-1], capture)
+    outer = [each for each in able if not _is_inner(each, capture)] or able
+    if any(not _same_values(each.tensor, outer[0].tensor) for each in outer):
         raise Error(
             "Multiple independent losses found in graph",
-            got="\n".join(f"{c.function} at {c.line}" for c in final),
+            got="\n".join(f"{each.function} at {each.line}" for each in outer),
             where=source.definition_line(type(model).forward),
             fix=(
-                "return their sum, or another single number that is made of all of them",
-                "combine them and mark the result: "
-                "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
+                "return metrics as value.detach(), and one single number made of all losses",
+                "or mark it: poptorch.identity_loss(loss1 + loss2, reduction='sum')",
             ),
         )
-    (loss,) = final
-    _check_unchanged(loss, returned)
-    return loss.tensor
+    return outer[0]
 
 
-def _combined(final: Sequence[Candidate], returned: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    if any(each.function == MARK for each in final):
-        return None
-    losses = [each.tensor for each in final]
-    if len(losses) == 1 and any(_same_values(losses[0], each) for each in returned):
-        return None
-    made = [
-        each
-        for each in returned
-        if each.numel() == 1 and all(_reaches(each, loss) for loss in losses)
-    ]
-    return made[0] if made and all(_same_values(made[0], each) for each in made) else None
+def _without_gradient(loss: Candidate, capture: Capture) -> Error:
+    place = recorded(outermost(loss.tensor))
+    before = reachable([place[0]], lambda node: node.all_input_nodes) if place else ()
+    ends = [end for node, end in capture.ends.items() if node in before]
+    got, where = f"{loss.function} at {loss.line}: no trained parameter leads to it", loss.line
+    if ends:
+        got = f"{loss.function} at {loss.line}; the gradient ends at {ends[-1].function}"
+        where = ends[-1].line
+    return Error(
+        "The loss has no gradient: there is nothing to train",
+        got=got,
+        where=where,
+        fix="compute it from trained parameters, without detach, no_grad and argmax",
+    )
 
 
 def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
-    made_of_it = [tensor for tensor in returned if _reaches(tensor, loss.tensor)]
-    same = any(_same_values(loss.tensor, tensor) for tensor in returned)
-    if made_of_it and not same:
+    if any(_same_values(loss.tensor, each) for each in returned):
+        return
+    scalars = (each for each in returned if each.numel() == 1)
+    if any(_is_in(loss, _functions(each)) for each in scalars):
         raise Error(
             "The returned value is not the loss that training would follow",
             got=f"a value that was computed from {loss.function} at {loss.line}",
@@ -98,7 +158,11 @@ def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> bool:
+def _last(losses: Sequence[Candidate]) -> list[Candidate]:
+    return [each for each in losses if not _feeds_another(each, losses)]
+
+
+def _feeds_another(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
     later = False
     for other in candidates:
         if other is candidate:
@@ -119,8 +183,25 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     return one is not None and one is other
 
 
-def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
-    first, wanted = outermost(start).grad_fn, outermost(goal).grad_fn
-    if first is None or first is wanted:
-        return False
-    return wanted in reachable([first], functions_before)
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return outermost(tensor).requires_grad
+
+
+def _functions(tensor: torch.Tensor) -> set[Any]:
+    """What the backward pass of a tensor calls."""
+    first = outermost(tensor).grad_fn
+    return set() if first is None else reachable([first], functions_before)
+
+
+def _is_in(loss: Candidate, functions: set[Any]) -> bool:
+    return outermost(loss.tensor).grad_fn in functions
+
+
+def _is_inner(loss: Candidate, capture: Capture) -> bool:
+    return any(_is_in(loss, _functions(each)) for each in capture.differentiated)
+
+
+def _line_of(tensor: torch.Tensor) -> str | None:
+    place = recorded(outermost(tensor))
+    line = line_of(place[0]) if place else None
+    return source.describe(*line) if line else None

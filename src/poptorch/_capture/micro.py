@@ -221,6 +221,11 @@ class _Recording:
 
 
 def capture(request: Request) -> Micro:
+    if request.training and torch.is_inference_mode_enabled():
+        raise Error(
+            "A training program cannot be compiled under torch.inference_mode: it has no gradients",
+            fix="call the model outside of it",
+        )
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
     try:

@@ -59,6 +59,8 @@ class Capture(abc.ABC):
     replicas: Replicas = field(default_factory=Replicas)
     exchanging: bool = False  # replicas exchange something, so that they must run side by side
     losses: list[Candidate] = field(default_factory=list)
+    differentiated: list[torch.Tensor] = field(default_factory=list)  # by forward itself
+    ends: dict[fx.Node, Candidate] = field(default_factory=dict)  # where gradients end
     groups: dict[int, Group] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)  # of prints without a title
     _group_is_open: bool = False

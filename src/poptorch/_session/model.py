@@ -91,7 +91,8 @@ class Model:
     """The user's model, and a shallow copy with the same tensors and layers, which is traced.
 
     ``entry`` is called with the user's arguments while tracing; None for the module itself.
-    ``trained``: follow the ``train()`` of the user's module; in inference only its ``eval()``.
+    Its own ``training`` is set on it, whatever the user calls on his module later: for training it
+    follows his ``train()``, for inference his ``eval()``. All layers below follow him.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Model:
         self.signature = Signature(entry or module.forward, type(module).__name__)
         self.groupings: dict[str, GroupingRequest] = {}
         self._entry = entry
-        self._trained = trained
+        self._trained, self._told = trained, False
         self._seen_training = users.training, module.training
         self._modules = list(module.modules())
         self._mode = tuple(map(_training, self._modules))
@@ -114,16 +115,23 @@ class Model:
     def mode(self) -> Mode:
         """Return which modules train, as the user set it on his module or on the executor.
 
-        An inference model that evaluates while the user's trains keeps the mode it had before:
-        the layers are the same objects.
+        The outermost module of a training model stays in train mode, where its loss is. An
+        inference model that evaluates while the user's trains keeps the mode it had before: the
+        layers are the same objects.
         """
         users, own = self.users.training, self.module.training
         seen_users, seen_own = self._seen_training
-        if users != seen_users and (self._trained or not users):
+        if users != seen_users and users is self._trained:
             self.module.training = own = users
         self._seen_training = users, own
         if self._trained or own != seen_own or not self._keeps_mode():
             self._mode = tuple(map(_training, self._modules))
+        if self._trained and not users and not self._told and not any(self._mode[1:]):
+            self._told = True
+            log.python.warning(
+                "All layers of a model are in eval mode while it is trained, dropout and batch "
+                "norms too. Call train() on the model, if that is not meant"
+            )
         return self._mode
 
     def _keeps_mode(self) -> bool:
