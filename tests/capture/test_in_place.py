@@ -117,8 +117,8 @@ def test_in_inference_the_hosts_copy_waits_for_an_explicit_copy() -> None:
 
 
 def bind(model, x):
-    model.state = model.state + 1
-    return x + model.state
+    model.state = model.state + torch.ones(2)
+    return x + model.state[0]
 
 
 @pytest.mark.spec("supported_ops", 6)

@@ -104,7 +104,7 @@ def test_the_first_micro_batch_decides_and_a_truth_is_a_branch(caplog) -> None:
 
 
 NUMBERS = {
-    ".item()": lambda x: x.sum().item(),
+    ".item()": lambda x: x * (2 - x.sum().item() // 3),
     "int()": lambda x: int(x.sum()),
     "float()": lambda x: float(x.sum()),
     ".tolist()": lambda x: x.tolist(),
@@ -126,10 +126,63 @@ def test_numbers_explain_themselves() -> None:
     assert [finding.what for finding in findings] == [
         f"{n} needs a tensor's value" for n in NUMBERS
     ]
+    for use in (lambda x, n: x[:n], lambda x, n: torch.full((2,), n), lambda x, n: x + -n):
+        with pytest.raises(poptorch.Error, match="value is needed") as caught:
+            infer(lambda x, use=use: use(x, x.sum().int().item()), torch.ones(2))
+        assert "x.sum().int().item()" in str(caught.value)
     with pytest.raises(poptorch.Error, match="value is needed") as caught:
         infer(forward, torch.ones(2))
     for part in (".item()", "test_value_reads.py", "poptorch.ipu_print_tensor"):
         assert part in str(caught.value)
+
+
+def checked(model, x):
+    assert x.isnan().sum().item() == 0
+    count = (x > -9).sum().item()
+    most = x.max().item()
+    scale = 2 if count - 1 > 0 and min(most / 2, 7) < 5 and f"{most:.1f}" else 3
+    return F.mse_loss(scale * model.weight * x, x)
+
+
+def rebound(model, x):
+    model.mean = model.mean * 0.5 + x.detach().mean(0)
+    return F.mse_loss(model.weight * x, model.mean + 0 * x)
+
+
+def replaced(model, x):
+    if model.layer.function is with_tanh:
+        model.layer = Having(lambda layer, x: layer.inner(x), inner=model.layer.inner)
+    return F.mse_loss(model.layer(model.weight * x), x)
+
+
+def with_tanh(layer, x):
+    return layer.inner(x).tanh()
+
+
+def looked_up(model, x):
+    rows = (x.abs() * 2).long() % 4
+    bags = F.embedding_bag(rows, model.table, mode="mean", sparse=True)
+    return F.mse_loss(bags + F.embedding(rows[:, 0], model.table, sparse=True), model.weight * x)
+
+
+def placed(model, x):
+    mask = torch.zeros_like(x)
+    mask[:, 1] = 1
+    return F.mse_loss(
+        model.weight * x[:, mask[0].nonzero().squeeze(1)], x[mask.nonzero(as_tuple=True)][:, None]
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("forward", [checked, rebound, replaced, looked_up, placed])
+def test_what_models_of_others_do_trains_as_in_torch(forward, accumulation: int, caplog) -> None:
+    state = {"weight": nn.Parameter(torch.full((1,), 0.5)), "mean": torch.zeros(3)}
+    layer = Having(with_tanh, inner=nn.Linear(3, 3))
+    model = Having(forward, table=nn.Parameter(torch.randn(4, 3)), layer=layer, **state)
+    trains_alike(model, torch.randn(8, 3), accumulation=accumulation)
+    lines = [text for text in caplog.messages if "branches on the values" in text]
+    assert len(lines) == 3 * (forward is checked)
+    assert all("test_value_reads.py" in line for line in lines)
 
 
 def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:

@@ -21,7 +21,7 @@ from .losses import LOSS_FUNCTIONS
 from .recorded import recorded, surroundings_waiting
 from .replaced import Tied
 from .substitutes import RECURRENT, recurrent, substitutes
-from .value_reads import QUESTIONS, ValueReads
+from .value_reads import QUESTIONS, Frozen, ValueReads
 
 # Scripts of PopTorch's last releases say where masks and constants are to be.
 _IPU, _DEVICE = re.compile(r"ipu(:\d+)?"), torch.device("cpu")  # of what is traced
@@ -115,6 +115,10 @@ class Overrides(TorchFunctionMode):
             return self._traced.get(id(value), value)
         if isinstance(value, (str, torch.device)):
             return _DEVICE if _IPU.fullmatch(str(value)) else value
+        if isinstance(value, Frozen):
+            return self._context.reads.computed_with(value)
+        if type(value) is slice:
+            return slice(*map(self._traced_of, (value.start, value.stop, value.step)))
         if type(value) in (list, tuple):
             return type(value)(map(self._traced_of, value))
         return value

@@ -198,6 +198,8 @@ def run_forward(
         annotate.in_forward(names.heard),
     ):
         returned = request.call(batch)
+    if context.lanes and not all(request.tensors[path].is_statistic for path in reassigned):
+        raise NotImplementedError("forward binds other tensors to the names of buffers")
     tensors, structure = trees.flatten(returned, "output")
     refuse_holders(structure, "forward returns an object whose tensors cannot be seen")
     loss = None

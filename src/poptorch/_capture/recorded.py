@@ -26,6 +26,11 @@ _KEEPING = {
     aten.mean.default, aten.mean.dim, aten.sum.default, aten.sum.dim_IntList,
 }  # fmt: skip
 
+# These read only the shape of their operand.
+_LIKE = {
+    aten.zeros_like.default, aten.ones_like.default, aten.new_zeros.default, aten.new_ones.default,
+}  # fmt: skip
+
 # Control flow records the graph of a body while those of its surroundings wait.
 _outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
 
@@ -87,6 +92,13 @@ def value_of_inputs(
     return _known(*place, inputs)
 
 
+def _like(node: fx.Node) -> torch.Tensor:
+    """What has the shape of a tensor, and none of its values."""
+    target: Any = node.target
+    value = node.all_input_nodes[0].meta["val"]
+    return target(torch.empty(value.shape, dtype=value.dtype), *node.args[1:], **node.kwargs)  # type: ignore[no-any-return]
+
+
 class _Evaluator:
     def __init__(self, root: torch.nn.Module, given: Mapping[int, torch.Tensor]) -> None:
         self._root, self._given = root, given
@@ -117,6 +129,9 @@ class _Evaluator:
 
     def _call(self, node: fx.Node) -> None:
         target: Any = node.target
+        if target in _LIKE:
+            self._values[node] = _like(node), frozenset()
+            return
         known = [self._values[n] for n in node.all_input_nodes if n in self._values]
         inputs = frozenset[int]().union(*(used for _, used in known))
         runs = isinstance(target, Operator) or target is operator.getitem

@@ -70,7 +70,7 @@ def replaced(
     """``again`` makes the context in which checkpoints run again in the backward pass.
 
     Yields:
-        After the block, what each tensor of a batch norm was reassigned to.
+        After the block, what each buffer was reassigned to.
     """
     over, thread = False, threading.get_ident()
 
@@ -144,8 +144,12 @@ def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, tor
         now = getattr(owner, holder).get(name)
         if now is value:
             continue
-        if isinstance(owner, BATCH_NORMS) and isinstance(now, torch.Tensor):
-            reassigned[path] = now  # as they count their batches
+        kept = isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (
+            value.shape,
+            value.dtype,
+        )
+        if holder == "_buffers" and kept:
+            reassigned[path] = now
             continue
         what = "parameter" if holder == "_parameters" else "buffer"
         verb = "removed from" if now is None else "reassigned within"

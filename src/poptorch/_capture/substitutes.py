@@ -54,6 +54,27 @@ def _bincount(
     return counts.index_add(0, input.long(), weights)
 
 
+def _embedding(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Gradients are dense in a program: the same numbers, zeros included."""
+    bound = _signature(function).bind(*args, **kwargs)
+    bound.arguments["sparse"] = False
+    return function(*bound.args, **bound.kwargs)
+
+
+_signature = functools.cache(inspect.signature)
+
+
+_NONZERO = (torch.nonzero, torch.Tensor.nonzero, torch.argwhere, torch.Tensor.argwhere)
+
+
+def _nonzero(function: Callable[..., Any], input: torch.Tensor, **kwargs: Any) -> Any:
+    known = constant_value(input)
+    if known is None:
+        return function(input, **kwargs)
+    with untraced():
+        return function(known, **kwargs)
+
+
 def _combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     places = torch.tensor(list(choose(range(len(input)), r)), dtype=torch.int64)
@@ -196,6 +217,8 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
     functions: dict[Any, Callable[..., Any]] = {
         F.ctc_loss: _ctc_loss,
         F.one_hot: _one_hot,
+        **{f: functools.partial(_embedding, f) for f in (F.embedding, F.embedding_bag)},
+        **{f: functools.partial(_nonzero, f) for f in _NONZERO},
         torch.combinations: _combinations,
         torch.repeat_interleave: _repeat_interleave,
         torch.Tensor.repeat_interleave: _repeat_interleave,

@@ -55,6 +55,50 @@ SHAPE_FIX = "give results a fixed size: torch.where, masked_fill, x[mask] = valu
 PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs"
 
 
+class Frozen:
+    """A number that was read from a tensor: it may decide, but no operator may compute with it."""
+
+    what: str
+    line: str | None
+
+    @staticmethod
+    def of(value: float, what: str, line: str | None) -> Frozen:
+        number = (_FrozenInt if isinstance(value, int) else _FrozenFloat)(value)
+        number.what, number.line = what, line
+        return number
+
+
+def _propagating(name: str, base: type) -> Callable[..., Any]:
+    usual = getattr(base, name)
+
+    def call(self: Any, *args: Any) -> Any:
+        result = usual(self, *args)
+        if type(result) in (int, float):
+            return Frozen.of(result, self.what, self.line)
+        return result
+
+    return call
+
+
+class _FrozenInt(Frozen, int):
+    pass
+
+
+class _FrozenFloat(Frozen, float):
+    pass
+
+
+_ARITHMETIC = "add sub mul truediv floordiv mod pow"
+for _cls, _base in ((_FrozenInt, int), (_FrozenFloat, float)):
+    for _name in (
+        *_ARITHMETIC.split(),
+        *(f"r{name}" for name in _ARITHMETIC.split()),
+        "neg",
+        "abs",
+    ):
+        setattr(_cls, f"__{_name}__", _propagating(f"__{_name}__", _base))
+
+
 @dataclass(frozen=True)
 class Finding:
     what: str
@@ -78,7 +122,7 @@ class ValueReads:
     relied: dict[int, str | None] = field(default_factory=dict)  # of it, with the line that asked
     collect: bool = False  # note forbidden questions and answer them
     # By question and line, what the first inputs decided.
-    branches: dict[tuple[str, str | None], bool] = field(default_factory=dict)
+    branches: dict[tuple[str, str | None], float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,25 +133,38 @@ class ValueReads:
         # What is true or false is asked for a branch.
         if func in _BRANCHES or (func is _T.item and args[0].dtype is torch.bool):
             return self.branch(*_comparison(func, args, kwargs), what)
+        if func is _T.item and not args[0].is_complex():
+            return self.branch(args[0], func, what)
         known = constant_value(args[0])
         if known is not None:
             return _really(read, known)
         line = source.calling_line()
         if not what:
             return self._print(args[0], line)
-        if self.collect:
-            title = f"{what} needs a tensor's value"
-            self.findings.append(Finding(title, line, True, True, NUMBER_FIX))
-            return _really(read, args[0])
-        raise Uncapturable(
-            "A tensor's value is needed while the model is being captured",
-            got=f"{what} of a tensor whose values are known only when the program runs",
-            fix=(
-                "keep it a tensor: torch.where, masks, index_select, poptorch.dynamic_slice",
-                "pass it to forward as a Python number: a compile-time constant",
-                "look at it with poptorch.ipu_print_tensor; compute on the host with poptorch.CPU",
-            ),
-        )
+        self._refuse(what, line)
+        return _really(read, args[0])
+
+    def computed_with(self, number: Frozen) -> Any:
+        """What was read only to decide may be frozen, as branches are; no operand of a tensor's."""
+        self._refuse(number.what, number.line)
+        self.branches.pop((number.what, number.line), None)
+        return number
+
+    def _refuse(self, what: str, line: str | None) -> None:
+        if not self.collect:
+            raise Uncapturable(
+                "A tensor's value is needed while the model is being captured",
+                got=f"{what} of a tensor whose values are known only when the program runs",
+                where=line,
+                fix=(
+                    "keep it a tensor: torch.where, masks, index_select, poptorch.dynamic_slice",
+                    "pass it to forward as a Python number: a compile-time constant",
+                    "look at it with poptorch.ipu_print_tensor; compute on the host with "
+                    "poptorch.CPU",
+                ),
+            )
+        title = f"{what} needs a tensor's value"
+        self.findings.append(Finding(title, line, True, True, NUMBER_FIX))
 
     def branch(self, tensor: torch.Tensor, decide: Callable[[_T], Any], what: str) -> Any:
         known = constant_value(tensor)
@@ -120,9 +177,9 @@ class ValueReads:
             return _really(decide, known)
         if not self.real:
             raise BranchOnData
-        decided = _really(decide, tensor)
-        self.branches[what, source.calling_line()] = bool(decided)
-        return decided
+        decided, line = _really(decide, tensor), source.calling_line()
+        self.branches[what, line] = decided
+        return decided if isinstance(decided, bool) else Frozen.of(decided, what, line)
 
     def shape(self, operator: str) -> None:
         line = source.calling_line()
