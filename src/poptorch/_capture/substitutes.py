@@ -34,7 +34,11 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
             got="the number of classes would depend on values",
             fix="torch.nn.functional.one_hot(x, num_classes=10)",
         )
-    return F.one_hot(tensor, num_classes)
+    if tensor.dtype is not torch.int64:
+        return F.one_hot(tensor, num_classes)  # which refuses it
+    # Comparing with all classes, as torch does without values, would take classes out of range.
+    hot = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+    return hot.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
 def _bincount(
@@ -51,7 +55,7 @@ def _bincount(
     elif not weights.is_floating_point():
         weights = weights.double()
     counts = torch.zeros(minlength, dtype=weights.dtype, device=input.device)
-    return counts.index_add(0, input.long(), weights)
+    return counts.scatter_add(0, input.long(), weights)
 
 
 def _embedding(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

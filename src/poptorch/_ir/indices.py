@@ -56,7 +56,18 @@ _PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
 # Readers of indices along their second argument, of labels after scores, and of places.
 _ALONG = {
     aten.gather.default, aten.index_select.default, aten.scatter.src, aten.scatter.value,
-    aten.scatter_add.default, aten.scatter_reduce.two,
+    aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default,
+    aten.index_copy.default,
+}  # fmt: skip
+_UNPOOLING = {aten.max_unpool2d.default, aten.max_unpool3d.default}
+# Of these the compiler takes what eager kernels refuse; others look themselves.
+_TAKEN = {
+    *_ALONG, *_UNPOOLING,
+} - {aten.gather.default, aten.scatter.src}  # fmt: skip
+# Operands by place that have to be probabilities, and operators that divide integers.
+_PROBABILITIES = {aten.binary_cross_entropy.default: (0, 1), aten.bernoulli.default: (0,)}
+_DIVISIONS = {
+    aten.div.Tensor_mode, aten.floor_divide.default, aten.remainder.Tensor, aten.fmod.Tensor,
 }  # fmt: skip
 _SCORES = {
     aten.nll_loss_forward.default: 0, aten.nll_loss2d_forward.default: 0,
@@ -77,12 +88,12 @@ _RAISING = (
     "normal", "poisson", "binomial", "take", "put", "scatter", "gather", "index", "embedding",
     "nll_loss", "multi_margin", "multilabel", "one_hot", "histc", "bincount", "searchsorted",
     "repeat_interleave", "unique", "nonzero", "masked_select", "inverse", "triangular", "geqrf",
-    "binary_cross_entropy",
+    "binary_cross_entropy", "max_unpool",
 )  # fmt: skip
 # Any other that takes tensors of these names may raise, too.
 _INDICES = {"index", "indices", "offsets", "offs", "lengths", "repeats", "sorter"}
 _NOT_RAISING = {  # not looked at, or made by the forward pass
-    aten.index_add.default, aten.linalg_vector_norm.default, aten.max_pool2d_with_indices.default,
+    aten.linalg_vector_norm.default, aten.max_pool2d_with_indices.default,
     aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default,
     aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default,
     aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default,
@@ -222,6 +233,8 @@ def _may_raise(node: fx.Node) -> bool:
         return True
     if target in _NOT_RAISING:
         return False
+    if target in _DIVISIONS:
+        return bool(_divisor(node))
     tensors = {a.name for a in target._schema.arguments if "Tensor" in str(a.type)}
     return name.startswith(_RAISING) or not tensors.isdisjoint(_INDICES)
 
@@ -313,6 +326,41 @@ def _shape(node: Any) -> torch.Size:
     return node.meta["val"].shape  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """What an operator must not compute with: operand ``place`` of it has to be in a range."""
+
+    place: int
+    least: float
+    most: float
+    zero: bool = True  # whether zero is allowed
+
+
+def refusals(graph: fx.Graph) -> Iterator[tuple[fx.Node, Refusal]]:
+    """Name what compiled code would take of what eager kernels refuse, and no call looks at."""
+    for node in graph.nodes:
+        for place in _PROBABILITIES.get(node.target, ()):
+            yield node, Refusal(place, 0.0, 1.0)
+        if node.target is aten.repeat_interleave.Tensor:
+            yield node, Refusal(0, 0.0, math.inf)
+        if node.target in _DIVISIONS and _divisor(node):
+            yield node, Refusal(1, -math.inf, math.inf, zero=False)
+        for use in _uses(node) if node.target in _TAKEN else ():
+            given = all(_is_given(source, use) for source in _sources(use))
+            if not given:
+                yield node, Refusal(node.args.index(use.index), use.least, use.most)
+
+
+def _is_given(source: _Source, use: _Use) -> bool:
+    whole = isinstance(source.value, fx.Node) and source.value.op == "placeholder" and source.whole
+    return whole or _is_allowed(source, use)
+
+
+def _divisor(node: fx.Node) -> list[fx.Node]:
+    operands = node.args[:2]
+    return [operands[1]] if all(isinstance(o, fx.Node) and _is_integer(o) for o in operands) else []  # type: ignore[list-item]
+
+
 def _uses(node: fx.Node) -> list[_Use]:
     target, args = node.target, cast("Any", node.args)
     uses: list[_Use] = []
@@ -323,6 +371,8 @@ def _uses(node: fx.Node) -> list[_Use]:
     elif target in _ALONG:
         shape = _shape(args[0])
         uses = [_Use(args[2], 0, shape[args[1]] - 1 if shape else 0)]
+    elif target in _UNPOOLING:
+        uses = [_Use(args[1], 0, math.prod(args[2]) - 1)]
     elif target in _SCORES:
         scores, labels, *_, ignored = args[_SCORES[target] :][:5]
         classes = _shape(scores)[:2][-1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .library import define, one_by_one
+from .library import copied, define, one_by_one
 
 aten = torch.ops.aten
 
@@ -239,4 +239,22 @@ lstm_layer = define(
     backward=_lstm_backward,
     setup_context=_keep_workspace,
     vmap=_lstm_lanes,
+)
+
+
+def _within(x: torch.Tensor, least: float, most: float, zero: bool, what: str) -> torch.Tensor:
+    if x.numel():
+        low, high = (extreme.item() for extreme in torch.aminmax(x))
+        if not (least <= low and high <= most):  # not a number is neither
+            raise IndexError(f"{what}: {low} to {high} is out of range, {least:g} to {most:g}")
+        if not zero and not x.all():
+            raise RuntimeError(f"ZeroDivisionError in {what}")
+    return copied(x)
+
+
+within = define(
+    "within",
+    "(Tensor x, float least, float most, bool zero, str what) -> Tensor",
+    _within,
+    lambda x, *_: copied(x),
 )

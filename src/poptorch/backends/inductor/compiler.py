@@ -15,6 +15,7 @@ from . import shortcuts
 from .library import code_of
 from .lowering import Decompositions, fakes, lower
 from .products import attention_backward, choose_library
+from .refusals import refusing
 from .toolchain import explained
 from .windows import Convolutions, max_pool, max_pool_backward
 from .writes import keep_dependencies, place_writes
@@ -45,7 +46,7 @@ def rules(graph: fx.Graph) -> Decompositions:
 
 def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
     """Compile a graph with trailing writes; results have the strides of the traced ones."""
-    compiled = None
+    compiled, module = None, refusing(module)
     try:
         compiled = _compile(module, examples, plain=False)
     except Exception as error:  # whatever it is, the plain way tells whether it is ours
