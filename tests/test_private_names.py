@@ -95,7 +95,7 @@ def test_names_are_where_they_were_seen() -> None:
     release = version if version in RELEASES else RELEASES[-1]
     wanted = {path for path, releases in SEEN.items() if release in releases}
     assert {path for path in SEEN if _is_there(path)} == wanted
-    assert [name for name in private.ROWS if private.optional(name) is None] == []
+    assert all(map(private.has, private.REQUIRED | private.OPTIONAL))
     assert [n for make, names in OF for n in names.split() if not hasattr(make(), n)] == []
 
 

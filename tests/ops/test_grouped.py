@@ -61,7 +61,7 @@ def test_rows_of_no_group_are_zero_and_micro_batches_have_their_own_groups() -> 
 
 
 REFUSED = {
-    "two types": ((8, 8), (1, 8, 8), 1, torch.float16, "BF16|same dtype"),
+    "two types": ((8, 8), (1, 8, 8), 1, torch.float16, "BF16|BFloat16|same dtype"),
     "both of three dimensions": ((1, 8, 8), (1, 8, 8), 1, torch.float32, "BF16|offs"),
     "other inner sizes": ((8, 8), (1, 4, 8), 1, torch.float32, "do not fit together"),
     "other numbers of groups": ((8, 8), (2, 8, 8), 1, torch.float32, "do not fit together"),

@@ -109,7 +109,11 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], plain: bool) 
     }
     stand_ins = {} if plain else shortcuts.stand_ins()
     with private.settings(settings), private.standing_in(stand_ins):
-        ours = {aten.add.Tensor: _add, aten.index_put.default: _put}
+        ours = {
+            aten.add.Tensor: _add,
+            aten.index_put.default: _put,
+            aten.select_copy.int: _select,
+        }
         decompositions = {**private.select_decomp_table(), **ours}
         lowered = lower(module, inputs, rules(module.graph), decompositions)
         tracing = private.tracing(private.TracingContext(mode))
@@ -137,6 +141,11 @@ def _rewrite(graph: fx.Graph) -> None:
 def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
     """Of ``add(x, mm(a, b), alpha=f)`` torch 2.13 makes ``addmm`` and forgets the factor."""
     return NotImplemented if alpha == 1 else first + second * alpha
+
+
+def _select(tensor: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """Loops select so. Torch's compiler has no code for it: a slow call and a line in the log."""
+    return tensor.select(dim, index).clone()
 
 
 def _put(
