@@ -104,6 +104,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/graph_order.py
 	$(BIN)/python benchmarks/trainer.py
+	$(BIN)/python benchmarks/zoo.py
 	$(BIN)/python benchmarks/processes.py
 	if [ "$$(id -u)" = 0 ]; then $(BIN)/python benchmarks/link.py; else echo "benchmarks/link.py needs root"; fi
 
