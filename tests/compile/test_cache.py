@@ -69,6 +69,31 @@ MISSES = [
 ]
 
 
+class Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x):
+        return x + torch.rand(x.shape, generator=self.generator)
+
+
+def test_what_has_no_text_form_runs_and_of_many_entries_a_miss_reads_a_few(
+    folder: Path, caplog, monkeypatch
+) -> None:
+    folder.mkdir(parents=True)
+    for at in range(2 * cache.NEAREST_OF):
+        (folder / f"{at}.popef").write_bytes(b"no entry")
+    of_a_writer = folder / ".1.popef.00000000-1-abcdefgh"  # on another host
+    of_a_writer.touch()
+    read, looked = archive.read, []
+    monkeypatch.setattr(archive, "read", lambda path: looked.append(path) or read(path))
+    opts = options().enableExecutableCaching(folder)
+    assert poptorch.inferenceModel(Drawing(), opts)(X).shape == X.shape
+    assert len(looked) <= cache.NEAREST_OF + 5
+    assert of_a_writer.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 15, 16, 17, 18)
 def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch) -> None:

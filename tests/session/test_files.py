@@ -21,6 +21,7 @@ from helpers.source_tree import ROOT
 from helpers.wrapped import normal, options
 from helpers.wrapping import Calling, Having
 from poptorch import ConnectionType
+from poptorch._base import archive
 from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor
 
@@ -268,7 +269,7 @@ def test_where_files_go_and_what_is_not_in_them(tmp_path: Path, caplog) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     killed, living, other = (
-        tmp_path / f".{name}.poptorch.{pid}-abcdefgh"
+        tmp_path / f".{name}.poptorch.{archive._host()}-{pid}-abcdefgh"
         for name, pid in (("model", ended.pid), ("model", os.getpid()), ("other", ended.pid))
     )
     for path in (killed, living, other):

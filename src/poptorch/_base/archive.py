@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import hashlib
 import io
 import json
 import os
+import platform
 import stat
 import tempfile
 import zipfile
@@ -38,7 +40,8 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     header = {"format": FORMAT, "poptorch": VERSION, "digests": digests}
     _remove_orphans(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}-")
+    prefix = f".{path.name}.{_host()}-{os.getpid()}-"
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr(HEADER, json.dumps(header))
@@ -51,9 +54,16 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
         raise
 
 
+@functools.cache
+def _host() -> str:
+    """Return a name for this host: of others' processes it does not know which are running."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
 def _remove_orphans(path: Path) -> None:
-    for left in path.parent.glob(glob.escape(f".{path.name}.") + "*-????????"):
-        pid = left.name.removeprefix(f".{path.name}.").partition("-")[0]
+    own = f".{path.name}.{_host()}-"
+    for left in path.parent.glob(glob.escape(own) + "*-????????"):
+        pid = left.name.removeprefix(own).partition("-")[0]
         if pid.isdigit() and not is_running(int(pid)):
             with contextlib.suppress(OSError):  # another process has just removed it
                 left.unlink()

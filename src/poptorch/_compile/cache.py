@@ -225,7 +225,11 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
             name = f"{_INPUT}{slot.index}" if slot.kind is Kind.BATCH else slot.key
             facts[name] = slot.type_text
     for name, graph in plan.program.graphs.items():
-        nodes = graph_json.encode_nodes(graph.module)
+        try:
+            nodes = graph_json.encode_nodes(graph.module)
+        except TypeError as error:  # a generator of the model's, for one
+            facts[f"{name}{_OPERATOR}0"] = f"without a text form: {error}"
+            continue
         for at, node in enumerate(node for node in nodes if node["op"] != "placeholder"):
             where = f"{_AT}{node['at']}" if "at" in node else ""
             content = [node.get("args"), node.get("kwargs"), node.get("module")]
@@ -273,15 +277,23 @@ class Entry:
         return f"{'training' if self.facts.get('training') == 'True' else 'inference'}  {inputs}"
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path, most: int | None = None) -> list[Entry]:
+    """Return what is whole of the entries, the latest ones first; ``most``: look at so many."""
     whole = []
-    for path in folder.glob(f"*{SUFFIX}"):
+    for path in sorted(folder.glob(f"*{SUFFIX}"), key=_age)[:most]:
         try:
             facts, status = _facts(archive.read(path)[_FACTS]), path.stat()
         except (archive.InvalidFile, OSError, KeyError, ValueError, RecursionError):
             continue  # damaged, or just being removed: no entry
         whole.append(Entry(path, facts, status.st_size, status.st_mtime))
     return sorted(whole, key=lambda entry: entry.used, reverse=True)
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # it is just being removed
+        return 0.0
 
 
 def _facts(data: bytes) -> Facts:
@@ -312,7 +324,7 @@ def _order(name: str) -> tuple[bool, str, str]:
 
 
 def _miss(folder: Path, facts: Facts) -> str:
-    near = [differences(facts, entry.facts) for entry in entries(folder)[:NEAREST_OF]]
+    near = [differences(facts, entry.facts) for entry in entries(folder, NEAREST_OF)]
     if not near:
         return "the cache is empty"
     nearest = min(near, key=len)
