@@ -76,6 +76,28 @@ def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000007", "000000008"]
 
 
+def test_a_loop_that_was_left_goes_on_before_and_after_resuming(tmp_path: Path) -> None:
+    def made() -> poptorch.Checkpoints:
+        checkpoints = make(tmp_path)
+        opts, rows = checkpoints._executor.options, torch.arange(18.0).view(9, 2)
+        checkpoints._loader = poptorch.DataLoader(opts.clone().randomSeed(1), rows, shuffle=True)
+        return checkpoints
+
+    def take(checkpoints: poptorch.Checkpoints, count: int) -> list[float]:
+        batches = zip(range(count), checkpoints.batches(2), strict=False)
+        return [float(batch[0, 0]) + 0 * checkpoints._executor(batch) for _, batch in batches]
+
+    first = made()
+    for _ in first._loader:  # somebody looks at a batch
+        break
+    seen = take(first, 3) + take(first, 2)
+    first.save()
+    again = made()
+    assert again.resume()
+    seen += take(again, 4)
+    assert sorted(seen) == [2.0 * row for row in range(9)]
+
+
 def weight_of(checkpoints: poptorch.Checkpoints) -> torch.Tensor:
     return checkpoints._executor.state_dict()["layer.weight"].clone()
 

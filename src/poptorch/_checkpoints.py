@@ -31,7 +31,8 @@ from .options.distributed import data_share
 __all__ = ["Checkpoints"]
 
 _MODEL, _FACTS, _UNFINISHED = "model.poptorch", "facts.json", "unfinished-"
-_LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0}  # of numbers in facts
+# Of numbers in facts.
+_LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0, "order": 0}
 _LARGEST = 1 << 53
 _LOOK = 0.05  # seconds between looks for files of other processes
 
@@ -100,6 +101,8 @@ class Checkpoints:
         self._taken = 0  # batches of this epoch
         self._epoch_start: Any = None  # the host's generators then
         self._resumed: Any = None  # and when the checkpoint was made
+        self._order = 0  # of this epoch: the loader's permutation
+        self._rest: Iterator[Any] | None = None  # of the batches of this epoch
         self._tidy = False
         self._writing: _Writing | None = None
 
@@ -141,6 +144,7 @@ class Checkpoints:
         self.step, self.epoch = facts["step"], facts["epoch"]
         self._taken = facts["taken"] * facts["samples"] // self._samples
         self._epoch_start, self._resumed = facts["begun"], facts["host"]
+        self._order = facts["order"]
         log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
         return True
 
@@ -166,32 +170,39 @@ class Checkpoints:
     def batches(self, epochs: int) -> Iterator[Any]:
         """Yield the batches of so many epochs, those that are left.
 
-        After ``resume`` the used batches of the current epoch are loaded again and dropped.
+        After ``resume`` the used batches of the current epoch are loaded again and dropped. A loop
+        that was left goes on when this is called again.
         """
-        if self.epoch >= epochs:
-            return
-        if self._resumed is not None and getattr(self._loader, "_permuted", None) is not None:
-            self._loader._order_index += self.epoch
         while self.epoch < epochs:
-            for batch in self._epoch():
-                self.step += 1
-                self._taken += 1
-                yield batch
-            self.epoch, self._taken = self.epoch + 1, 0
+            if self._rest is None:
+                self._rest = self._left()
+            try:
+                for batch in self._rest:
+                    self.step += 1
+                    self._taken += 1
+                    yield batch
+            except Exception:
+                self._rest = None
+                raise
+            self.epoch, self._taken, self._rest = self.epoch + 1, 0, None
 
-    def _epoch(self) -> Iterator[Any]:
+    def _left(self) -> Iterator[Any]:
+        """Return the batches of this epoch that have not been taken."""
         resumed, self._resumed = self._resumed, None
-        if resumed is None:
-            self._epoch_start = host_random.state()
-            yield from self._loader
-            return
-        if self._epoch_start is not None:  # it was made before the first batch
+        again = self._taken > 0 or resumed is not None
+        permuted = getattr(self._loader, "_permuted", None) is not None
+        if again and permuted:
+            self._loader._order_index = self._order
+        self._order = self._loader._order_index if permuted else 0
+        if again and self._epoch_start is not None:  # it was made before the first batch
             host_random.restore(self._epoch_start)
+        self._epoch_start = host_random.state()
         rest = iter(self._loader)
         for _ in zip(range(self._taken), rest, strict=False):
             pass
-        host_random.restore(resumed)
-        yield from rest
+        if resumed is not None:
+            host_random.restore(resumed)
+        return rest
 
     def save(self, wait: bool = True) -> Path:
         """Write a checkpoint. A run that is killed meanwhile goes on from the one before.
@@ -283,6 +294,7 @@ class Checkpoints:
             "step": self.step,
             "epoch": self.epoch,
             "taken": self._taken,
+            "order": self._order,
             "begun": self._epoch_start,
             "host": host_random.state(),
             "device": self._executor.rng_state,
