@@ -20,6 +20,8 @@ from torch import Tensor
 from torch_geometric.experimental import set_experimental_mode
 from torch_geometric.utils import get_laplacian
 
+from poptorch._base.threads import OfThread, by_thread
+
 from . import _static, ops
 
 
@@ -129,13 +131,22 @@ METHODS: tuple[tuple[Any, str, Any], ...] = (
 
 @contextlib.contextmanager
 def substituted() -> Iterator[None]:
+    """Other threads go on with the usual functions."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_static.tracking())
-        stack.enter_context(set_experimental_mode(True, "disable_dynamic_shapes"))
+        mode: Any = OfThread(True, False)
+        stack.enter_context(set_experimental_mode(mode, "disable_dynamic_shapes"))
         for owner, name, replacement in (*_places(len(sys.modules)), *METHODS):
-            stack.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, replacement)
+            usual = vars(owner)[name]
+            stack.callback(setattr, owner, name, usual)
+            setattr(owner, name, _in_this_thread(replacement, usual))
         yield
+
+
+def _in_this_thread(replacement: Any, usual: Any) -> Any:
+    if isinstance(replacement, staticmethod):
+        return staticmethod(by_thread(replacement.__func__, usual.__func__))
+    return by_thread(replacement, usual) if callable(replacement) else replacement
 
 
 @functools.lru_cache(maxsize=1)

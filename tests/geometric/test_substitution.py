@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent import futures
 
 import pytest
 import torch
@@ -25,6 +26,13 @@ def swapped() -> list[object]:
     return functions + [vars(owner)[name] for owner, name, _ in _substitution.METHODS]
 
 
+def elsewhere() -> tuple[object, ...]:
+    """What a thread finds that has nothing to do with a capture."""
+    edges, _ = torch_geometric.utils.remove_self_loops(torch.tensor([[0, 1, 2], [0, 2, 2]]))
+    checked = torch.distributions.Bernoulli(0.5)._validate_args
+    return is_experimental_mode_enabled(FLAG), edges.tolist(), checked
+
+
 @pytest.mark.spec("geometric", 83)
 def test_aggregations_need_the_number_of_rows() -> None:
     aggregation, numbers = pyg.SumAggregation(), torch.tensor([0, 0, 1])
@@ -44,11 +52,13 @@ def test_everything_is_as_before_afterwards(flag: bool, fails: bool) -> None:
 
     def forward(x):
         inside.extend([is_experimental_mode_enabled(FLAG), torch_geometric.utils.scatter])
+        with futures.ThreadPoolExecutor(1) as threads:
+            inside.append(threads.submit(elsewhere).result())
         if fails:
             raise KeyError("a fault of the model")
         return x + 1
 
-    before = swapped()
+    before, usual = swapped(), elsewhere()
     with set_experimental_mode(flag, FLAG):
         model = poptorch.inferenceModel(Calling(forward), options())
         with pytest.raises(KeyError, match="a fault") if fails else contextlib.nullcontext():
@@ -56,6 +66,8 @@ def test_everything_is_as_before_afterwards(flag: bool, fails: bool) -> None:
         assert is_experimental_mode_enabled(FLAG) == flag
     assert inside[0] is True
     assert inside[1] is not torch_geometric.utils.scatter
+    assert inside[2][1:] == usual[1:]
+    assert inside[2][0] is False
     assert all(now is then for now, then in zip(swapped(), before, strict=True))
     assert len(before) > 50
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -85,7 +86,21 @@ def by_thread(mine: Callable[..., Any], others: Callable[..., Any]) -> Callable[
     def chosen(*args: Any, **named: Any) -> Any:
         return (mine if threading.get_ident() == thread else others)(*args, **named)
 
+    functools.update_wrapper(chosen, others)
     return chosen
+
+
+class OfThread:
+    """An attribute's value that only this thread sees; others see the usual one."""
+
+    def __init__(self, mine: Any, others: Any) -> None:
+        self._mine, self._others, self._thread = mine, others, threading.get_ident()
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self._mine if threading.get_ident() == self._thread else self._others
+
+    def __bool__(self) -> bool:
+        return bool(self.__get__(None))
 
 
 def only_here(hook: Callable[..., None]) -> Callable[..., None]:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from .._base import private, source
 from .._base.errors import Error
-from .._base.threads import PerThread, by_thread
+from .._base.threads import OfThread, PerThread, by_thread
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # the one of all dimensions
@@ -89,8 +89,13 @@ def replaced(
         *_tensors(places, values, users),
         *_methods(root),
         # Checkpoints of the older kind start a backward pass inside of the one that is captured.
-        (CheckpointFunction, "apply", staticmethod(_newer_checkpoint)),
-        (Distribution, "_validate_args", False),  # it would look at values
+        (
+            CheckpointFunction,
+            "apply",
+            staticmethod(by_thread(_newer_checkpoint, CheckpointFunction.apply)),
+        ),
+        # It would look at values.
+        (Distribution, "_validate_args", OfThread(False, Distribution._validate_args)),
     ]
     try:
         with _changed(changes), _checkpoints(checkpointed), _without_dynamo():
