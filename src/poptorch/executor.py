@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
 import os
 import weakref
@@ -63,7 +62,7 @@ class PoplarExecutor:
         training = optimizer is not None
         self._channel = Channel(f"poptorch.{'trainingModel' if training else 'inferenceModel'}")
         self._channel.instrument(self, *_TRACED)
-        shallow = copy.copy(model)  # shares tensors and sub-modules, not top-level attributes
+        shallow = wrapping.shallow(model)  # shares tensors and layers, not top-level attributes
         self._user_model = model if training else shallow
         owner = weakref.ref(self)
         entry = _with_loss(shallow, loss) if loss is not None else None

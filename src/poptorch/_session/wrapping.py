@@ -6,13 +6,14 @@ methods. Copies and pickles of it are ordinary modules.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import itertools
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torch import nn
@@ -203,29 +204,59 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     }
     if cls.zero_grad is nn.Module.zero_grad:
         members["zero_grad"] = zero_grad
-    _subclasses[cls] = type(f"Poptorch{cls.__name__}", (cls,), members)
+    _subclasses[cls] = _without_hooks(f"Poptorch{cls.__name__}", cls, members)
     return _subclasses[cls]
 
 
+def _without_hooks(name: str, cls: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]:
+    """Make a subclass of which neither the class nor its metaclass hears."""
+    made: Any = type.__new__(type(cls), name, (nn.Module,), members)
+    try:
+        made.__bases__ = (cls,)
+    except TypeError:  # it lies otherwise in memory
+        made = type(name, (cls,), members)
+    return made  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _unwrapped(module: nn.Module) -> Iterator[None]:
+    """Let methods of the user's class, and what looks at it, see that class."""
+    own = type(module)
+    module.__class__ = own.__bases__[0]
+    try:
+        yield
+    finally:
+        module.__class__ = own
+
+
 def _reduce_unwrapped(self: nn.Module, protocol: Any) -> Any:
-    reduced: Any = super(type(self), self).__reduce_ex__(max(protocol, 2))
-    _, _, *state = reduced
+    with _unwrapped(self):
+        reduced: Any = self.__reduce_ex__(max(protocol, 2))
+    make, (cls, *_), *rest = reduced
+    if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        return reduced
     # The reconstructor of old pickles, because the modern one insists on the object's own class.
-    return copyreg._reconstructor, (type(self).__bases__[0], object, None), *state  # type: ignore[attr-defined]
+    return copyreg._reconstructor, (cls, object, None), *rest  # type: ignore[attr-defined]
 
 
-def _deepcopy_unwrapped(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    cls: Any = type(self).__bases__[0]
-    if "__deepcopy__" in cls.__dict__:
-        return cls.__deepcopy__(self, memo)  # type: ignore[no-any-return]
-    result: nn.Module = cls.__new__(cls)
-    memo[id(self)] = result
-    result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+def _deepcopy_unwrapped(self: nn.Module, memo: dict[int, Any]) -> Any:
+    with _unwrapped(self):
+        return copy.deepcopy(self, memo)
+
+
+def _copy_wrapped(self: nn.Module) -> Any:
+    with _unwrapped(self):
+        result = copy.copy(self)
+    if type(result) in _subclasses and result is not self:
+        result.__class__ = type(self)
+        _wrappings[result] = _wrappings[self]
     return result
 
 
-def _copy_wrapped(self: nn.Module) -> nn.Module:
-    result = type(self).__new__(type(self))
-    result.__dict__.update(self.__dict__)
-    _wrappings[result] = _wrappings[self]
+def shallow(module: nn.Module) -> nn.Module:
+    """Return a module with the same tensors and layers; how its class copies does not matter."""
+    result: nn.Module = object.__new__(type(module))
+    result.__dict__.update(module.__dict__)
+    if module in _wrappings:
+        _wrappings[result] = _wrappings[module]
     return result
