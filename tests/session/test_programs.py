@@ -46,7 +46,9 @@ def test_training_and_validating_follow_the_mode(backend: str) -> None:
     for mode in (True, False, False, True, False, True):
         for module in (twins.model, twins.eager, inference):
             module.train(mode)
+        twins.eager.training = True  # the wrapped module's own mode is the wrapper's
         twins.step(X, Y)
+        twins.eager.training = mode
         assert torch.equal(inference(X), copy.deepcopy(twins.eager)(X).detach())
     for frozen in (False, True, False):  # statistics alone: the commonest reason
         for model in (twins.model, twins.eager):
@@ -103,6 +105,7 @@ def test_detaching_saving_and_other_modes_in_between(tmp_path) -> None:
     twins = Twins(Net(), adam, options().programs(2), **near(8 + FUNCTION, 5))
     for rows, mode in ((8, True), (3, True), (3, False), (8, False), (8, True)):
         twins.train(mode)
+        twins.eager.training = True
         twins.step(X[:rows], Y[:rows])
         twins.wrapped.save(tmp_path / "model.poptorch")
         twins.wrapped.detachFromDevice()
