@@ -197,7 +197,7 @@ class Checkpoints:
         if again and self._epoch_start is not None:  # it was made before the first batch
             host_random.restore(self._epoch_start)
         self._epoch_start = host_random.state()
-        rest = iter(self._loader)
+        rest: Iterator[Any] = iter(self._loader)
         for _ in zip(range(self._taken), rest, strict=False):
             pass
         if resumed is not None:
