@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 from torch import fx
 
 from ..._base.resources import IDLE, Cores
+from . import headers
 from .toolchain import has_vectors
 
 LARGE = 1000  # operators
@@ -39,10 +41,14 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
 
     def build(usual: Callable[..., None], lock_path: str, cpp_builders: Any) -> None:
         """Build sources side by side where a core is idle; torch's function finds it done."""
-        *parts, _ = cpp_builders
-        if len(parts) > 1 and cores.idle() >= IDLE:
-            with FileLock(f"{lock_path}.parts"), ThreadPoolExecutor(len(parts)) as pool:
-                list(pool.map(lambda part: part.build(), parts))
+        *parts, last = cpp_builders  # the last one links the others, if there are any
+        with FileLock(f"{lock_path}.parts"):
+            if len(parts) > 1 and cores.idle() >= IDLE:
+                with ThreadPoolExecutor(len(parts)) as pool:
+                    list(pool.map(headers.build, parts))
+            for part in [*parts, last]:
+                if not Path(part.get_target_file_path()).exists():
+                    headers.build(part)
         usual(lock_path, cpp_builders)
 
     named: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,315 @@
+"""Fewer headers for the C++ that torch writes: what loops over numbers never use is left out.
+
+Of the 3.5 s that g++ takes for a perceptron, 2.6 read headers: printing, schemas, half precision,
+complex and random numbers. A folder that it searches first has short files in their place. Classes
+of vectors and reductions are torch's, line by line, so results are the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..._base import log
+from ..._base.folders import of_the_user
+from .library import generator
+from .toolchain import has_vectors
+
+HERE = Path(torch.__file__).parent / "include"
+OPTIONS = "-std=c++17 -g0 "  # the newer library's headers are longer; nobody reads line numbers
+
+# A source that names one of these needs torch's own headers.
+_BEYOND = re.compile(
+    r"bfloat16|BFloat16|float16|\b[Hh]alf\b|[Ff]loat8|complex|int8|u?int16|signed char|q[u]?int|"
+    r"_cpu\(\w*seed|rand\w*_cpu|Philox|erfinv|erfcx|gamma|\bi[01]e?\b|bessel|zeta|angle|ndtri|"
+    r"polynomial|calc_|mm_get_|amx|AMX|micro_gemm|py::(?!gil_scoped_release_simple)|RAIIPyObject|"
+    r"torch_python_|THP|scalar_to_tensor|[Rr]ecord_?[Ff]unction|[Pp]roxy|IValue|torch::stable|"
+    r"Dispatcher|std::(?:c(?:out|err)|\w*stream|(?:unordered_)?(?:map|set)|function|shared_ptr)"
+)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)', re.MULTILINE)
+_INCLUDED = {
+    "torch/csrc/inductor/cpp_wrapper/cpu.h", "torch/csrc/inductor/aoti_torch/c/shim_cpu.h",
+    "torch/csrc/inductor/aoti_torch/c/shim.h", "torch/csrc/inductor/cpp_prefix.h",
+    "Python.h", "sstream", "cstdlib", "cerrno",
+}  # fmt: skip
+
+# Numbers of other kinds have names only: torch's templates ask whether a type is one of them.
+NUMBERS = """#pragma once
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <type_traits>
+#include <c10/macros/Macros.h>
+#include <c10/util/bit_cast.h>
+namespace c10 {
+struct Half { unsigned short x; };
+struct BFloat16 { unsigned short x; };
+struct Float8_e4m3fn { unsigned char x; };
+struct Float8_e4m3fnuz { unsigned char x; };
+struct Float8_e5m2 { unsigned char x; };
+struct Float8_e5m2fnuz { unsigned char x; };
+template <typename T> struct complex;
+template <typename T> struct is_complex : std::false_type {};
+template <typename T> constexpr bool is_reduced_floating_point_v = false;
+template <typename T> constexpr T ln_2 = static_cast<T>(0.69314718055994530942L);
+template <typename T> constexpr T pi = static_cast<T>(3.14159265358979323846L);
+template <typename T, typename U> auto copysign(const T& a, const U& b) {
+  return std::copysign(a, b);
+}
+template <typename To, typename From> inline To convert(From value) {
+  return static_cast<To>(value);
+}
+}  // namespace c10
+namespace at {
+using namespace c10;
+template <typename T> inline bool _isnan(T value) {
+  if constexpr (std::is_floating_point_v<T>) return std::isnan(value);
+  return false;
+}
+namespace native {
+template <typename T> T angle_impl(T);
+template <typename T> T sgn_impl(T);
+template <typename T> T ceil_impl(T value) { return std::ceil(value); }
+template <typename T> T floor_impl(T value) { return std::floor(value); }
+template <typename T> T round_impl(T value) { return std::nearbyint(value); }
+template <typename T> T trunc_impl(T value) { return std::trunc(value); }
+}  // namespace native
+}  // namespace at
+template <typename T> T exp2_impl(T value) { return std::exp2(value); }
+template <typename T> T calc_erfinv(T);
+template <typename T> T calc_i0(T);
+template <typename T> T calc_i0e(T);
+template <typename T> T calc_digamma(T);
+template <typename T> T calc_igamma(T, T);
+template <typename T> T calc_igammac(T, T);
+#define TORCH_CHECK(condition, ...) \\
+  if (!(condition)) throw std::runtime_error(#condition);
+#define TORCH_INTERNAL_ASSERT TORCH_CHECK
+#define C10_UNLIKELY_OR_CONST(condition) C10_UNLIKELY(condition)
+"""
+
+# What makes the texts of errors, and the one kind of pointer that is used.
+TEXTS = """#pragma once
+#if __has_include(<bits/unique_ptr.h>)
+#include <bits/unique_ptr.h>
+#else
+#include <memory>
+#endif
+#include <stdexcept>
+#include <string>
+namespace poptorch {
+class Text {
+  std::string text_;
+ public:
+  Text& operator<<(const std::string& text) { text_ += text; return *this; }
+  Text& operator<<(int64_t number) { text_ += std::to_string(number); return *this; }
+  std::string str() const { return text_; }
+};
+}  // namespace poptorch
+"""
+
+WRAPPER = """#pragma once
+#include <Python.h>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+namespace pybind11 {
+class gil_scoped_release_simple {
+  PyThreadState* state_ = PyEval_SaveThread();
+ public:
+  gil_scoped_release_simple() = default;
+  gil_scoped_release_simple(const gil_scoped_release_simple&) = delete;
+  ~gil_scoped_release_simple() { PyEval_RestoreThread(state_); }
+};
+}  // namespace pybind11
+namespace py = pybind11;
+#include <torch/csrc/inductor/aoti_runtime/utils.h>
+using namespace torch::aot_inductor;
+#include <c10/util/generic_math.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+[[maybe_unused]] inline int64_t align(int64_t bytes) { return (bytes + 63) & -64; }
+"""
+
+INTRINSICS = """#pragma once
+#if defined(__GNUC__) && !defined(__clang__)
+#define _AVX512FP16INTRIN_H_INCLUDED
+#define _AVX512FP16VLINTRIN_H_INCLUDED
+#endif
+#include <immintrin.h>
+"""
+
+_SMALL = ("BFloat16", "Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz", "Half")
+_AS_NUMBERS = (
+    *(f"torch/headeronly/util/{kind}.h" for kind in (*_SMALL, "complex")),
+    *(f"c10/util/{kind}.h" for kind in (*_SMALL, "complex", "BFloat16-math", "TypeCast")),
+    *("c10/util/copysign.h", "c10/util/Exception.h", "torch/headeronly/util/Exception.h"),
+    *("c10/util/MathConstants.h", "torch/headeronly/util/MathConstants.h"),
+    *("ATen/NumericUtils.h", "ATen/native/Math.h", "ATen/native/cpu/zmath.h"),
+)
+_VECTORS = "ATen/cpu/vec/"
+_FORMS = ("vec256", "vec512")
+_EMPTY = (
+    *("sstream", "iostream", f"{_VECTORS}functional_bfloat16.h", f"{_VECTORS}vec_half.h"),
+    *(
+        f"{_VECTORS}{form}/{form}_{kind}.h"
+        for form in _FORMS
+        for kind in ("bfloat16", "half", "float8", "qint", "complex_float", "complex_double")
+    ),
+)
+
+
+def _without(text: str, *headers: str) -> str:
+    names = "|".join(map(re.escape, headers))
+    return re.sub(rf"^#include <(?:{names})>.*$", "", text, flags=re.MULTILINE)
+
+
+def _cut(text: str, start: str, end: str) -> str:
+    """Leave out what lies between the lines that two patterns begin."""
+    found = re.search(rf"^{start}.*?(?=^{end})", text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise LookupError(f"no {start!r} before {end!r}")
+    return text[: found.start()] + text[found.end() :]
+
+
+_PRINTING = re.compile(
+    r"(?:^template <[^\n]*>\n)?^(?:inline )?std::ostream& operator<<\([^{]*\{\n(?: .*\n|\n)*\}\n",
+    re.MULTILINE,
+)
+
+
+def _vectors(text: str) -> str:
+    text = _PRINTING.sub("", _without(text, "functional", "ostream"))
+    return text.replace("std::arg(x)", "x.arg()").replace("std::conj(x)", "x.conj()")
+
+
+_OTHER_NUMBERS = re.compile(
+    r"BFloat16|Half|Float8|reduced_floating|bf16|fp16|float8|float_to_u?int8|int8_to_float"
+)
+
+
+def _conversions(text: str) -> str:
+    """Leave out specialisations for numbers that have only names."""
+    structs = re.compile(r"^template <[^{}]*?^struct .*?^\};\n", re.MULTILINE | re.DOTALL)
+    text = structs.sub(lambda s: "" if _OTHER_NUMBERS.search(s[0]) else s[0], text)
+    return _without(text, *(f"{_VECTORS}{form}/{form}_bfloat16.h" for form in _FORMS))
+
+
+def _prefix(text: str) -> str:
+    unused = "c10/util/hash.h", "c10/util/ArrayRef.h", "ATen/core/PhiloxRNGEngine.h"
+    text = _without(text, "map", "unordered_map", "memory", *unused)
+    text = _cut(
+        text, "constexpr float uint32_to_uniform_float", r"template <typename T>\nstruct As"
+    )
+    text = _cut(text, r"inline [^\n]*\b_get_factors\(", "struct amx_tile")
+    return text.replace("<atomic>", "<atomic>\n#include <tuple>\n#include <vector>")
+
+
+def _elementary_functions(text: str) -> str:
+    kinds = ("float", "double")
+    users = (HERE / _VECTORS / form / f"{form}_{kind}.h" for form in _FORMS for kind in kinds)
+    called = {name for path in users for name in re.findall(r"\bSleef_\w+", path.read_text())}
+    declared = re.compile(r"^SLEEF_IMPORT .*?(Sleef_\w+)\(.*\n", re.MULTILINE)
+    text = declared.sub(lambda line: line[0] if line[1] in called else "", text)
+    return text.replace("<x86intrin.h>", "<immintrin.h>")
+
+
+def _errors(text: str) -> str:
+    text = _without(text, "memory").replace("std::stringstream", "poptorch::Text")
+    return text.replace("#pragma once", "#pragma once\n#include <poptorch/texts.h>", 1)
+
+
+_CHANGED: Mapping[str, Callable[[str], str]] = {
+    "sleef.h": _elementary_functions,
+    "torch/csrc/inductor/cpp_prefix.h": _prefix,
+    "torch/csrc/inductor/aoti_runtime/utils.h": _errors,
+    "torch/headeronly/util/shim_utils.h": _errors,
+    f"{_VECTORS}vec_base.h": _vectors,
+    f"{_VECTORS}vec_n.h": _vectors,
+    **{f"{_VECTORS}{form}/{form}_convert.h": _conversions for form in _FORMS},
+}
+
+
+def texts() -> dict[str, str]:
+    """Return the files of the folder by name, made from those of this release of torch."""
+    return {
+        **dict.fromkeys(_EMPTY, "#pragma once\n"),
+        **dict.fromkeys(_AS_NUMBERS, "#pragma once\n#include <poptorch/numbers.h>\n"),
+        "poptorch/numbers.h": NUMBERS,
+        "poptorch/texts.h": TEXTS,
+        "torch/csrc/inductor/cpp_wrapper/cpu.h": WRAPPER,
+        "torch/headeronly/cpu/vec/intrinsics.h": INTRINSICS,
+        **{name: change((HERE / name).read_text()) for name, change in _CHANGED.items()},
+    }
+
+
+@functools.cache
+def _digest() -> str:
+    made = (generator(), torch.__version__, str(HERE))
+    return hashlib.sha256("\n".join(made).encode()).hexdigest()[:16]
+
+
+def folder() -> Path | None:
+    """Return the folder, written if it is not there; None where torch's headers are others."""
+    if not has_vectors():
+        return None
+    place = of_the_user() / f"headers-{_digest()}"
+    if place.is_dir():
+        return place
+    try:
+        files = texts()
+    except (LookupError, OSError) as error:
+        log.engine.debug("Torch's own headers are read, all of them: %s", error)
+        return None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as new:
+        for name, text in files.items():
+            path = Path(new, "of", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        try:
+            os.rename(Path(new, "of"), place)
+        except OSError:
+            if not place.is_dir():  # another process was not quicker
+                raise
+    return place
+
+
+def suffice(source: str) -> bool:
+    """Tell by the names in a source whether the folder has all that it needs."""
+    return _INCLUDED.issuperset(_INCLUDE.findall(source)) and not _BEYOND.search(source)
+
+
+@functools.cache
+def _refused() -> list[str]:
+    return []  # sources that were not compiled with the folder, although it should suffice
+
+
+def build(builder: Any) -> None:
+    """Build as torch does, from the folder first where that suffices for the source."""
+    path = Path(builder._sources_args)  # of one source; several paths, and object files, are none
+    short = (
+        path.suffix == ".cpp" and path.is_file() and not _refused() and suffice(path.read_text())
+    )
+    place = folder() if short else None
+    usual = builder._include_dirs_args, builder._cflags_args
+    if place is not None:
+        builder._include_dirs_args = f"-I{place} {builder._include_dirs_args}"
+        builder._cflags_args += OPTIONS
+        try:
+            builder.build()
+            return
+        except Exception as error:  # torch's headers have changed, or the compiler is at fault
+            log.engine.debug("Compiling with all of torch's headers: %s", error)
+            _refused().append(str(path))
+        builder._include_dirs_args, builder._cflags_args = usual
+    builder.build()
