@@ -96,6 +96,7 @@ bench: $(STAMP)
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
 	$(BIN)/python benchmarks/first_minute.py
+	$(BIN)/python benchmarks/compile_cost.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/call_overhead.py

@@ -64,14 +64,15 @@ class ResNet(nn.Module):
 class Bert(nn.Module):
     """A BERT of 4 layers, hidden size 256, that predicts every token, with its loss."""
 
-    def __init__(self, vocabulary: int = 1000, hidden: int = 256, length: int = 64) -> None:
+    def __init__(self, layers: int = 4) -> None:
         super().__init__()
+        vocabulary, hidden, length = 1000, 256, 64
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.positions = nn.Parameter(torch.randn(length, hidden) * 0.02)
         layer = nn.TransformerEncoderLayer(
             hidden, 4, 4 * hidden, dropout=0.0, activation="gelu", batch_first=True
         )
-        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
