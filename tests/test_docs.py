@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+import coherence_table
 import environment_table
 import errors_page
 import options_table
@@ -127,7 +128,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, path.read_text()) == []
 
 
-@pytest.mark.parametrize("script", [environment_table, errors_page, options_table])
+@pytest.mark.parametrize("script", [coherence_table, environment_table, errors_page, options_table])
 def test_pages_that_scripts_write_are_current(script: ModuleType) -> None:
     assert script.PAGE.read_text() == script.page(), f"run: python {script.__file__}"
 

@@ -55,6 +55,7 @@ class Subject:
         self.accumulation = draw.choice([1, 1, 2])
         statistics, make = draw.random() < 0.3, draw.choice(OPTIMIZERS)
         self.model = Net(statistics)
+        self.held = self.model.layer.weight
         self.eager = copy.deepcopy(self.model)
         self.optimizer, self.eagers = make(self.model), make(self.eager)
         compiled = number in COMPILED or (number >= 1000 and number % 4 == 0)
@@ -94,6 +95,10 @@ class Subject:
         got = self.draw.choice([self.trainer, self.model]).state_dict()
         return [(got[name], self.host[name]) for name in self.host]
 
+    def read_held(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        self.read()
+        return [(self.held.clone(), self.host["layer.weight"])]
+
     def optimizer_state(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         got, wanted = (each.state_dict()["state"] for each in (self.optimizer, self.eagers))
         if not wanted:  # torch has none before the first step; what was detached has zeros
@@ -109,7 +114,7 @@ class Subject:
     def edit(self) -> None:
         self.read()
         with torch.no_grad():
-            self.model.layer.weight.add_(0.125)
+            self.draw.choice([self.held, self.trainer.layer.weight]).add_(0.125)
         self.host["layer.weight"] = self.host["layer.weight"] + 0.125
 
     def load_state_dict(self) -> None:
@@ -198,7 +203,7 @@ class Subject:
 
 ACTIONS = [
     Subject.call, Subject.call, Subject.call, Subject.state_dict, Subject.optimizer_state,
-    Subject.edit, Subject.load_state_dict, Subject.copy_weights_to_device,
+    Subject.read_held, Subject.edit, Subject.load_state_dict, Subject.copy_weights_to_device,
     Subject.copy_weights_to_host, Subject.set_optimizer, Subject.change_mode, Subject.compile,
     Subject.detach, Subject.attach_to_device, Subject.destroy, Subject.infer,
     Subject.save_and_load,

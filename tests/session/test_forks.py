@@ -7,7 +7,8 @@ import pytest
 from helpers import programs
 
 PROGRAM = """
-import os, sys, torch, poptorch
+import os, sys, threading, torch, poptorch
+from poptorch._session import sharing
 torch.set_num_threads(2)
 options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
 model = torch.nn.Linear(512, 512)
@@ -17,6 +18,15 @@ expected = wrapper(x)
 for _ in range(8):  # both numbers of threads are tried
     wrapper(x)
 torch.mm(x, x)
+held, ended = threading.Event(), threading.Event()
+
+def hold():  # as a thread that wraps a model
+    with sharing._registry.now:
+        held.set()
+        ended.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
 if os.fork() == 0:
     try:
         wrapper(x)
@@ -28,6 +38,7 @@ if os.fork() == 0:
     print("threads", torch.get_num_threads(), flush=True)
     os._exit(0)
 os.wait()
+ended.set()
 print("parent", torch.equal(wrapper(x), wrapper(x)))
 """
 

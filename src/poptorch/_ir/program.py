@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -268,6 +268,9 @@ class State:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     rng: torch.Tensor | None = None  # of the device's generator; None before it is seeded
     updates: int = 0
+    # What executables keep of it goes with it: what they bound to it, copies of what they change.
+    bound: tuple[object, Any] | None = None
+    copies: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def write(self, key: str, value: torch.Tensor) -> None:
         self.tensors[key].copy_(value.detach())

@@ -21,9 +21,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .._base import log
-from .._capture import Decision, Tied, hooks_of
+from .._capture import Decision, Tied, hooks_of, tensors_of
+from .._residency import Device
 from ..ops.blocks import starts_block
 from ..optim import KINDS
+from .wrapping import HOLDERS
 
 DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
 _WRAP = "wrap the model again, after destroy()"
@@ -214,6 +216,7 @@ def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> Gu
 _PLAIN = (bool, int, float, str)
 _LISTS = (list, tuple)
 _LONGEST = 64  # longer lists and dicts are data or logs
+_MOST_BYTES = 1 << 16  # of an array: more would take longer than a call
 _NOT_HELD = object()
 
 
@@ -224,19 +227,36 @@ class Attributes:
     dataclasses and namespaces. Left out: names that begin with an underscore, as those of
     libraries, what ``forward`` itself changes, as a counter, and what only grows, as a log.
     ``trained``: copy and original are one to the user; of inference each wrapper has a copy.
+    ``arguments``: those of ``forward`` that are constants, by their paths.
     """
 
-    def __init__(self, module: nn.Module, users: nn.Module, trained: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        users: nn.Module,
+        trained: bool,
+        arguments: Iterable[tuple[str, object]] = (),
+    ) -> None:
         if trained:
-            module.__dict__.update({name: users.__dict__[name] for name in _held(users.__dict__)})
+            names = [*_held(vars(users)), *(name for *_, name, _ in _settings([("", users)]))]
+            vars(module).update({name: vars(users)[name] for name in names})
         owners: list[tuple[str, object]] = [("", users), *module.named_modules()]
-        owners += _settings(owners)
-        self._before = [
+        owners += [(path, each) for path, each in arguments if hasattr(each, "__dict__")]
+        self._before: list[tuple[Any, str, Any, str]] = [
             (vars(owner), name, value, _attribute(path, owner, name))
             for path, owner in owners
             for name, value in _held(vars(owner)).items()
         ]
-        self._users, self._wrapped = vars(users), _held(vars(module))
+        # The user's own module may have changed since it was wrapped for inference.
+        self._compiled = {id(vars(users)): _held(vars(module))}
+        for path, owner, place, settings in _settings(owners):
+            own = _Inside(vars(owner), place)
+            self._before += [
+                (own, name, value, _attribute(path, settings, name))
+                for name, value in _held(vars(settings)).items()
+            ]
+            if owner is users:
+                self._compiled[id(own)] = _held(vars(module.__dict__.get(place, settings)))
         self._remedy = (
             f"pass what changes to forward as a tensor, or {DESTROY if trained else _WRAP}"
         )
@@ -255,8 +275,7 @@ class Attributes:
         compiled = []
         named: dict[int, str] = {}
         for own, name, present, text in self._before:
-            # The user's own module may have changed since it was wrapped for inference.
-            value = self._wrapped.get(name, present) if own is self._users else present
+            value = self._compiled.get(id(own), {}).get(name, present)
             inside = list(map(id, _tensors(value)))
             if text not in set_inside and (not inside or not read.isdisjoint(inside)):
                 looks.append((own, name, text))
@@ -304,12 +323,43 @@ def _text(value: Any) -> str:
     return textwrap.shorten(repr(value), 80, placeholder=" ...")
 
 
-def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Return the dataclasses and namespaces that modules hold, each once, with the path to it."""
+def of_arrays(arguments: Iterable[tuple[str, Any]]) -> Guard:
+    """Return the row of small arrays among the arguments, which are constants, too."""
+    arrays = {
+        path: value
+        for path, value in arguments
+        if hasattr(value, "tobytes") and getattr(value, "nbytes", _MOST_BYTES) < _MOST_BYTES
+    }
+
+    def read() -> list[bytes]:
+        return [value.tobytes() for value in arrays.values()]
+
+    def changes(before: list[bytes]) -> Iterator[str]:
+        for path, old, new in zip(arrays, before, read(), strict=True):
+            if old != new:
+                yield f"the array of argument '{path}' was written in place"
+
+    return Guard(read, changes, f"pass it as a tensor, or {DESTROY}")
+
+
+class _Inside:
+    """What an attribute of a module holds, which may be another object by now."""
+
+    def __init__(self, owner: dict[str, Any], place: str) -> None:
+        self._owner, self._place = owner, place
+
+    def get(self, name: str) -> Any:
+        return getattr(self._owner.get(self._place), "__dict__", {}).get(name)
+
+    __getitem__ = get
+
+
+def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object, str, object]]:
+    """Return the dataclasses and namespaces that modules hold, each once: path, holder, name."""
     kinds = (types.SimpleNamespace, argparse.Namespace)
     settings = {
-        id(value): (f"{path}.{name}" if path else name, value)
-        for path, owner in owners
+        id(value): (f"{path}.{name}" if path else name, owner, name, value)
+        for path, owner in reversed([*owners])
         for name, value in vars(owner).items()
         if not name.startswith("_")
         and not isinstance(value, type | nn.Module)
@@ -370,40 +420,27 @@ def _grown(now: Any, value: Any) -> bool:
 # Host tensors and the optimizer.
 
 
-class HostVersions:
-    """The row of the host's weights and buffers whose values the device has.
+def of_weights(device: Device, module: nn.Module) -> Guard:
+    """Return the row of the host's weights and buffers that a device has copies of.
 
     Torch counts what writes into a tensor, but not what goes through its ``.data``.
     """
+    modules = list(module.modules())
 
-    def __init__(self, on_device: Callable[[str], torch.Tensor | None]) -> None:
-        self.on_device = on_device
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._known: dict[str, int] = {}  # their versions when both had the same values
-        self.guard = Guard(self._versions, self._changes, _WEIGHTS)
+    def values_of(holder: Any) -> Iterable[Any]:  # TorchScript has others than dicts
+        return dict.values(holder) if isinstance(holder, dict) else ()
 
-    def settle(self, tensors: Mapping[str, torch.Tensor], moving: Iterable[str]) -> None:
-        """Host and device have the same values of these now; the program changes the moving."""
-        self._tensors |= {path: each for path, each in tensors.items() if not each.is_inference()}
-        for path in moving:
-            self._tensors.pop(path, None)
-            self._known.pop(path, None)
-        self._known |= {p: self._tensors[p]._version for p in tensors if p in self._tensors}
-        self.guard.expected = sum(self._known.values())
+    def read() -> tuple[bool, list[int]]:
+        holders = (own.__dict__[name] for own in modules for name in HOLDERS)
+        return device.is_untouched(), list(map(id, itertools.chain(*map(values_of, holders))))
 
-    def _versions(self) -> int:
-        return sum(map(_version, self._tensors.values()))
+    def changes(_: object) -> Iterator[str]:
+        present = tensors_of(module, values=False)
+        hosts = {path: tied.tensor for path, tied in present.items()}
+        for path in device.edited(hosts):
+            yield f"'{path}' on the host, while the device goes on with its own"
 
-    def _changes(self, _: object) -> Iterator[str]:
-        for path, host in self._tensors.items():
-            if host._version != self._known[path] and _differ(host, self.on_device(path)):
-                yield f"'{path}' on the host, while the device goes on with its own"
-
-
-def _differ(host: torch.Tensor, device: torch.Tensor | None) -> bool:
-    if device is None or device.is_meta or device.shape != host.shape or not host.data_ptr():
-        return False
-    return not torch.equal(host.detach().to(device.dtype), device)
+    return Guard(read, changes, _WEIGHTS)
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> Guard:

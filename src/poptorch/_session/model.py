@@ -155,7 +155,7 @@ class Model:
             module.training = training
 
     def paths(self) -> dict[int, str]:
-        """Return the paths of the parameters that there are now, by the address of their values."""
+        """Return the paths of the parameters that there are now, for ``path_of``."""
         return paths_of(_capture.tensors_of(self.module, values=False))
 
     def task(
@@ -174,7 +174,7 @@ class Model:
         reading = self._read(spec)
         optim, hypers = (None, {}) if freeze is None else freeze(reading.paths, spec)
         request = self._request(reading, inputs, spec, optim)
-        attributes = Attributes(self.module, self.users, trained=freeze is not None)
+        attributes = Attributes(self.module, self.users, freeze is not None, bound.constants)
         return Task(spec, reading, inputs, optim, hypers, request, attributes)
 
     def _read(self, spec: Spec) -> Reading:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from .._base.errors import Error
 from .._compile import agreement
 from .._ir.spec import OptimSpec, Spec
 from ..enums import ReductionType
-from ..optim.freeze import address, freeze
+from ..optim.freeze import freeze, path_of
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from . import guards
@@ -59,6 +59,10 @@ class SessionOptimizer:
 
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
         """Return what is compiled in, from the hyper-parameters that were read before."""
+        state = self._state
+        if self.spec is None and isinstance(state, TorchState) and state.was_loaded:
+            self._snapshot = _snapshot(self.given)  # what is loaded brings its numbers along
+            self._expect(self.given)
         _check_membership(self._snapshot, paths)
         return self._frozen(self._snapshot, paths, spec)
 
@@ -186,15 +190,27 @@ class SessionOptimizer:
 
     def prepare_run(self) -> bool:
         """Upload state that was loaded since the last run; tell if another program is needed."""
+        self._take_loaded()
+        if self._untold and self._settings is not None and self._settings.runs_together:
+            agreement.check_numbers(self._values, self._loaded, self.outdated)
+        self._untold, self._loaded = False, {}
+        return self.outdated
+
+    def _take_loaded(self) -> None:
         if self._state.ipu_state_is_dirty:
             before = self._values
             self._upload(with_values=True)
             self._untold |= self._values != before
             self._note_loaded()
-        if self._untold and self._settings is not None and self._settings.runs_together:
-            agreement.check_numbers(self._values, self._loaded, self.outdated)
-        self._untold, self._loaded = False, {}
-        return self.outdated
+
+    def before_save(self, kept: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Take over what was loaded since the last call; return what is kept with it, detached."""
+        if self._store is not None:
+            self._take_loaded()
+        elif self.spec is not None and self._state.ipu_state_is_dirty:
+            loaded = self._state.get_state_dict()["ipu_state"] or {}
+            kept = {**kept, **from_ipu_state(self.spec, kept, loaded)}
+        return kept
 
     def _note_loaded(self) -> None:
         """State was written, which the processes of a job must have in common."""
@@ -248,7 +264,7 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
         names = group.get("param_names") or [""] * len(group["params"])
         for place, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
             count += 1
-            if address(parameter) not in paths:
+            if path_of(parameter, paths) is None:
                 what = f"'{name}'" if name else f"{place} of group {index}"
                 strangers.append(f"{what} of shape {tuple(parameter.shape)}")
     if not strangers:

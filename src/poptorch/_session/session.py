@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,6 +20,7 @@ from .._compile import agreement
 from .._ir.plan import Plan
 from .._ir.slots import Kind, type_text
 from .._ir.spec import Spec
+from .._residency import Device, Event, unwatched
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, guards, hooks, reporting
@@ -42,7 +43,6 @@ TILES = {kind.generation: kind.tiles for kind in _systems.KINDS.values()}
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
 P = ParamSpec("P")
 R = TypeVar("R")
-_versions = itertools.count(1)  # of host values, over all sessions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,7 +90,9 @@ class Session(Sharing):
         self.variants: list[Variant] = []  # the present one last
         self.store: StateStore | None = None  # while attached
         self.random = Randomness(0)
-        self.device_is_newer = False  # its weights than the host's
+        own = weakref.ref(self)
+        self.device = Device(lambda: _bring_up_to_date(own()))
+        self._weights = guards.of_weights(self.device, model.module)
         # State that no host tensor mirrors, by key, while detached.
         self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
@@ -102,8 +104,6 @@ class Session(Sharing):
         self._has_chips = False
         self._process = processes.forks
         self._agreed = False  # the processes of a job have begun with the same weights
-        self._host_version = self._seen_version = 0
-        self._version_left = 0  # of the host's values, when a trainer of them went away
         self._taking_over = self._is_copying = False
         self._written: Mapping[str, str] | None = None  # digests, since processes compared theirs
         self._left: Mapping[str, str] | None = None  # digests of the host's when detached
@@ -130,7 +130,7 @@ class Session(Sharing):
             f"{path} {type_text(tensor.dtype, tensor.shape)}"
             for path, tensor in zip(bound.paths, bound.tensors, strict=True)
         )
-        newer = ", its weights are newer than the module's" if self.device_is_newer else ""
+        newer = ", its weights are newer than the module's" if self.device.newer else ""
         return [
             f"compiled, {self.now.compiled.executable.report().tier}",
             f"inputs: {', '.join(inputs)}",
@@ -193,6 +193,7 @@ class Session(Sharing):
             ),
             guards.of_decisions(compiled.micro.decided, tensors),
             *task.attributes.guards(constants),
+            guards.of_arrays(task.inputs.bound.constants),
         ]
         return Variant(task, self.model.mode(), compiled, rows)
 
@@ -212,7 +213,8 @@ class Session(Sharing):
             self.optimizer.compiled(variant.task)
         remember_compiled(variant, self.model.module)
         self.variants, self.random, self.kept, self.restored = [variant], random, kept, None
-        self._agreed, self.device_is_newer, self._spec = False, False, variant.spec
+        self._agreed, self._spec = False, variant.spec
+        self.device.clear()
         self.last = self._written = self._left = None
 
     def _placed(self, spec: Spec, count: int) -> None:
@@ -288,7 +290,7 @@ class Session(Sharing):
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         now = self._program_for(args, kwargs)
         started = time.perf_counter()
-        if self.is_related or self._version_left > self._seen_version:
+        if self.is_related or self.device.stale:
             self.fetch()
         given, batch = now.inputs.take(args, kwargs, self.model.signature)
         taken = time.perf_counter()
@@ -318,14 +320,14 @@ class Session(Sharing):
     def _execute(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program: wholly, or leaving everything as after a whole update."""
         store, training = self._attached_store(), self.optimizer is not None
-        self._check_guards(now, store)
+        self._check_guards(now)
         now.indices.check(batch, store.state)
         if self._written is not None:
             agreement.check_written(self._written)
             self._written = None
-        before, was_newer = store.state.updates, self.device_is_newer
+        before = store.state.updates
         with interrupts.deferred():
-            self.device_is_newer |= training
+            undo = self.device.updated(Event.UPDATE if training else Event.COUNT, store.written)
             try:
                 faults.check("run")
                 run = now.compiled.executable.run
@@ -334,7 +336,7 @@ class Session(Sharing):
                 results = run(store.state, batch)
             except BaseException as error:
                 if store.state.updates == before:  # nothing has happened
-                    self.device_is_newer = was_newer
+                    self.device.undo(undo)
                 else:
                     self._ran(store.state.updates - before)
                 better = now.indices.explain(error, batch, store.state)
@@ -344,11 +346,11 @@ class Session(Sharing):
             self._ran(store.state.updates - before)
         return results
 
-    def _check_guards(self, now: Variant, store: StateStore) -> None:
+    def _check_guards(self, now: Variant) -> None:
         own = None if self.optimizer is None else self.optimizer.guard
         moment = time.monotonic()
         if moment >= self._next_check or not (own is None or own.told or own.holds()):
-            guards.check([*now.guards, store.host_versions.guard, *([own] if own else [])])
+            unwatched(guards.check, [*now.guards, self._weights, *([own] if own else [])])
             self._next_check = moment + CHECK_EVERY
 
     def _ran(self, updates: int) -> None:
@@ -430,7 +432,7 @@ class Session(Sharing):
         """Let the store of a program take the place of the present one, with its state."""
         old = self._attached_store()
         if variant.store is None:
-            variant.store = StateStore(variant.compiled, variant.reading, old)
+            variant.store = StateStore(variant.compiled, variant.reading, self.device, old)
         else:
             variant.store.take_over(old)
         if not variant.store.downloads_all_of(old):
@@ -460,6 +462,9 @@ class Session(Sharing):
     @_locked
     def copy_to_host(self) -> None:
         _ = self.now
+        if self.store is not None and self.is_related:
+            for device in self.device.ahead(self.store.to_host):
+                device.announce()
         self._download()
 
     @_locked
@@ -492,14 +497,14 @@ class Session(Sharing):
     def bring_host_up_to_date(self) -> bool:
         """Download if the device is newer; return whether it was."""
         self._next_check = 0.0
-        if not self.device_is_newer:  # then nobody waits, for a compilation least of all
+        if not self.device.newer:  # then nobody waits, for a compilation least of all
             return False
         with self.lock():
             return self._bring_host_up_to_date()
 
     def _bring_host_up_to_date(self, local_only: bool = False) -> bool:
         """Download if the device is newer; ``local_only``: without exchanging anything."""
-        if not self.device_is_newer or self.store is None or self._is_copying:
+        if not self.device.newer or self.store is None or self._is_copying:
             return False
         if local_only and self.store.layout.is_in_parts:
             self._download(local_only)
@@ -512,12 +517,11 @@ class Session(Sharing):
             self._download()
         return True
 
-    def _download(self, local_only: bool = False) -> None:
+    def _download(self, local_only: bool = False, event: Event = Event.COPY_TO_HOST) -> None:
         if self.store is None:
             return
         with interrupts.deferred(), self._copying():
-            self._host_version = next(_versions)
-            self.store.download(local_only)
+            self.store.download(event, local_only)
 
     @contextlib.contextmanager
     def _copying(self) -> Iterator[None]:
@@ -525,7 +529,6 @@ class Session(Sharing):
         self._is_copying = True
         try:
             yield
-            self.device_is_newer = False
             for variant in self.variants:
                 variant.reading.refresh()
         finally:
@@ -534,15 +537,10 @@ class Session(Sharing):
     @_locked
     def fetch(self) -> None:
         """Fetch newer weights that another trainer of the same tensors has."""
-        newest = self._version_left
         for other in self.others or ():  # to walk a weak set takes 2 us
-            if other.is_trainer and isinstance(other, Session):
+            if isinstance(other, Session):
                 other._bring_host_up_to_date()
-                newest = max(newest, other._host_version)
-        if newest <= self._seen_version:
-            return
-        self._seen_version = newest
-        if self.store is not None:
+        if self.store is not None and self.device.stale:
             self._bring_host_up_to_date()  # what another brought to the host is not all of it
             log.python.debug("Implicit copyWeightsToDevice()")
             owner = self._owner()
@@ -571,7 +569,7 @@ class Session(Sharing):
         self._acquire_chips(now.spec, now.compiled.plan.layout.reserved)
         has_agreed = self._agreed or not now.spec.runs_together
         with interrupts.deferred():
-            store = StateStore(now.compiled, now.reading, agreed=has_agreed)
+            store = StateStore(now.compiled, now.reading, self.device, agreed=has_agreed)
             for key, value in (self.kept or {}).items():
                 store.write(key, value)
             if self.optimizer is not None:
@@ -584,7 +582,8 @@ class Session(Sharing):
             self._left = self.kept = None
         if not has_agreed:
             store.agree(now.spec.runtime.broadcast_weights)
-            self._agreed = self.device_is_newer = True
+            self._agreed = True
+            self.device.updated(Event.UPDATE, store.written)
 
     @_locked
     def detach(self) -> None:
@@ -605,7 +604,10 @@ class Session(Sharing):
         if store is None:
             return
         self._bring_host_up_to_date(local_only)
-        self.kept = store.device_only()
+        if self.optimizer is None and self.device.due(Event.DETACH, store.written):
+            self._download(local_only, Event.DETACH)
+        self.device.clear()
+        self.kept = store.device_only(leaving=True)
         if self.optimizer is not None:
             self.optimizer.detach(local_only)
         self.random.leave(store.state)
@@ -628,20 +630,16 @@ class Session(Sharing):
         self._detach(local_only)
         if self.optimizer is not None:
             self.optimizer.spec = None
-        self.variants, self.device_is_newer = [], False
-        self.last = self.kept = None
-        if self.is_trainer:
-            for other in self.others:
-                if isinstance(other, Session):
-                    other._version_left = max(other._version_left, self._host_version)
-            self.is_trainer = False
+        self.variants, self.last, self.kept = [], None, None
+        self.is_trainer = False
 
     def _forget(self) -> None:
         """Let go of programs and device, and of what is on the device."""
         if self.optimizer is not None:
             self.optimizer.forget()
         self._release_chips()
-        self.variants, self.store, self.device_is_newer = [], None, False
+        self.variants, self.store = [], None
+        self.device.clear()
 
     def _acquire_chips(self, spec: Spec, count: int) -> None:
         """Acquire chips for all replicas together, unless they are held already."""
@@ -682,10 +680,12 @@ class Session(Sharing):
 
         Where processes have parts of it all of them must call this.
         """
-        plan, store = self.now.compiled.plan, self.store
+        plan, store, kept = self.now.compiled.plan, self.store, self.kept or {}
+        if self.optimizer is not None:
+            kept = self.optimizer.before_save(kept)
         if self.optimizer is not None and (plan.program.shards or plan.spec.target.parts > 1):
             self.optimizer.read()
-        kept = store.device_only() if store is not None else self.kept or {}
+        kept = store.device_only() if store is not None else kept
         layout = store.layout if store is not None else Layout(plan)
         own = {key: value for key, value in kept.items() if key not in layout.flat}
         return {**own, **layout.gathered(kept)} if kept else own
@@ -702,6 +702,11 @@ class Session(Sharing):
         with self.lock():
             _ = self.now
             self.random.set(state, self.store.state if self.store is not None else None)
+
+
+def _bring_up_to_date(session: Session | None) -> None:
+    if session is not None:
+        session.bring_host_up_to_date()
 
 
 def _refuse_offline(spec: Spec) -> None:

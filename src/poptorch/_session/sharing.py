@@ -14,10 +14,12 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .._base.threads import RenewedLock
+
 _numbers = itertools.count()
 _members: weakref.WeakSet[Sharing] = weakref.WeakSet()
 _generation = 0  # changes whenever models come: keeps look-ups cheap
-_registry = threading.RLock()
+_registry = RenewedLock()
 
 Lock = contextlib.AbstractContextManager[object]
 
@@ -38,7 +40,7 @@ class Sharing:
         self._locks = [self._own_lock]
         self.is_related = False  # as of the last lock()
         self.others: weakref.WeakSet[Sharing] = weakref.WeakSet()  # as of the last lock()
-        with _registry:
+        with _registry.now:
             _members.add(self)
             _generation += 1
 
@@ -51,7 +53,7 @@ class Sharing:
         if self._seen_generation != _generation:
             if self._own_lock._is_owned():
                 return self._own_lock  # type: ignore[no-any-return]
-            with _registry:
+            with _registry.now:
                 self._relate()
         return _all(self._locks) if self.is_related else self._own_lock
 

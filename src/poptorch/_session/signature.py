@@ -29,6 +29,10 @@ class Bound:
         """What error messages call each tensor."""
         return [path for _, structure in self.parts for path in structure.paths]
 
+    @property
+    def constants(self) -> list[tuple[str, Any]]:
+        return [each for _, structure in self.parts for each in structure.constants]
+
 
 class Signature:
     """The signature of the original ``forward``, captured when the model is wrapped."""

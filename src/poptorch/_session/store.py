@@ -16,7 +16,8 @@ from .._ir.bundle import Member, View
 from .._ir.plan import Plan
 from .._ir.program import Program, State
 from .._ir.slots import Kind, Slot
-from .guards import HostVersions
+from .._residency import Device, Event, unwatched
+from .._residency import State as Newer
 from .weights import Reading
 
 Tensors = dict[str, torch.Tensor]
@@ -123,17 +124,20 @@ class StateStore:
         self,
         compiled: Compiled,
         reading: Reading,
+        device: Device,
         other: StateStore | None = None,
         agreed: bool = True,
     ) -> None:
         plan = compiled.plan
         self._program = program = plan.program
         self._module, self._groups, self.agreed = reading.module, reading.groups, agreed
+        self._device = device
         self._paths = reading.tensors.keys()
         visible = program.visible_slots().items()
         self._slots = {k: slot for k, slot in visible if slot.kind in (Kind.PARAM, Kind.BUFFER)}
         changed = _changed_by(program)
-        self._downloaded = [key for key in self._slots if key in changed]
+        paths = (slot.path for key, slot in self._slots.items() if key in changed)
+        self.written = dict.fromkeys(paths)  # on the device, by the program
         self._common = [
             key
             for key, slot in self._slots.items()
@@ -141,11 +145,10 @@ class StateStore:
         ]
         self.layout = Layout(plan)
         self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
-        self.host_versions = HostVersions(self._value_of)
         self.state = State({} if other is None else self._alike(other))
         self._allocate(compiled)
         if other is None:
-            self.write_all()
+            self.write_all(Event.ATTACH)
         else:
             self.take_over(other)
         verify.verify_state(self.state, program)
@@ -180,17 +183,18 @@ class StateStore:
             value.is_meta or not torch.equal(value, after[key]) for key, value in before.items()
         )
 
-    def write_all(self) -> None:
+    def write_all(self, event: Event = Event.COPY_TO_DEVICE) -> None:
         log.engine.debug("Writing weights from host to IPU memory")
-        self._upload(self._slots)
+        self._upload(self._slots, event)
 
     def upload_buffers(self, names: tuple[str, ...]) -> None:
         """Copy some buffers to the device; those that forward does not read are left out."""
         log.engine.debug("Writing named buffers from host to IPU memory")
         buffers = ((key, slot) for key, slot in self._slots.items() if slot.kind is Kind.BUFFER)
-        self._upload({key: slot for key, slot in buffers if slot.path in names})
+        named = {key: slot for key, slot in buffers if slot.path in names}
+        self._upload(named, Event.COPY_TO_DEVICE)
 
-    def _upload(self, wanted: Mapping[str, Slot]) -> None:
+    def _upload(self, wanted: Mapping[str, Slot], event: Event) -> None:
         tensors = tensors_of(self._module)
         if tensors.keys() != self._paths:
             raise Error(
@@ -200,10 +204,13 @@ class StateStore:
             )
         hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
         with untraced(), torch.no_grad():
-            for key, host in hosts.items():
-                grouping = self._groups.get(self._slots[key].path)
-                self.state.write(key, grouping.from_host(host) if grouping else host)
-            self._settle(hosts)
+            unwatched(self._write_from, hosts)
+            self._moved(event, hosts)
+
+    def _write_from(self, hosts: Tensors) -> None:
+        for key, host in hosts.items():
+            grouping = self._groups.get(self._slots[key].path)
+            self.state.write(key, grouping.from_host(host) if grouping else host)
 
     def _host(self, slot: Slot, tensors: Mapping[str, Tied]) -> torch.Tensor:
         host = tensors[slot.path].tensor
@@ -215,40 +222,51 @@ class StateStore:
             )
         return host
 
-    def _settle(self, hosts: Mapping[str, torch.Tensor]) -> None:
-        """Host and device have the same values of these; buffers that the program changes move."""
-        moving = {key for key in self._downloaded if self._slots[key].kind is Kind.BUFFER}
-        paths = {self._slots[k].path: host for k, host in hosts.items() if k not in moving}
-        self.host_versions.settle(paths, {self._slots[key].path for key in moving})
+    def _moved(self, event: Event, hosts: Tensors) -> None:
+        values = self.state.tensors
+        pairs = {self._slots[key].path: (host, values[key]) for key, host in hosts.items()}
+        self._device.moved(event, pairs)
 
-    def _value_of(self, path: str) -> torch.Tensor | None:
-        keys = (key for key, slot in self._slots.items() if slot.path == path)
-        return self.state.tensors.get(next(keys, ""))
+    def _hold(self) -> None:
+        values = self.state.tensors
+        self._device.hold({slot.path: values[key] for key, slot in self._slots.items()})
 
     # To the host.
 
-    def download(self, local_only: bool = False) -> None:
-        """Copy what the program changes to the host, into the same tensors and storage.
+    def download(self, event: Event, local_only: bool = False) -> None:
+        """Copy what the device has changed to the host, into the same tensors and storage.
 
         ``local_only``: only what this process has; otherwise all that share the stages call this.
         """
         log.engine.debug("Writing weights from IPU to host")
         tensors = tensors_of(self._module)
         hosts: Tensors = {}
+        due = {*self._device.due(event, self.to_host)}
         with untraced(), torch.no_grad():
-            for key in self._downloaded:
-                slot, value = self._slots[key], self.state.tensors[key]
+            for key, slot in self._slots.items():
+                if slot.path not in due:
+                    continue
+                value = self.state.tensors[key]
                 value = value if local_only else self.layout.read(self.state.tensors, key)
                 if slot.path not in tensors or value.is_meta:  # the user took it out
                     continue
                 hosts[key] = host = self._host(slot, tensors)
-                grouping = self._groups.get(slot.path)
-                value = value[0] if slot.replicas > 1 else value
-                if grouping is not None:
-                    grouping.to_host(value, host)
-                else:
-                    host.copy_(value)
-            self._settle(hosts)
+                unwatched(self._write_to, slot, value, host)
+            self._moved(event, hosts)
+
+    @property
+    def to_host(self) -> list[str]:
+        """What may have to come down: the program writes it, or another one of the model has."""
+        paths, written = (slot.path for slot in self._slots.values()), self.written
+        return [p for p in paths if p in written or self._device.state(p) is Newer.DEVICE_NEWER]
+
+    def _write_to(self, slot: Slot, value: torch.Tensor, host: torch.Tensor) -> None:
+        grouping = self._groups.get(slot.path)
+        value = value[0] if slot.replicas > 1 else value
+        if grouping is not None:
+            grouping.to_host(value, host)
+        else:
+            host.copy_(value)
 
     def digests(self) -> Mapping[str, str]:
         """Return digests of the host's weights that the processes of a job have in common."""
@@ -262,8 +280,6 @@ class StateStore:
     def take_over(self, other: StateStore) -> None:
         """Continue with the state of another program's store; the rest comes from the host."""
         ours, theirs = self._program.visible_slots(), other._program.visible_slots()
-        self.host_versions = other.host_versions
-        self.host_versions.on_device = self._value_of
         tensors: Mapping[str, torch.Tensor] = other.state.tensors
         same_parts = all(self.state.tensors[k] is tensors.get(k) for k in self.layout.flat)
         if not (same_parts and self.layout.lies_like(other.layout)):
@@ -276,11 +292,13 @@ class StateStore:
                 and self.state.tensors.get(key) is not tensors[key]
             ):
                 self.write(key, tensors[key])
-        self._upload({key: slot for key, slot in self._slots.items() if key not in theirs})
+        own = {key: slot for key, slot in self._slots.items() if key not in theirs}
+        self._upload(own, Event.ATTACH)
+        self._hold()
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
 
     def downloads_all_of(self, other: StateStore) -> bool:
-        return set(other._downloaded) <= set(self._downloaded)
+        return set(other.written) <= set(self.written)
 
     def _alike(self, other: StateStore) -> Tensors:
         """Return the tensors of another store that lie the same way here; they are shared."""
@@ -309,12 +327,21 @@ class StateStore:
             if slot.kind is Kind.OPTSTATE:
                 self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
 
-    def device_only(self) -> Tensors:
-        """Return copies of moments, counters, rounding; of sharded ones this process's part."""
+    def device_only(self, leaving: bool = False) -> Tensors:
+        """Return copies of moments, counters, rounding; of sharded ones this process's part.
+
+        ``leaving``: the tensors themselves, where nothing else lies in their memory.
+        """
         slots = self._program.visible_slots().items()
         keys = [key for key, slot in slots if slot.kind in DEVICE_ONLY]
         own = [key for key in keys if key not in self.layout.views]
-        return {key: self.state.tensors[key].clone() for key in (*own, *self.layout.flat)}
+        values = {key: self.state.tensors[key] for key in (*own, *self.layout.flat)}
+        return {
+            key: each
+            if leaving and each.untyped_storage().nbytes() == each.nbytes
+            else each.clone()
+            for key, each in values.items()
+        }
 
     def write(self, key: str, value: torch.Tensor) -> None:
         """Copy a value into a tensor of the state; of a sharded one this process's part."""
@@ -348,6 +375,7 @@ class StateStore:
         if self.layout.views:
             self._agree_on_parts()
         self.layout.drop_remote(self.state.tensors)
+        self._hold()
 
     def _agree_on_parts(self) -> None:
         """Take over from process 0 what was written to all parts since the start."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 import collections
 import itertools
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .._base import log
-from ..optim.freeze import address
+from .._residency import unwatched
+from ..optim.freeze import path_of
 from ..optim.optimizer import DeviceState
 from .wrapping import announce_in
 
@@ -49,6 +51,10 @@ class WatchedState(collections.defaultdict[Any, Any]):
     copy = __copy__
 
 
+def _nothing() -> None:
+    pass
+
+
 announce_in(WatchedState, "__getitem__ __contains__ __iter__ __len__ __eq__ get items keys values")
 announce_in(WatchedState, "__setitem__ __delitem__ clear pop popitem setdefault update", True)
 
@@ -60,7 +66,8 @@ class TorchState(DeviceState):
         self._optimizer = optimizer
         self._names = _NAMES[algorithm]
         self._counted = algorithm != "sgd"
-        self._watched: WatchedState | None = None
+        self._watched = optimizer.state  # a WatchedState from the first device on
+        self._paths: Mapping[int, str] = {}  # of the parameters, as of the last device
         self._updates = 0  # since the state was read
         self._read: list[Any] = []  # what was read from the device last
         self._tensors: list[torch.Tensor] = []  # among it
@@ -69,12 +76,12 @@ class TorchState(DeviceState):
     @property
     def was_loaded(self) -> bool:
         """Whether ``load_state_dict`` was called, which also changes hyper-parameters."""
-        return self._watched is not None and self._optimizer.state is not self._watched
+        return self._optimizer.state is not self._watched
 
     @property
     def ipu_state_is_dirty(self) -> bool:
         watched = self._watched
-        if watched is None:
+        if not isinstance(watched, WatchedState):
             return False
         # Asked before each call, and mostly nothing has been read.
         loaded = watched is not self._optimizer.state or watched.changed
@@ -116,10 +123,12 @@ class TorchState(DeviceState):
         return any(dict.values(self._optimizer.state))
 
     def _watch(self) -> None:
-        if self._watched is None or self.was_loaded:
-            self._watched = WatchedState(self._optimizer.state, self._synchronise)
-            self._optimizer.state = self._watched
-        self._watched.changed = False
+        watched = self._watched
+        if not isinstance(watched, WatchedState) or self.was_loaded:
+            own = weakref.WeakMethod(self._synchronise)  # who looks keeps no device
+            watched = WatchedState(self._optimizer.state, lambda: (own() or _nothing)())
+            self._watched = self._optimizer.state = watched
+        watched.changed = False
         self._updates = 0
         self._read = []
 
@@ -129,12 +138,11 @@ class TorchState(DeviceState):
 
     def _attach_device(self, link: Any) -> None:
         super()._attach_device(link)
-        if self._watched is None:
+        if not isinstance(self._watched, WatchedState):
             self._watch()
 
     def _read_from(self, link: Any) -> None:
         watched = self._watched
-        assert watched is not None
         updates, self._updates = self._updates, 0
         on_device, _ = link.read_state()
         for parameter, path in self._parameters():
@@ -159,7 +167,7 @@ class TorchState(DeviceState):
             for prefix, name in self._names.items():
                 value = entry.get(name)
                 state[f"{prefix}___{path}"] = (
-                    torch.zeros_like(parameter) if value is None else value
+                    unwatched(torch.zeros_like, parameter) if value is None else value
                 )
             steps = entry.get("step", 1.0 if entry else 0.0)
             state[f"{_STEP}___{path}"] = torch.as_tensor(steps, dtype=torch.float32)
@@ -167,8 +175,10 @@ class TorchState(DeviceState):
         return {"ipu_state": {**rest, **state}, "ipu_param": {}}
 
     def _parameters(self) -> Iterator[tuple[torch.Tensor, str]]:
-        paths = {} if self._link is None else self._link.paths
+        if self._link is not None:
+            self._paths = self._link.paths
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                if address(parameter) in paths:
-                    yield parameter, paths[address(parameter)]
+                path = path_of(parameter, self._paths)
+                if path is not None:
+                    yield parameter, path

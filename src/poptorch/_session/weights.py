@@ -11,6 +11,7 @@ from torch import nn
 
 from .. import _capture
 from .._base.errors import Error, InvalidValue
+from .._residency import unwatched
 from ..enums import CommGroupType, VariableRetrievalMode
 from ..optim.freeze import address
 
@@ -101,8 +102,11 @@ class Reading:
 
 
 def paths_of(tensors: Mapping[str, _capture.Tied]) -> dict[int, str]:
-    """Return the paths of the parameters among tensors, by the address of their values."""
-    return {address(tied.tensor): path for path, tied in tensors.items() if tied.is_parameter}
+    """Return the paths of the parameters among tensors, by identity and by address."""
+    own = {path: tied.tensor for path, tied in tensors.items() if tied.is_parameter}
+    addresses = unwatched(lambda: [*map(address, own.values())])
+    by_address = dict(zip(addresses, own, strict=True))
+    return by_address | {id(tensor): path for path, tensor in own.items()}
 
 
 def check_saved(there: Mapping[str, ShapeAndType], here: Mapping[str, ShapeAndType]) -> None:

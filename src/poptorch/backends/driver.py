@@ -63,7 +63,6 @@ class LoopExecutable:
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
         self._keys: Keys | None = None
         self._wanted = Wanted(plan.program)
-        self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
         self._in_flight: list[Any] = []
         self._threads = Threads()
@@ -98,7 +97,7 @@ class LoopExecutable:
             self._keys = Keys(state, self._program.loops)
         for point in self._points:
             if isinstance(point.node, Run):
-                self._run(runs[point.node.graph], point, slices, collector)
+                self._run(runs[point.node.graph], state, point, slices, collector)
             else:
                 self._in_flight = exchange(point.node, state, self._in_flight)
 
@@ -114,21 +113,23 @@ class LoopExecutable:
 
     def _bind(self, state: State) -> dict[str, _BoundRun]:
         # State tensors keep their identity, so the argument lists are made once per State.
-        if self._bound is None or self._bound[0] is not state:
+        if state.bound is None or state.bound[0] is not self:
             runs = {
                 name: _BoundRun(name, function, state, self._plan, self._handed)
                 for name, function in self._functions.items()
             }
-            self._bound = state, runs
-        return self._bound[1]
+            state.bound = self, runs
+        bound: dict[str, _BoundRun] = state.bound[1]
+        return bound
 
-    def _run(self, run: _BoundRun, point: Point, slices: Slices, collector: Collector) -> None:
-        assert self._bound is not None
+    def _run(
+        self, run: _BoundRun, state: State, point: Point, slices: Slices, collector: Collector
+    ) -> None:
         interrupts.check()
         if run.name in self._random:
             streams.begin(self._seeds(point.step, point.replica))
         results = stopwatch.action(run.name, run, slices, point)
-        self._whole.ran(run.name, self._bound[0])
+        self._whole.ran(run.name, state)
         collector.take(run.emitted, results, point.step, point.replica)
 
     def _seeds(self, step: int, replica: int) -> list[int]:

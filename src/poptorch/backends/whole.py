@@ -8,6 +8,7 @@ when it is new.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from itertools import chain
 
@@ -43,9 +44,8 @@ class Whole:
         self._tight = self._changed(program, program.graphs if in_place else ())
         self._keys = self._usual
         self._differ = self._tight != self._usual
-        self._in_range: tuple[State, list[int]] | None = None  # with the versions of its tensors
+        self._in_range: tuple[object, list[int]] | None = None  # a state, versions of its tensors
         self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
-        self._copies: dict[str, torch.Tensor] = {}
         self._generator: torch.Tensor | None = None
         self._done = self._kept = 0
 
@@ -66,14 +66,14 @@ class Whole:
             hold = not self._premises or self._hold(state, batch)
             self._keys = self._usual if hold else self._careful
             self._keys = self._tight if resources.memory_can_be_refused() else self._keys
-            if len(self._copies) > len(self._keys):
-                self._copies = {key: self._copies[key] for key in self._keys}
+            if len(state.copies) > len(self._keys):
+                state.copies = {key: state.copies[key] for key in self._keys if key in state.copies}
         self._keep(state)
 
     def _hold(self, state: State, batch: Sequence[torch.Tensor]) -> bool:
         """Tell whether inputs are in range; state is looked at again when something wrote it."""
         kept = [(each, state.tensors[each.slot.key]) for each in self._of_state]
-        seen = state, [value._version for _, value in kept]
+        seen = weakref.ref(state), [value._version for _, value in kept]
         if self._in_range != seen:
             if any(each.outside(value) for each, value in kept):
                 return False
@@ -93,16 +93,16 @@ class Whole:
         if self._random:
             self._generator = state.rng
         for key in self._keys:
-            if key not in self._copies:
-                self._copies[key] = torch.empty_like(state.tensors[key])
-            self._copies[key].copy_(state.tensors[key])
+            if key not in state.copies:
+                state.copies[key] = torch.empty_like(state.tensors[key])
+            state.copies[key].copy_(state.tensors[key])
 
     def put_back(self, state: State, error: BaseException) -> None:
         if self._last is not None and self._done == self._updates:
             self._kept = self._done
         else:
             for key in self._keys:
-                state.tensors[key].copy_(self._copies[key])
+                state.tensors[key].copy_(state.copies[key])
             for key in self._sums:
                 state.tensors[key].zero_()
             if self._random:

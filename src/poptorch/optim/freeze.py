@@ -13,6 +13,7 @@ from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._ir import slots
 from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._residency import unwatched
 from . import KINDS
 from .arguments import number, pair_of_betas
 from .kind import Kind, agreed
@@ -27,16 +28,21 @@ def address(tensor: torch.Tensor) -> int:
     return id(tensor) if tensor.is_meta else tensor.data_ptr()
 
 
+def path_of(tensor: torch.Tensor, paths: Mapping[int, str]) -> str | None:
+    """Return the path of a parameter: by identity, and of what stands for one by address."""
+    return paths.get(id(tensor)) or paths.get(unwatched(address, tensor))
+
+
 def freeze(
     optimizer: torch.optim.Optimizer,
-    path_of: Mapping[int, str],
+    paths: Mapping[int, str],
     *,
     automatic_loss_scaling: bool = False,
     compiled: OptimSpec | None = None,
 ) -> tuple[OptimSpec, HyperValues]:
     """Translate an optimizer into its compiled-in structure and the values that may change.
 
-    Parameters whose ``address()`` is not in ``path_of`` are left out. A torch optimizer that
+    Parameters that ``path_of`` does not find in ``paths`` are left out. A torch optimizer that
     continues with the structure ``compiled`` keeps what is variable there, and a constant of
     another value becomes variable; else only zeros that switch a term off are constant.
     """
@@ -45,7 +51,7 @@ def freeze(
     settings = _structure(optimizer, kind)
     values: HyperValues = {}
     groups = tuple(
-        _freeze_group(optimizer, kind, index, path_of, values, compiled)
+        _freeze_group(optimizer, kind, index, paths, values, compiled)
         for index in range(len(optimizer.param_groups))
     )
     variables: tuple[str, ...] = ()
@@ -124,14 +130,14 @@ def _freeze_group(
     optimizer: torch.optim.Optimizer,
     kind: Kind,
     index: int,
-    path_of: Mapping[int, str],
+    paths: Mapping[int, str],
     values: HyperValues,
     compiled: OptimSpec | None,
 ) -> OptimGroup:
     same = compiled.groups[index] if compiled and index < len(compiled.groups) else None
     group = optimizer.param_groups[index]
-    trained = [p for p in group["params"] if p.requires_grad and address(p) in path_of]
-    params = tuple(dict.fromkeys(path_of[address(p)] for p in trained))
+    trained = (path_of(p, paths) for p in group["params"] if p.requires_grad)
+    params = tuple(dict.fromkeys(path for path in trained if path is not None))
     settings: dict[str, Setting] = {"maximize": bool(group.get("maximize", False))}
     variables = []
     whole = not isinstance(optimizer, Optimizer) and group.get("momentum") == 0

@@ -1,0 +1,109 @@
+"""Noticing who reads a tensor of the host that he holds, while a device has newer values of it.
+
+Only then its class is one of ours, so that at all other times nothing is slower or different.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+Announce = Callable[[], object]
+_MAKING = nn.Parameter.__new__.__code__
+_NAME = "_poptorch_announce"  # of the attribute that a watched tensor has
+_unwatched: Callable[..., Any] = nn.Parameter.__torch_function__
+# What reads or changes no values.
+_GETTERS = """
+    device dtype grad grad_fn is_cpu is_cuda is_leaf is_meta is_nested is_quantized is_sparse
+    itemsize layout nbytes ndim output_nr requires_grad retains_grad shape
+"""
+_METHODS = """
+    __hash__ __len__ dim element_size is_complex is_contiguous is_floating_point is_inference
+    ndimension nelement numel register_hook register_post_accumulate_grad_hook requires_grad_ size
+    storage_offset stride
+"""
+_QUIET = {getattr(torch.Tensor, name).__get__ for name in _GETTERS.split()}
+_QUIET |= {getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")}
+_QUIET |= {getattr(torch.Tensor, name) for name in _METHODS.split()}
+
+
+def unwatched(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that reads tensors without anybody noticing."""
+    return _unwatched(function, (), arguments, {})
+
+
+class _Watched:
+    """Announces what reads values. Copies and pickles are those of the plain tensor."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func not in _QUIET:
+            _announce((args, kwargs))
+        result = _unwatched(func, types, args, kwargs or {})
+        if func is torch.Tensor.detach and sys._getframe(1).f_code is _MAKING:
+            return nn.Parameter(result, requires_grad=False)  # it wants what it was given
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._plain().__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain().__reduce_ex__(protocol)
+
+    def _plain(self) -> Any:
+        _announce(self)
+        unwatch(self)  # whoever is read from has come down by now, or never will
+        return self
+
+
+class Parameter(_Watched, nn.Parameter):
+    """A parameter whose newer values are on a device."""
+
+
+class Tensor(_Watched, torch.Tensor):
+    """A buffer whose newer values are on a device."""
+
+
+_WATCHED: dict[type, type] = {nn.Parameter: Parameter, torch.Tensor: Tensor}
+_PLAIN = {watched: plain for plain, watched in _WATCHED.items()}
+
+
+def watch(tensor: torch.Tensor, announce: Announce) -> None:
+    """Call a function before the tensor's values are read; tensors of other classes are left."""
+    watched = _WATCHED.get(type(tensor))
+    if watched is not None:
+        tensor.__dict__[_NAME] = announce
+        tensor.__class__ = watched  # type: ignore[assignment]
+
+
+def unwatch(tensor: Any) -> None:
+    plain = _PLAIN.get(type(tensor))
+    if plain is not None:
+        tensor.__class__ = plain
+        tensor.__dict__.pop(_NAME, None)
+
+
+def _announce(arguments: Any) -> None:
+    for tensor in _watched(arguments):
+        announce = tensor.__dict__.get(_NAME)
+        if announce is not None:  # else another one of these has brought it down
+            announce()
+
+
+def _watched(value: Any) -> Iterator[Any]:
+    if isinstance(value, _Watched):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        for item in items:
+            yield from _watched(item)

@@ -1,0 +1,81 @@
+"""The coherence table: what each event moves, and who is newer after it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class State(enum.Enum):
+    """Of one device's copy of a tensor of the host."""
+
+    SAME = "nobody: the values were equal when they last travelled"
+    HOST_NEWER = "the host: another device's values have come down since"
+    DEVICE_NEWER = "the device: it has trained; a read of the host brings the values down"
+    DEVICE_ONLY = "the device: inference has written a buffer; no read brings it down"
+    HOST_ONLY = "the host: the device has no copy"
+
+
+class Event(enum.Enum):
+    ATTACH = "the device gets its copies"
+    CALL = "a call is about to run"
+    UPDATE = "training writes the tensor"
+    COUNT = "inference writes the tensor"
+    READ = "somebody reads the host's tensor"
+    WRITE = "somebody writes the host's tensor"
+    COPY_TO_HOST = "copyWeightsToHost"
+    COPY_TO_DEVICE = "copyWeightsToDevice, load_state_dict of the executor"
+    OTHER_TO_HOST = "another device's values come to the host"
+    DETACH = "the device goes away: detachFromDevice, destroy"
+
+
+class Transfer(enum.Enum):
+    NONE = ""
+    UP = "host to device"
+    DOWN = "device to host"
+
+
+class Row(NamedTuple):
+    transfer: Transfer
+    state: State
+
+
+def _table() -> dict[tuple[Event, State], Row]:
+    none, up, down = Transfer.NONE, Transfer.UP, Transfer.DOWN
+    same, host_newer, device_newer, device_only, host_only = State
+    table = {(event, state): Row(none, state) for event in Event for state in State}
+    for state in (host_newer, host_only):
+        table[Event.CALL, state] = Row(up, same)
+    table[Event.ATTACH, host_only] = Row(up, same)
+    for state in (same, host_newer, device_newer, device_only):
+        table[Event.UPDATE, state] = Row(none, device_newer)
+        table[Event.COPY_TO_DEVICE, state] = Row(up, same)
+        table[Event.DETACH, state] = Row(none, host_only)
+    for state in (same, device_only):
+        table[Event.COUNT, state] = Row(none, device_only)
+        table[Event.OTHER_TO_HOST, state] = Row(none, host_newer)
+    for state in (same, device_newer, device_only):
+        table[Event.COPY_TO_HOST, state] = Row(down, same)
+    table[Event.READ, device_newer] = Row(down, same)
+    for state in (device_newer, device_only):
+        table[Event.DETACH, state] = Row(down, host_only)
+    return table
+
+
+TABLE: Mapping[tuple[Event, State], Row] = _table()
+
+
+def as_text() -> str:
+    """Return the table for people, without what changes nothing."""
+    lines = ["| what happens | " + " | ".join(state.name for state in State) + " |"]
+    lines.append("|---" * (len(State) + 1) + "|")
+    for event in Event:
+        cells = []
+        for state in State:
+            row = TABLE[event, state]
+            what = [row.transfer.value] if row.transfer is not Transfer.NONE else []
+            what += [row.state.name] if row.state is not state else []
+            cells.append(", ".join(what))
+        lines.append(f"| {event.value} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

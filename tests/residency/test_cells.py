@@ -1,0 +1,99 @@
+"""The coherence table: two devices and their host in any order, beside a model of ten lines."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from torch import nn
+
+from poptorch._residency import TABLE, Device, Event, State, Transfer, unwatched
+
+PATHS = ("w",)
+EITHER = st.integers(0, 1)
+
+
+class Machine(RuleBasedStateMachine):
+    """Two models that train one weight.
+
+    Attributes:
+        newest: what a reader must see.
+        on_host: what the host's memory holds while one of the devices is newer.
+        newer: which device is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host, self.step = nn.Parameter(torch.zeros(1)), 0.0
+        self.values = [torch.zeros(1), torch.zeros(1)]
+        self.devices = [Device(functools.partial(self.read, at)) for at in (0, 1)]
+        self.newest = self.on_host = 0.0
+        self.newer: int | None = None
+
+    def move(self, at: int, event: Event) -> None:
+        with torch.no_grad():
+            for _ in self.devices[at].due(event, PATHS):
+                row = TABLE[event, self.devices[at].state("w")]
+                ends = (self.host, self.values[at])
+                to, source = ends if row.transfer is Transfer.DOWN else ends[::-1]
+                unwatched(torch.Tensor.copy_, to, source)
+                self.devices[at].moved(event, {"w": (self.host, self.values[at])})
+
+    def read(self, at: int) -> None:
+        self.move(at, Event.READ)
+
+    def came_down(self) -> None:
+        self.on_host, self.newer = self.newest, None
+
+    @rule(at=EITHER)
+    def call(self, at: int) -> None:
+        self.devices[1 - at].announce()
+        self.move(at, Event.CALL)
+        assert self.values[at] == self.newest
+        self.on_host = self.on_host if self.newer == at else self.newest
+        self.step += 1.0
+        self.values[at].fill_(self.step)
+        self.devices[at].updated(Event.UPDATE, PATHS)
+        self.newest, self.newer = self.step, at
+
+    @rule()
+    def look(self) -> None:
+        assert (type(self.host) is not nn.Parameter) == (self.newer is not None)
+        assert self.host + 0 == self.newest
+        assert type(self.host) is nn.Parameter
+        self.came_down()
+
+    @rule(at=EITHER)
+    def copy_to_host(self, at: int) -> None:
+        for device in self.devices[at].ahead(PATHS):
+            device.announce()
+        self.move(at, Event.COPY_TO_HOST)
+        if self.newer == 1 - at and self.devices[at].state("w") is State.HOST_ONLY:
+            return  # nothing is on this device
+        self.came_down()
+        assert self.host.item() == self.newest
+
+    @rule(at=EITHER)
+    def copy_to_device(self, at: int) -> None:
+        if self.devices[at].state("w") is not State.HOST_ONLY and self.newer == at:
+            self.newest, self.newer = self.on_host, None  # what it trained is gone
+        self.move(at, Event.COPY_TO_DEVICE)
+
+    @rule(at=EITHER)
+    def detach(self, at: int) -> None:
+        self.move(at, Event.DETACH)
+        self.devices[at].clear()
+        if self.newer == at:
+            self.came_down()
+
+
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTwoDevices = Machine.TestCase
+
+
+def test_every_event_has_a_row_for_every_state() -> None:
+    assert TABLE.keys() == {(event, state) for event in Event for state in State}
+    assert all(TABLE[Event.WRITE, state].transfer is Transfer.NONE for state in State)

@@ -1,0 +1,290 @@
+"""Tensors that somebody holds: what they read, who is newer of several models, what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import pickle
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.twins import Twins
+from helpers.wrapped import inference, normal, options, saved
+from helpers.wrapping import PAUSE, Having, training
+
+X, Y = normal(4, 3), normal(4, 2, seed=1)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(3)
+
+    def forward(self, x, y=None):
+        out = self.fc(self.norm(x))
+        return out if y is None else nn.functional.mse_loss(out, y)
+
+
+def adam(parameters) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+# What somebody holds before training, and how he reads the weight of it.
+HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "a weight": (lambda m, o: m.fc.weight, lambda w: w + 0),
+    "a list": (lambda m, o: list(m.parameters()), lambda held: held[0].clone()),
+    "groups": (lambda m, o: o.param_groups, lambda held: held[0]["params"][0][:]),
+    "a vector": (
+        lambda m, o: list(m.parameters()),
+        lambda held: nn.utils.parameters_to_vector(held)[:6].view(2, 3),
+    ),
+    "an average": (
+        lambda m, o: list(m.parameters()),
+        lambda held: torch._foreach_lerp([torch.zeros(2, 3)], held[:1], 1.0)[0],
+    ),
+    "another module": (
+        lambda m, o: Having(lambda own, x: own.layer(x), layer=m.fc.weight),
+        lambda held: held.layer * 1,
+    ),
+    "a parameter of it": (lambda m, o: m.fc.weight, lambda w: nn.Parameter(w) + 0),
+    "a copy": (lambda m, o: m.fc.weight, copy.deepcopy),
+    "a pickle": (lambda m, o: m.fc.weight, lambda w: pickle.loads(pickle.dumps(w))),
+    "a file": (lambda m, o: m.fc.weight, lambda w: saved(w)),
+    "numbers": (lambda m, o: m.fc.weight, lambda w: torch.tensor(w.tolist())),
+    "an array": (lambda m, o: m.fc.weight, lambda w: torch.tensor(w.detach().numpy())),
+    "a buffer": (lambda m, o: m.norm.running_mean, lambda mean: mean * 1),
+}
+
+
+def test_who_holds_a_tensor_reads_trained_values() -> None:
+    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    for name, (hold, read) in HELD.items():
+        held, theirs = hold(twins.model, twins.ours), hold(twins.eager, twins.theirs)
+        twins.step(X, Y, count=2)
+        got = read(held)
+        torch.testing.assert_close(got, read(theirs), msg=lambda text, name=name: f"{name}: {text}")
+        assert type(got) in (torch.Tensor, nn.Parameter)
+    weight = twins.model.fc.weight
+    twins.step(X, Y)
+    assert isinstance(weight, nn.Parameter)
+    assert weight.shape == (2, 3)
+    assert weight.grad is None
+    assert twins.wrapped._session.device.newer  # none of these needs values
+    twins.wrapped.destroy()
+    assert type(weight) is nn.Parameter
+    assert torch.equal(weight, twins.model.fc.weight)
+    assert vars(weight) == {}
+
+
+def written(executor: Any) -> list[weakref.ref[torch.Tensor]]:
+    return [weakref.ref(tensor) for tensor in executor._session.store.state.tensors.values()]
+
+
+@pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
+def test_a_devices_tensors_go_when_it_goes(library) -> None:
+    """Without the garbage collector, which nobody waits for."""
+    model = Net()
+    optimizer = library.Adam(model.parameters(), lr=0.05)
+    executor = poptorch.trainingModel(model, options(), optimizer)
+    gc.collect()
+    gc.disable()
+    try:
+        for way in ("detachFromDevice", "destroy", "destroy", "dropped"):
+            executor(X, Y)
+            optimizer.state_dict()
+            executor(X, Y)
+            held = written(executor)
+            if way == "dropped":
+                executor = None
+            else:
+                getattr(executor, way)()
+            kept = [] if executor is None else [*(executor._session.kept or {}).values()]
+            assert {id(each()) for each in held if each() is not None} <= {*map(id, kept)}
+            assert len(kept) == (
+                9 if way == "detachFromDevice" else 0
+            )  # the optimizer's, for the next device
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("way", ["swapped", "new storage"])
+def test_an_optimizers_state_follows_a_parameter_whose_data_are_others(way: str) -> None:
+    layers = {"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)}
+    two = Having(lambda m, x: nn.functional.mse_loss(m.second(torch.tanh(m.first(x))), x), **layers)
+    twins = Twins(two, adam, rtol=1e-5, atol=1e-6)
+    twins.step(X)
+    for model in (twins.model, twins.eager):
+        first, second = model.first.weight, model.second.weight
+        if way == "swapped":
+            first.data, second.data = second.data, first.data
+        else:
+            first.data = first.data.clone()
+    twins.wrapped.copyWeightsToDevice()
+    twins.step(X, count=2)
+    twins.compare()
+
+
+def test_what_is_saved_has_what_was_loaded_into_the_optimizer(tmp_path) -> None:
+    for edits in (False, True):
+        for detached in (False, True):
+            model = Net()
+            optimizer = adam(model.parameters())
+            executor = poptorch.trainingModel(model, options(), optimizer)
+            executor(X, Y)
+            state = copy.deepcopy(optimizer.state_dict())
+            executor(X, Y)
+            if detached:
+                executor.detachFromDevice()
+            if edits:
+                optimizer.state[model.fc.weight]["exp_avg"].fill_(7.0)
+            else:
+                state["state"][2]["exp_avg"].fill_(7.0)
+                optimizer.load_state_dict(state)
+            executor.save(tmp_path / "model")
+            other = Net()
+            loaded = adam(other.parameters())
+            second = poptorch.load(tmp_path / "model", model=other, optimizer=loaded)
+            second(X, Y)
+            executor(X, Y)
+            torch.testing.assert_close(other.state_dict(), model.state_dict())
+            torch.testing.assert_close(loaded.state_dict(), optimizer.state_dict())
+
+
+def test_what_is_loaded_into_an_optimizer_before_the_first_call_has_its_rate() -> None:
+    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins.step(X, Y)
+    state = copy.deepcopy(twins.theirs.state_dict())
+    state["param_groups"][0]["lr"] = 0.2
+    twins.wrapped.destroy()
+    twins.ours = adam(twins.model.parameters())
+    twins.wrapped = poptorch.trainingModel(twins.model, options(), twins.ours)
+    for optimizer in twins.both:
+        optimizer.load_state_dict(copy.deepcopy(state))
+    twins.step(X, Y, count=2)
+    twins.compare()
+
+
+class Tagged(nn.Linear):
+    """A class that hears of its subclasses, and copies in its own ways."""
+
+    made: list[type] = []
+
+    def __init_subclass__(cls, tag: str, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        cls.made.append(cls)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tagged:
+        twin = type(self)(3, 2)
+        twin.load_state_dict(self.state_dict())
+        twin.deep = True
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pickled": True}
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(super().forward(x), y)
+
+
+def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
+    model, plain = Tagged(3, 2), Tagged(3, 2)
+    executor = training(model)
+    executor(X, Y)
+    assert Tagged.made == []
+    for wrapped, unwrapped in (
+        (copy.deepcopy(model), copy.deepcopy(plain)),
+        (pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(plain))),
+    ):
+        assert type(wrapped) is Tagged
+        assert vars(wrapped).keys() == vars(unwrapped).keys()
+        assert torch.equal(wrapped.weight, model.weight)
+
+
+def test_what_inference_counts_is_there_after_detaching() -> None:
+    model = Having(lambda own, x: own.count.add_(1) * x, count=torch.zeros(1))
+    executor = inference(model)
+    for call in range(1, 4):
+        assert torch.equal(executor(torch.ones(1)), torch.full((1,), float(call)))
+        assert model.count == call - 1
+        executor.detachFromDevice()
+        assert model.count == call
+
+
+class Setting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = argparse.Namespace(scale=2.0)
+
+    def forward(self, x, y=None, factors=None, extra=None):
+        x = x * self.config.scale
+        x = x if factors is None else x * torch.tensor(factors)
+        return super().forward(x if extra is None else x * extra.scale, y)
+
+
+# What is done after the first call, and what is said of it at the next one.
+SAID: dict[str, tuple[Callable[..., Any], str]] = {
+    "assigned": (
+        lambda m, a: setattr(m.fc, "weight", nn.Parameter(torch.ones(2, 3))),
+        "'fc.weight' on the host, while the device goes on with its own",
+    ),
+    "assigned by loading": (
+        lambda m, a: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}, assign=True),
+        "'fc.weight' on the host, while",
+    ),
+    "a buffer that moves": (
+        lambda m, a: m.norm.running_mean.fill_(3.0),
+        "'norm.running_mean' on the host, while",
+    ),
+    "settings that are others": (
+        lambda m, a: setattr(m, "config", argparse.Namespace(scale=3.0)),
+        "Namespace.scale of config was 2.0 and is 3.0",
+    ),
+    "an array": (lambda m, a: a["factors"].fill(3.0), "the array of argument 'factors'"),
+    "an object": (
+        lambda m, a: setattr(a["extra"], "scale", 4.0),
+        "Extra.scale of extra was 1.0 and is 4.0",
+    ),
+}
+
+
+def arguments() -> dict[str, Any]:
+    factors = numpy.ones(3, dtype=numpy.float32)
+    return {"factors": factors, "extra": Extra(1.0)}
+
+
+class Extra:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_program_does_not_follow_is_said(name: str, caplog) -> None:
+    do, said = SAID[name]
+    model, given = Setting(), arguments()
+    executor = training(model)
+    executor(X, Y, **given)
+    do(model, given)
+    time.sleep(PAUSE)
+    executor(X, Y, **given)
+    assert said in caplog.text
+
+
+def test_settings_that_are_replaced_before_compiling_count_or_are_said(caplog) -> None:
+    for train in (True, False):
+        model = Setting()
+        executor = training(model) if train else inference(model)
+        model.config = argparse.Namespace(scale=3.0)
+        expected = copy.deepcopy(model)(X, Y).detach()
+        time.sleep(PAUSE)
+        assert torch.equal(executor(X, Y), expected) == train
+        said = "Namespace.scale of config was 2.0 and is 3.0"
+        assert (said in caplog.text) != train
