@@ -83,7 +83,7 @@ def watch(tensor: torch.Tensor, announce: Announce) -> None:
     watched = _WATCHED.get(type(tensor))
     if watched is not None:
         tensor.__dict__[_NAME] = announce
-        tensor.__class__ = watched  # type: ignore[assignment]
+        tensor.__class__ = watched
 
 
 def unwatch(tensor: Any) -> None:

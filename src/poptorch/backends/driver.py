@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -97,7 +98,7 @@ class LoopExecutable:
             self._keys = Keys(state, self._program.loops)
         for point in self._points:
             if isinstance(point.node, Run):
-                self._run(runs[point.node.graph], state, point, slices, collector)
+                self._run(runs[point.node.graph], point, slices, collector)
             else:
                 self._in_flight = exchange(point.node, state, self._in_flight)
 
@@ -122,9 +123,9 @@ class LoopExecutable:
         bound: dict[str, _BoundRun] = state.bound[1]
         return bound
 
-    def _run(
-        self, run: _BoundRun, state: State, point: Point, slices: Slices, collector: Collector
-    ) -> None:
+    def _run(self, run: _BoundRun, point: Point, slices: Slices, collector: Collector) -> None:
+        state = run.state()
+        assert state is not None
         interrupts.check()
         if run.name in self._random:
             streams.begin(self._seeds(point.step, point.replica))
@@ -150,7 +151,7 @@ class _BoundRun:
         plan: Plan,
         handed: dict[str, torch.Tensor],
     ) -> None:
-        self.name = name
+        self.name, self.state = name, weakref.ref(state)  # which holds this
         self._function = function
         self._handed = handed
         self._first_replica = plan.spec.first_replica
