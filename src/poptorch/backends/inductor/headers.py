@@ -38,7 +38,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)', re.MULTILINE)
 _INCLUDED = {
     "torch/csrc/inductor/cpp_wrapper/cpu.h", "torch/csrc/inductor/aoti_torch/c/shim_cpu.h",
     "torch/csrc/inductor/aoti_torch/c/shim.h", "torch/csrc/inductor/cpp_prefix.h",
-    "Python.h", "sstream", "cstdlib", "cerrno",
+    "Python.h", "sstream", "cstdlib", "cerrno", "utility",
 }  # fmt: skip
 
 # Numbers of other kinds have names only: torch's templates ask whether a type is one of them.

@@ -15,7 +15,7 @@ from filelock import FileLock
 from torch import fx
 
 from ..._base.resources import IDLE, Cores
-from . import headers
+from . import headers, kernels
 from .toolchain import has_vectors
 
 LARGE = 1000  # operators
@@ -55,6 +55,7 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
         "stride_at_vec_range": stride,
         "write_entry_point_signature": _entry,
         "worker_compile_cpp": build,
+        "cpp_pybinding": kernels.together(),
     }
     if has_vectors():  # torch asks the processor, too, then tries it out in a library
         named["check_build"] = lambda usual, self, code: True
