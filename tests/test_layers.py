@@ -165,6 +165,7 @@ ROOMS = {
     "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_job", "_ops", "_place"},
     "ir": {"_compile", "_schedule"},
+    "lanes": {"_capture", "_compile"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
     "session": {"_compile", "_data", "_ipu_model", "_systems"},
     "update": {"_compile"},

@@ -158,16 +158,16 @@ def pipelined(a):
 
 
 @pytest.mark.parametrize(
-    ("function", "backend", "reason"),
+    ("function", "backend", "title", "reason"),
     [
-        (branching, "reference", "branches"),
-        (vmapped, "reference", "each of them"),
-        (pipelined, "staged", "blocks on chips"),
+        (branching, "reference", "needs all replicas side by side", "branches"),
+        (vmapped, "reference", "only where each of them is a lane", "torch.func"),
+        (pipelined, "staged", "needs all replicas side by side", "blocks on chips"),
     ],
 )
-def test_replicas_apart_cannot_exchange(function, backend: str, reason: str) -> None:
+def test_replicas_apart_cannot_exchange(function, backend, title: str, reason: str) -> None:
     opts = options(backend, replicas=REPLICAS, iterations=2)
-    with pytest.raises(poptorch.Error, match="needs all replicas side by side") as caught:
+    with pytest.raises(poptorch.Error, match=title) as caught:
         infer(function, batch(), opts=opts)
     assert caught.match(reason)
     assert "test_known.py" in str(caught.value)

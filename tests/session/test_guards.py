@@ -116,7 +116,11 @@ CHANGES = [  # each of which is told in the one message
     },
     {
         "Holds.masks was written in place": lambda m: m.masks[0].zero_(),
-        "1 hooks on": lambda m: m.first.register_forward_pre_hook(lambda *_: None),
+        "3 hooks on": lambda m: (
+            m.first.register_forward_pre_hook(lambda *_: None),
+            m.first.register_full_backward_hook(lambda *_: None),
+            m.first.register_full_backward_pre_hook(lambda *_: None),
+        ),
         "forward of a Linear": lambda m: triple(m.second),
         "requires_grad of first.weight is now False": (
             lambda m: m.first.weight.requires_grad_(False)

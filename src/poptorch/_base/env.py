@@ -88,6 +88,12 @@ _ROWS = (
         "overwrite the loader's buffers when they are released, to show use after the next batch",
     ),
     Variable(
+        "POPTORCH_VALIDATE_LANES",
+        _flag,
+        False,
+        "compare a graph of several micro-batches with that of one, on random inputs (doctor does)",
+    ),
+    Variable(
         "POPTORCH_EXPORT_PROTO_FILE", str, "", "file that every compiled program is written to"
     ),
     Variable(

@@ -71,17 +71,17 @@ OPTIONAL = {
         "torch._subclasses.fake_tensor:DataDependentOutputException",
         "torch._subclasses.fake_tensor:DynamicOutputShapeException",
     ),
-    "recurrent layers run one micro-batch after another, and not over packed sequences": (
-        "torch._decomp.decompositions:lstm_impl",
-        "torch._decomp.decompositions:gru_impl",
-        "torch._decomp.decompositions:rnn_tanh_input",
-        "torch._decomp.decompositions:rnn_relu_input",
+    "recurrent layers do not run over packed sequences": (
         "torch._decomp.decompositions:lstm_data_impl",
         "torch._decomp.decompositions:gru_impl_data",
         "torch._decomp.decompositions:rnn_tanh_data",
         "torch._decomp.decompositions:rnn_relu_data",
         "torch._C:_VariableFunctions._pack_padded_sequence",
         "torch._C:_VariableFunctions._pad_packed_sequence",
+    ),
+    "operators that torch cannot run on several micro-batches at once are unrolled": (
+        "torch._C:_functorch._is_vmap_fallback_enabled",
+        "torch._C:_functorch._set_vmap_fallback_enabled",
     ),
     BACKWARD: ("torch._functorch._aot_autograd.logging_utils:setup_stacktrace_preservation_hooks",),
     OPERATORS: ("torch._subclasses.fake_tensor:UnsupportedOperatorException",),
@@ -148,7 +148,8 @@ ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)
 # nobody's contract.
 ATTRIBUTES = {
     "_schema": "of an operator: whether it writes, and whether results share memory",
-    "_backward_hooks": "of a tensor: what changes its gradient",
+    "_backward_hooks": "of a tensor or module: what changes its gradient",
+    "_backward_pre_hooks": "of a module: what changes the gradient of its results",
     "_cdata": "of a storage: whether two tensors share it",
     "_cflags_args": "of what builds a C++ source: its options",
     "_check_input_dim": "of a batch norm: which shapes it takes",

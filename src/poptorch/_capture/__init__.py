@@ -1,9 +1,7 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .._ops.context import ReplicasApart
 from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
-from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Decision, Micro, hooks_of, say_narrowed
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .replaced import Tied, tensors_of
@@ -13,12 +11,9 @@ __all__ = [
     "Decision",
     "Explanation",
     "Micro",
-    "NotVectorisable",
     "OverwriteContextManager",
-    "ReplicasApart",
     "Request",
     "Tied",
-    "batch_norm_statistics",
     "capture",
     "checkpoints",
     "explain",

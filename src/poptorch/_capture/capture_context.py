@@ -38,16 +38,12 @@ class CaptureContext(Capture):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        if self.lanes:
-            raise NotImplementedError("host code runs one micro-batch at a time")
         with trace.untraced(), listening(None):
             yield
 
     def body(
         self, function: Callable[..., list[torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        if self.lanes:
-            raise NotImplementedError("loops and branches run one micro-batch at a time")
         outer, self.groups = self.groups, {}
         try:
             with surroundings_waiting():
@@ -81,8 +77,6 @@ class Overrides(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # The mode is off while the function runs: functions inside functions are torch's own.
-        if self._context.lanes and torch.is_autocast_enabled("cpu"):
-            raise NotImplementedError("autocast works on one micro-batch at a time")
         args = tuple(map(self._traced_of, args))
         kwargs = {name: self._traced_of(value) for name, value in (kwargs or {}).items()}
         loss, called = LOSS_FUNCTIONS.get(func) if self._context.training else None, func
@@ -90,13 +84,13 @@ class Overrides(TorchFunctionMode):
         if func in QUESTIONS:
             result = self._context.reads.answer(func, args, kwargs)
         elif func in RECURRENT and not kwargs:
-            result = recurrent(func, args, self._context.lanes, self._priced)
+            result = recurrent(func, args, self._priced)
         else:
             result = substitutes().get(func, func)(*args, **kwargs)
         if self._context.training and isinstance(result, torch.Tensor):
             if loss is not None:
                 self._context.mark_loss(result, loss)
-            if not result.requires_grad and not self._context.lanes:
+            if not result.requires_grad:
                 self._note_end(called, args, result)
         elif func is torch.autograd.grad:
             outputs = args[0] if args else kwargs["outputs"]

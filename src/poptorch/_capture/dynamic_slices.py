@@ -24,8 +24,11 @@ _Window = tuple[torch.Tensor, int, int]  # start, size and step
 
 def _places(window: _Window, extent: int) -> torch.Tensor:
     start, size, step = window
-    offsets = torch.arange(0, size, step, device=start.device)
-    return (start.reshape(()).long() + offsets) % extent
+    first = start.reshape(()).long()
+    # As in Python a negative place counts from the end, and so must the place after the last one.
+    from_end = torch.where(first + size < 0, first + extent, extent)
+    first = torch.where(first < 0, from_end, first)
+    return first + torch.arange(0, size, step, device=start.device)
 
 
 def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:

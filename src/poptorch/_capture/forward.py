@@ -14,7 +14,6 @@ from .._base import trees
 from .._base.errors import Error
 from .._base.threads import holding
 from .._ir import slots
-from .._ir.loops import Lanes
 from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
@@ -38,7 +37,7 @@ class Request:
     call: Call  # runs forward on the tensors of ``batch``, putting them back into the arguments
     tensors: Mapping[str, Tied]  # parameters and buffers by path
     state: tuple[Slot, ...]  # their slots, in the same order
-    batch: tuple[Slot, ...]  # of the tensor arguments; with lanes, all have a leading dimension
+    batch: tuple[Slot, ...]  # of the tensor arguments
     trained: frozenset[str] = frozenset()  # paths of the parameters that get a gradient
     training: bool = False  # whether a loss is looked for
     loss_scaling: tuple[float | Slot, ...] = ()  # factors on the gradient's seed
@@ -46,8 +45,6 @@ class Request:
     examples: Callable[[], list[torch.Tensor]] | None = None  # makes the first micro-batch
     replicas: int = 1  # each evolves by itself what forward changes
     processes: int = 1  # that have as many replicas each
-    apart: str = "a single micro-batch is looked at"  # why replicas run one after another
-    lanes: Lanes | None = None  # micro-batches side by side; gradients are then sums over them
     # (short name, tensor name); those that no tensor of forward or backward has are for others.
     anchors: tuple[tuple[str, str], ...] = ()
     module_scopes: bool = True  # tensors are named after the path of the module that made them
@@ -55,7 +52,6 @@ class Request:
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
     priced: bool = False  # the graph is for an estimate, not to run
-    recompute: bool = False
     users: nn.Module | None = None  # a module whose dicts of tensors ``module`` shares
 
     @property
@@ -69,11 +65,6 @@ class Request:
         paths = [path for structure in self.arguments.values() for path in structure.paths]
         types = [slots.type_text(slot.dtype, slot.replica_shape) for slot in self.batch]
         return ", ".join(map(" ".join, zip(paths, types, strict=False)))
-
-    @property
-    def anchored_gradients(self) -> list[str]:
-        names = {name.removesuffix(":0") for _, name in self.anchors}
-        return [path for path in sorted(self.trained) if f"{GRADIENT}{path}" in names]
 
 
 @dataclass(eq=False)
@@ -102,10 +93,6 @@ class Names:
     def find(self, name: str) -> torch.Tensor | None:
         """Return the tensor of a name, the path of a module standing for its last result."""
         return self.tensors.get(self._full(name))
-
-    def found(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        full = map(self._full, names)
-        return {name: self.tensors[name] for name in full if name in self.tensors}
 
     def _full(self, name: str) -> str:
         plain = name.removesuffix(":0")
@@ -198,8 +185,6 @@ def run_forward(
         annotate.in_forward(names.heard),
     ):
         returned = request.call(batch)
-    if context.lanes and not all(request.tensors[path].is_statistic for path in reassigned):
-        raise NotImplementedError("forward binds other tensors to the names of buffers")
     tensors, structure = trees.flatten(returned, "output")
     refuse_holders(structure, "forward returns an object whose tensors cannot be seen")
     loss = None

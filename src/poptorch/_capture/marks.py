@@ -22,7 +22,6 @@ from .._ops.identities import Hint, hint
 aten = torch.ops.aten
 
 _CONVOLUTION = aten.convolution.default
-_ADD = aten.add.Tensor
 _PRICED = {"availableMemoryProportions": MEMORY, "partialsTypes": PARTIALS}
 _HEEDS_MEMORY = {
     _CONVOLUTION, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default,
@@ -69,10 +68,6 @@ def _limit_memory(mark: fx.Node) -> None:
     node = storage_root(_unmarked(mark))
     if node.target in _HEEDS_MEMORY:
         note_on(node, **{MEMORY: float(mark.args[2])})  # type: ignore[arg-type]
-        return
-    # Over several micro-batches at once the bias of a linear layer is added on its own.
-    inputs = [storage_root(each) for each in node.all_input_nodes if node.target is _ADD]
-    if any(each.target in _HEEDS_MEMORY for each in inputs):
         return
     _say_without_memory(str(mark.args[3]))
 

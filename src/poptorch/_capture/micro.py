@@ -23,9 +23,8 @@ from . import marks, trace
 from .capture_context import CaptureContext
 from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
-from .lanes import NotVectorisable, lane_by_lane, reason_of, run_lanes
-from .recompute import recomputed
 from .recorded import storage_of
+from .replaced import Tied
 from .value_reads import BranchOnData, ValueReads
 
 aten = torch.ops.aten
@@ -72,24 +71,15 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}
-        # By path, a value for each lane of weights whose gradients of each replica are anchored.
-        self.own: dict[str, torch.Tensor] = {}
         self.context = CaptureContext(
             request.training,
-            request.lanes is not None,
             stochastic=request.precision.stochastic_rounding,
             reads=reads,
-            replicas=Replicas(request.replicas, apart=request.apart, processes=request.processes),
+            replicas=Replicas(request.replicas, request.processes),
         )
 
     def lower_hints(self, graph: fx.Graph) -> None:
-        groups = self.context.groups
-        try:
-            self.overlaps = marks.lower(graph, self.request.inputs, self.slots, groups)
-        except Error as error:
-            if self.request.lanes is None:
-                raise
-            raise NotVectorisable(error.args[0]) from error
+        self.overlaps = marks.lower(graph, self.request.inputs, self.slots, self.context.groups)
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
@@ -99,12 +89,11 @@ class _Recording:
             for slot in request.state
         }
         batch = [values[slot.key] for slot in request.batch]
-        forward = run_lanes if request.lanes else run_forward
         grad = torch.enable_grad() if request.training else torch.no_grad()
         with annotate.recording(request.module) as self.blocks, grad:
             seen = self._seen(leaves, values)
             _register_hooks(request, seen)
-            self.done = done = forward(request, self.context, batch, seen)
+            self.done = done = run_forward(request, self.context, batch, seen)
             results = self._outputs(done)
             if done.loss is not None:
                 self.blocks.set(Label(backward=True))
@@ -113,10 +102,9 @@ class _Recording:
             for tensor in batch:
                 done.names.add("input", tensor)
             for slot in request.state:
-                value = leaves[slot.path]
-                done.names.add(slot.path, value if slot.lanes else self._in_lanes(value))
+                done.names.add(slot.path, leaves[slot.path])
             results += self._anchors(done.names)
-            after = done.leaves | {path: leaves[path] for path in {*request.grouped, *self.own}}
+            after = done.leaves | {path: leaves[path] for path in request.grouped}
             self.slots += [*request.state, *request.batch]
             results += [after[slot.path].detach() for slot in request.state]
         return results + batch
@@ -124,24 +112,12 @@ class _Recording:
     def _seen(
         self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        seen, lanes = dict(leaves), self.request.lanes
-        rows = torch.arange(0 if lanes is None else lanes.count)
+        seen = dict(leaves)
         with torch.enable_grad():
-            if lanes is not None:
-                for path in self.request.anchored_gradients:
-                    self.own[path] = leaves[path].expand(lanes.count, *leaves[path].shape)
-            seen |= self.own
             for path, of_replica in self.request.grouped.items():
                 replica = values[slots.REPLICA.key].to(torch.int64).reshape(1)
-                if lanes is not None:
-                    replica = replica + rows % lanes.replicas
                 group = torch.tensor(of_replica, dtype=torch.int64).index_select(0, replica)
-                if path in self.own:
-                    seen[path] = self.own[path][rows, group]
-                else:
-                    seen[path] = leaves[path].index_select(0, group)
-                    if lanes is None:
-                        seen[path] = seen[path].squeeze(0)
+                seen[path] = leaves[path].index_select(0, group).squeeze(0)
         return seen
 
     def _outputs(self, done: Forward) -> list[torch.Tensor]:
@@ -159,8 +135,7 @@ class _Recording:
                 say_narrowed(result.dtype)
                 if result.is_floating_point():  # integers are narrowed, and checked, outside
                     result = result.to(narrowed(result.dtype))
-            side_by_side = self.request.lanes is not None
-            self.slots.append(slots.result(index, result, tensor is done.loss, side_by_side))
+            self.slots.append(slots.result(index, result, tensor is done.loss))
             results.append(result)
         return results
 
@@ -180,25 +155,16 @@ class _Recording:
             if not isinstance(factor, float) or factor != 1.0:
                 seed = seed * factor
         if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
-            self.done.names.add("finalLossScale", self._in_lanes(seed.reshape(-1)[0]))
+            self.done.names.add("finalLossScale", seed.reshape(-1)[0])
         gradients = []
-        differentiated = [*(leaves[slot.path] for slot in trained), *self.own.values()]
-        try:
-            with explained(self.request.module, self.request.inputs_text, backward=True):
-                found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
-        except Exception as error:
-            if self.request.lanes is None:
-                raise
-            # What runs forward code again, as torch.utils.checkpoint, has no lanes here.
-            raise NotVectorisable(reason_of(error)) from error
-        own = dict(zip(self.own, found[len(trained) :], strict=True))
-        for slot, gradient in zip(trained, found, strict=False):
+        differentiated = [leaves[slot.path] for slot in trained]
+        with explained(self.request.module, self.request.inputs_text, backward=True):
+            found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
+        for slot, gradient in zip(trained, found, strict=True):
             if gradient is not None:
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 self.slots.append(slots.gradient(slot, dense.dtype))
-                of_lanes = own.get(slot.path)
-                named = dense if of_lanes is None else of_lanes
-                self.done.names.add(f"{GRADIENT}{slot.path}", named)
+                self.done.names.add(f"{GRADIENT}{slot.path}", dense)
                 gradients.append(dense)
         return gradients
 
@@ -208,16 +174,9 @@ class _Recording:
             tensor = names.find(long)
             if tensor is not None:
                 result = tensor.detach()
-                side_by_side = self.request.lanes is not None
-                anchor = slots.anchor(short, tuple(result.shape), result.dtype, side_by_side)
-                self.slots.append(anchor)
+                self.slots.append(slots.anchor(short, tuple(result.shape), result.dtype))
                 results.append(result)
         return results
-
-    def _in_lanes(self, value: torch.Tensor) -> torch.Tensor:
-        """Return what is the same in all lanes as results are: with a dimension for them."""
-        lanes = self.request.lanes
-        return value if lanes is None else value.expand(lanes.count, *value.shape).clone()
 
 
 def capture(request: Request) -> Micro:
@@ -238,8 +197,6 @@ def capture(request: Request) -> Micro:
             return replace(micro, decided=tuple(decided))
     except BranchOnData:
         pass
-    if request.lanes is not None:
-        raise NotVectorisable("forward branches on values of tensors")
     reads = ValueReads(real=True)
     with torch.random.fork_rng(devices=[]):
         micro = _capture(request, real_inputs(request), reads)
@@ -268,16 +225,6 @@ def real_inputs(request: Request) -> list[torch.Tensor]:
     return [*state, *batch, *(torch.ones(slot.shape, dtype=slot.dtype) for slot in rest)]
 
 
-def _evolving(graph: Graph, replicas: int) -> Graph:
-    """Every replica has its own value of what forward changes."""
-    written = {slot.key for slot in graph.outputs if slot.kind in (Kind.BUFFER, Kind.CONSTANT)}
-    inputs, outputs = (
-        tuple(replace(slot, replicas=replicas) if slot.key in written else slot for slot in ends)
-        for ends in (graph.inputs, graph.outputs)
-    )
-    return replace(graph, inputs=inputs, outputs=outputs)
-
-
 def _without_unchanged(graph: Graph) -> Graph:
     given = {slot.key: node for node, slot in graph.arguments.items()}
     kept = [(slot, node) for slot, node in graph.results if given.get(slot.key) is not node]
@@ -302,17 +249,13 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
         recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
     )
     tied = request.tensors
-    _refuse_views(constants, {path: tied[path].tensor for path in request.trained})
+    trained = {path: tied[path].tensor for path in sorted(request.trained)}
+    _refuse_ties(tied if request.training else {})
+    _refuse_views(constants, trained)
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     graph = _without_unchanged(graph)
     _refuse_mixed(graph.module.graph)
-    if request.lanes is not None:
-        graph = lane_by_lane(request, graph)
-    elif request.replicas > 1:
-        graph = _evolving(graph, request.replicas)
-    if request.recompute:
-        graph = recomputed(graph)
     done = recording.done
     return Micro(
         graph,
@@ -344,10 +287,7 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
                     "remove the hook with the handle that registering it returned",
                 ),
             )
-        hooks = list((parameter._backward_hooks or {}).values())
-        if hooks and request.lanes is not None:
-            raise NotVectorisable(f"'{path}' has hooks, which see one micro-batch each")
-        for hook in hooks:
+        for hook in list((parameter._backward_hooks or {}).values()):
             leaves[path].register_hook(hook)  # type: ignore[no-untyped-call]
 
 
@@ -369,6 +309,22 @@ def _refuse_mixed(graph: fx.Graph) -> None:
                 got=f"{shown} in {node.target}",
                 where=source.describe(*line) if line else None,
                 fix=("x.to(weight.dtype) in forward", "inputs of the type of the model's weights"),
+            )
+
+
+def _refuse_ties(tensors: Mapping[str, Tied]) -> None:
+    places: dict[int, str] = {}
+    for path, tied in tensors.items():
+        tensor = tied.tensor
+        trains = tied.is_parameter and tensor.requires_grad and tensor.numel()
+        if not trains or trace.without_data(tensor):
+            continue
+        other = places.setdefault(tensor.data_ptr(), path)
+        if other != path:
+            raise Error(
+                "Two parameters have their values in the same memory",
+                got=f"'{other}' and '{path}': each would be trained by itself, and one be lost",
+                fix="let them be one parameter: b.weight = a.weight instead of b.weight.data = ...",
             )
 
 

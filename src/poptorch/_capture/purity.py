@@ -13,7 +13,7 @@ from torch import fx
 from .._base import private
 from .._base.trees import dtypes_of, with_tensors
 from .._ir.graph import copied, lazily
-from .._ir.operators import Operator, draws, writes
+from .._ir.operators import Operator, acts, writes
 from .._ops.effects import is_control_flow
 from .._ops.rounding import rounded_at_random
 
@@ -107,15 +107,8 @@ def _clean(graph: fx.Graph) -> None:
         if node.target in _IDENTITIES or copied_input:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-    graph.eliminate_dead_code(is_impure_node=_is_effect)
+    graph.eliminate_dead_code(is_impure_node=acts)
     graph.lint()
-
-
-def _is_effect(node: fx.Node) -> bool:
-    """Random operators are pure here: a draw that nobody reads may go."""
-    if node.op in ("placeholder", "output"):
-        return True
-    return writes(node) or (node.is_impure() and not draws(node))
 
 
 # Products and convolutions of half tensors are computed in single precision and rounded once.

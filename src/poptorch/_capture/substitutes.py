@@ -189,28 +189,28 @@ def _pad(
     return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
-# By layer: its steps, and its steps over a packed sequence.
-RECURRENT: dict[Any, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    torch.lstm: (lambda: private.lstm_impl, lambda: private.lstm_data_impl),
-    torch.gru: (lambda: private.gru_impl, lambda: private.gru_impl_data),
-    torch.rnn_tanh: (lambda: private.rnn_tanh_input, lambda: private.rnn_tanh_data),
-    torch.rnn_relu: (lambda: private.rnn_relu_input, lambda: private.rnn_relu_data),
+# By layer: its steps over a packed sequence.
+RECURRENT: dict[Any, Callable[[], Any]] = {
+    torch.lstm: lambda: private.lstm_data_impl,
+    torch.gru: lambda: private.gru_impl_data,
+    torch.rnn_tanh: lambda: private.rnn_tanh_data,
+    torch.rnn_relu: lambda: private.rnn_relu_data,
 }
 
 
-def recurrent(function: Any, args: tuple[Any, ...], in_lanes: bool, priced: bool) -> Any:
+def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
     data, second, *rest = args
     # Packed data comes with its batch sizes; then the hidden state is the third argument.
     if isinstance(second, torch.Tensor) and second.dim() == 1 and not second.is_floating_point():
         sizes = _as_numbers(second)
         if isinstance(sizes, list):
-            return RECURRENT[function][1]()(data, sizes, *rest)
+            return RECURRENT[function]()(data, sizes, *rest)
         return function(*args)
     if function is torch.lstm:
         result = lstm(*args, any_type=priced)  # type: ignore[misc]
         if result is not NotImplemented:
             return result
-    return (RECURRENT[function][0]() if in_lanes else function)(*args)
+    return function(*args)
 
 
 _REPEAT = inspect.signature(lambda repeats, dim=None, *, output_size=None: None)

@@ -13,7 +13,6 @@ import logging
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -42,15 +41,6 @@ def fake_mode() -> Any:
 def fake_tensor(mode: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     with mode:
         return torch.empty(tuple(shape), dtype=dtype)
-
-
-@contextlib.contextmanager
-def vectorising() -> Iterator[None]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.filterwarnings("error", message="There is a performance drop")
-        yield
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from .. import _capture, dataloader, wrappers
-from .._base import source
+from .._base import env, source
 from .._base.private import replaced
 from .._data.consumer import verdict
 from ..executor import PoplarExecutor
@@ -75,6 +75,7 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     print(f"Running {' '.join([path, *arguments])}{limit}", flush=True)
     try:
         with (
+            env.put_within("POPTORCH_VALIDATE_LANES", "1"),
             replaced(PoplarExecutor, "__call__", watch.call),
             replaced(PoplarExecutor, "compile", watch.compile),
             replaced(dataloader.DataLoader, "__iter__", watch.iterate),

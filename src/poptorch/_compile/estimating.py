@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .. import _capture, _place
+from .. import _capture, _lanes, _place
 from .._base.threads import one_at_a_time
 from .._ipu_model.constants import Constants
 from .._ipu_model.estimate import Estimate
@@ -49,8 +49,10 @@ class Capture:
 @_capture.forgetting_sources()
 def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, rows: int) -> Capture:
     """Capture one micro-batch, on tensors without data, in which nothing is computed again."""
-    why = "estimates look at one micro-batch at a time"
-    micro = _capture.capture(replace(request, apart=why, priced=True, recompute=False))
+    micro = _capture.capture(replace(request, priced=True))
+    if micro.exchanging and request.replicas > 1:
+        why = "estimates look at one micro-batch at a time"
+        raise _lanes.apart(micro.graph, request.replicas, why)
     flops = sum(work_of(node).flops for node in micro.graph.module.graph.nodes)
     return Capture(request, micro, optim, rows, flops)
 

@@ -1,15 +1,20 @@
-"""How many micro-batches run side by side, and the capture with so many."""
+"""How many micro-batches run side by side, and the graph of so many."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
-from .. import _capture
-from .._base import log
+import torch
+
+from .. import _capture, _lanes
+from .._base import env, log
 from .._base.resources import available_memory
 from .._ipu_model.pass_cost import peak_bytes
+from .._ir import slots
+from .._ir.graph import Graph, Tensors
 from .._ir.loops import Lanes
-from .._ir.slots import Kind, Slot
+from .._ir.slots import Kind
 from .._ir.spec import Spec
 
 # Measured per micro-batch on two cores. Many rows at once leave the caches: the tutorial's
@@ -21,72 +26,76 @@ CACHED = 4 << 20
 MOST_STEPS = 64  # more lanes than this were never faster, and their graphs compile no better
 MOST_MEMORY = 1 << 30
 
-Captured = tuple[_capture.Micro, Lanes | None]
+Chosen = tuple[_capture.Micro, Lanes | None]
 
 
-def capture(request: _capture.Request, spec: Spec) -> Captured:
-    """Capture with as many lanes as are fast and the memory budget allows, or one micro-batch."""
-    if any(not slot.shape for slot in request.batch):
-        return _one(request, "an input without dimensions is never cut"), None
-    if spec.precision.floating_point_exceptions:
-        return _one(request, "floating-point exceptions name the micro-batch"), None
-    kept_apart = _kept_apart(request, spec)
-    if kept_apart is not None:
-        return _one_or_replicas(request, spec, kept_apart)
-    budget = spec.lane_memory or default_budget()
+def choose(micro: _capture.Micro, request: _capture.Request, spec: Spec) -> Chosen:
+    """Return as many micro-batches side by side as are fast and memory allows, or one."""
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
-    steps = _first_choice(length, request, spec)
+    apart = _kept_apart(request, spec)
+    steps = 1 if apart else _first_choice(length, request, spec)
+    if apart and not micro.exchanging:
+        return one_by_one(micro, spec, apart), None
+    given = {**micro.constants, **dict(_values(request))}
     try:
-        captured = _within(budget, steps, length, request, spec)
-        more = 0 if spec.lanes else _more(min(CACHED, budget), captured, length)
-        return _within(budget, more, length, request, spec) if more else captured
-    except _capture.NotVectorisable as error:
+        chosen = _within(steps, length, micro, given, spec)
+        more = 0 if spec.lanes or apart else _more(chosen, length, spec)
+        return _within(more, length, micro, given, spec) if more else chosen
+    except _lanes.NotVectorisable as error:
+        log.engine.debug("Micro-batches run one after another: %s", error)
         reason = str(error)
-    log.engine.debug("Micro-batches run one after another: %s", reason)
-    return _one(request, reason), None  # outside: its errors are not about this one
+    return one_by_one(micro, spec, reason), None
 
 
-def _within(
-    budget: int, steps: int, length: int, request: _capture.Request, spec: Spec
-) -> Captured:
-    """Capture with so many steps side by side, or as many fewer as the budget asks for."""
+def _values(request: _capture.Request) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield integers of the model, which are places in tables; other values may be any."""
+    for slot in request.state:
+        tensor = request.tensors[slot.path].tensor
+        if not tensor.is_floating_point() and not tensor.is_meta:
+            yield slot.key, tensor.detach()
+
+
+def one_by_one(micro: _capture.Micro, spec: Spec, why: str) -> _capture.Micro:
+    if micro.exchanging and spec.loops.replicas > 1:
+        raise _lanes.apart(micro.graph, spec.loops.replicas, why)
+    graph = _lanes.one_by_one(micro.graph, spec.loops.replicas)
+    return _with_graph(micro, graph, spec)
+
+
+def _with_graph(micro: _capture.Micro, graph: Graph, spec: Spec) -> _capture.Micro:
+    again = spec.training and spec.recompute
+    return dataclasses.replace(micro, graph=_capture.recomputed(graph) if again else graph)
+
+
+def _within(steps: int, length: int, micro: _capture.Micro, given: Tensors, spec: Spec) -> Chosen:
+    """Return so many steps side by side, or as many fewer as the budget asks for."""
+    budget = spec.lane_memory or default_budget()
     while steps * spec.loops.replicas > 1:
         lanes = Lanes(steps, spec.loops.replicas)
-        micro = _capture.capture(_with_lanes(request, lanes))
-        peak = peak_bytes(micro.graph)
+        graph = _lanes.side_by_side(micro.graph, lanes)
+        if env.get("POPTORCH_VALIDATE_LANES") and not micro.exchanging:
+            _lanes.validate(micro.graph, graph, lanes, given)
+        made = _with_graph(micro, graph, spec)
+        peak = peak_bytes(made.graph)
         if spec.lanes or peak <= budget or (steps == 1 and micro.exchanging):
-            return micro, lanes
+            return made, lanes
         log.engine.debug("%d lanes need %d bytes, more than %d", lanes.count, peak, budget)
         if steps == 1:
             break
         steps = _divisor(length, max(1, min(steps - 1, steps * budget // peak)))
-    return _one(request, "they need too much memory side by side"), None
+    return one_by_one(micro, spec, "they need too much memory side by side"), None
 
 
 def _kept_apart(request: _capture.Request, spec: Spec) -> str | None:
-    if request.grouped:
-        return "each replica has weights of its own"
-    if request.anchors:
-        return "tensors are anchored"
+    if any(not slot.shape for slot in request.batch):
+        return "an input without dimensions is never cut"
+    if spec.precision.floating_point_exceptions:
+        return "floating-point exceptions name the micro-batch"
+    if slots.LOSS_SCALE_FACTOR in request.loss_scaling:
+        return "automatic loss scaling looks at the gradients of each"
     if spec.lanes and spec.lanes < spec.loops.replicas:
         return f"lanes({spec.lanes}) keeps them apart"
     return None
-
-
-def _one_or_replicas(request: _capture.Request, spec: Spec, why: str) -> Captured:
-    """Capture one micro-batch, or one of each replica where replicas exchange something."""
-    try:
-        return _one(request, why), None
-    except _capture.ReplicasApart:
-        lanes = Lanes(1, spec.loops.replicas)
-    try:
-        return _capture.capture(_with_lanes(request, lanes)), lanes
-    except _capture.NotVectorisable as error:
-        return _one(request, str(error)), None
-
-
-def _one(request: _capture.Request, why: str) -> _capture.Micro:
-    return _capture.capture(dataclasses.replace(request, apart=why))
 
 
 def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:
@@ -96,9 +105,10 @@ def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:
     return _divisor(length, max(1, MOST_ROWS // max(1, rows)))
 
 
-def _more(memory: int, captured: Captured, length: int) -> int:
-    """How many more steps so many bytes hold than were captured; 0 if they do not."""
-    micro, lanes = captured
+def _more(chosen: Chosen, length: int, spec: Spec) -> int:
+    """How many more steps the caches hold than were chosen; 0 if they do not."""
+    micro, lanes = chosen
+    memory = min(CACHED, spec.lane_memory or default_budget())
     steps = 1 if lanes is None else lanes.steps
     shared = sum(slot.bytes for slot in micro.graph.outputs if slot.kind is Kind.GRADIENT)
     of_lanes = max(1, peak_bytes(micro.graph) - shared)
@@ -120,22 +130,3 @@ def default_budget() -> int:
     while budget > free // 4 and budget > 1:
         budget //= 2
     return budget
-
-
-def _with_lanes(request: _capture.Request, lanes: Lanes) -> _capture.Request:
-    own = set(_capture.batch_norm_statistics(request)) if lanes.replicas > 1 else set()
-    return dataclasses.replace(
-        request,
-        lanes=lanes,
-        batch=tuple(_side_by_side(slot, lanes.count) for slot in request.batch),
-        state=tuple(
-            dataclasses.replace(_side_by_side(slot, lanes.replicas), replicas=lanes.replicas)
-            if slot.kind is Kind.BUFFER and slot.path in own
-            else slot
-            for slot in request.state
-        ),
-    )
-
-
-def _side_by_side(slot: Slot, size: int) -> Slot:
-    return dataclasses.replace(slot, shape=(size, *slot.shape), lanes=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .. import _capture, _place
 from .._base import log
@@ -28,7 +28,8 @@ class Draft:
     spec: Spec
     optim: OptimSpec | None  # None in inference
     by_stages: bool  # whether the backend runs stage by stage, one micro-batch at a time
-    micro: _capture.Micro = field(init=False)
+    one: _capture.Micro = field(init=False)  # a single micro-batch, as it was captured
+    micro: _capture.Micro = field(init=False)  # it, or several side by side
     lanes: Lanes | None = None  # what runs side by side in it
     layout: Layout = field(init=False)  # its graph is that of ``micro``, stages in its labels
     graph: Graph = field(init=False)  # the layout's, over bundles of small weights if those pay
@@ -56,15 +57,17 @@ class Pass:
 
 
 def capture(draft: Draft) -> None:
-    """Trace forward, loss and backward of one micro-batch or of several side by side."""
-    request, spec = draft.request, draft.spec
-    if spec.training and spec.recompute:
-        request = replace(request, recompute=True)
+    """Trace forward, loss and backward of one micro-batch."""
+    draft.one = _capture.capture(draft.request)
+
+
+def put_side_by_side(draft: Draft) -> None:
+    """Make it several micro-batches side by side, if that is right and pays."""
     if draft.by_stages:
         stages = "blocks on chips run one micro-batch at a time"
-        draft.micro = _capture.capture(replace(request, apart=stages))
+        draft.micro = lanes.one_by_one(draft.one, draft.spec, stages)
     else:
-        draft.micro, draft.lanes = lanes.capture(request, spec)
+        draft.micro, draft.lanes = lanes.choose(draft.one, draft.request, draft.spec)
 
 
 def check_overlap(draft: Draft) -> None:
@@ -159,7 +162,8 @@ def check_plan(draft: Draft) -> None:
 
 
 PASSES = (
-    Pass("capture", "_capture", ("micro", "lanes"), capture),
+    Pass("capture", "_capture", ("one",), capture),
+    Pass("lanes", "_lanes", ("micro", "lanes"), put_side_by_side),
     Pass("check overlap", "_compile", (), check_overlap),
     Pass("place", "_place", ("layout",), place),
     Pass("shard", "_compile", ("graph", "bundled", "bundles", "shards"), shard),

@@ -24,7 +24,7 @@ from .tiers import compile_plan, prepare
 class Compiled:
     plan: Plan  # the program and its placement
     executable: backends.Executable  # the backend's result
-    micro: _capture.Micro  # what is known of the captured model, with the plan's graph
+    micro: _capture.Micro  # a single micro-batch, as it was captured
 
     def changed_inputs(self) -> list[int]:
         graphs = self.plan.program.graphs.values()
@@ -71,7 +71,7 @@ def compile(
     draft = passes.Draft(request, spec, optim, backends.works_by_stages(backend))
     for share in passes.run(draft):
         progress(0.02 + 0.28 * share)
-    plan, micro = draft.plan(), draft.micro
+    plan, micro = draft.plan(), draft.one
     placed(plan.layout.reserved)
     log.engine.debug("Program:\n%s", plan.program)
     _export(plan)
@@ -101,17 +101,19 @@ def compile(
     )
     if facts is not None:
         store.note(facts)
-    return Compiled(plan, executable, dataclasses.replace(micro, graph=plan.layout.graph))
+    return Compiled(plan, executable, micro)
 
 
 @one_at_a_time()
 @_capture.forgetting_sources()
-def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
+def with_stages(
+    plan: Plan, micro: _capture.Micro, request: _capture.Request, optim: OptimSpec | None
+) -> Plan:
     """Return a plan that also holds its staged form, for one micro-batch at a time."""
     draft = passes.Draft(request, plan.spec, optim, by_stages=True)
-    draft.layout = plan.layout
+    draft.layout, draft.one = plan.layout, micro
     if plan.program.lanes is not None:
-        passes.capture(draft)
+        passes.put_side_by_side(draft)
         passes.place(draft)
     passes.stage(draft)
     return dataclasses.replace(plan, layout=draft.layout, staged=draft.staged)

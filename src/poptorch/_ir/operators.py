@@ -41,6 +41,13 @@ def draws(node: fx.Node) -> bool:
     return isinstance(target, Operator) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def acts(node: fx.Node) -> bool:
+    """Random operators are pure here: a draw that nobody reads may go."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return writes(node) or (node.is_impure() and not draws(node))
+
+
 def is_mask(node: fx.Node) -> bool:
     """Whether a value was drawn at random, perhaps scaled: its seed is enough to have it again."""
     inputs = node.all_input_nodes

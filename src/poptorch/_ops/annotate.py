@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import collections
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -32,7 +31,6 @@ _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=N
 class Recorder:
     def __init__(self) -> None:
         self.visits: list[Visit] = []
-        self.calls: collections.Counter[nn.Module] = collections.Counter()
         self.annotations: list[int] = []  # numbers of the BeginBlocks, in the order of first calls
         self.heard: Heard | None = None  # is told of what modules return
         self.set(Label())
@@ -120,7 +118,6 @@ def recording(root: nn.Module) -> Iterator[Recorder]:
     outer: list[str] = []
 
     def enter(module: nn.Module, _: Any) -> None:
-        mine.calls[module] += 1
         outer.append(mine.label.module)
         mine.set(replace(mine.label, module=paths.get(module, mine.label.module)))
 

@@ -24,8 +24,6 @@ GROUP = "poptorch_multi_conv"  # the note of which group a convolution belongs t
 @dataclass(frozen=True, eq=False)
 class Replicas:
     count: int = 1
-    lane: torch.Tensor | None = None  # where they are lanes, any tensor of one; the faster part
-    apart: str = ""  # where they are not, why
     processes: int = 1  # that have as many each
 
     @property
@@ -55,7 +53,6 @@ class Group:
 @dataclass(eq=False)
 class Capture(abc.ABC):
     training: bool
-    lanes: bool = False  # several micro-batches run side by side
     replicas: Replicas = field(default_factory=Replicas)
     exchanging: bool = False  # replicas exchange something, so that they must run side by side
     losses: list[Candidate] = field(default_factory=list)

@@ -161,7 +161,7 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[Tied]) -> Guard:
         layers = (
             (number, hook)
             for number, each in enumerate(modules)
-            for hooks in (each._forward_hooks, each._forward_pre_hooks)
+            for hooks in _own_hooks(each)
             for hook in hooks.values()
             if not starts_block(hook)  # BeginBlock warns
         )
@@ -169,7 +169,7 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[Tied]) -> Guard:
         return {*layers, *((number, hook) for number, hooks in own for hook in hooks)}
 
     known = present()
-    layers = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks) if hooks]
+    layers = [hooks for module in modules for hooks in _own_hooks(module) if hooks]
     own = [hooks for p in parameters if (hooks := p.tensor._backward_hooks)]
 
     def counts() -> tuple[int, list[int]]:
@@ -181,6 +181,11 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[Tied]) -> Guard:
             yield f"{len(different)} hooks on layers or parameters"
 
     return Guard(counts, changes, DESTROY)
+
+
+def _own_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    forward = module._forward_hooks, module._forward_pre_hooks
+    return (*forward, module._backward_hooks, module._backward_pre_hooks)
 
 
 def _number_format(first: Tied) -> Guard:

@@ -26,6 +26,7 @@ from .store import StateStore
 from .weights import Grouping, GroupingRequest, Reading, paths_of
 
 Mode = tuple[bool, ...]  # which modules train and which evaluate
+Situation = tuple[Mode, torch.dtype | None]  # and the type of an autocast around the call
 Paths = Mapping[int, str]
 Freeze = Callable[[Paths, Spec], tuple[OptimSpec, dict[str, float]]]
 _training = operator.attrgetter("training")
@@ -46,7 +47,7 @@ class Variant:
     """The model compiled for one mode and one kind of arguments."""
 
     def __init__(
-        self, task: Task, mode: Mode, compiled: _compile.Compiled, guards: list[Guard]
+        self, task: Task, mode: Situation, compiled: _compile.Compiled, guards: list[Guard]
     ) -> None:
         self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading

@@ -26,7 +26,7 @@ from ..ops.blocks import remember_compiled
 from . import faults, guards, hooks, reporting
 from .counters import KEYS, LastCall, Stamps
 from .inputs import dividing, return_inputs
-from .model import Mode, Model, Task, Variant
+from .model import Model, Situation, Task, Variant
 from .optimizer import SessionOptimizer
 from .pricing import Captures
 from .random import Randomness
@@ -195,7 +195,7 @@ class Session(Sharing):
             *task.attributes.guards(constants),
             guards.of_arrays(task.inputs.bound.constants),
         ]
-        return Variant(task, self.model.mode(), compiled, rows)
+        return Variant(task, self._mode(), compiled, rows)
 
     def _begin(self, variant: Variant) -> None:
         """Use the first program, without attaching."""
@@ -232,9 +232,9 @@ class Session(Sharing):
         compiled = now.compiled
         side_by_side = compiled.micro.exchanging and compiled.plan.program.lanes is not None
         if compiled.plan.staged is None and not side_by_side:
-            self._bring_host_up_to_date()  # or forward would, during the capture
-            with self.model.in_mode():
-                plan = _compile.with_stages(compiled.plan, now.task.request, now.task.optim)
+            plan = _compile.with_stages(
+                compiled.plan, compiled.micro, now.task.request, now.task.optim
+            )
             compiled = dataclasses.replace(compiled, plan=plan)
         tier = compiled.executable.report().tier
         if compiled.plan.tier != tier:
@@ -304,6 +304,11 @@ class Session(Sharing):
         self.reports.called(now, self.last)
         return returned
 
+    def _mode(self) -> Situation:
+        """Return what there is a program each for."""
+        casts = torch.is_autocast_enabled("cpu")
+        return self.model.mode(), torch.get_autocast_dtype("cpu") if casts else None
+
     def _program_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
         """Attach, and go on with the program for the model's mode and these arguments."""
         if self.store is None:
@@ -311,7 +316,7 @@ class Session(Sharing):
             self._attach()
         if self.optimizer is not None and self.optimizer.prepare_run():
             self._compile_again(args, kwargs)
-        now, mode = self.variants[-1], self.model.mode()
+        now, mode = self.variants[-1], self._mode()
         several = now.spec.runtime.programs > 1
         if mode != now.mode or (several and not now.takes(self.model, args, kwargs)):
             now = self._change_program(now, mode, args, kwargs)
@@ -395,7 +400,7 @@ class Session(Sharing):
     # Several programs.
 
     def _change_program(
-        self, now: Variant, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, now: Variant, mode: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Variant:
         """Go on with the program for another mode or inputs; all share weights and state."""
         for variant in reversed(self.variants):
@@ -403,7 +408,7 @@ class Session(Sharing):
                 break
         else:
             if mode != now.mode:
-                log.python.info("train() or eval() was called: compiling for the other mode")
+                log.python.info("train(), eval() or autocast: compiling for the other mode")
             variant = self._new_variant(now, args, kwargs)
             if mode == now.mode:
                 log.python.info("Options.programs: compiled for %s, too", variant.inputs)

@@ -313,6 +313,9 @@ class Wanted:
         return True
 
 
+_SMALL = {torch.bool, torch.uint8, torch.int8, torch.int16}
+
+
 class Collector:
     def __init__(self, program: Program, wanted: Wanted) -> None:
         self._lanes = program.lanes
@@ -339,6 +342,8 @@ class Collector:
                 self._kept[key].append(part)
 
     def _add(self, key: str, part: torch.Tensor, replica: int) -> None:
+        if part.dtype in _SMALL:  # sums of them are wider in torch, too
+            part = part.to(torch.int32)
         if self._lanes is not None and len(part) > 1:
             part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)
         sums = self._sums.setdefault(key, {})

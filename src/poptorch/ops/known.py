@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._ops.context import Replicas, ReplicasApart, listener
+from .._base import source
+from .._ops import exchanges
+from .._ops.context import Replicas, listener
 from .._ops.identities import with_surrogate_gradient
-from . import check, collectives
-from .collectives import Collective
+from . import check
 
 DOMAIN, VERSION = "ai.graphcore", 1
 _MANTISSA, _BIAS = 23, 127  # of float32
@@ -184,7 +185,7 @@ def _gather(call: _Call) -> torch.Tensor:
             f"{[list(e.shape) for e in call.examples]}, input {list(x.shape)}, {count} replicas",
             f"let example_outputs be one tensor {list(shapes[0])} or {list(shapes[1])}",
         )
-    return _exchange(call, collectives.all_gather()).reshape(wanted)
+    return _exchange(call, "all_gather").reshape(wanted)
 
 
 def _reduce(call: _Call) -> torch.Tensor:
@@ -198,7 +199,7 @@ def _reduce(call: _Call) -> torch.Tensor:
     size, stride, _ = grouping
     if count % (size * stride):
         call.refuse(key, grouping, f"groups that divide {count} replicas")
-    return _exchange(call, collectives.all_reduce(size, stride, in_backward))
+    return _exchange(call, "all_reduce", size, stride, in_backward)
 
 
 def _all_to_all(call: _Call) -> torch.Tensor:
@@ -207,7 +208,7 @@ def _all_to_all(call: _Call) -> torch.Tensor:
         call.refuse_inputs(
             f"pass a tensor whose leading dimension can be divided by {count}, the replicas"
         )
-    return _exchange(call, collectives.all_to_all())
+    return _exchange(call, "all_to_all")
 
 
 _OPERATORS: dict[str, Callable[[_Call], torch.Tensor]] = {
@@ -227,17 +228,13 @@ def _replicas() -> int:
     return 1 if capture is None else capture.together().total
 
 
-def _exchange(call: _Call, collective: Collective) -> torch.Tensor:
+def _exchange(call: _Call, kind: str, *settings: int) -> torch.Tensor:
     capture = listener()
     replicas = Replicas() if capture is None else capture.together()
-    collective = collective.over(replicas.processes)
+    x, name = call.inputs[0], call.name
     if replicas.count == 1:
-        return collectives.alone(call.inputs[0], collective)
-    if replicas.lane is None:
-        raise ReplicasApart(
-            f"Custom operator {call.name} needs all replicas side by side",
-            got=f"{replicas.count} replicas one after another; {replicas.apart}",
-            fix="change what keeps them apart (with options.lanes, at least as many as replicas), "
-            "or use options.replicationFactor(1)",
-        )
-    return collectives.exchange(call.inputs[0], collective, replicas.count, replicas.lane)
+        return exchanges.alone(x, kind, settings, replicas.processes)
+    where = source.calling_line() or ""
+    return exchanges.exchange(  # type: ignore[no-any-return]
+        x, kind, settings, replicas.count, replicas.processes, False, name, where
+    )

@@ -5,7 +5,7 @@ Source: W. Gropp et al., "Using MPI", chapter on collective operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 
 from .. import _job
 from .._base.errors import Error
-from .._ops.identities import with_surrogate_gradient
-from .._ops.library import define
+from .identities import with_surrogate_gradient
+from .library import define
 
 
 def _of_all(x: torch.Tensor, processes: int) -> torch.Tensor:
@@ -97,37 +97,71 @@ def all_to_all() -> Collective:
     return Collective(exchanged, exchanged)
 
 
-class _InLane(torch.autograd.Function):
-    """What forward calls in a lane; the lanes' tensors reach ``vmap`` together."""
+def _collective(kind: str, settings: Sequence[int], processes: int) -> Collective:
+    return _KINDS[kind](*settings).over(processes)
 
-    @staticmethod
-    def forward(
-        x: torch.Tensor, lane: torch.Tensor, collective: Collective, replicas: int
-    ) -> torch.Tensor:
-        raise _outside()
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Nothing to keep: the formula on all lanes has the gradient."""
+_KINDS: dict[str, Callable[..., Collective]] = {
+    "all_gather": all_gather,
+    "all_reduce": lambda size, stride, late: all_reduce(size, stride, bool(late)),
+    "all_to_all": all_to_all,
+}
 
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        x: torch.Tensor,
-        lane: torch.Tensor,
-        collective: Collective,
-        replicas: int,
-    ) -> tuple[torch.Tensor, int]:
-        at, in_lanes, *_ = in_dims
-        if in_lanes is None:  # a vmap of the user's own
-            raise _outside()
-        lanes = x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
-        lanes = lanes.reshape(-1, replicas, *lanes.shape[1:])
-        result = with_surrogate_gradient(
-            collective.forward(lanes.detach()), lanes, collective.backward
-        )
-        return result.flatten(0, 1), 0
+
+def _one_replica(*_: object) -> torch.Tensor:
+    raise _outside()
+
+
+def _shape(
+    x: torch.Tensor,
+    kind: str,
+    settings: Sequence[int],
+    replicas: int,
+    processes: int,
+    backward: bool,
+    *_: str,
+) -> torch.Tensor:
+    collective = _collective(kind, settings, 1)
+    formula = collective.backward if backward else collective.forward
+    return x.new_empty(formula(x.new_empty(1, replicas * processes, *x.shape)).shape[2:])
+
+
+def _keep_settings(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, *ctx.settings = inputs
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    kind, settings, replicas, processes, backward, *rest = ctx.settings
+    found = exchange(gradient, kind, settings, replicas, processes, not backward, *rest)
+    return found, *[None] * 7
+
+
+exchange = define(
+    "exchange",
+    "(Tensor x, str kind, int[] settings, int replicas, int processes, bool backward, str name, "
+    "str where) -> Tensor",
+    _one_replica,
+    _shape,
+    backward=_backward,
+    setup_context=_keep_settings,
+    vmap=_one_replica,
+)
+"""What a replica gets: it stands in the graph of one until all are side by side."""
+
+
+def over_lanes(
+    x: torch.Tensor,
+    kind: str,
+    settings: Sequence[int],
+    replicas: int,
+    processes: int,
+    backward: bool,
+    *_: str,
+) -> torch.Tensor:
+    """Exchange what lanes have, (steps x replicas, ...)."""
+    collective = _collective(kind, settings, processes)
+    formula = collective.backward if backward else collective.forward
+    return formula(x.reshape(-1, replicas, *x.shape[1:])).flatten(0, 1)
 
 
 def _outside() -> Error:
@@ -138,15 +172,9 @@ def _outside() -> Error:
     )
 
 
-def exchange(
-    x: torch.Tensor, collective: Collective, replicas: int, lane: torch.Tensor
-) -> torch.Tensor:
-    """``lane``, any tensor of this lane only, shows where lanes are."""
-    result: torch.Tensor = _InLane.apply(x, lane, collective, replicas)  # type: ignore[no-untyped-call]
-    return result
-
-
-def alone(x: torch.Tensor, collective: Collective) -> torch.Tensor:
+def alone(x: torch.Tensor, kind: str, settings: Sequence[int], processes: int) -> torch.Tensor:
+    """Exchange what the only replica of each process has."""
+    collective = _collective(kind, settings, processes)
     value = collective.forward(x.detach()[None, None])[0, 0]
     return with_surrogate_gradient(
         value, x, lambda gradient: collective.backward(gradient[None, None])[0, 0]

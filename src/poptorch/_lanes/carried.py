@@ -1,0 +1,291 @@
+"""Buffers that each micro-batch reads from the one before: what they are after all of them.
+
+A new value ``a * old + x``, of which neither ``a`` nor ``x`` reads the old one, can be told for any
+lane from those of all lanes, whatever layer it belongs to.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from .._ir.loops import Lanes
+from .batched import NotVectorisable, named
+
+aten = torch.ops.aten
+_IN_TRAINING = aten._native_batch_norm_legit_functional.default
+# By normalization, the argument that tells whether it looks at its own batch alone.
+_TRAINS: dict[Any, int] = {_IN_TRAINING: 5, aten.native_batch_norm_backward.default: 7}
+_OF_SHAPE_ONLY = {
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
+    aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default,
+    aten.new_full.default, aten.new_empty.default,
+}  # fmt: skip
+
+
+def of_shape_only(node: fx.Node) -> bool:
+    return node.target in _OF_SHAPE_ONLY
+
+
+def running_statistic(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return the normalization that a running statistic comes from, and what it was before."""
+    if node.target is not operator.getitem:
+        return None
+    source, at = node.args
+    if source.target is not _IN_TRAINING or not source.args[5] or at not in (3, 4):  # type: ignore[union-attr]
+        return None
+    before = source.args[at]  # type: ignore[union-attr, index]
+    return source, before  # type: ignore[return-value]
+
+
+def reads(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose values decide about this one's."""
+    if of_shape_only(node):
+        return []
+    in_training = _TRAINS.get(node.target)
+    ignored: tuple[int, ...] = ()
+    if node.target is aten.copy.default:
+        ignored = (0,)
+    elif in_training is not None and node.args[in_training]:
+        ignored = (3, 4)
+    found: list[fx.Node] = []
+    for at, arg in enumerate(node.args):
+        if at not in ignored:
+            fx.map_arg(arg, found.append)
+    fx.map_arg(node.kwargs, found.append)
+    statistic = running_statistic(node)
+    return [*found, statistic[1]] if statistic else found
+
+
+class Affine(NamedTuple):
+    """``factor * old + term``: numbers, or tensors with lanes in front, one if all are alike."""
+
+    factor: Any
+    term: Any
+
+
+# A value, or one of several, with lanes in front and at least so many dimensions after that.
+Operand = Callable[[fx.Node, int, Any], torch.Tensor]
+
+
+class Chain:
+    """What leads from a buffer's old value to the new one."""
+
+    def __init__(self, name: str, old: fx.Node, new: fx.Node) -> None:
+        self.name, self.old, self.new = name, old, new
+        self.nodes = {old}
+        for node in old.graph.nodes:
+            if node.op != "output" and not self.nodes.isdisjoint(reads(node)):
+                self.nodes.add(node)
+
+    def beside(self) -> list[fx.Node]:
+        """Return the nodes that factor and term are made of, if the change is affine."""
+        found: list[fx.Node] = []
+        seen: set[fx.Node] = {self.old}
+        waiting = [self.new]
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self.nodes:
+                self._check(node)
+                waiting += reads(node)
+            else:
+                found.append(node)
+        return found
+
+    def _check(self, node: fx.Node) -> None:
+        own = [at for at, arg in enumerate(node.args) if arg in self.nodes]
+        rule = _AFFINE.get(node.target)
+        if running_statistic(node) is None and (rule is None or not rule[0](own)):
+            raise named(node, f"{self.name} is no longer a multiple of what it was, and a sum")
+        before, after = self.old.meta["val"].dtype, node.meta["val"].dtype
+        if before.is_floating_point != after.is_floating_point:
+            raise named(node, f"it rounds {self.name}")
+
+    def form(self, node: Any, operand: Operand, rank: int = 0) -> Affine:
+        if node is self.old:
+            return Affine(1, 0)
+        if not isinstance(node, fx.Node):
+            return Affine(0, node)
+        if node not in self.nodes:
+            return Affine(0, operand(node, rank, None))
+        statistic, rank = running_statistic(node), node.meta["val"].dim()
+        if statistic is not None:
+            momentum: Any = statistic[0].args[6]
+            before = self.form(statistic[1], operand, rank)
+            new = Affine(0, operand(statistic[0], rank, node.args[1]))
+            return _plus(_times(before, 1 - momentum), _times(new, momentum))
+        form: Affine = _AFFINE[node.target][1](self, node, operand)
+        return form
+
+
+def _times(form: Affine, factor: Any) -> Affine:
+    if _is(factor, 1):
+        return form
+    return Affine(*(part if _is(part, 0) else part * factor for part in form))
+
+
+def _plus(left: Affine, right: Affine) -> Affine:
+    return Affine(*(_sum(*parts) for parts in zip(left, right, strict=True)))
+
+
+def _sum(left: Any, right: Any) -> Any:
+    return right if _is(left, 0) else left if _is(right, 0) else left + right
+
+
+def _is(value: Any, number: int) -> bool:
+    return isinstance(value, int | float) and value == number
+
+
+def _forms(chain: Chain, node: fx.Node, operand: Operand, *places: int) -> list[Affine]:
+    rank = node.meta["val"].dim()
+    return [chain.form(node.args[at], operand, rank) for at in places]
+
+
+def _sums(sign: int) -> Any:
+    def make(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
+        left, right = _forms(chain, node, operand, 0, 1)
+        return _plus(left, _times(right, sign * node.kwargs.get("alpha", 1)))  # type: ignore[operator]
+
+    return make
+
+
+def _product(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
+    left, right = _forms(chain, node, operand, 0, 1)
+    first = node.args[0] in chain.nodes
+    return _times(left, right.term) if first else _times(right, left.term)
+
+
+def _quotient(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
+    left, right = _forms(chain, node, operand, 0, 1)
+    return Affine(*(part if _is(part, 0) else part / right.term for part in left))
+
+
+def _negative(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
+    (form,) = _forms(chain, node, operand, 0)
+    return _times(form, -1)
+
+
+def _between(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
+    start, end, weight = _forms(chain, node, operand, 0, 1, 2)
+    return _plus(_times(start, 1 - weight.term), _times(end, weight.term))
+
+
+def _chosen(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
+    which, *both = _forms(chain, node, operand, 0, 1, 2)
+    return Affine(*(torch.where(which.term, *parts) for parts in zip(*both, strict=True)))
+
+
+def _same(at: int) -> Any:
+    def make(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
+        (form,), (before, after) = _forms(chain, node, operand, at), _values(node, at)
+        if isinstance(form.factor, torch.Tensor) and before.shape != after.shape:
+            raise NotVectorisable(f"it gives {chain.name} another shape")
+        if isinstance(form.term, torch.Tensor):
+            whole = form.term.expand(len(form.term), *before.shape)
+            shape = after.shape if before.numel() == after.numel() else before.shape
+            form = Affine(form.factor, whole.reshape(-1, *shape).to(after.dtype))
+        return form
+
+    return make
+
+
+def _values(node: fx.Node, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return node.args[at].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+
+
+def _any(own: list[int]) -> bool:
+    return True
+
+
+# By operator: in which arguments it may read the old value, and what it makes of their forms.
+_AFFINE: dict[Any, tuple[Callable[[list[int]], bool], Any]] = {
+    aten.add.Tensor: (_any, _sums(1)),
+    aten.sub.Tensor: (_any, _sums(-1)),
+    aten.mul.Tensor: (lambda own: len(own) == 1, _product),
+    aten.div.Tensor: (lambda own: own == [0], _quotient),
+    aten.neg.default: (_any, _negative),
+    aten.lerp.Scalar: (_any, _between),
+    aten.lerp.Tensor: (lambda own: 2 not in own, _between),
+    aten.where.self: (lambda own: 0 not in own, _chosen),
+    aten.copy.default: (_any, _same(1)),
+    **dict.fromkeys(
+        (
+            aten.clone.default, aten.alias.default, aten._to_copy.default, aten.view.default,
+            aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
+            aten.squeeze.dim, aten.squeeze.dims,
+        ),
+        (_any, _same(0)),
+    ),
+}  # fmt: skip
+
+
+# Both take the old value as (replicas, ...), and the form of a step.
+
+
+def after_all(old: torch.Tensor, form: Affine, lanes: Lanes) -> torch.Tensor:
+    """Return ``a_n ... a_1 old + sum_l a_n ... a_(l+1) x_l``."""
+    factor, term = (_in_steps(part, lanes) for part in form)
+    if isinstance(factor, torch.Tensor):
+        return _by_products(old, factor, term)
+    kept: torch.Tensor = old * factor**lanes.steps
+    if _is(term, 0):
+        return kept
+    if not isinstance(term, torch.Tensor) or len(term) == 1:
+        once = term[0] if isinstance(term, torch.Tensor) else term
+        return kept + once * sum(factor**age for age in range(lanes.steps))  # type: ignore[no-any-return]
+    if _is(factor, 0):
+        return term[-1].expand_as(old)
+    if not _is(factor, 1):
+        ages = torch.arange(lanes.steps - 1, -1, -1, dtype=old.dtype, device=old.device)
+        term = term * (factor**ages).reshape(-1, *[1] * old.dim())
+    return kept + term.sum(0, dtype=term.dtype)  # type: ignore[no-any-return]
+
+
+def _by_products(old: torch.Tensor, factor: torch.Tensor, term: Any) -> torch.Tensor:
+    later = factor.flip(0).cumprod(0).flip(0)  # of this step and those after it
+    kept = later[0] * old
+    if _is(term, 0):
+        return kept
+    after = torch.cat([later[1:], torch.ones_like(later[:1])])
+    return kept + (after * term).sum(0)  # type: ignore[no-any-return]
+
+
+def before_each(old: torch.Tensor, form: Affine, lanes: Lanes) -> torch.Tensor:
+    """Return what each lane sees, with lanes in front."""
+    factor, term = (_in_steps(part, lanes) for part in form)
+    if isinstance(factor, torch.Tensor):
+        raise NotVectorisable("what it was before has a factor that differs between micro-batches")
+    shape = (lanes.steps, *old.shape)
+    seen = _seen(old, factor, term, shape)
+    return seen.to(old.dtype).expand(shape).reshape(-1, *old.shape[1:])
+
+
+def _seen(old: torch.Tensor, factor: Any, term: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    numbers, ends = torch.arange(shape[0], device=old.device), [1] * old.dim()
+    alike = not isinstance(term, torch.Tensor) or len(term) == 1
+    if _is(factor, 1) and alike:
+        return old + numbers.reshape(-1, *ends) * term  # type: ignore[no-any-return]
+    if _is(factor, 1):
+        return old + (term.cumsum(0, dtype=term.dtype) - term)  # type: ignore[no-any-return]
+    if not isinstance(term, torch.Tensor):
+        term = torch.full(shape, term, dtype=old.dtype, device=old.device)
+    if _is(factor, 0):
+        return torch.cat([old[None], term.expand(shape)[:-1]])
+    ages = numbers[:, None] - numbers - 1
+    shares = torch.where(ages >= 0, factor ** ages.clamp(min=0).to(old.dtype), 0)
+    kept: torch.Tensor = (factor ** numbers.to(old.dtype)).reshape(-1, *ends) * old
+    return kept + (shares @ term.expand(shape).reshape(shape[0], -1)).reshape(shape)  # type: ignore[no-any-return]
+
+
+def _in_steps(part: Any, lanes: Lanes) -> Any:
+    """(lanes, ...) as (steps, replicas, ...)."""
+    if not isinstance(part, torch.Tensor):
+        return part
+    return part[None] if len(part) == 1 else part.reshape(lanes.steps, -1, *part.shape[1:])

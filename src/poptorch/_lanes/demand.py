@@ -1,0 +1,92 @@
+"""What of a graph differs between lanes, and what is wanted with lanes or as a sum over them."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from .._ir import slots
+from .._ir.graph import Graph
+from .._ir.loops import Lanes
+from .._ir.operators import acts, draws
+from .._ir.slots import Kind
+from .._ops.exchanges import exchange
+from . import totals
+from .carried import Chain, reads
+
+OF_LANES = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
+_CARRIED = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
+
+
+class Demand:
+    """A sum that can be pushed back to products is not wanted with lanes first."""
+
+    def __init__(self, graph: Graph, lanes: Lanes) -> None:
+        self.graph, self.slots = graph, graph.arguments
+        self.chains = self._find_chains()
+        self.varying = self._find_varying(lanes)
+        self.wanted: set[fx.Node] = set()  # with lanes
+        self.summed: set[fx.Node] = set()
+        self.apart: set[fx.Node] = set()  # their gradients of weights are wanted lane by lane
+        self._pushed: dict[fx.Node, bool] = {}
+        self._find_wanted()
+
+    def varies(self, node: fx.Node) -> bool:
+        return node in self.varying
+
+    def _find_chains(self) -> dict[fx.Node, Chain]:
+        given = {slot.key: node for node, slot in self.slots.items()}
+        return {
+            given[slot.key]: Chain(f"{slot.kind} {slot.path}", given[slot.key], node)
+            for slot, node in self.graph.results
+            if slot.kind in _CARRIED
+        }
+
+    def _find_varying(self, lanes: Lanes) -> set[fx.Node]:
+        found: set[fx.Node] = set()
+        for node, slot in self.slots.items():
+            replica = slot == slots.REPLICA and lanes.replicas > 1
+            if slot.kind is Kind.BATCH or replica or node in self.chains:
+                found.add(node)
+        for node in self.graph.operators:
+            own = draws(node) or node.target is exchange
+            if own or not found.isdisjoint(reads(node)):
+                found.add(node)
+        return found
+
+    def _find_wanted(self) -> None:
+        for slot, node in self.graph.results:
+            if slot.kind is Kind.GRADIENT:
+                self.summed.add(node)
+            elif slot.kind in OF_LANES:
+                self.wanted.add(node)
+        self.wanted.update(filter(acts, self.graph.operators))
+        for chain in self.chains.values():
+            self.wanted.update(chain.beside())
+        for node in reversed(self.graph.operators):
+            if node not in self.varying:
+                continue
+            if node in self.summed and node not in self.wanted and not self.pushes(node):
+                self.wanted.add(node)
+            if node in self.wanted:
+                if totals.sum_of(node, self.varies) is not None:
+                    self.apart.add(node.all_input_nodes[0])
+                self.wanted.update(reads(node))
+            elif node in self.summed:
+                self._want_sum(node)
+
+    def _want_sum(self, node: fx.Node) -> None:
+        if totals.sum_of(node, self.varies) or totals.contracts(node, self.varies):
+            self.wanted.update(reads(node))
+        else:
+            self.summed.update(totals.linear_in(node, self.varies))
+
+    def pushes(self, node: fx.Node) -> bool:
+        """Whether a sum over lanes can be pushed back to products or other sums."""
+        if node not in self._pushed:
+            linear = totals.linear_in(node, self.varies)
+            self._pushed[node] = bool(
+                totals.sum_of(node, self.varies)
+                or totals.contracts(node, self.varies)
+                or (linear and all(map(self.pushes, linear)))
+            )
+        return self._pushed[node]

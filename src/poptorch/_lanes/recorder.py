@@ -1,0 +1,164 @@
+"""Operators that run on tensors without data become nodes at the end of a graph."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base import private
+from .._ir.operators import Operator
+
+aten = torch.ops.aten
+
+_VIEWS = {aten.view.default, aten._unsafe_view.default}
+_Order = Callable[..., tuple[int, ...]]
+
+
+class Writes(Exception):  # noqa: N818 (the caller computes it without writes)
+    """An operator would write into a tensor, which nodes of a pure graph do not."""
+
+
+class Recorder:
+    """What is computed within ``recording()`` is added to a graph, once."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.like: fx.Node | None = None  # whose notes new nodes get
+        self._nodes: dict[int, fx.Node] = {}
+        self._values: list[Any] = []  # tensors are known by identity: they stay
+        self._made: dict[Any, Any] = {}
+        self._orders: dict[fx.Node, tuple[fx.Node, tuple[int, ...]]] = {}
+
+    def recording(self) -> Any:
+        return _mode()(self)
+
+    def know(self, value: Any, node: fx.Node) -> None:
+        if isinstance(value, torch.Tensor):
+            self._nodes[id(value)] = node
+            self._values.append(value)
+
+    def node_of(self, value: torch.Tensor) -> fx.Node:
+        return self._nodes[id(value)]
+
+    def nodes_in(self, arguments: Any) -> Any:
+        """Return nested arguments with nodes in the place of tensors."""
+        if isinstance(arguments, torch.Tensor):
+            return self.node_of(arguments)
+        if isinstance(arguments, list | tuple):
+            return type(arguments)(map(self.nodes_in, arguments))
+        if isinstance(arguments, dict):
+            return {name: self.nodes_in(value) for name, value in arguments.items()}
+        return arguments
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Any:
+        """Add a node whose result is ``value``."""
+        node = self.graph.call_function(target, self.nodes_in(args), self.nodes_in(kwargs))
+        self._note(node, value)
+        self.know(value, node)
+        if isinstance(value, list | tuple):
+            for at, part in enumerate(value):
+                if isinstance(part, torch.Tensor):
+                    one = self.graph.call_function(operator.getitem, (node, at))
+                    self._note(one, part)
+                    self.know(part, one)
+        return value
+
+    def _note(self, node: fx.Node, value: Any) -> None:
+        node.meta = {} if self.like is None else dict(self.like.meta)
+        node.meta["val"] = value
+
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func._schema.is_mutable:
+            raise Writes(str(func))
+        if func in _ORDERS:
+            return self._permuted(func, args)
+        if func in _VIEWS:
+            return self._viewed(func, *args)
+        key = (func, _hashable(self.nodes_in(args)), _hashable(self.nodes_in(kwargs)))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return self.call(func, args, kwargs, func(*args, **kwargs))
+        return self._once(key, lambda: self.call(func, args, kwargs, func(*args, **kwargs)))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+            return self._made[key]
+        value = self._made[key]
+        if isinstance(value, list | tuple):
+            return type(value)(v if v is None else self._again(self.node_of(v)) for v in value)
+        return self._again(self.node_of(value))
+
+    def _permuted(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor:
+        """Two changes of the order of dimensions that undo each other are none."""
+        node = self.node_of(args[0])
+        base, before = self._orders.get(node, (node, tuple(range(args[0].dim()))))
+        order = tuple(before[dim] for dim in _ORDERS[func](*args))
+        if order == tuple(range(len(order))):
+            return self._again(base)
+        value = self._once((base, order), lambda: self.call(func, args, {}, func(*args)))
+        self._orders[self.node_of(value)] = base, order
+        return value  # type: ignore[no-any-return]
+
+    def _viewed(self, func: Any, value: torch.Tensor, size: Any) -> torch.Tensor:
+        """A view of a view is one of what that shows."""
+        result: torch.Tensor = func(value, size)
+        node = self.node_of(value)
+        while node.target in _VIEWS:
+            node = node.all_input_nodes[0]
+        base = node.meta["val"]
+        if not (base.is_contiguous() and result.is_contiguous()):
+            base, node = value, self.node_of(value)
+        if base.shape == result.shape:
+            return self._again(node)
+        size = list(result.shape)
+        key = (aten.view.default, node, tuple(size))
+        return self._once(key, lambda: self.call(func, (base, size), {}, result))  # type: ignore[no-any-return]
+
+    def _again(self, node: fx.Node) -> torch.Tensor:
+        """Return another tensor for the same node: views are not what they show."""
+        value: torch.Tensor = aten.alias.default(node.meta["val"])
+        self.know(value, node)
+        return value
+
+
+def _swapped(x: torch.Tensor, first: int, second: int) -> tuple[int, ...]:
+    order = list(range(x.dim()))
+    order[first], order[second] = order[second], order[first]
+    return tuple(order)
+
+
+_ORDERS: dict[Any, _Order] = {
+    aten.t.default: lambda x: tuple(reversed(range(x.dim()))),
+    aten.transpose.int: _swapped,
+    aten.permute.default: lambda x, dims: tuple(dim % x.dim() for dim in dims),
+}
+
+
+def _hashable(arguments: Any) -> Any:
+    if isinstance(arguments, list | tuple):
+        return tuple(map(_hashable, arguments))
+    if isinstance(arguments, dict):
+        return tuple((name, _hashable(value)) for name, value in arguments.items())
+    return type(arguments), arguments  # 1 is not 1.0
+
+
+@functools.cache
+def _mode() -> Any:
+    class Recording(private.TorchDispatchMode):  # type: ignore[misc]
+        def __init__(self, recorder: Recorder) -> None:
+            super().__init__()
+            self._recorder = recorder
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if not isinstance(func, Operator) or func.namespace == "prim":
+                return func(*args, **(kwargs or {}))
+            return self._recorder.dispatched(func, args, kwargs or {})
+
+    return Recording

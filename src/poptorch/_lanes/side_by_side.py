@@ -1,0 +1,337 @@
+"""Lanes: a graph of one micro-batch -> one of several side by side, without user code.
+
+A value is shared by all lanes, or has them as its first dimension. Gradients are sums over lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base import private
+from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
+from .._ir.loops import Lanes
+from .._ir.operators import acts, draws
+from .._ir.slots import Kind, Slot
+from .._ops import streams
+from .._ops.context import ReplicasApart
+from .._ops.effects import is_effect
+from .._ops.exchanges import exchange
+from . import carried, totals
+from .batched import RULES, Call, NotVectorisable, batched, named, nodes_in, with_rank
+from .carried import Chain, reads
+from .demand import OF_LANES, Demand
+from .recorder import Recorder
+
+aten = torch.ops.aten
+EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # what forward changes, each replica by itself
+
+
+def side_by_side(graph: Graph, lanes: Lanes) -> Graph:
+    """Return the graph of so many micro-batches, or raise ``NotVectorisable``."""
+    return _Lanes(graph, lanes).made()
+
+
+def one_by_one(graph: Graph, replicas: int) -> Graph:
+    """Return the same graph, of which every replica has its own value of what forward changes."""
+    if replicas == 1:
+        return graph
+    written = {slot.key for slot in graph.outputs if slot.kind in EVOLVING}
+    inputs, outputs = (
+        tuple(replace(slot, replicas=replicas) if slot.key in written else slot for slot in ends)
+        for ends in (graph.inputs, graph.outputs)
+    )
+    return replace(graph, inputs=inputs, outputs=outputs)
+
+
+def apart(graph: Graph, replicas: int, why: str) -> ReplicasApart:
+    """Return the error of replicas that exchange something and cannot run side by side."""
+    parts = [part for part in graph.module.modules() if isinstance(part, fx.GraphModule)]
+    found = (node for part in parts for node in part.graph.nodes if node.target is exchange)
+    *_, name, where = next(found).args
+    return ReplicasApart(
+        f"Custom operator {name} needs all replicas side by side",
+        got=f"{replicas} replicas one after another; {why}",
+        where=str(where) or None,
+        fix="change what keeps them apart (with options.lanes, at least as many as replicas), "
+        "or use options.replicationFactor(1)",
+    )
+
+
+class _Lanes:
+    def __init__(self, graph: Graph, lanes: Lanes) -> None:
+        self._source, self._lanes, self._count = graph, lanes, lanes.count
+        self._written = {slot.key for slot in graph.outputs}
+        self._demand = Demand(graph, lanes)
+        self._graph = fx.Graph()
+        self._recorder = Recorder(self._graph)
+        self._inputs: dict[fx.Node, torch.Tensor] = {}
+        self._values: dict[fx.Node, Any] = {}
+        self._totals: dict[fx.Node, Any] = {}
+        self._copies: dict[fx.Node, fx.Node] = {}  # of what lanes share
+        self._open: list[Chain] = []  # whose old values are being made
+        self._draws = {node: at for at, node in enumerate(filter(draws, graph.operators))}
+        self._parts: dict[str, Any] = dict(graph.module.named_children())  # bodies of loops
+
+    def made(self) -> Graph:
+        for node, slot in self._demand.slots.items():
+            self._inputs[node] = self._input(node, self._slot(slot))
+        mode = next(iter(self._inputs.values())).fake_mode  # type: ignore[attr-defined]
+        with torch.no_grad(), mode, self._recorder.recording():
+            for node in self._source.module.graph.nodes:
+                if node.op in ("placeholder", "output"):
+                    continue
+                if node in self._demand.wanted or node not in self._demand.varying:
+                    self._value(node)
+                elif node in self._demand.summed:
+                    self._total(node)
+            results = [self._result(slot, node) for slot, node in self._source.results]
+        self._graph.output(tuple(map(self._recorder.node_of, results)))
+        self._graph.eliminate_dead_code(is_impure_node=acts)
+        self._graph.lint()
+        inputs, outputs = (
+            tuple(map(self._slot, ends)) for ends in (self._source.inputs, self._source.outputs)
+        )
+        module = graph_module(self._parts, self._graph)
+        return Graph(self._source.name, module, inputs, outputs)
+
+    def _slot(self, slot: Slot) -> Slot:
+        if slot.kind in OF_LANES:
+            return replace(slot, shape=(self._count, *slot.shape), lanes=True)
+        if self._evolves(slot):
+            own = self._lanes.replicas
+            return replace(slot, shape=(own, *slot.shape), replicas=own, lanes=True)
+        return slot
+
+    def _evolves(self, slot: Slot) -> bool:
+        """Whether each replica has a value of its own."""
+        written = slot.kind in EVOLVING and slot.key in self._written
+        return written and self._lanes.replicas > 1
+
+    def _input(self, node: fx.Node, slot: Slot) -> torch.Tensor:
+        value = node.meta["val"]
+        with value.fake_mode:
+            own = torch.empty(slot.shape, dtype=value.dtype, device=value.device)
+        made = placeholder(self._graph, node.name)
+        made.meta = {**node.meta, "val": own}
+        self._recorder.know(own, made)
+        return own
+
+    def _value(self, node: fx.Node) -> Any:
+        """Return a value with lanes in front, or the one that they share."""
+        if node not in self._values:
+            before, self._recorder.like = self._recorder.like, node
+            try:
+                value = self._made(node)
+            except NotVectorisable as error:
+                raise error if error.named else named(node, str(error)) from error
+            finally:
+                self._recorder.like = before
+            self._values[node] = value
+            if node not in self._demand.varying and isinstance(value, torch.Tensor):
+                self._copies[node] = self._recorder.node_of(value)
+        return self._values[node]
+
+    def _made(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._seen(node)
+        if node.target is aten.copy.default:
+            value, like = self._value(node.args[1]), node.meta["val"]  # type: ignore[arg-type]
+            lead = (self._count,) if node in self._demand.varying else ()
+            return with_rank(value, like.dim(), lead).to(like.dtype).expand(*lead, *like.shape)
+        if node not in self._demand.varying:
+            return self._shared(node)
+        if is_effect(self._source.module.graph, node):
+            raise NotVectorisable("it runs one micro-batch at a time, in order")
+        statistic = carried.running_statistic(node)
+        if statistic is not None:
+            share: Any = statistic[0].args[6]
+            batch = self._value(statistic[0])[node.args[1]]
+            return self._value(statistic[1]) * (1 - share) + batch * share
+        if node.target is private.optional("while_loop_op"):
+            return self._loop(node)
+        call = self._call(node)
+        if draws(node) and node.target not in RULES:
+            return drawn(call, self._draws[node])
+        folded = None if node in self._demand.apart else totals.folded(node, self._demand.varies)
+        return batched(call) if folded is None else folded.rule(call)
+
+    def _call(self, node: fx.Node) -> Call:
+        return Call(
+            node, {n: self._value(n) for n in reads(node)}, self._demand.varies, self._count
+        )
+
+    def _loop(self, node: fx.Node) -> Any:
+        """Return what a loop makes of values in lanes: its body gets lanes, too."""
+        test, body, changed, others = (list(nodes_in(arg)) for arg in node.args)
+        inputs, count = [*changed, *others], len(changed)
+        own = [each in self._demand.varying for each in inputs]
+        while True:  # until what is shared stays so
+            step = self._part(body[0], own, own[:count])
+            varying = Demand(step, self._lanes).varying
+            after = [old or new in varying for old, new in zip(own, step.returned, strict=False)]
+            if after == own[:count]:
+                break
+            own[:count] = after
+        again = self._part(test[0], own, [False])
+        if not Demand(again, self._lanes).varying.isdisjoint(again.returned):
+            raise NotVectorisable("its lanes would end at different times")
+        values = [
+            self._in_lanes(each) if varies else self._value(each)
+            for each, varies in zip(inputs, own, strict=True)
+        ]
+        values[:count] = [value.clone() for value in values[:count]]
+        parts = [self._added(at, part) for at, part in ((test[0], again), (body[0], step))]
+        args = (*parts, tuple(values[:count]), tuple(values[count:]))
+        results = tuple(map(torch.empty_like, values[:count]))
+        found = self._recorder.call(node.target, args, {}, results)
+        return [
+            value if varies else value.expand(self._count, *value.shape)
+            for value, varies in zip(found, own, strict=False)
+        ]
+
+    def _part(self, attribute: fx.Node, own: list[bool], results: list[bool]) -> Graph:
+        """Return a loop's test or body, what has lanes marked as batches and outputs are."""
+        module = copied(self._parts[str(attribute.target)])
+        output: Any = module.graph.output_node()
+        if isinstance(output.args[0], fx.Node):
+            output.args = ((output.args[0],),)
+        given = zip(module.graph.find_nodes(op="placeholder"), own, strict=True)
+        made = zip(output.args[0], results, strict=True)
+        return Graph("part", module, _ends(given, Kind.BATCH), _ends(made, Kind.OUTPUT))
+
+    def _added(self, attribute: fx.Node, part: Graph) -> fx.Node:
+        """Let the graph hold a loop's part with lanes, and read it."""
+        name = f"{attribute.target}_in_lanes"
+        before = self._parts[str(attribute.target)].graph.output_node().args[0]
+        module = self._parts[name] = side_by_side(part, self._lanes).module
+        if isinstance(before, fx.Node):
+            output: Any = module.graph.output_node()
+            output.args = (output.args[0][0],)
+            module.recompile()
+        return self._graph.create_node("get_attr", name)
+
+    def _in_lanes(self, node: fx.Node) -> torch.Tensor:
+        value: torch.Tensor = self._value(node)
+        if node in self._demand.varying:
+            return value
+        return value.expand(self._count, *value.shape).clone()
+
+    def _shared(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if carried.of_shape_only(node) and any(map(self._demand.varies, node.all_input_nodes)):
+            return _filled(node, node.meta["val"])
+        for each in node.all_input_nodes:
+            self._value(each)
+        copy = self._copies[node] = copy_node(self._graph, node, self._copies)
+        self._recorder.know(value, copy)
+        return value
+
+    def _seen(self, node: fx.Node) -> Any:
+        """Return what lanes see of an input."""
+        own, slot, chain = (
+            self._inputs[node],
+            self._demand.slots[node],
+            self._demand.chains.get(node),
+        )
+        if chain is not None:
+            form = self._form(chain)
+            return carried.before_each(self._old(node), form, self._sequence(slot))
+        if (
+            node in self._demand.varying and slot.kind is not Kind.BATCH
+        ):  # the number of the replica
+            return own + (torch.arange(self._count) % self._lanes.replicas).to(own.dtype)
+        return own
+
+    def _form(self, chain: Chain) -> carried.Affine:
+        if chain in self._open:
+            raise NotVectorisable(f"{chain.name} is made of what it was before")
+        self._open.append(chain)
+        try:
+            return chain.form(chain.new, self._operand)
+        finally:
+            self._open.pop()
+
+    def _operand(self, node: fx.Node, rank: int, at: Any) -> torch.Tensor:
+        value = self._value(node) if at is None else self._value(node)[at]
+        value = value if node in self._demand.varying else value[None]
+        return with_rank(value, rank, value.shape[:1])
+
+    def _old(self, node: fx.Node) -> torch.Tensor:
+        own = self._inputs[node]
+        return own if self._evolves(self._demand.slots[node]) else own[None]
+
+    def _sequence(self, slot: Slot) -> Lanes:
+        """In which order micro-batches change a value, and of how many replicas each by itself."""
+        return self._lanes if self._evolves(slot) else Lanes(self._count)
+
+    def _total(self, node: fx.Node) -> Any:
+        """Return the sum over lanes."""
+        if node not in self._totals:
+            before, self._recorder.like = self._recorder.like, node
+            self._totals[node] = self._added_up(node)
+            self._recorder.like = before
+        return self._totals[node]
+
+    def _added_up(self, node: fx.Node) -> Any:
+        if node not in self._demand.varying:
+            return self._value(node) * self._count
+        if node in self._demand.wanted or not self._demand.pushes(node):
+            value = self._value(node)
+            return value.sum(0, dtype=value.dtype)
+        if totals.sum_of(node, self._demand.varies) is not None:
+            source, at = node.all_input_nodes[0], node.args[1]
+            value = self._value(source)[at]
+            return value.sum(0, dtype=value.dtype) if source in self._demand.apart else value
+        if totals.contracts(node, self._demand.varies):
+            return totals.total_of_contraction(self._call(node))
+        linear = totals.linear_in(node, self._demand.varies)
+        values = {n: None if n in linear else self._value(n) for n in reads(node)}
+        call = Call(node, values, self._demand.varies, self._count)
+        return totals.total_of_linear(call, {each: self._total(each) for each in linear})
+
+    def _result(self, slot: Slot, node: fx.Node) -> torch.Tensor:
+        if slot.kind is Kind.GRADIENT:
+            return self._total(node)  # type: ignore[no-any-return]
+        if slot.kind is Kind.VALUE:
+            return self._value(node)  # type: ignore[no-any-return]
+        if slot.kind in OF_LANES:
+            return self._in_lanes(node)
+        (old,) = (each for each, own in self._demand.slots.items() if own.key == slot.key)
+        self._recorder.like = node
+        form = self._form(self._demand.chains[old])
+        after = carried.after_all(self._old(old), form, self._sequence(slot)).to(slot.dtype)
+        return after if self._evolves(slot) else after[0]
+
+
+def _ends(nodes: Iterable[tuple[fx.Node, bool]], in_lanes: Kind) -> tuple[Slot, ...]:
+    values = ((node.meta["val"], in_lanes if own else Kind.VALUE) for node, own in nodes)
+    return tuple(
+        Slot(kind, tuple(value.shape), value.dtype, index=at)
+        for at, (value, kind) in enumerate(values)
+    )
+
+
+def _filled(node: fx.Node, like: torch.Tensor) -> torch.Tensor:
+    values = {"zeros": 0, "ones": 1, "full": None, "empty": 0}
+    (value,) = (v for name, v in values.items() if name in str(node.target))
+    fill: Any = node.args[-1] if value is None else value
+    return torch.full(like.shape, fill, dtype=like.dtype, device=like.device)
+
+
+def drawn(call: Call, number: int) -> torch.Tensor:
+    """Let each lane draw what it would draw alone."""
+    kind = streams.lane_by_lane(call.node.target, call.node.args)
+    if kind is None:
+        raise NotVectorisable("it cannot draw for each micro-batch by itself")
+    value = call.node.meta["val"]
+    if kind[0] == streams.SHARES:
+        like = call.lanes(0)
+    else:
+        strides = [value.numel(), *value.stride()]
+        like = torch.empty_strided([call.count, *value.shape], strides, dtype=value.dtype)
+    return streams.draw(like, *kind, call.count, number)  # type: ignore[no-any-return]

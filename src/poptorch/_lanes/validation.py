@@ -1,0 +1,143 @@
+"""Whether a graph of several micro-batches computes what that of one does, so many times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from .._base import log
+from .._base.errors import Error
+from .._ir import slots
+from .._ir.graph import Graph, Tensors
+from .._ir.loops import Lanes
+from .._ir.slots import Kind, Slot
+from .._ops import streams
+
+_TOLERANCE = 1e-4  # of the sum of what is added up: orders of summation differ
+
+
+class Difference(NamedTuple):
+    slot: Slot
+    most: float  # of any element
+    allowed: float
+
+    def __str__(self) -> str:
+        return f"{self.slot} differs by {self.most:.3g}, more than {self.allowed:.3g}"
+
+
+def validate(one: Graph, several: Graph, lanes: Lanes, given: Tensors) -> None:
+    """Raise an Error where they differ."""
+    try:
+        found = differences(one, several, lanes, given)
+    except (RuntimeError, IndexError) as error:
+        log.engine.debug("Lanes were not validated: the model refuses random inputs: %s", error)
+        return
+    if found:
+        raise Error(
+            "The graph of several micro-batches computes something else than that of one",
+            got="\n".join(map(str, found)),
+            fix=("options.lanes(1) runs one after another", "tell us: this is a defect of ours"),
+        )
+
+
+def differences(
+    one: Graph, several: Graph, lanes: Lanes, given: Tensors, seed: int = 0
+) -> list[Difference]:
+    """Run both on random inputs; compare each output, gradient and buffer.
+
+    ``given``: by slot key the values that are not random, as those of constants.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    state = {s.key: given.get(s.key, _random(s, generator)) for s in one.inputs if not _own(s)}
+    batch = filter(_own, one.inputs)
+    rows = {s.key: [_random(s, generator) for _ in range(lanes.count)] for s in batch}
+    seeds = [seed + 1 + lane for lane in range(lanes.count)]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        expected = _one_after_another(one, lanes, several, state, rows, seeds)
+        streams.begin(seeds)
+        found = several(dict(_side_by_side(several, state, rows)))
+    return [d for slot in several.outputs for d in _compared(slot, found[slot.key], expected)]
+
+
+def _own(slot: Slot) -> bool:
+    return slot.kind is Kind.BATCH
+
+
+def _random(slot: Slot, generator: torch.Generator) -> torch.Tensor:
+    if not slot.dtype.is_floating_point:
+        return torch.randint(0, 2, slot.shape, generator=generator).to(slot.dtype)
+    if slot.kind in (Kind.BUFFER, Kind.HYPER, Kind.OPTSTATE):  # variances and scales are positive
+        return torch.rand(slot.shape, generator=generator).add(0.5).to(slot.dtype)
+    return torch.randn(slot.shape, generator=generator).mul(0.3).to(slot.dtype)
+
+
+def _side_by_side(
+    graph: Graph, state: Tensors, rows: Mapping[str, list[torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for slot in graph.inputs:
+        if slot.key in rows:
+            yield slot.key, torch.stack(rows[slot.key])
+        elif slot == slots.REPLICA:
+            yield slot.key, torch.zeros(())
+        else:
+            value = state[slot.key]
+            yield slot.key, value.expand(slot.shape).clone() if slot.lanes else value
+
+
+def _one_after_another(
+    graph: Graph,
+    lanes: Lanes,
+    several: Graph,
+    state: Tensors,
+    rows: Mapping[str, list[torch.Tensor]],
+    seeds: list[int],
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """By key the results, and how large what was added up is."""
+    own = {slot.key for slot in several.inputs if slot.lanes and not _own(slot)}
+    states = [dict(state) for _ in range(lanes.replicas)]
+    results: dict[str, list[torch.Tensor]] = {slot.key: [] for slot in graph.outputs}
+    for lane in range(lanes.count):
+        replica = lane % lanes.replicas
+        values = states[replica] | {key: each[lane] for key, each in rows.items()}
+        values[slots.REPLICA.key] = torch.tensor(float(replica))
+        streams.begin(seeds[lane : lane + 1])
+        for key, value in graph(values).items():
+            results[key].append(value)
+            for each in [states[replica]] if key in own else states:
+                if key in each:
+                    each[key] = value
+    expected = {}
+    for slot in graph.outputs:
+        values_of = torch.stack(results[slot.key])
+        if slot.kind is Kind.GRADIENT:
+            expected[slot.key] = values_of.sum(0, dtype=slot.dtype), values_of.abs().sum(0)
+        elif slot.key in own:
+            last = values_of[-lanes.replicas :]
+            expected[slot.key] = last, last.abs()
+        elif slot.key in state:
+            expected[slot.key] = values_of[-1], values_of[-1].abs()
+        else:
+            expected[slot.key] = values_of, values_of.abs()
+    return expected
+
+
+def _compared(
+    slot: Slot, found: torch.Tensor, expected: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[Difference]:
+    wanted, size = expected[slot.key]
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        yield Difference(slot, float("inf"), 0.0)
+        return
+    if not found.numel():
+        return
+    known = torch.isfinite(wanted)
+    if not torch.equal(known, torch.isfinite(found)):
+        yield Difference(slot, float("inf"), 0.0)
+        return
+    most = float((found.double() - wanted.double())[known].abs().max()) if known.any() else 0.0
+    precision = torch.finfo(slot.dtype).eps / 2**-23 if slot.dtype.is_floating_point else 0.0
+    allowed = _TOLERANCE * precision * (1 + float(size.double()[known].max())) if known.any() else 0
+    if most > allowed:
+        yield Difference(slot, most, allowed)

@@ -1,0 +1,323 @@
+"""The graph of several micro-batches against that of one, and both against eager torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from helpers.cases import long
+from helpers.wrapping import Having, options
+from helpers.zoo import ROWS, ZOO
+from poptorch import _capture, _lanes
+from poptorch._compile import lanes as choosing
+from poptorch._ir.loops import Lanes
+
+STEPS, WIDTH = 4, 6
+
+
+def norm(**settings) -> nn.Module:
+    return nn.BatchNorm1d(WIDTH, **settings)
+
+
+def in_two_parts(m, x):
+    return torch.cat([m.norm(part) for part in x.chunk(2)])
+
+
+def with_other_momentum(m, x):
+    norm = m.norm
+    statistics = norm.running_mean, norm.running_var
+    return F.batch_norm(x, *statistics, norm.weight, norm.bias, True, 0.4)
+
+
+def evaluated_inside(m, x):
+    first = m.norm(x)
+    m.norm.eval()
+    second = m.norm(first)
+    m.norm.train()
+    return second
+
+
+def untracked_inside(m, x):
+    first = m.norm(x)
+    m.norm.track_running_stats = False
+    second = m.norm(first * 2)
+    m.norm.track_running_stats = True
+    return second
+
+
+class Renorm(nn.BatchNorm1d):
+    """S. Ioffe, "Batch Renormalization": what was seen so far corrects this batch."""
+
+    def forward(self, x):
+        mean, std = x.mean(0), x.var(0, unbiased=False).add(self.eps).sqrt()
+        before = self.running_var.add(self.eps).sqrt()
+        r = (std / before).detach().clamp(0.5, 2)
+        d = ((mean - self.running_mean) / before).detach().clamp(-1, 1)
+        out = (x - mean) / std * r + d
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(std.square(), self.momentum)
+        return out * self.weight + self.bias
+
+
+def counted(m, x):
+    m.count += 1
+    return x * m.count
+
+
+def averaged(m, x):
+    m.count += 1
+    m.mean += (x.detach().mean(0) - m.mean) / m.count
+    return x
+
+
+def smoothed(m, x):
+    m.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    return x - m.mean.clone()
+
+
+def in_a_row(m, x):
+    m.mean.lerp_(x.detach().mean(0), 0.5)
+    m.slow.mul_(0.75).add_(m.mean)
+    return x * m.slow.clone()
+
+
+def held(m, x):
+    out = x + m.mean.clone()
+    m.mean.copy_(x.detach().mean(0))
+    return out
+
+
+def squashed(m, x):
+    m.mean.copy_(torch.tanh(m.mean + x.detach().mean(0)))
+    return x
+
+
+def crossed(m, x):
+    before = m.mean.clone()
+    m.mean.add_(m.slow * 0.1)
+    m.slow.add_(before)
+    return x * m.slow.clone()
+
+
+BUFFERS = ("mean", "slow")
+# By name: what forward does after a linear layer, a norm, and what keeps lanes apart.
+CASES: dict[str, tuple[Callable, Callable[[], nn.Module] | None, str]] = {
+    "once": (lambda m, x: m.norm(x), norm, ""),
+    "two parts": (in_two_parts, norm, ""),
+    "called directly": (lambda m, x: m.norm.forward(x), norm, ""),
+    "other momentum": (with_other_momentum, norm, ""),
+    "momentum 0": (lambda m, x: m.norm(x), lambda: norm(momentum=0.0), ""),
+    "momentum 1": (lambda m, x: m.norm(x), lambda: norm(momentum=1.0), ""),
+    "all batches": (lambda m, x: m.norm(x), lambda: norm(momentum=None), ""),
+    "eval inside": (evaluated_inside, norm, ""),
+    "untracked inside": (untracked_inside, norm, ""),
+    "read in the loss": (lambda m, x: m.norm(x) * m.norm.running_mean.clone(), norm, ""),
+    "renorm": (lambda m, x: m.norm(x), lambda: Renorm(WIDTH), ""),
+    "read before": (lambda m, x: m.norm(x + m.norm.running_mean.clone()), norm, "running_mean"),
+    "counted": (counted, None, ""),
+    "averaged": (averaged, None, ""),
+    "smoothed": (smoothed, None, ""),
+    "in a row": (in_a_row, None, ""),
+    "held": (held, None, ""),
+    "squashed": (squashed, None, "aten.tanh.default: buffer mean is no longer a multiple"),
+    "crossed": (crossed, None, "is made of what it was before"),
+}
+
+
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    function, layer, _ = CASES[name]
+
+    def forward(m, x):
+        out = function(m, m.layer(x))
+        return out, poptorch.identity_loss(out.square().mean(), "none")
+
+    model = Having(forward, layer=nn.Linear(WIDTH, WIDTH), norm=layer() if layer else None)
+    for buffer in BUFFERS if layer is None else ():
+        model.register_buffer(buffer, torch.rand(WIDTH))
+    model.register_buffer("count", torch.zeros((), dtype=torch.int64))
+    return model
+
+
+def taught(model: nn.Module, batches, accumulation: int) -> list[torch.Tensor]:
+    """Train in eager torch; return the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        for rows in batch.chunk(accumulation):
+            _, loss = model(rows)
+            (loss / accumulation).backward()
+            losses.append(loss.detach())
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((n, "reference") for n in CASES), *(long(n, "inductor") for n in CASES)]
+)
+def test_whatever_it_carries_a_model_is_trained_as_by_eager_torch(
+    name: str, backend: str, caplog
+) -> None:
+    model, batches = model_of(name), torch.randn(2, STEPS * 8, WIDTH)
+    eager = copy.deepcopy(model)
+    losses = taught(eager, batches, STEPS)
+    opts = options(backend, accumulation=STEPS).outputMode(poptorch.OutputMode.All)
+    opts.Precision.narrow64Bit(False)
+    caplog.set_level("DEBUG", logger="poptorch:cpp")
+    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    ours = torch.cat([training(batch)[1] for batch in batches])
+    reason = CASES[name][2]
+    assert (training.plan().program.lanes is None) == bool(reason)
+    assert reason in caplog.text
+    torch.testing.assert_close(ours, torch.stack(losses))
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+
+
+def captured(model: nn.Module, *inputs, opts=None) -> _capture.Micro:
+    """Return what a model for training is captured as, one micro-batch."""
+    kept = []
+    usual = choosing.choose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choosing, "choose", lambda *args: kept.append(args[0]) or usual(*args))
+        poptorch.trainingModel(model, opts or options(accumulation=STEPS)).compile(*inputs)
+    return kept[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [(name, lanes) for name in (*ZOO, "renorm", "averaged") for lanes in (Lanes(3), Lanes(2, 2))],
+    ids=str,
+)
+def test_graphs_of_lanes_compute_what_that_of_one_does(name: str, lanes: Lanes) -> None:
+    torch.manual_seed(0)
+    if name in ZOO:
+        micro = captured(ZOO[name].build(), *ZOO[name].inputs(ROWS * STEPS))
+    else:
+        micro = captured(model_of(name), torch.randn(STEPS * 8, WIDTH))
+    several = _lanes.side_by_side(micro.graph, lanes)
+    assert not _lanes.differences(micro.graph, several, lanes, micro.constants)
+
+
+def test_a_difference_is_found() -> None:
+    micro = captured(ZOO["linear"].build(), *ZOO["linear"].inputs(ROWS * STEPS))
+    several = _lanes.side_by_side(micro.graph, Lanes(2)).copy()
+    (product, *_) = several.module.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.mm.default
+    )
+    with several.module.graph.inserting_after(product):
+        wrong = several.module.graph.call_function(torch.ops.aten.neg.default, (product,))
+    product.replace_all_uses_with(wrong, lambda user: user is not wrong)
+    several.module.recompile()
+    found = _lanes.differences(micro.graph, several, Lanes(2), micro.constants)
+    assert "gradient.layer.weight" in " ".join(map(str, found))
+
+
+def test_gradients_of_weights_are_one_product_over_all_rows() -> None:
+    """A product or convolution of one micro-batch is one of all, and sums stay as many."""
+
+    def forward(m, x):
+        x = m.norm(m.conv(x)).relu().flatten(1)
+        out = m.head(F.layer_norm(m.body(x), (8,), m.w, m.b))
+        return poptorch.identity_loss(out.square().mean(), "none")
+
+    layers = {"conv": nn.Conv2d(2, 4, 3), "norm": nn.GroupNorm(2, 4), "body": nn.Linear(64, 8),
+              "head": nn.Linear(8, 3), "w": nn.Parameter(torch.ones(8)),
+              "b": nn.Parameter(torch.ones(8))}  # fmt: skip
+    micro = captured(Having(forward, **layers), torch.randn(8, 2, 6, 6))
+    several = _lanes.side_by_side(micro.graph, Lanes(4))
+    targets = [str(node.target) for node in several.operators]
+    before = [str(node.target) for node in micro.graph.operators]
+    for kind in ("convolution_backward", "layer_norm_backward", "group_norm_backward"):
+        assert sum(kind in each for each in targets) == sum(kind in each for each in before) == 1
+    products = [sum("mm" in each for each in graph) for graph in (targets, before)]
+    assert products[0] == products[1]
+    assert not any("bmm" in each for each in targets)
+    assert sum("sum" in each for each in targets) == sum("sum" in each for each in before)
+
+
+def hooked(model: nn.Module) -> None:
+    """Hooks of all kinds that change gradients, or note what Python sees."""
+    first, last = model.layer, model.norm
+    last.register_full_backward_hook(lambda m, given, made: (given[0] * 0.5,))
+    last.register_full_backward_pre_hook(lambda m, made: (made[0].flip(0) * 3,))
+    first.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+    first.weight.register_hook(lambda gradient: gradient.flip(0))
+
+
+def test_hooks_see_micro_batches_and_python_what_eager_torch_shows_it() -> None:
+    seen = []
+
+    def forward(m, x):
+        seen.append((m.layer.weight.requires_grad, torch.is_grad_enabled()))
+        out = m.norm(m.layer(x))
+        seen.append(out.requires_grad)
+        return out, poptorch.identity_loss(out.sin().mean(), "none")
+
+    torch.manual_seed(0)
+    model = Having(forward, layer=nn.Linear(WIDTH, WIDTH), norm=nn.LayerNorm(WIDTH))
+    eager, batch = copy.deepcopy(model), torch.randn(STEPS * 8, WIDTH)
+    hooked(model)
+    hooked(eager)
+    taught(eager, [batch], STEPS)
+    training = poptorch.trainingModel(
+        model, options(accumulation=STEPS), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    training(batch)
+    assert training.plan().program.lanes is not None
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    assert set(seen) == {(True, True), True}
+
+
+def test_an_autocast_around_one_call_is_of_that_call_only() -> None:
+    model = Having(lambda m, x: m.layer(x), layer=nn.Linear(WIDTH, WIDTH))
+    inference, x = poptorch.inferenceModel(model, options(iterations=2)), torch.randn(8, WIDTH)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert inference(x).dtype == torch.bfloat16
+        torch.testing.assert_close(inference(x), model(x))
+
+
+def test_parameters_in_the_same_memory_are_refused() -> None:
+    def forward(m, x):
+        return poptorch.identity_loss(m.second(m.first(x)).mean(), "none")
+
+    model = Having(forward, first=nn.Linear(WIDTH, WIDTH), second=nn.Linear(WIDTH, WIDTH))
+    model.second.weight.data = model.first.weight.data
+    with pytest.raises(poptorch.Error, match="values in the same memory"):
+        poptorch.trainingModel(model, options())(torch.randn(8, WIDTH))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool])
+def test_sums_of_small_integers_do_not_overflow(dtype: torch.dtype) -> None:
+    x = torch.full((STEPS * 2, 3), 100).to(dtype)
+    opts = options(iterations=STEPS).outputMode(poptorch.OutputMode.Sum)
+    summed = poptorch.inferenceModel(Having(lambda m, x: x.clone()), opts)(x)
+    assert torch.equal(summed, x.view(STEPS, 2, 3).sum(0, dtype=torch.int32))
+
+
+def test_loops_around_exchanges_of_replicas() -> None:
+    def forward(m, x):
+        def step(total):
+            (shared,) = poptorch.custom_op(
+                [total], "ReplicatedAllReduceTP", "ai.graphcore", 1, [total], {"op": "sum"}
+            )
+            return [shared * 0.5 + x]
+
+        return poptorch.for_loop(3, step, [x])[0]
+
+    x = torch.randn(2 * 2 * 4, WIDTH)
+    opts = options(replicas=2, iterations=2)
+    result = poptorch.inferenceModel(Having(forward), opts)(x)
+    rows = x.view(2, 2, 4, WIDTH)
+    total = rows
+    for _ in range(3):
+        total = total.sum(1, keepdim=True) * 0.5 + rows
+    torch.testing.assert_close(result, total.reshape(-1, WIDTH))
