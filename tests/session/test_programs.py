@@ -102,7 +102,8 @@ def test_detaching_saving_and_other_modes_in_between(tmp_path) -> None:
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=0.1, betas=(0.5, 0.9), eps=1e-2)
 
-    twins = Twins(Net(), adam, options().programs(2), **near(8 + FUNCTION, 5))
+    # A norm over three rows makes errors larger: of these sums eager torch is 2e-05 from float64.
+    twins = Twins(Net(), adam, options().programs(2), **near(8 + FUNCTION, 5, size=4))
     for rows, mode in ((8, True), (3, True), (3, False), (8, False), (8, True)):
         twins.train(mode)
         twins.eager.training = True
