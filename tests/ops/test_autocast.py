@@ -69,7 +69,7 @@ def test_a_policy_chooses_the_functions():
     torch.testing.assert_close(got[0], (x + x).half())
 
 
-def test_surroundings_that_cast_are_recorded_once_and_do_not_reach_the_program() -> None:
+def test_surroundings_that_cast_are_those_of_a_call_and_do_not_reach_the_program() -> None:
     def forward(a, b):
         with torch.autocast("cpu", enabled=False):
             whole = a @ b
@@ -79,8 +79,8 @@ def test_surroundings_that_cast_are_recorded_once_and_do_not_reach_the_program()
     executor = poptorch.inferenceModel(Calling(forward), options())
     with torch.autocast("cpu", torch.float16):
         first = executor(a, b)
-    for whole, half in (first, executor(a, b)):
-        assert (whole.dtype, half.dtype) == (FLOAT, HALF)
+    for kind, (whole, cast) in ((HALF, first), (FLOAT, executor(a, b))):
+        assert (whole.dtype, cast.dtype) == (FLOAT, kind)
         assert torch.equal(whole, b)
 
 
