@@ -25,16 +25,18 @@ torch._C: _VariableFunctions._pack_padded_sequence _VariableFunctions._pad_packe
 torch._C: _aoti.alloc_tensors_by_stealing_from_void_ptrs _aoti.unsafe_alloc_void_ptrs_from_tensors
 torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_unwrapped
 torch._C: _functorch.is_batchedtensor _functorch.is_functorch_wrapped_tensor
-torch._decomp.decompositions: gru_impl gru_impl_data lstm_data_impl lstm_impl
-torch._decomp.decompositions: native_batch_norm_decomposition rnn_relu_data rnn_relu_input
-torch._decomp.decompositions: rnn_tanh_data rnn_tanh_input
+torch._C: _functorch._is_vmap_fallback_enabled _functorch._set_vmap_fallback_enabled
+torch._C: _AutoDispatchBelowAutograd
+torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
+torch._decomp.decompositions: rnn_relu_data rnn_tanh_data
 torch._dynamo.config: error_on_nested_fx_trace
 torch._functorch._aot_autograd.logging_utils: setup_stacktrace_preservation_hooks
 torch._functorch.compile_utils: fx_graph_cse
 torch._guards: TracingContext tracing
 torch._higher_order_ops.cond: cond_op
 torch._higher_order_ops.while_loop: while_loop_op
-torch._inductor.codecache: _worker_compile_cpp
+torch._inductor.async_compile: AsyncCompile.cpp_pybinding get_compile_threads
+torch._inductor.codecache: CppPythonBindingsCodeCache LambdaFuture _worker_compile_cpp
 torch._inductor.codegen.cpp: stride_at_vec_range
 torch._inductor.codegen.cpp_wrapper_cpu: CppWrapperCpu._write_entry_point_signature
 torch._inductor.compile_fx: compile_fx_inner

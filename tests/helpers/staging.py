@@ -19,6 +19,7 @@ from poptorch._ir import verify
 from poptorch._ir.plan import Plan
 from poptorch._ir.program import Program, State
 from poptorch._ir.slots import Kind
+from poptorch._lanes import one_by_one
 from poptorch.backends.reference import Reference
 from poptorch.backends.staged import ByStages, StagedExecutable
 from poptorch.optim.freeze import freeze as freeze_optimizer
@@ -61,7 +62,8 @@ class Captured:
         """Return the plan for some options, staged form included."""
         spec = freeze(opts, self.training)
         micro = self._captured(spec.loops.replicas)
-        layout = _place.place(micro.graph, micro.visits, spec)
+        graph = one_by_one(micro.graph, spec.loops.replicas)
+        layout = _place.place(graph, micro.visits, spec)
         if self.optim is None:
             program = inference_program(layout.graph, spec, None)
         else:

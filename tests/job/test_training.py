@@ -153,13 +153,13 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert program(results, "machines", ";") == [
         "repeat 2 iterations",
         "run gradients(param.*, batch[i,2 lanes], accum.*) -> loss, output.*, accum.*, value.*",
-        f"{reduce} 363008 bytes, while the next graph runs",
+        f"{reduce} 360960 bytes, while the next graph runs",
         "run gradients left(param.*, batch[i,2 lanes], accum.*, value.*) -> accum.*",
-        f"{reduce} 720896 bytes, after all gradients",
+        f"{reduce} 722944 bytes, after all gradients",
         "run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, optstate.*",
         "emit loss, output.* final",
     ]
-    assert "; 363008 bytes overlap; update divides" in program(results, "machines", "\n")[4]
+    assert "; 360960 bytes overlap; update divides" in program(results, "machines", "\n")[4]
 
 
 def check_stages(results: Results, alone: Result, file: Path) -> None:

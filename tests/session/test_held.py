@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.closeness import near
 from helpers.twins import Twins
 from helpers.wrapped import inference, normal, options, saved
 from helpers.wrapping import PAUSE, Having, training
@@ -66,7 +67,7 @@ HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def test_who_holds_a_tensor_reads_trained_values() -> None:
-    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins = Twins(Net(), adam, **near(8, 10, size=0.1))
     for name, (hold, read) in HELD.items():
         held, theirs = hold(twins.model, twins.ours), hold(twins.eager, twins.theirs)
         twins.step(X, Y, count=2)
@@ -120,7 +121,7 @@ def test_a_devices_tensors_go_when_it_goes(library) -> None:
 def test_an_optimizers_state_follows_a_parameter_whose_data_are_others(way: str) -> None:
     layers = {"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)}
     two = Having(lambda m, x: nn.functional.mse_loss(m.second(torch.tanh(m.first(x))), x), **layers)
-    twins = Twins(two, adam, rtol=1e-5, atol=1e-6)
+    twins = Twins(two, adam, **near(8, 10, size=0.1))
     twins.step(X)
     for model in (twins.model, twins.eager):
         first, second = model.first.weight, model.second.weight
@@ -160,7 +161,7 @@ def test_what_is_saved_has_what_was_loaded_into_the_optimizer(tmp_path) -> None:
 
 
 def test_what_is_loaded_into_an_optimizer_before_the_first_call_has_its_rate() -> None:
-    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins = Twins(Net(), adam, **near(8, 10, size=0.1))
     twins.step(X, Y)
     state = copy.deepcopy(twins.theirs.state_dict())
     state["param_groups"][0]["lr"] = 0.2
