@@ -163,7 +163,7 @@ ROOMS = {
     "conformance": {"_compile", "_session"},
     "examples": {"_compile"},
     "harden": {"_capture"},
-    "helpers": {"_capture", "_cli", "_compile", "_job", "_ops", "_place"},
+    "helpers": {"_capture", "_cli", "_compile", "_job", "_lanes", "_ops", "_place"},
     "ir": {"_compile", "_schedule"},
     "lanes": {"_capture", "_compile"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
