@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.closeness import near
 from poptorch.backends.inductor.lowering import OrderedReplay, memory_order
+from poptorch.backends.inductor.norms import group_norm, group_norm_backward
 from poptorch.backends.inductor.windows import (
     Convolutions,
     batch_first,
@@ -124,3 +126,33 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     assert seen["exp"] == (1, 7 * BATCH, BATCH)
     assert ours[0].stride() == (1, 7 * BATCH, BATCH)
     assert ours[2].stride() == (21, 7, 1)
+
+
+@pytest.mark.parametrize("groups,space", [(1, ()), (2, ()), (2, (3, 4)), (6, (7,))])
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_of_what_has_the_batch_innermost(
+    groups: int, affine: bool, space: tuple[int, ...]
+) -> None:
+    x = batch_first(torch.randn(6, *space, BATCH) + 3)
+    weights = (torch.randn(6), torch.randn(6)) if affine else (None, None)
+    sizes = (BATCH, 6, math.prod(space), groups)
+    theirs = aten.native_group_norm(x.contiguous(), *weights, *sizes, 1e-5)
+    ours = group_norm(x, *weights, *sizes, 1e-5)
+    same(ours, theirs)
+    assert memory_order(ours[0]) == memory_order(x)
+    grad = torch.randn(x.shape)
+    for wanted in ([True, affine, affine], [False, affine, False]):
+        backward = (grad, x.contiguous(), *theirs[1:], weights[0], *sizes, wanted)
+        expected = aten.native_group_norm_backward(*backward)
+        found = group_norm_backward(grad, x, *backward[2:])
+        for own, other, needed in zip(found, expected, wanted, strict=True):
+            assert (own is not None) == needed
+            if needed:
+                same(own, other)
+
+
+def test_group_norm_left_to_torch() -> None:
+    sizes = (BATCH, 6, 5, 2, 1e-5)
+    assert group_norm(torch.randn(BATCH, 6, 5), None, None, *sizes) is NotImplemented
+    few = batch_first(torch.randn(6, 5, 2))
+    assert group_norm(few, None, None, 2, *sizes[1:]) is NotImplemented

@@ -14,6 +14,7 @@ from ..protocol import Code
 from . import shortcuts
 from .library import code_of
 from .lowering import Decompositions, fakes, lower
+from .norms import group_norm, group_norm_backward
 from .products import attention_backward, choose_library
 from .refusals import refusing
 from .toolchain import explained
@@ -39,6 +40,8 @@ def rules(graph: fx.Graph) -> Decompositions:
     return {
         **Convolutions(graph).rules,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+        aten.native_group_norm.default: group_norm,
+        aten.native_group_norm_backward.default: group_norm_backward,
         aten.max_pool2d_with_indices.default: max_pool,
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     }
