@@ -15,7 +15,7 @@ from helpers.twins import Twins
 from helpers.wrapped import Regression, normal
 from poptorch._base import private
 from poptorch._update.formulas import ALGORITHMS, Algorithm
-from poptorch.backends import reference
+from poptorch.backends import calls
 
 WIDTH = 260  # squared, more than LARGE
 X, Y = normal(4, WIDTH), normal(4, WIDTH, seed=1)
@@ -28,10 +28,13 @@ def rounded(size: float) -> dict[str, float]:
 
 def test_a_large_model_trains_as_eagerly(monkeypatch) -> None:
     settings = {"lr": 0.01, "weight_decay": 0.3, "betas": (0.5, 0.8), "eps": 1e-3}
-    shapes, usual = [], reference.adam_step
-    monkeypatch.setattr(
-        reference, "adam_step", lambda w, *rest: shapes.append(w.shape) or usual(w, *rest)
-    )
+    shapes, usual = [], calls.adam_step
+
+    def step(weights: list[Any], *rest: Any) -> None:
+        shapes.extend(weight.shape for weight in weights)
+        usual(weights, *rest)
+
+    monkeypatch.setattr(calls, "adam_step", step)
     model = Regression(WIDTH, WIDTH)
     twins = Twins(model, lambda p: torch.optim.AdamW(p, **settings), **rounded(0.1))
     twins.step(X, Y, count=3)
@@ -74,7 +77,7 @@ def run(module: fx.GraphModule, arguments: list[torch.Tensor]) -> list[torch.Ten
 
 
 def is_taken(module: fx.GraphModule) -> bool:
-    return any(node.target is reference.adam_step for node in module.graph.nodes)
+    return any(node.target is calls.adam_step for node in module.graph.nodes)
 
 
 @pytest.mark.parametrize("algorithm", [ALGORITHMS["adam"], ALGORITHMS["adamw"]])
@@ -93,7 +96,7 @@ def test_the_numbers_are_those_of_the_operators(algorithm, variable: bool, chang
     """Also where the kernel's own formula has a division by zero."""
     module, arguments = graph(algorithm, variable, {**VALUES, **change}, nothing)
     wanted = run(module, arguments)
-    got = run(reference.fuse_adam(module), arguments)
+    got = run(calls.fuse_adam(module), arguments)
     assert is_taken(module)
     assert len([n for n in module.graph.nodes if n.op == "call_function"]) <= 4  # with a decay
     for one, other in zip(got, wanted, strict=True):
@@ -112,19 +115,19 @@ def test_the_numbers_are_those_of_the_operators(algorithm, variable: bool, chang
 def test_only_a_gradient_may_be_read_by_others(extra, taken: bool) -> None:
     module, arguments = graph(ALGORITHMS["adam"], True, VALUES, extra)
     wanted = module(*[tensor.clone() for tensor in arguments])
-    reference.fuse_adam(module)
+    calls.fuse_adam(module)
     assert is_taken(module) is taken
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
 
 
 def test_small_ones_and_other_types_are_left_alone(monkeypatch) -> None:
     module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
-    monkeypatch.setattr(reference, "LARGE", WIDTH * WIDTH + 1)
-    assert not is_taken(reference.fuse_adam(module))
-    monkeypatch.setattr(reference, "LARGE", 1)
+    monkeypatch.setattr(calls, "LARGE", WIDTH * WIDTH + 1)
+    assert not is_taken(calls.fuse_adam(module))
+    monkeypatch.setattr(calls, "LARGE", 1)
     for node in module.graph.find_nodes(op="placeholder")[:4]:
         node.meta["val"] = node.meta["val"].double()
-    assert not is_taken(reference.fuse_adam(module))
+    assert not is_taken(calls.fuse_adam(module))
 
 
 def test_a_torch_without_the_kernel(monkeypatch, caplog) -> None:
@@ -132,5 +135,5 @@ def test_a_torch_without_the_kernel(monkeypatch, caplog) -> None:
     monkeypatch.setitem(private.ROWS, "fused_adamw_", (f"{path}_renamed", lost))
     private._said.clear()
     module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
-    assert not is_taken(reference.fuse_adam(module))
+    assert not is_taken(calls.fuse_adam(module))
     assert lost in caplog.text

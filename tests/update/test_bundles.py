@@ -12,7 +12,7 @@ import poptorch
 from helpers.closeness import near, relative
 from helpers.wrapping import options
 from poptorch._compile import weights
-from poptorch.backends import reference
+from poptorch.backends import calls
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,7 @@ def check_layout(bundles, optimizer, model):
 
 def test_no_weight_of_a_bundle_is_large_for_the_kernel_of_adam():
     """Alone and in a bundle it would have other bits."""
-    assert weights.LARGEST < reference.LARGE
+    assert weights.LARGEST < calls.LARGE
 
 
 @pytest.mark.parametrize("saved_single", [True, False])

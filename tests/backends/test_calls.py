@@ -1,0 +1,120 @@
+"""Graphs that the interpreter runs with fewer calls: same bits, nothing lost by an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import poptorch
+from helpers.wrapped import normal
+from poptorch.backends import calls
+
+aten = torch.ops.aten
+
+
+def rewritten(function: Any, *arguments: torch.Tensor) -> Any:
+    """Check that bits stay, of results and of what is written; return the new graph."""
+    module = make_fx(function, tracing_mode="fake")(*arguments)
+    wanted = [each.clone() for each in arguments]
+    results = module(*wanted)
+    calls.with_fewer_calls(module)
+    got = [each.clone() for each in arguments]
+    torch.testing.assert_close(module(*got), results, rtol=0, atol=0)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    return module.graph
+
+
+def written(graph: Any) -> list[str]:
+    """The names of values that are computed where others lie."""
+    return [node.kwargs["out"].name for node in graph.nodes if "out" in node.kwargs]
+
+
+STATE, GRADIENT, OTHER = (normal(4, 4, seed=seed) for seed in range(3))
+
+
+def test_new_values_are_computed_where_they_are_kept() -> None:
+    def momentum(weight: Any, velocity: Any, gradient: Any) -> Any:
+        new = velocity * 0.9 + gradient
+        moved = weight - new * 0.1
+        weight.copy_(moved)
+        velocity.copy_(new)
+        return ()
+
+    graph = rewritten(momentum, STATE, OTHER, GRADIENT)
+    assert not graph.find_nodes(op="call_function", target=aten.copy_.default)
+    assert {"weight_1", "velocity_1"} <= set(written(graph))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda old, new: (old.sum(),),  # an old value that is read later
+        lambda old, new: (old.t() * 2,),
+        lambda old, new: (new,),  # what is returned would change with the next call
+        lambda old, new: (new.t(),),
+        lambda old, new: (torch.linalg.cholesky(new @ new.t() + torch.eye(4)),),  # it may fail
+    ],
+)
+def test_what_is_read_or_may_fail_later_keeps_its_copy(after: Any) -> None:
+    def step(state: Any, gradient: Any) -> Any:
+        new = state + gradient
+        results = after(state, new)
+        state.copy_(new)
+        return results
+
+    graph = rewritten(step, STATE, GRADIENT)
+    assert graph.find_nodes(op="call_function", target=aten.copy_.default)
+
+
+def test_a_transposed_operand_keeps_the_copy() -> None:
+    def step(state: Any) -> Any:
+        state.copy_(state + state.t())
+        return ()
+
+    assert not written(rewritten(step, STATE))
+
+
+def test_no_value_is_computed_where_a_state_lies() -> None:
+    """A new state is an operand that nothing needs any longer, but for the next call."""
+
+    def step(state: Any, gradient: Any, weight: Any) -> Any:
+        new = state + gradient
+        moved = weight - new.sqrt() * 0.1
+        state.copy_(new)
+        weight.copy_(moved)
+        return ()
+
+    graph = rewritten(step, STATE.abs(), GRADIENT.abs(), OTHER)
+    assert written(graph).count("state_1") == 1
+
+
+def test_operands_that_nothing_needs_make_room() -> None:
+    def function(x: Any, y: Any) -> Any:
+        product = x @ y
+        kept = product.relu()
+        shifted = kept + 1.0
+        return (shifted * kept, product.t().t())
+
+    assert written(rewritten(function, STATE, OTHER)) == ["add"]
+
+
+def test_a_failing_call_leaves_the_weights() -> None:
+    class Looks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(4, 3)
+
+        def forward(self, index: torch.Tensor) -> torch.Tensor:
+            return poptorch.identity_loss(self.table(index).square(), "sum")
+
+    model = Looks()
+    options = poptorch.Options().backend("reference")
+    wrapped = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), 0.1))
+    wrapped(torch.tensor([1]))
+    before = model.table.weight.detach().clone()
+    with pytest.raises((poptorch.Error, IndexError)):
+        wrapped(torch.tensor([7]))
+    torch.testing.assert_close(model.table.weight.detach(), before, rtol=0, atol=0)
