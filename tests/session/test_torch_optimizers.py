@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.twins import Twins
 from helpers.wrapped import compilations, normal, options
@@ -62,6 +63,20 @@ MAKERS: dict[str, Maker] = {
     # A smaller eps shows rounding: eager torch in float32 is as far from float64 as this is.
     "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True, eps=1e-2),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_double_precision_is_that_of_numbers_and_moments_too(name: str) -> None:
+    opts = options(accumulation=3)
+    opts.Training.setMeanAccumulationAndReplicationReductionStrategy(
+        poptorch.MeanReductionStrategy.Running
+    )
+    opts.Precision.narrow64Bit(False)
+    twins = Twins(net().double(), MAKERS[name], opts, **near(8 + FUNCTION, 6, dtype=torch.float64))
+    whole = X.double(), Y.double()
+    for _ in range(3):
+        got = twins.wrapped(*(x.repeat(3, 1) for x in whole))
+        torch.testing.assert_close(got, twins.eager_step(*whole), **twins.close)
 
 
 @pytest.mark.slow

@@ -125,10 +125,10 @@ def moment(name: str, weight: Slot, dtype: torch.dtype) -> Slot:
     return Slot(Kind.OPTSTATE, weight.shape, dtype, name, weight.weight)
 
 
-def hyper(name: str, group: int = -1) -> Slot:
+def hyper(name: str, group: int = -1, dtype: torch.dtype = torch.float32) -> Slot:
     """Decay rates near 1 are handed over as their complement, which float32 holds precisely."""
     name = f"one_minus_{name}" if name in DECAY_RATES else name
-    return Slot(Kind.HYPER, (), torch.float32, name, index=group)
+    return Slot(Kind.HYPER, (), dtype, name, index=group)
 
 
 def hyper_value(name: str, value: float) -> float:

@@ -54,11 +54,12 @@ class Accumulation:
             results = {}
             weights: Mapping[str, Scalar] = {"kept": 1.0, "share": share_of_one}
             if running:
-                count = tensors[slots.MICRO.key] + 1
+                wide = any(accum.dtype is torch.float64 for accum in accums)
+                count = tensors[slots.MICRO.key].to(torch.float64 if wide else torch.float32) + 1
                 weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
             for gradient, accum in zip(gradients, accums, strict=True):
-                wide = torch.promote_types(accum.dtype, torch.float32)
-                old, new = tensors[accum.key].to(wide), tensors[gradient.key].to(wide)
+                own = torch.promote_types(accum.dtype, torch.float32)
+                old, new = tensors[accum.key].to(own), tensors[gradient.key].to(own)
                 result = plus_scaled(_scaled(old, weights["kept"]), new, weights["share"])
                 results[accum.key] = result.to(accum.dtype)
             if watched:

@@ -114,6 +114,7 @@ class _Group:
     variables: tuple[Slot, ...]
     weights: tuple[_Weight, ...]  # those that are trained
     counts: bool
+    scalars: torch.dtype
 
     def steps(self, clip: Scalar, tensors: _Tensors) -> Iterator[tuple[_Weight, _Step]]:
         if not self.weights:
@@ -122,7 +123,7 @@ class _Group:
             name: value for name, value in self.settings.items() if isinstance(value, int | float)
         }
         hyper |= {slot.name: tensors[slot.key] for slot in self.variables}
-        count = tensors[slots.STEP.key] + 1 if self.counts else None
+        count = tensors[slots.STEP.key].to(self.scalars) + 1 if self.counts else None
         values = materialised(self.algorithm.prepare(self.settings, hyper, count))
         factor = -clip if self.settings["maximize"] else clip
         for weight in self.weights:
@@ -142,20 +143,26 @@ def _groups_of(
     groups = []
     for index, group in enumerate(spec.groups):
         settings = dict((*spec.settings, *group.settings))
+        scalars = torch.float64 if settings.get("wide") else torch.float32
         moments = algorithm.moments(settings)
         weights = tuple(
             _Weight(
                 param,
                 slots.gradient(param, gradient_dtype),
-                tuple((m, slots.moment(m.name, param, m.dtype or param.dtype)) for m in moments),
+                tuple((m, slots.moment(m.name, param, _kept_in(m, param))) for m in moments),
             )
             for param in (by_path[path] for path in group.params if path in by_path)
         )
         variables = [slots.hyper(name) for name in spec.variables]
-        variables += [slots.hyper(name, index) for name in group.variables]
+        variables += [slots.hyper(name, index, scalars) for name in group.variables]
         counts = bool(weights) and algorithm.counts(settings)
-        groups.append(_Group(algorithm, settings, tuple(variables), weights, counts))
+        groups.append(_Group(algorithm, settings, tuple(variables), weights, counts, scalars))
     return groups
+
+
+def _kept_in(moment: Moment, weight: Slot) -> torch.dtype:
+    wide = weight.dtype is torch.float64
+    return weight.dtype if wide or moment.dtype is None else moment.dtype
 
 
 def _hypers_of(groups: Sequence[_Group]) -> list[Slot]:
