@@ -118,6 +118,7 @@ CASES: dict[str, tuple[Callable, Callable[[], nn.Module] | None, str]] = {
     "all batches": (lambda m, x: m.norm(x), lambda: norm(momentum=None), ""),
     "eval inside": (evaluated_inside, norm, ""),
     "untracked inside": (untracked_inside, norm, ""),
+    "untracked, all batches": (untracked_inside, lambda: norm(momentum=None), ""),
     "read in the loss": (lambda m, x: m.norm(x) * m.norm.running_mean.clone(), norm, ""),
     "renorm": (lambda m, x: m.norm(x), lambda: Renorm(WIDTH), ""),
     "read before": (lambda m, x: m.norm(x + m.norm.running_mean.clone()), norm, "running_mean"),

@@ -190,14 +190,15 @@ def _averages(norm: nn.Module) -> bool:
 
 def _averaging_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
     """Torch's own makes a Python number of the count of batches."""
-    if not norm.training:
+    if not (norm.training and norm.track_running_stats):
         return _BATCH_NORM_FORWARD(norm, x)
     norm._check_input_dim(x)
     # With momentum 1 what is left in place of the running statistics are those of this batch.
     of_batch = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
     out = F.batch_norm(x, *of_batch, norm.weight, norm.bias, True, 1.0, norm.eps)
     norm.num_batches_tracked.add_(1)
-    share = 1.0 / norm.num_batches_tracked
+    wide = torch.promote_types(norm.running_mean.dtype, torch.float32)
+    share = 1.0 / norm.num_batches_tracked.to(wide)
     for running, new in zip((norm.running_mean, norm.running_var), of_batch, strict=True):
         running.mul_(1.0 - share).add_(new * share)
     return out
