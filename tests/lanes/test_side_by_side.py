@@ -286,14 +286,75 @@ def test_an_autocast_around_one_call_is_of_that_call_only() -> None:
         torch.testing.assert_close(inference(x), model(x))
 
 
-def test_parameters_in_the_same_memory_are_refused() -> None:
-    def forward(m, x):
-        return poptorch.identity_loss(m.second(m.first(x)).mean(), "none")
+def two_layers(change: Callable) -> nn.Module:
+    torch.manual_seed(0)
+    model = Having(
+        lambda m, x: (x, poptorch.identity_loss(m.second(m.first(x).tanh()).square().mean())),
+        first=nn.Linear(WIDTH, WIDTH),
+        second=nn.Linear(WIDTH, WIDTH),
+        kept=torch.ones(WIDTH),
+    )
+    change(model, model.first.weight.data)
+    return model
 
-    model = Having(forward, first=nn.Linear(WIDTH, WIDTH), second=nn.Linear(WIDTH, WIDTH))
-    model.second.weight.data = model.first.weight.data
-    with pytest.raises(poptorch.Error, match="values in the same memory"):
-        poptorch.trainingModel(model, options())(torch.randn(8, WIDTH))
+
+def in_one_memory(m, weight):
+    m.second.weight.data = weight
+
+
+@pytest.mark.parametrize("backend", ["reference", long("inductor")])
+@pytest.mark.parametrize("decay", [0, 0.1])
+def test_weights_in_the_same_memory_are_updated_one_after_the_other(
+    decay: float, backend: str
+) -> None:
+    model, eager = two_layers(in_one_memory), two_layers(in_one_memory)
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": decay}
+    theirs, ours = (torch.optim.SGD(m.parameters(), **settings) for m in (eager, model))
+    training, batches = poptorch.trainingModel(model, options(backend), ours), torch.randn(3, 8, 6)
+    for batch in batches:
+        theirs.zero_grad()
+        eager(batch)[1].backward()
+        theirs.step()
+        training(batch)
+        assert torch.equal(model.second.weight, model.first.weight)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    with torch.no_grad():
+        for each in (model, eager):
+            each.second.weight.mul_(0.5)
+    training.copyWeightsToDevice()
+    torch.testing.assert_close(training(batches[0])[1], eager(batches[0])[1].detach())
+
+
+def frozen_follower(m, weight):
+    in_one_memory(m, weight)
+    m.second.weight.requires_grad_(False)
+
+
+OVERLAPPING: dict[str, Callable] = {
+    "a part": lambda m, weight: setattr(m.second.bias, "data", weight[0]),
+    "transposed": lambda m, weight: setattr(m.second.weight, "data", weight.t()),
+    "a buffer": lambda m, weight: setattr(m, "kept", weight[1]),
+    "frozen": frozen_follower,
+}
+
+
+@pytest.mark.parametrize("change", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_what_would_not_follow_a_trained_weight_in_its_memory_is_refused(change: Callable) -> None:
+    with pytest.raises(poptorch.Error, match="values in the memory of another tensor"):
+        poptorch.trainingModel(two_layers(change), options())(torch.randn(8, WIDTH))
+
+
+def test_stages_and_parts_of_one_memory() -> None:
+    with pytest.raises(poptorch.Error, match="Stages cannot train weights"):
+        model = two_layers(in_one_memory)
+        poptorch.trainingModel(model, options("staged"))(torch.randn(8, WIDTH))
+
+    def columns(m, weight):
+        """Side by side in one memory, none in that of the other."""
+        both = torch.randn(WIDTH, 2 * WIDTH)
+        m.first.weight.data, m.second.weight.data = both[:, :WIDTH], both[:, WIDTH:]
+
+    poptorch.trainingModel(two_layers(columns), options())(torch.randn(8, WIDTH))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -250,11 +250,11 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
     )
     tied = request.tensors
     trained = {path: tied[path].tensor for path in sorted(request.trained)}
-    _refuse_ties(tied if request.training else {})
     _refuse_views(constants, trained)
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     graph = _without_unchanged(graph)
+    _refuse_overlaps(tied, graph)
     _refuse_mixed(graph.module.graph)
     done = recording.done
     return Micro(
@@ -312,20 +312,51 @@ def _refuse_mixed(graph: fx.Graph) -> None:
             )
 
 
-def _refuse_ties(tensors: Mapping[str, Tied]) -> None:
-    places: dict[int, str] = {}
-    for path, tied in tensors.items():
-        tensor = tied.tensor
-        trains = tied.is_parameter and tensor.requires_grad and tensor.numel()
-        if not trains or trace.without_data(tensor):
-            continue
-        other = places.setdefault(tensor.data_ptr(), path)
-        if other != path:
+def _refuse_overlaps(tensors: Mapping[str, Tied], graph: Graph) -> None:
+    """Weights in exactly the same memory are updated one after another, if all are trained."""
+    with_gradient = {slot.path for slot in graph.outputs if slot.kind is Kind.GRADIENT}
+    for path, other in _overlaps(tensors) if with_gradient else ():
+        gradients = with_gradient & {path, other}
+        one, two = (_region(tensors[each].tensor) for each in (path, other))
+        if gradients and (len(gradients) < 2 or one != two):
             raise Error(
-                "Two parameters have their values in the same memory",
-                got=f"'{other}' and '{path}': each would be trained by itself, and one be lost",
+                "A trained weight has its values in the memory of another tensor",
+                got=f"'{path}' and '{other}': one of them would not follow what the other learns",
                 fix="let them be one parameter: b.weight = a.weight instead of b.weight.data = ...",
             )
+
+
+def _overlaps(tensors: Mapping[str, Tied]) -> Iterator[tuple[str, str]]:
+    held = {path: tied.tensor for path, tied in tensors.items() if tied.tensor.numel()}
+    paths = [path for path in held if not trace.without_data(held[path])]
+    paths.sort(key=lambda path: held[path].data_ptr())
+    for at, path in enumerate(paths):
+        strides = zip(held[path].shape, held[path].stride(), strict=True)
+        reach = 1 + sum((length - 1) * stride for length, stride in strides)
+        end = held[path].data_ptr() + reach * held[path].element_size()
+        for other in paths[at + 1 :]:
+            if held[other].data_ptr() >= end:
+                break
+            if _share_elements(held[path], held[other]):
+                yield path, other
+
+
+def _share_elements(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if _region(one) == _region(two) or one.element_size() != two.element_size():
+        return True
+    return bool(torch.isin(_places(one), _places(two)).any())
+
+
+def _places(tensor: torch.Tensor) -> torch.Tensor:
+    places = torch.tensor([tensor.data_ptr()])
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        steps = torch.arange(length) * stride * tensor.element_size()
+        places = (places[:, None] + steps).reshape(-1)
+    return places
+
+
+def _region(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _refuse_views(constants: Sequence[torch.Tensor], trained: Mapping[str, torch.Tensor]) -> None:

@@ -44,6 +44,7 @@ def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
     gradients = {s.path: s for s in micro.outputs if s.kind is Kind.GRADIENT}
     changed = {slot.path for slot in micro.outputs if slot.kind is Kind.PARAM}
     trained = {path for group in optim.groups for path in group.params} - changed
+    trained -= {path for same in optim.common for path in same}
     return [
         slot
         for slot in micro.inputs

@@ -243,6 +243,7 @@ class OptimSpec:
     groups: tuple[OptimGroup, ...]
     settings: tuple[tuple[str, Setting], ...] = ()  # accumulator dtypes as "float16", ...; sorted
     variables: tuple[str, ...] = ()  # for instance loss_scaling
+    common: tuple[tuple[str, ...], ...] = ()  # paths of parameters that are in the same memory
 
     def setting(self, name: str) -> Setting:
         return dict(self.settings)[name]

@@ -55,6 +55,7 @@ def lower(
     apart = [weight for weight in weights if weight.slot.path in in_parts]
     squares = _squares_slot(spec, apart)
     places = {weight.slot.path: at * SQUARES for at, weight in enumerate(apart)}
+    common = _common(spec, [weight.slot for weight in weights])
     norms = norms if spec.clips and weights else ()
     outputs: list[Slot] = [slots.STEP] if any(group.counts for group in groups) else []
     outputs += [s for w in weights for s in (w.slot, *(slot for _, slot in w.moments))]
@@ -70,6 +71,7 @@ def lower(
         results = {slot.key: tensors[slot.key] + 1 for slot in counters}
         store = RandomRounding(tensors.get(slots.ROUNDING.key))
         clip: Scalar = 1.0
+        tensors = dict(tensors)
         if spec.clips and weights:
             terms = _sums_of_squares((w for w in weights if w.slot.path not in places), tensors)
             if squares is not None:
@@ -85,7 +87,9 @@ def lower(
                     own = tensors[squares.key][at : at + SQUARES].to(weight.compute_dtype)
                     values = {**values, **{f"square_{i}": own[i] for i in range(SQUARES)}}
                 updated, state = algorithm.step(value, gradient, state, values)
-                results[weight.slot.key] = store(updated, weight.slot.dtype)
+                stored = store(updated, weight.slot.dtype)
+                for key in common.get(weight.slot.key, (weight.slot.key,)):  # the next one sees it
+                    results[key] = tensors[key] = stored
                 for moment, slot in weight.moments:
                     results[slot.key] = store(state[moment.name], slot.dtype)
         return results
@@ -158,6 +162,13 @@ def _groups_of(
         counts = bool(weights) and algorithm.counts(settings)
         groups.append(_Group(algorithm, settings, tuple(variables), weights, counts, scalars))
     return groups
+
+
+def _common(spec: OptimSpec, weights: Sequence[Slot]) -> dict[str, tuple[str, ...]]:
+    """By key of a weight the keys of all in its memory, whose updates follow one another."""
+    keys = {weight.path: weight.key for weight in weights}
+    found = [tuple(keys[path] for path in same if path in keys) for same in spec.common]
+    return {key: same for same in found for key in same}
 
 
 def _kept_in(moment: Moment, weight: Slot) -> torch.dtype:

@@ -61,8 +61,22 @@ def freeze(
         values[slots.LOSS_SCALING.key] = scaling
     else:
         settings["loss_scaling"] = scaling
-    spec = OptimSpec(kind.algorithm, groups, tuple(sorted(settings.items())), variables)
+    spec = OptimSpec(
+        kind.algorithm, groups, tuple(sorted(settings.items())), variables,
+        _in_common_memory(optimizer, paths),
+    )  # fmt: skip
     return spec, values
+
+
+def _in_common_memory(
+    optimizer: torch.optim.Optimizer, paths: Mapping[int, str]
+) -> tuple[tuple[str, ...], ...]:
+    places: dict[int, list[str]] = {}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        path = paths.get(id(parameter))
+        if path is not None and parameter.requires_grad and parameter.numel():
+            places.setdefault(unwatched(address, parameter), []).append(path)
+    return tuple(tuple(same) for same in places.values() if len(same) > 1)
 
 
 def _kind_of(optimizer: torch.optim.Optimizer) -> Kind:
