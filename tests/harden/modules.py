@@ -1,0 +1,221 @@
+"""Modules drawn from a grammar, trained or run with drawn options, beside eager torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import poptorch
+from helpers.beside import OPTIMIZERS, Batch, Eager, Way, wrapped
+from helpers.closeness import near
+
+from .parts import PARTS, SHARES, TOKENS, WIDTH, Words
+
+CALLS = 2
+COMPILED = 50  # one of so many of the long suite
+
+
+@dataclasses.dataclass
+class Returned:
+    """What models of other libraries return."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+    cache: Any = None
+
+
+class Named(NamedTuple):
+    """An output with names."""
+
+    out: torch.Tensor
+    loss: torch.Tensor
+
+
+def penalty(m: nn.Module) -> torch.Tensor:
+    return 0.1 * sum(p.square().mean() for p in m.parameters())  # type: ignore[return-value]
+
+
+def metric(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return F.l1_loss(out, y)
+
+
+def mse(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(out, y)
+
+
+def marked(value: torch.Tensor) -> torch.Tensor:
+    return poptorch.identity_loss(value, "none")
+
+
+# By name: what forward returns, and where the loss is in that.
+ENDINGS: dict[str, tuple[Callable[..., Any], Callable[[Any], torch.Tensor]]] = {
+    "loss": (lambda m, o, y: mse(o, y), lambda r: r),
+    "both": (lambda m, o, y: (o, mse(o, y)), lambda r: r[1]),
+    "penalised": (lambda m, o, y: (o, mse(o, y) + penalty(m), mse(o, y).detach()), lambda r: r[1]),
+    "metric": (lambda m, o, y: {"m": metric(o, y), "l": mse(o, y), "o": o}, lambda r: r["l"]),
+    "mark": (
+        lambda m, o, y: [o.argmax(1), marked(o.sin().square().mean()), metric(o, y)],
+        lambda r: r[1],
+    ),
+    "mark beside losses": (
+        lambda m, o, y: (mse(o, y).detach(), (marked(mse(o, y) + penalty(m)), {"o": o.exp()})),
+        lambda r: r[1][0],
+    ),
+    "entry": (lambda m, o, y: {"loss": mse(o, y), "parts": [F.l1_loss(o, y)]}, lambda r: r["loss"]),
+    "dataclass": (lambda m, o, y: Returned(F.huber_loss(o, y), o), lambda r: r.loss),
+    "named": (lambda m, o, y: Named(o.detach(), F.smooth_l1_loss(o, y)), lambda r: r.loss),
+    "classes": (
+        lambda m, o, y: (o.softmax(1), F.cross_entropy(o, y.argmax(1), label_smoothing=0.1)),
+        lambda r: r[1],
+    ),
+    "two": (lambda m, o, y: (o[:, 0], mse(o, y) + 0.5 * F.l1_loss(o, y)), lambda r: r[1]),
+    "a hidden one": (
+        lambda m, o, y: (o, mse(o, y), (o - y).square().mean(1).detach()), lambda r: r[1],
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Case(Way):
+    """What is drawn; ``problem(case)`` runs it again."""
+
+    parts: tuple[tuple[str, int], ...] = ()  # each with its seed
+    ending: str = "both"
+    evaluated: tuple[int, ...] = ()  # parts in eval mode
+
+
+class Model(nn.Module):
+    """Parts one after another, then what is returned."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.ending = ENDINGS[case.ending][0]
+        torch.manual_seed(0)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.parts = nn.ModuleList()
+        for at, (name, seed) in enumerate(case.parts):
+            torch.manual_seed(seed)
+            self.parts.append(PARTS[name](random.Random(seed)))
+            if at in case.evaluated:
+                self.parts[-1].eval()
+        self.to(case.dtype)
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor) -> Any:
+        x = self.first(x)
+        for part in self.parts:
+            x = part(x, tokens) if isinstance(part, Words) else part(x)
+        return self.ending(self, x, y)
+
+
+def drawn(number: int) -> Case:
+    draw = random.Random(number)
+    names, weights = [*PARTS], [SHARES.get(name, 1) for name in PARTS]
+    count, training = draw.choice([1, 1, 2, 2, 3]), draw.random() < 0.8
+    compiled = number >= 1000 and number % COMPILED == 0
+    return Case(
+        training,
+        draw.choice([0, 0, 0, 1, 2]),
+        draw.choice([1, 2, 4]) if training else 1,
+        draw.choice([1, 1, 2]),
+        draw.choice([1, 2]) if training else draw.choice([1, 2, 4]),
+        draw.choice(["All", "All", "Final", "Sum"]),
+        draw.choice(["Mean", "Mean", "Sum"]),
+        draw.choice(["Post", "Running"]),
+        draw.choice([*OPTIMIZERS]),
+        draw.choice([torch.float32, torch.float32, torch.float64]),
+        "inductor" if compiled else "reference",
+        tuple((name, draw.randrange(1 << 20)) for name in draw.choices(names, weights, k=count)),
+        draw.choice([*ENDINGS]),
+        tuple(at for at in range(count) if draw.random() < 0.1),
+    )
+
+
+def batches(case: Case) -> list[Batch]:
+    torch.manual_seed(len(case.parts))
+    shape, dtype = (case.rows, WIDTH), case.dtype
+    tokens = torch.randint(TOKENS, (CALLS, case.rows, 3))
+    floats = torch.randn(CALLS, 2, *shape, dtype=dtype)
+    return [(x, t, y) for (x, y), t in zip(floats, tokens, strict=True)]
+
+
+def closeness(case: Case) -> dict[str, float]:
+    if any(name == "cast" for name, _ in case.parts):
+        return near(8, CALLS, dtype=torch.bfloat16)
+    steps = CALLS * case.iterations
+    return near(300, steps * len(case.parts), size=4.0, dtype=case.dtype)
+
+
+def problem(case: Case) -> tuple[str, str | None]:
+    """Run it; return the outcome, and what is wrong with it."""
+    given, make = batches(case), functools.partial(Model, case)
+    eager = Eager(make, ENDINGS[case.ending][1], case)
+    refused = None
+    try:
+        expected = [eager(*batch) for batch in given]
+    except RuntimeError as error:
+        refused = error
+    with wrapped(make, case) as ours:
+        try:
+            got, state = [ours(*batch) for batch in given], ours.state()
+        except Exception as error:
+            if refused and isinstance(error, poptorch.Error | RuntimeError):
+                return "refused", None
+            return "exception", f"{type(error).__name__}: {error}"
+    if refused:
+        return "taken", f"eager torch refuses it: {refused}"
+    pairs = {f"call {at}": pair for at, pair in enumerate(zip(got, expected, strict=True))}
+    pairs |= {name: (state[name], value) for name, value in eager.state().items()}
+    for name, pair in pairs.items():
+        wrong = _apart(*pair, closeness(case))
+        if wrong:
+            return "other numbers than eager", f"{name}: {wrong}"
+    return "right", None
+
+
+def _apart(got: Any, expected: Any, close: dict[str, float]) -> str | None:
+    flat, structure = pytree.tree_flatten(expected)
+    try:
+        ours = pytree.tree_leaves(got)
+        assert pytree.tree_structure(got) == structure, "another structure"
+        torch.testing.assert_close(ours, flat, **close, equal_nan=True, check_dtype=False)
+    except AssertionError as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def simpler(case: Case) -> Iterator[Case]:
+    """Yield what is smaller by one."""
+    for at in range(len(case.parts) if len(case.parts) > 1 else 0):
+        kept = tuple(each - (each > at) for each in case.evaluated if each != at)
+        yield replace(case, parts=case.parts[:at] + case.parts[at + 1 :], evaluated=kept)
+    for field in dataclasses.fields(Case):
+        if field.name != "parts" and getattr(case, field.name) != field.default:
+            yield replace(case, **{field.name: field.default})
+
+
+def shrunk(case: Case, outcome: str) -> Case:
+    """Return the smallest case found that goes wrong in the same way."""
+    for smaller in simpler(case):
+        if problem(smaller)[0] == outcome:
+            return shrunk(smaller, outcome)
+    return case
+
+
+def trial(number: int) -> Iterator[tuple[str, str | None]]:
+    """Compare one draw with eager torch; shrink what goes wrong."""
+    case = drawn(number)
+    outcome, said = problem(case)
+    if said is not None:
+        case = shrunk(case, outcome)
+        said = f"{case}: {problem(case)[1]}"
+    yield outcome, said
