@@ -85,7 +85,7 @@ class _Recording:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {
-            slot.path: values[slot.key].detach().requires_grad_(slot.path in request.trained)
+            slot.path: values[slot.key].detach().requires_grad_(_needs_gradient(request, slot.path))
             for slot in request.state
         }
         batch = [values[slot.key] for slot in request.batch]
@@ -177,6 +177,13 @@ class _Recording:
                 self.slots.append(slots.anchor(short, tuple(result.shape), result.dtype))
                 results.append(result)
         return results
+
+
+def _needs_gradient(request: Request, path: str) -> bool:
+    """Inference shows forward what eager torch shows it, and may differentiate in it."""
+    return (
+        path in request.trained if request.training else request.tensors[path].tensor.requires_grad
+    )
 
 
 def capture(request: Request) -> Micro:

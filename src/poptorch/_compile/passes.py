@@ -153,12 +153,6 @@ def check_broadcast(draft: Draft) -> None:
 def stage(draft: Draft) -> None:
     """Cut a graph for each pass and schedule them, for backends that run stage by stage."""
     if draft.by_stages:
-        if draft.optim is not None and draft.optim.common:
-            raise Error(
-                "Stages cannot train weights that are in the same memory",
-                got=" and ".join(f"'{path}'" for path in draft.optim.common[0]),
-                fix="let them be one parameter: b.weight = a.weight instead of b.weight.data = ...",
-            )
         draft.staged = staged.stage(draft.layout, draft.spec, draft.optim)
 
 

@@ -51,7 +51,16 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
 
 
 def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:
-    return schedule(cut(updating(layout.graph, spec, optim), layout, spec), layout, spec)
+    made = cut(updating(layout.graph, spec, optim), layout, spec)
+    keys = {slot.path: slot.key for slot in layout.graph.inputs if slot.kind is Kind.PARAM}
+    for same in optim.common if optim else ():
+        if len({chip for path in same for chip in made[1].get(keys.get(path, ""), ())}) > 1:
+            raise Error(
+                "Weights that are in the same memory cannot be trained on several chips",
+                got=" and ".join(f"'{path}'" for path in same),
+                fix="let them be one parameter: b.weight = a.weight instead of b.weight.data = ...",
+            )
+    return schedule(made, layout, spec)
 
 
 def cut(added: Added, layout: Layout, spec: Spec) -> Cut:
