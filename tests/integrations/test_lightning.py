@@ -11,8 +11,22 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateMonitor,
+    ModelCheckpoint,
+)
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+)
 
 import poptorch
 from helpers.closeness import relative
@@ -52,9 +66,12 @@ def trainer(ours: bool, folder: Path, *callbacks: pl.Callback, **settings: Any) 
         warnings.simplefilter("ignore")  # of Lightning, about loggers and hardware
         return pl.Trainer(
             accelerator="cpu", devices=1, strategy=strategy, default_root_dir=folder,
-            logger=False, enable_progress_bar=False, enable_model_summary=False,
-            log_every_n_steps=1, callbacks=list(callbacks), num_sanity_val_steps=0,
-            **{"max_epochs": 2, "enable_checkpointing": False, **settings},
+            enable_progress_bar=False, enable_model_summary=False,
+            log_every_n_steps=1, callbacks=list(callbacks),
+            **{
+                "max_epochs": 2, "enable_checkpointing": False, "logger": False,
+                "num_sanity_val_steps": 0, **settings,
+            },
         )  # fmt: skip
 
 
@@ -83,9 +100,85 @@ def test_losses_logs_and_weights_are_the_same(
     assert "val_loss" in mine.epochs[0]
     if updates == 2 * batches:  # a batch that only adds to an update is run with the last of them
         assert mine.losses == pytest.approx(theirs.losses, rel=relative(16, 5))
-        for pair in zip(mine.steps + mine.epochs, theirs.steps + theirs.epochs, strict=True):
+        for pair in zip(mine.steps, theirs.steps, strict=True):
             assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
+    for pair in zip(mine.epochs, theirs.epochs, strict=True):
+        assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
     torch.testing.assert_close(module.state_dict(), other.state_dict())
+
+
+class Measured(Net):
+    """Metrics of all kinds: updated, called, in a collection, of numbers, in no attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = MulticlassAccuracy(2)
+        self.both = MetricCollection([MulticlassPrecision(2), MulticlassRecall(2)], prefix="both_")
+        self.valid = MetricCollection({"acc": MulticlassAccuracy(2), "f1": MulticlassF1Score(2)})
+        self.seen = MeanMetric()
+        self.hidden = [MeanMetric()]
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        x, y = batch
+        out = self(x)
+        loss = nn.functional.cross_entropy(out, y.argmax(1))
+        self.log("now", self.rank(out, y.argmax(1)), on_step=True, on_epoch=True)
+        self.log("rank", self.rank, on_step=True, on_epoch=True)
+        self.log_dict(self.both(out, y.argmax(1)), on_epoch=True)
+        self.seen.update(loss, weight=2)
+        self.hidden[0].update(x)
+        self.log("seen", self.seen, on_step=False, on_epoch=True)
+        self.log("most", out.max(), reduce_fx="max", on_step=False, on_epoch=True)
+        return {"loss": loss, "out": out}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.valid.update(self(x), y.argmax(1))
+        self.log_dict(self.valid)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("hidden", self.hidden[0].compute())
+
+
+def watched(steps: int, folder: Path) -> dict[bool, tuple[pl.Trainer, Record]]:
+    """Train twice with callbacks that look at metrics; first ours."""
+    module, ended = Measured(), {}
+    for ours in (True, False):
+        record = Record()
+        stop = EarlyStopping("f1", patience=1, mode="min", min_delta=0.5)
+        best = ModelCheckpoint(folder / str(ours), "{epoch}-{acc:.3f}", monitor="acc", mode="max")
+        run = trainer(
+            ours, folder, record, stop, best, LearningRateMonitor("epoch"), max_epochs=4,
+            enable_checkpointing=True, gradient_clip_val=0.1, accumulate_grad_batches=steps,
+            logger=CSVLogger(folder, f"logs {ours}"), num_sanity_val_steps=1,
+        )  # fmt: skip
+        run.fit(copy.deepcopy(module), loader(), loader(8))
+        ended[ours] = run, record
+    return ended
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_metrics_and_the_callbacks_that_read_them(steps: int, tmp_path: Path) -> None:
+    (mine, record), (plain, other) = watched(steps, tmp_path).values()
+    names = {"rank_epoch", "now_epoch", "both_MulticlassRecall_epoch", "most", "seen", "acc", "f1"}
+    assert names <= set(record.epochs[0])
+    assert {"now_step", "rank_step"} <= set(record.steps[-1])
+    assert mine.callback_metrics["hidden"] == plain.callback_metrics["hidden"]
+    for pair in zip(record.epochs, other.epochs, strict=True):
+        assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
+    if steps == 1:
+        for pair in zip(record.steps, other.steps, strict=True):
+            assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
+    assert mine.current_epoch == plain.current_epoch < 4  # stopped early
+    ours, theirs = (run.checkpoint_callback for run in (mine, plain))
+    assert Path(ours.best_model_path).name == Path(theirs.best_model_path).name
+    rates = [
+        callback.lrs
+        for run in (mine, plain)
+        for callback in run.callbacks
+        if isinstance(callback, LearningRateMonitor)
+    ]
+    assert rates[0] == rates[1]
 
 
 def test_testing_and_predicting(tmp_path: Path) -> None:
@@ -133,6 +226,24 @@ def test_a_resumed_run_draws_what_the_whole_one_drew(tmp_path: Path) -> None:
     torch.testing.assert_close(start.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
+class Updating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.accuracy.update(x, labels)
+        return x
+
+
+def test_a_wrapped_models_metric_is_refused_with_its_line() -> None:
+    model = Updating()
+    with pytest.raises(poptorch.Error, match=r"Accuracy.update(.|\n)*self.accuracy.update\(x"):
+        poptorch.inferenceModel(model, options())(torch.rand(4, 2), torch.arange(4) % 2)
+    model(torch.eye(2), torch.arange(2))
+    assert model.accuracy.compute() == 1
+
+
 class Manual(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -152,6 +263,12 @@ class Looks(Net):
         """Would look at gradients."""
 
 
+class UsesAMetric(Measured):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return self(x).sum() * self.rank(self(x), y.argmax(1))
+
+
 class LogsAnObject(Net):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.log("name", "a text")  # type: ignore[arg-type]
@@ -166,8 +283,12 @@ def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
         trainer(True, tmp_path, **settings).fit(Net(), loader())
     with pytest.raises(poptorch.Error, match="cannot take precision"):
         trainer(True, tmp_path, precision="bf16-mixed").fit(Net(), loader())
-    with pytest.raises(poptorch.Error, match="takes a number and named settings"):
+    with pytest.raises(poptorch.Error, match="takes a number or a metric"):
         trainer(True, tmp_path).fit(LogsAnObject(), loader())
+    with pytest.raises(
+        poptorch.Error, match=r"known after the step(.|\n)*MulticlassAccuracy.forward"
+    ):
+        trainer(True, tmp_path).fit(UsesAMetric(), loader())
     with caplog.at_level(logging.WARNING, "poptorch"):
         trainer(True, tmp_path, max_steps=1).fit(Looks(), loader())
     assert "on_after_backward sees no gradients" in caplog.text

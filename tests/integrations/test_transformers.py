@@ -114,6 +114,52 @@ def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:
     assert mine.label_ids.tolist() == theirs.label_ids.tolist()
 
 
+class Notes(transformers.TrainerCallback):
+    """What callbacks see, and one that stops."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.logs: list[dict[str, float]] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.steps.append(state.global_step)
+        control.should_training_stop = state.global_step >= 5
+
+    def on_log(self, args, state, control, logs, **kwargs) -> None:
+        timing = ("runtime", "second", "flos", "epoch")
+        self.logs.append({k: v for k, v in logs.items() if not any(word in k for word in timing)})
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs) -> None:
+        self.metrics.append(metrics)
+
+
+def test_callbacks_and_metrics_of_inputs_losses_and_chosen_outputs(tmp_path: Path) -> None:
+    """The last batch to evaluate is short; logits are reduced before they are gathered."""
+
+    def metrics(seen: transformers.EvalPrediction) -> dict[str, float]:
+        assert seen.inputs.shape[0] == seen.losses.shape[0] == seen.predictions.shape[0] == 10
+        right = (seen.predictions == seen.label_ids).mean()
+        return {"right": right, "tokens": seen.inputs.sum(), "mean": seen.losses.mean()}
+
+    changes = {"include_for_metrics": ["inputs", "loss"], "num_train_epochs": 3}
+    args, notes = arguments(tmp_path, **changes), []
+    for kind in (Trainer, PLAIN):
+        torch.manual_seed(0)
+        trainer = made(
+            kind, bert(count=10, layers=1), args, compute_metrics=metrics,
+            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        )  # fmt: skip
+        notes.append(Notes())
+        trainer.add_callback(notes[-1])
+        trainer.train()
+    mine, plain = notes
+    assert mine.steps == plain.steps == [1, 2, 3, 4, 5]
+    assert len(plain.metrics) == 2
+    for one, another in zip(mine.logs, plain.logs, strict=True):
+        assert one == pytest.approx(another, rel=relative(16, 5))
+
+
 class Weighted(Trainer):
     """A loss of the user's own."""
 

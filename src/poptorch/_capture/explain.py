@@ -51,7 +51,7 @@ _BRANCH_FIX = (
 def capture(request: Request) -> micro.Micro:
     """As ``micro.capture``; the error about one construct names all the others, too."""
     for structure in request.arguments.values():
-        refuse_holders(structure, "An argument is an object whose tensors cannot be seen")
+        refuse_holders(structure.constants, "An argument is an object whose tensors cannot be seen")
     try:
         return micro.capture(request)
     except Uncapturable as error:

@@ -21,6 +21,7 @@ from .._ops.context import autocast_settings, listening
 from .capture_context import CaptureContext, Overrides
 from .failures import explained
 from .losses import final_loss
+from .metrics import intercepted, refused
 from .replaced import Tied, replaced
 from .trace import is_traced
 
@@ -136,9 +137,9 @@ class OverwriteContextManager:
             yield
 
 
-def refuse_holders(structure: trees.Structure, title: str) -> None:
+def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
     """Raise an Error if what counts as a constant has tensors inside: they would stay for good."""
-    for path, value in structure.constants:
+    for path, value in constants:
         if trees.holds_tensors(value):
             kind = type(value).__qualname__
             raise Error(
@@ -182,11 +183,12 @@ def run_forward(
         listening(context),
         explained(request.module, request.inputs_text),
         OverwriteContextManager.active(),
+        intercepted(refused),
         annotate.in_forward(names.heard),
     ):
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")
-    refuse_holders(structure, "forward returns an object whose tensors cannot be seen")
+    refuse_holders(structure.constants, "forward returns an object whose tensors cannot be seen")
     loss = None
     if request.training:
         loss = final_loss(context, request.module, tensors, structure)

@@ -13,13 +13,17 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch._capture.metrics import intercepted
 from poptorch.dataloader import join
+
+from ._later import Calls, Later, Results
 
 try:
     import lightning.pytorch as pl
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.model_helpers import is_overridden
+    from torchmetrics import Metric
 except ModuleNotFoundError as error:
     error.add_note('  Fix:    pip install "poptorch[lightning]"')
     raise
@@ -35,9 +39,9 @@ _log = logging.getLogger("poptorch::python")
 class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     """Run the steps of a ``LightningModule`` compiled: training with backward, clipping, update.
 
-    Write ``Trainer(strategy=PopTorchStrategy(), accelerator="cpu")``. ``self.log`` works inside a
-    step. Schedulers, callbacks, checkpoints, early stopping, ``accumulate_grad_batches`` and
-    ``gradient_clip_val`` work as always.
+    Write ``Trainer(strategy=PopTorchStrategy(), accelerator="cpu")``. ``self.log`` and metrics work
+    inside a step: they get its results, after it. Schedulers, callbacks, checkpoints, early
+    stopping, ``accumulate_grad_batches`` and ``gradient_clip_val`` work as always.
 
     Two things differ. Gradients stay in the program: hooks that read them see none, and a warning
     tells you. The Python code of a step runs once; ``batch_idx`` is a tensor there.
@@ -62,7 +66,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._training: poptorch.PoplarExecutor | None = None
         self._others: dict[str, poptorch.PoplarExecutor] = {}
         self._window: list[tuple[Any, ...]] = []
-        self._settings: dict[str, dict[str, Any]] = {}
+        self._calls = Calls()
         self._random: list[int] | None = None  # of a checkpoint, for what is compiled next
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -105,9 +109,8 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             if not executor.isCompiled():
                 executor.compile(scale, *inputs)  # there is no random state before
             executor.rng_state, self._random = self._random, None
-        losses, result, logged = executor(scale, *inputs)
-        rows = {name: value.reshape(steps, -1)[:count] for name, value in logged.items()}
-        self._log({name: value.mean(0).squeeze() for name, value in rows.items()})
+        losses, results = executor(scale, *inputs)
+        result = self._calls.make(results, steps, count)
         loss = losses.sum() * steps  # the Trainer divides it again
         return {**result, "loss": loss} if isinstance(result, dict) else loss
 
@@ -121,7 +124,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         options = self._poptorch_options.clone().outputMode(poptorch.OutputMode.All)
         options.Training.gradientAccumulation(steps)
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
-        step = _TrainingStep(self.lightning_module, "training_step", self._settings)
+        step = _TrainingStep(self.lightning_module, "training_step", self._calls)
         self._training = poptorch.trainingModel(step, options, optimizer)
         return self._training
 
@@ -144,16 +147,10 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def _evaluate(self, name: str, args: tuple[Any, ...]) -> Any:
         executor = self._others.get(name)
         if executor is None:
-            step = _Step(self.lightning_module, name, self._settings)
+            step = _Step(self.lightning_module, name, self._calls)
             executor = poptorch.inferenceModel(step, self._poptorch_options.clone())
             self._others[name] = executor
-        result, logged = executor(*_arguments([args]))
-        self._log(logged)
-        return result
-
-    def _log(self, values: Mapping[str, torch.Tensor]) -> None:
-        for name, value in values.items():
-            self.lightning_module.log(name, value, **self._settings[name])
+        return self._calls.make(executor(*_arguments([args])))
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load weights, also into what is compiled."""
@@ -185,49 +182,69 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
 
 class _Step(nn.Module):
-    """One step of a module: what ``self.log`` gets in it is a result of the program."""
+    """One step of a module; it returns the tensors of what is called after it."""
 
-    def __init__(
-        self, module: pl.LightningModule, name: str, settings: dict[str, dict[str, Any]]
-    ) -> None:
+    def __init__(self, module: pl.LightningModule, name: str, calls: Calls) -> None:
         super().__init__()
         self.module = module
         self._name = name
-        self._settings = settings
+        self._calls = calls
 
-    def forward(
+    def forward(self, *args: Any) -> Results:
+        result, results = self._run(*args)
+        self._calls.keep(results, _returned, "return")(result)
+        return results
+
+    def _run(
         self, batch: Any, index: torch.Tensor | None = None, *rest: Any
-    ) -> tuple[Any, dict[str, torch.Tensor]]:
-        logged: dict[str, torch.Tensor] = {}
+    ) -> tuple[Any, Results]:
+        module, results = self.module, Results()
+        stand_ins: dict[str, Any] = {"log": _checked, "log_dict": _checked_dict}
 
-        def keep(name: str, value: Any, *more: Any, **settings: Any) -> None:
-            if more or not isinstance(value, torch.Tensor | int | float):
-                raise poptorch.Error(
-                    "self.log inside a compiled step takes a number and named settings",
-                    got=f"{name}: {type(value).__name__}",
-                    fix="log a metric object in a hook, on_validation_epoch_end for one",
-                )
-            logged[name] = torch.as_tensor(value, dtype=torch.float32)
-            self._settings[name] = settings
+        def of_metric(metric: Any, name: str) -> Any:
+            method = metric if name == "forward" else object.__getattribute__(metric, name)
+            return self._calls.keep(results, method, f"{type(metric).__name__}.{name}")
 
-        module = self.module
-        object.__setattr__(module, "log", keep)
+        for name, check in stand_ins.items():
+            keep = self._calls.keep(results, getattr(module, name), f"self.{name}", check)
+            object.__setattr__(module, name, keep)
         try:
             numbers = () if index is None else (index[0], *rest)
-            result = getattr(module, self._name)(batch, *numbers)
+            with intercepted(of_metric):
+                return getattr(module, self._name)(batch, *numbers), results
         finally:
-            object.__delattr__(module, "log")
-        return result, logged
+            for name in stand_ins:
+                object.__delattr__(module, name)
 
 
 class _TrainingStep(_Step):
-    def forward(self, scale: torch.Tensor, *args: Any) -> tuple[torch.Tensor, Any, Any]:  # type: ignore[override]
-        result, logged = super().forward(*args)
+    def forward(self, scale: torch.Tensor, *args: Any) -> tuple[torch.Tensor, Results]:  # type: ignore[override]
+        result, results = self._run(*args)
         loss, rest = result, None
         if isinstance(result, dict):
             rest = dict(result)
             loss = rest.pop("loss")
-        return poptorch.identity_loss(loss * scale[0], reduction="sum"), rest, logged
+        self._calls.keep(results, _returned, "return")(rest)
+        return poptorch.identity_loss(loss * scale[0], reduction="sum"), results
+
+
+def _returned(result: Any) -> Any:
+    return result
+
+
+def _checked(name: str, value: Any, *args: Any, **settings: Any) -> None:
+    if not isinstance(value, torch.Tensor | int | float | Metric | Later):
+        raise poptorch.Error(
+            "self.log inside a compiled step takes a number or a metric",
+            got=f"{name}: {type(value).__name__}",
+            fix="log it in a hook, on_validation_epoch_end for one",
+        )
+
+
+def _checked_dict(dictionary: Any, *args: Any, **settings: Any) -> None:
+    if isinstance(dictionary, Mapping):
+        for item in dictionary.items():
+            _checked(*item)
 
 
 def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:

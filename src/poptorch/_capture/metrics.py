@@ -1,0 +1,53 @@
+"""Metrics of torchmetrics keep a state on the host, which no program writes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .._base.errors import Error
+from .._base.threads import by_thread
+
+_METHODS = frozenset({"update", "forward", "compute", "reset"})
+_KINDS = ("Metric", "MetricCollection", "MetricTracker")
+Method = Callable[[Any, str], Callable[..., Any]]
+
+
+@contextlib.contextmanager
+def intercepted(method: Method) -> Iterator[None]:
+    """Within the block this thread's metrics have the methods that ``method`` makes.
+
+    Metrics are found wherever they are kept; what they have as attributes of their own is wrapped
+    code, so the look-up of attributes is what stands in.
+    """
+    package = sys.modules.get("torchmetrics")
+    kinds = [getattr(package, name) for name in _KINDS if hasattr(package, name)]
+
+    def look_up(metric: Any, name: str) -> Any:
+        return method(metric, name) if name in _METHODS else usual(metric, name)
+
+    usual = object.__getattribute__
+    before = [vars(kind).get("__getattribute__") for kind in kinds]
+    try:
+        for kind, own in zip(kinds, before, strict=True):
+            kind.__getattribute__ = by_thread(look_up, own or usual)
+        yield
+    finally:
+        for kind, own in zip(kinds, before, strict=True):
+            if own is None:
+                del kind.__getattribute__
+            else:
+                kind.__getattribute__ = own
+
+
+def refused(metric: Any, name: str) -> Callable[..., Any]:
+    raise Error(
+        "A metric cannot be used inside of forward",
+        got=f"{type(metric).__name__}.{name}: it runs on the host, once, without values",
+        fix=(
+            "return what the metric needs from forward, and update it with what the call returns",
+            "in a step of Lightning: Trainer(strategy=PopTorchStrategy()) does that",
+        ),
+    )

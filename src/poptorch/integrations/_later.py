@@ -1,0 +1,129 @@
+"""Calls of host code in a step, which are made after it on its results, once for a micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+import poptorch
+
+from .._base import trees
+from .._capture.forward import refuse_holders
+
+Results = dict[int, list[torch.Tensor]]
+
+
+class Later:
+    """What such a call will return: it can be passed to another one."""
+
+    def __init__(self, number: int, text: str, keys: tuple[Any, ...] = ()) -> None:
+        self.__dict__.update(_number=number, _text=text, _keys=keys)
+
+    def __getitem__(self, key: Any) -> Later:
+        return Later(self._number, self._text, (*self._keys, key))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise poptorch.Error(
+            "What a metric returns is known after the step",
+            got=f"the result of {self._text} is used in the step",
+            fix=(
+                "pass it to self.log or self.log_dict as it is",
+                "call compute in a hook, on_validation_epoch_end for one",
+            ),
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        leaves = trees.flatten((args, kwargs))[1].constants
+        next(leaf for _, leaf in leaves if isinstance(leaf, cls))._refuse()
+
+
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "pow", "abs", "lt",
+    "le", "gt", "ge", "float", "int", "bool", "iter", "len", "format",
+)  # fmt: skip
+for _operator in _OPERATORS:
+    setattr(Later, f"__{_operator}__", Later._refuse)
+
+
+@dataclasses.dataclass(eq=False)
+class _Call:
+    function: Callable[..., Any]
+    arguments: trees.Structure
+    types: list[tuple[torch.Size, torch.dtype]]  # of the tensors in them, for one micro-batch
+
+
+class Calls:
+    """Those of all programs of a module; a program returns the tensors of its own by number."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+
+    def keep(
+        self,
+        results: Results,
+        function: Callable[..., Any],
+        text: str,
+        check: Callable[..., None] | None = None,  # of the arguments, in the step
+    ) -> Callable[..., Later]:
+        """Return what notes a call of ``function``, and adds its tensors to the results."""
+
+        def note(*args: Any, **kwargs: Any) -> Later:
+            if check is not None:
+                check(*args, **kwargs)
+            tensors, structure = trees.flatten((args, kwargs), text)
+            others = [(at, value) for at, value in structure.constants if not _is_module(value)]
+            refuse_holders(others, f"{text} gets an object whose tensors cannot be seen")
+            number = len(self._calls)
+            types = [(tensor.shape, tensor.dtype) for tensor in tensors]
+            self._calls.append(_Call(function, structure, types))
+            results[number] = tensors
+            return Later(number, text)
+
+        return note
+
+    def make(self, results: Results, steps: int = 1, count: int = 1) -> Any:
+        """Make the calls for the first ``count`` of the micro-batches that were joined.
+
+        Returns:
+            The result of the last call.
+        """
+        values: dict[int, Any] = {}
+        for step in range(count):
+            for number, tensors in sorted(results.items()):
+                call = self._calls[number]
+                own = [
+                    tensor.reshape(steps, *shape)[step].to(dtype)
+                    for tensor, (shape, dtype) in zip(tensors, call.types, strict=True)
+                ]
+                args, kwargs = _known(call.arguments.unflatten(own), values)
+                values[number] = call.function(*args, **kwargs)
+        return values[max(values)]
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, nn.Module)  # a metric that is logged
+
+
+def _known(value: Any, values: Mapping[int, Any]) -> Any:
+    if isinstance(value, Later):
+        found = values[value._number]
+        for key in value._keys:
+            found = found[key]
+        return found
+    if isinstance(value, (tuple, list)):
+        return type(value)(_known(item, values) for item in value)
+    if isinstance(value, dict):
+        return {key: _known(item, values) for key, item in value.items()}
+    return value
