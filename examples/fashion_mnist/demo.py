@@ -57,7 +57,7 @@ def largest_difference(one: Result, other: Result) -> str:
 
 
 class TakeOver(logging.Handler):
-    """Listens to poptorch for the call after which its optimised program took over."""
+    """Listens to poptorch for the call from which on its optimised program runs."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -75,9 +75,9 @@ class TakeOver(logging.Handler):
         # The model for testing is compiled later, and says so, too.
         said = [text for made, text in self._said if made <= result.trained_until]
         for text in said:
-            if match := re.search(r"took over after call (\d+)", text):
-                return int(match[1]) + 1
-        compiles = any(text.startswith("Compiling ") for text in said)
+            if match := re.search(r"full speed from call (\d+) on", text):
+                return int(match[1])
+        compiles = any("calls run interpreted" in text for text in said)
         return None if compiles or "reference" in result.tier else 1  # code of an earlier run
 
 

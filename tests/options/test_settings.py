@@ -46,13 +46,13 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     },
 }
 # What the executor reads from the options themselves: session/test_figures.py, and below.
-READ_BY_THE_EXECUTOR = ("showCompilationProgressBar", "relaxOptimizerAttributesChecks")
+READ_BY_THE_EXECUTOR = ("relaxOptimizerAttributesChecks",)
 # Besides hints, what may change without another compilation.
 OUTSIDE_THE_KEY = (
     "maxRepeatLogs", "connectionType", "setAvailableMemoryProportion", "randomSeed", "useIpuId",
     "modelName", "logCycleCount", "enableProfiling", "sourceLocationExcludes",
     "enableExecutableCaching", "programs", "Precision.setPartialsType",
-    "Distributed.processTimeout", "Distributed.broadcastWeights",
+    "Distributed.processTimeout", "Distributed.broadcastWeights", "showCompilationProgressBar",
 )  # fmt: skip
 # What belongs to this machine or process: it is not saved with a model.
 OF_THIS_MACHINE = (

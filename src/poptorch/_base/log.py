@@ -128,6 +128,14 @@ def shows(level: str) -> bool:
     return order.index(level) >= order.index(_level)
 
 
+def progress(shown: bool, message: str, *args: object) -> None:
+    """Tell what a compilation does: in the log if that takes it, else beside the progress bar."""
+    if not shown or engine.isEnabledFor(logging.INFO):
+        engine.info(message, *args)
+    elif sys.stderr is not None:
+        print("Graph compilation:", message % args, file=sys.stderr, flush=True)
+
+
 def trace(message: str, *args: object) -> None:
     if shows("TRACE"):
         engine.debug(message, *args)

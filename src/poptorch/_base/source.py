@@ -36,6 +36,11 @@ def is_user_file(filename: str) -> bool:
     return not filename.startswith("<") and not any(part in filename for part in excludes)
 
 
+def is_own_file(filename: str) -> bool:
+    """Tell whether a file is the user's, and none of a package that is installed."""
+    return is_user_file(filename) and _in_package(filename) is None
+
+
 def is_model_file(filename: str) -> bool:
     """Tell whether a file may hold a model: the user's, or one of another package than torch."""
     return is_user_file(filename) or _in_package(filename) is not None

@@ -168,6 +168,7 @@ class Tiered:
         self._calls, self._spent = 0, 0.0  # of the slow tier
         self._slow = deque[float](maxlen=4 * COMPARED)  # seconds of its last calls
         self._fast: list[float] | None = None  # and of the first ones of the fast tier
+        self._told_to_wait = False
         self.waiting = True
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -207,6 +208,9 @@ class Tiered:
     def _begin(self) -> None:
         idle = self._idle or int(self._cores.idle() + 1 - IDLE)
         if not idle and self._spent < SHARE * self._expected:
+            if not self._told_to_wait:
+                self._told_to_wait = True
+                self._tell("captured; calls run interpreted, and compiling waits for a free core")
             return
         missing = self._code.missing()
         if not missing:  # somebody else has just stored the last one
@@ -214,7 +218,12 @@ class Tiered:
         self._job = CompileJob(missing, self._code.builder.name, self._code.store, max(1, idle))
         seconds = BESIDE * self._expected
         graphs = f"{len(missing)} graph{'s' if len(missing) > 1 else ''}"
-        log.engine.info("Compiling in the background, about %.0f s: %s", seconds, graphs)
+        text = "captured; calls run interpreted while %s compile%s, about %.0f s"
+        self._tell(text, graphs, "s" * (len(missing) == 1), seconds)
+
+    def _tell(self, message: str, *args: object) -> None:
+        spec = self._code.plan.spec
+        log.progress(spec.runtime.shows_progress and not spec.process, message, *args)
 
     def _take_over(self) -> None:
         found = self._code.found()
@@ -234,8 +243,9 @@ class Tiered:
             self._fast = []
         elif len(found) > len(self._ready):
             self._current, self._ready = self._code.mixed(found), [*found]
+            text = "%d of %d graphs compiled: %s, from call %d on"
             names = " and ".join(found)
-            log.engine.info("From call %d on %s runs optimised", self._calls + 1, names)
+            self._tell(text, len(found), len(self._code.keys), names, self._calls + 1)
 
     def _compare(self, seconds: float) -> None:
         assert self._fast is not None
@@ -243,10 +253,9 @@ class Tiered:
         if len(self._fast) < COMPARED:
             return
         slow, fast = statistics.median(self._slow), statistics.median(self._fast)
-        log.engine.info(
-            "The optimised program took over after call %d: %.1f times as fast, %.2f ms a call "
-            "instead of %.2f",
-            self._calls,
+        self._tell(
+            "full speed from call %d on: %.1f times as fast, %.2f ms a call instead of %.2f",
+            self._calls + 1,
             slow / fast,
             fast * 1e3,
             slow * 1e3,

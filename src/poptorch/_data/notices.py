@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .._base import log
 from .._ir.loops import Loops
@@ -165,6 +166,8 @@ def remember(loader: DataLoader[object], iteration: Any, plan: Arrangement) -> N
 def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
     """Warn if a training model would make other updates of a loader's batches than were meant."""
     rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
+    if loops.slices > 1 and rows and rows % loops.slices == 0:
+        _loaded_by_torch(rows, loops.slices)
     for sources, plan in _iterated[:]:
         is_over = all(source() is None for source in sources)
         if is_over or plan.combined != rows or plan.steps == loops.slices:
@@ -180,3 +183,16 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
             loops.slices,
             rows // loops.slices,
         )
+
+
+def _loaded_by_torch(rows: int, slices: int) -> None:
+    """Warn if what is cut is as large as a batch of a loader that knows of no micro-batches."""
+    samplers = (each for each in gc.get_objects() if type(each) is BatchSampler)  # once a program
+    ours = any(plan.combined == rows for _, plan in _iterated)
+    if not ours and any(sampler.batch_size == rows for sampler in samplers):
+        log.python.warning(
+            "A batch of torch's DataLoader, batch_size=%d, is taken as %d micro-batches of %d: "
+            "device iterations, gradient accumulation and replicas cut it. If a micro-batch should "
+            "have %d: poptorch.DataLoader(options, dataset, batch_size=%d)",
+            rows, slices, rows // slices, rows, rows,
+        )  # fmt: skip

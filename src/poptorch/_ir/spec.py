@@ -159,6 +159,7 @@ class Runtime:
     model_name: str | None = None  # in printed plans
     max_repeat_logs: int = 4  # how often an identical engine log line appears
     cycle_count: bool = False  # counted for executor.cycleCount()
+    shows_progress: bool = True  # on stderr, of compilations
     report: str | None = None  # directory of profile reports
     cache_dir: str | None = None  # directory of cached executables
     source_excludes: tuple[str, ...] = ()  # path fragments that are not the user's code

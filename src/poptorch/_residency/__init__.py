@@ -1,7 +1,18 @@
 """Whose values are newest, the host's or a device's, and what each event does about it."""
 
-from .access import unwatched
+from .access import NO_GRADIENTS, unwatched
 from .cells import Cell, Copy, Device
 from .table import TABLE, Event, Row, State, Transfer
 
-__all__ = ["TABLE", "Cell", "Copy", "Device", "Event", "Row", "State", "Transfer", "unwatched"]
+__all__ = [
+    "NO_GRADIENTS",
+    "TABLE",
+    "Cell",
+    "Copy",
+    "Device",
+    "Event",
+    "Row",
+    "State",
+    "Transfer",
+    "unwatched",
+]

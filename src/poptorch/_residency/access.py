@@ -6,16 +6,24 @@ Only then its class is one of ours, so that at all other times nothing is slower
 from __future__ import annotations
 
 import sys
+import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from .._base import log, source
+
 Announce = Callable[[], object]
 _MAKING = nn.Parameter.__new__.__code__
 _NAME = "_poptorch_announce"  # of the attribute that a watched tensor has
 _unwatched: Callable[..., Any] = nn.Parameter.__torch_function__
+NO_GRADIENTS = (
+    "Parameters of a wrapped model have no .grad: gradients stay in the program. "
+    "options.anchorTensor('mine', 'Gradient___' + name) before wrapping returns one with each call"
+)
 # What reads or changes no values.
 _GETTERS = """
     device dtype grad grad_fn is_cpu is_cuda is_leaf is_meta is_nested is_quantized is_sparse
@@ -29,6 +37,8 @@ _METHODS = """
 _QUIET = {getattr(torch.Tensor, name).__get__ for name in _GETTERS.split()}
 _QUIET |= {getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")}
 _QUIET |= {getattr(torch.Tensor, name) for name in _METHODS.split()}
+_GRADIENT = getattr(torch.Tensor, "grad").__get__  # noqa: B009 (its type is that of a value)
+_told: weakref.WeakSet[Announce] = weakref.WeakSet()  # of which devices
 
 
 def unwatched(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -49,6 +59,8 @@ class _Watched:
     ) -> Any:
         if func not in _QUIET:
             _announce((args, kwargs))
+        elif func == _GRADIENT:
+            _tell_of_gradient(args[0], sys._getframe(1))
         result = _unwatched(func, types, args, kwargs or {})
         if func is torch.Tensor.detach and sys._getframe(1).f_code is _MAKING:
             return nn.Parameter(result, requires_grad=False)  # it wants what it was given
@@ -98,6 +110,24 @@ def _announce(arguments: Any) -> None:
         announce = tensor.__dict__.get(_NAME)
         if announce is not None:  # else another one of these has brought it down
             announce()
+
+
+def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
+    """Warn whoever looks for a gradient: the user, or torch's ``step`` where he calls it."""
+    announce = tensor.__dict__.get(_NAME)
+    if announce is None or announce in _told or frame is None:
+        return
+    function = frame.f_code.co_name
+    if source.is_own_file(frame.f_code.co_filename):
+        what = NO_GRADIENTS
+    elif frame.f_globals.get("__name__", "").startswith("torch.optim") and "step" in (
+        function, frame.f_back and frame.f_back.f_code.co_name
+    ):  # fmt: skip
+        what = "optimizer.step() does nothing for a wrapped model: its call has made the update"
+    else:
+        return
+    _told.add(announce)
+    log.python.warning("%s", what)
 
 
 def _watched(value: Any) -> Iterator[Any]:

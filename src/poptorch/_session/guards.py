@@ -22,6 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from .._base import log
 from .._capture import Decision, Tied, hooks_of, tensors_of
+from .._ir.graph import Graph
+from .._ir.operators import draws
 from .._residency import Device
 from ..ops.blocks import starts_block
 from ..optim import KINDS
@@ -196,6 +198,18 @@ def _number_format(first: Tied) -> Guard:
         yield "the number format was {} and is {}".format(*names)
 
     return Guard(lambda: first.tensor.dtype, changes, DESTROY)
+
+
+def of_seed(graphs: Iterable[Graph]) -> list[Guard]:
+    """Return the row of the host's seed, if one of a program's graphs draws random numbers."""
+    if not any(draws(node) for graph in graphs for node in graph.operators):
+        return []
+
+    def changes(_: int) -> Iterator[str]:
+        yield f"torch.manual_seed({torch.initial_seed()})"
+
+    remedy = "assign executor.rng_state = [seed], or options.randomSeed(seed) before wrapping"
+    return [Guard(torch.initial_seed, changes, remedy)]
 
 
 def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> Guard:

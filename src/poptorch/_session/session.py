@@ -26,6 +26,7 @@ from ..ops.blocks import remember_compiled
 from . import faults, guards, hooks, reporting
 from .counters import KEYS, LastCall, Stamps
 from .inputs import dividing, return_inputs
+from .mistakes import LossWatch
 from .model import Model, Situation, Task, Variant
 from .optimizer import SessionOptimizer
 from .pricing import Captures
@@ -97,6 +98,7 @@ class Session(Sharing):
         self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
         self.last: LastCall | None = None
+        self._losses = LossWatch()
         self._next_check = 0.0  # of the guards; at once where somebody has looked at the weights
         self._spec: Spec  # every program is compiled with these settings
         self._settings, self._owner, self._progress = settings, owner, progress
@@ -104,7 +106,7 @@ class Session(Sharing):
         self._has_chips = False
         self._process = processes.forks
         self._agreed = False  # the processes of a job have begun with the same weights
-        self._taking_over = self._is_copying = False
+        self._taking_over = self._is_copying = self._told_dropped = False
         self._written: Mapping[str, str] | None = None  # digests, since processes compared theirs
         self._left: Mapping[str, str] | None = None  # digests of the host's when detached
 
@@ -192,6 +194,7 @@ class Session(Sharing):
                 self.model.module, self.model.users, self.model.wrapped_forward, tensors
             ),
             guards.of_decisions(compiled.micro.decided, tensors),
+            *guards.of_seed(compiled.plan.program.graphs.values()),
             *task.attributes.guards(constants),
             guards.of_arrays(task.inputs.bound.constants),
         ]
@@ -296,6 +299,8 @@ class Session(Sharing):
         taken = time.perf_counter()
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
         ready = time.perf_counter()
+        if self.optimizer is not None:
+            self._losses.look(now, results, self._attached_store().state.updates)
         if now.changed_inputs and now.synthetic is None:
             return_inputs(now.changed_inputs, given, batch)
         returned = now.outputs.build(results[: now.outputs.count])
@@ -417,10 +422,19 @@ class Session(Sharing):
             others = [other for other in self.variants if other is not variant]
             alike = [other for other in others if other.mode == variant.mode]
             for other in alike[: max(0, len(alike) + 1 - now.spec.runtime.programs)]:
-                log.python.info("Options.programs: forgets the program for %s", other.inputs)
+                self._tell_dropped(other)
                 others.remove(other)
             self.variants = [*others, variant]
         return variant
+
+    def _tell_dropped(self, variant: Variant) -> None:
+        said, self._told_dropped = self._told_dropped, True
+        count = variant.spec.runtime.programs
+        (log.python.info if said else log.python.warning)(
+            "Options.programs(%d) is full: the program for %s goes, and such a call will compile "
+            "again. options.programs(%d) keeps one more; poptorch.PadToSizes makes fewer shapes",
+            count, variant.inputs, count + 1,
+        )  # fmt: skip
 
     def _compile_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Go on with a program for the optimizer as it is now, weights and all state kept."""

@@ -10,6 +10,8 @@ import contextlib
 import copy
 import copyreg
 import itertools
+import linecache
+import re
 import sys
 import traceback
 import weakref
@@ -19,9 +21,11 @@ from typing import Any, Protocol
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from .._base import log
+from .._base import log, source
 from .._base.errors import StateError
+from .._residency import NO_GRADIENTS
 
+_LOOP = 5  # lines of one that is looked at
 HOLDERS = ("_parameters", "_buffers")
 
 
@@ -123,7 +127,12 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
         nonlocal told
         living = reference()
         is_read = living is not None and living.copyWeightsToHostIfNeeded()
-        if is_read and not told and (caller := _clipping()):
+        if not is_read or told:
+            return
+        if _reads_gradients():
+            told = True
+            log.python.warning(NO_GRADIENTS)
+        elif caller := _clipping():
             told = True
             log.python.warning(
                 "%s finds no gradients in a model that is wrapped for training: they stay in the "
@@ -147,6 +156,17 @@ def _clipping() -> str | None:
         if frame.f_globals.get("__name__") == clip_grad.__name__ and name.startswith("clip_grad"):
             return name
     return None
+
+
+def _reads_gradients() -> bool:
+    """Whether the user's line that looks at a weight, or the loop that it begins, has ``.grad``."""
+    for frame, number in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
+        filename = frame.f_code.co_filename
+        if source.is_own_file(filename):
+            first, *more = (linecache.getline(filename, number + at) for at in range(_LOOP))
+            loop = "".join(more) if first.lstrip().startswith("for ") else ""
+            return ".grad" in re.findall(r"\.\w+", first + loop)
+    return False
 
 
 def unwrap(module: nn.Module) -> None:

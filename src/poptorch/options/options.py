@@ -463,9 +463,18 @@ class Options(Container):
                 )
         return self
 
-    @option(LOGS, "_show_compilation_progress_bar", True, store=Private, reader="executor")
+    @option(
+        LOGS,
+        "_show_compilation_progress_bar",
+        True,
+        store=Private,
+        field="runtime.shows_progress",
+    )
     def showCompilationProgressBar(self, show: bool = True) -> Self:
-        """Show a progress bar while compiling. ``executor.compilationTime()`` needs it."""
+        """Show a progress bar while compiling, and lines about what compiles behind the run.
+
+        ``executor.compilationTime()`` needs it.
+        """
 
     @row(LOGS, Private("_module_namescope_enabled", True, field="module_scopes"))
     def disableModuleNamescope(self) -> Self:

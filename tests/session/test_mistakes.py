@@ -1,0 +1,170 @@
+"""What would go wrong in silence is told once, in the moment, and what is right is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import poptorch
+from helpers.wrapped import normal, options
+
+X, Y = normal(16, 4), torch.arange(16) % 3
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, y):
+        out = self.dropout(self.layer(x))
+        return out, nn.functional.cross_entropy(out, y)
+
+
+def wrapped(dropout: float = 0.0, iterations: int = 1, accumulation: int = 1, **sizes: int):
+    model, opts = Net(dropout), options(**sizes).deviceIterations(iterations)
+    opts.Training.gradientAccumulation(accumulation)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, poptorch.trainingModel(model, opts, optimizer), optimizer
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    caplog.clear()
+    return found
+
+
+def test_stepping_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    _, training, optimizer = wrapped()
+    for _ in range(2):
+        optimizer.zero_grad()
+        training(X, Y)
+        optimizer.step()
+    (said,) = lines(caplog)
+    assert "optimizer.step() does nothing" in said
+
+
+def by_attribute(model: Net) -> None:
+    assert model.layer.weight.grad is None
+
+
+def in_a_loop(model: Net) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            raise AssertionError
+
+
+def held() -> Callable[[Net], None]:
+    kept: list[torch.Tensor] = []
+
+    def read(model: Net) -> None:
+        if not kept:
+            kept.append(model.layer.weight)
+        else:
+            assert kept[0].grad is None
+
+    return read
+
+
+@pytest.mark.parametrize("read", [by_attribute, in_a_loop, held()])
+def test_reading_gradients(read: Callable[[Net], None], caplog: pytest.LogCaptureFixture) -> None:
+    model, training, _ = wrapped()
+    read(model)
+    for _ in range(3):
+        training(X, Y)
+        read(model)
+    (said,) = lines(caplog)
+    assert "have no .grad" in said
+    for parameter in model.parameters():
+        assert parameter.requires_grad
+
+
+def test_reading_weights_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    model, training, optimizer = wrapped()
+    for _ in range(2):
+        optimizer.zero_grad()
+        training(X, Y)
+        for parameter in model.parameters():
+            assert parameter.isfinite().all()
+    assert lines(caplog) == []
+
+
+def test_batches_of_torchs_loader_that_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    _, training, _ = wrapped(iterations=2, accumulation=2)
+    for x, y in DataLoader(TensorDataset(X, Y), batch_size=8):
+        training(x, y)
+    (said,) = lines(caplog)
+    assert "batch_size=8, is taken as 4 micro-batches of 2" in said
+
+
+def test_batches_that_are_meant_to_be_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """Tensors of the user's, batches of our loader, and whole ones of torch's."""
+    _, training, _ = wrapped(accumulation=2)
+    training(X, Y)
+    _, training, _ = wrapped(accumulation=2)
+    opts = options()
+    opts.Training.gradientAccumulation(2)
+    for x, y in poptorch.DataLoader(opts, TensorDataset(X, Y), batch_size=4):
+        training(x, y)
+    _, training, _ = wrapped()
+    for x, y in DataLoader(TensorDataset(X, Y), batch_size=8):
+        training(x, y)
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize("mode, at", [(poptorch.OutputMode.All, 3), (poptorch.OutputMode.Final, 4)])
+def test_the_first_loss_that_is_no_number(
+    mode: poptorch.OutputMode, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the results of all updates the one is named; of the last of a call, that one."""
+    model, opts = Net(), options().deviceIterations(2).outputMode(mode)
+    opts.Training.gradientAccumulation(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    training(X, Y)
+    assert lines(caplog) == []
+    bad = X.clone()
+    bad[0] = torch.inf
+    loss = training(bad, Y)[1]
+    assert not loss.isfinite().all()
+    (said,) = lines(caplog)
+    assert f"The loss is nan for the first time, in update {at} of this run" in said
+    training(bad, Y)
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize("dropout, count", [(0.5, 1), (0.0, 0)])
+def test_seeding_the_host_once_the_program_draws(
+    dropout: float, count: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poptorch._session.session.CHECK_EVERY", 0.0)
+    torch.manual_seed(1)
+    _, training, _ = wrapped(dropout)
+    for _ in range(2):
+        training(X, Y)
+    assert lines(caplog) == []
+    for _ in range(2):
+        torch.manual_seed(2)
+        training(X, Y)
+    said = lines(caplog)
+    assert len(said) == count
+    assert all("torch.manual_seed(2): assign executor.rng_state" in line for line in said)
+
+
+def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
+    model = poptorch.inferenceModel(nn.Linear(4, 2), options().programs(2))
+    for size in (1, 2, 1, 2):
+        model(normal(size, 4))
+    assert lines(caplog) == []
+    for size in (3, 1, 2):
+        model(normal(size, 4))
+    (said,) = lines(caplog)
+    assert "Options.programs(2) is full" in said
+    assert "(1, 4)" in said
+    assert "options.programs(3)" in said
