@@ -25,7 +25,7 @@ TEST_BATCH = 100  # divides the 10,000 test images, and the 1,000 of the small s
 def parser(description: str) -> argparse.ArgumentParser:
     """Return the options, the same for every version."""
     options = argparse.ArgumentParser(description=description)
-    options.add_argument("--epochs", type=int, default=5)
+    options.add_argument("--epochs", type=int, default=3)
     options.add_argument("--batch-size", type=int, default=16)
     options.add_argument("--lr", type=float, default=0.001)
     options.add_argument("--momentum", type=float, default=0.9)
@@ -67,8 +67,6 @@ class Result:
         compile_seconds: time spent compiling; None where nothing is compiled.
         accuracy: share of the test images that were classified rightly, 0 to 1.
         tier: what ran the steps in the end, as poptorch says it.
-        optimised_from: the first step that optimised code made; None where there was none.
-        trained_until: the time when the last epoch ended, in seconds since 1970.
     """
 
     name: str
@@ -78,28 +76,25 @@ class Result:
     compile_seconds: float | None = None
     accuracy: float = 0.0
     tier: str = ""
-    optimised_from: int | None = None
-    trained_until: float = 0.0
 
     def epoch(self, loader: Collection[Any], passes: int = 1) -> Iterator[Any]:
         """Yield the batches of one epoch, then note and print its speed and loss."""
         number = len(self.speeds) + 1
         first = len(self.losses)
         batches = itertools.chain.from_iterable(itertools.repeat(loader, passes))
-        title, total = f"[Epoch {number:02d}]", passes * len(loader)
+        title, total = f"{self.name:<15} [Epoch {number:02d}]", passes * len(loader)
         bar = tqdm(batches, desc=title, total=total, leave=False, disable=None)
         started = time.perf_counter()
         yield from bar
         seconds = time.perf_counter() - started
-        self.trained_until = time.time()
         losses = self.losses[first:]
         self.speeds.append(len(losses) / seconds)
         self.epoch_losses.append(sum(losses) / max(len(losses), 1))
         print(
-            f"[Epoch {number:02d}] {self.speeds[-1]:8.1f} it/s, {seconds:6.1f} s, "
+            f"{title} {self.speeds[-1]:8.1f} it/s, {seconds:6.1f} s, "
             f"mean loss {self.epoch_losses[-1]:.4f}, last loss {losses[-1]:.4f}"
             if losses
-            else f"[Epoch {number:02d}] no full batch: lower --batch-size or raise --limit",
+            else f"{title} no full batch: lower --batch-size or raise --limit",
             flush=True,
         )
 
@@ -112,9 +107,15 @@ class Result:
         self.accuracy = correct / total
         self.compile_seconds = compile_seconds
         if compile_seconds is not None:
-            print(f"Compile time: {compile_seconds:.2f} s")
-        print(f"Test accuracy: {self.accuracy:.2%} of {total} images", flush=True)
+            print(f"{self.name:<15} Compile time: {compile_seconds:.2f} s")
+        print(f"{self.name:<15} Test accuracy: {self.accuracy:.2%} of {total} images", flush=True)
         return self
+
+
+def finished(epochs: Iterator[Result]) -> Result:
+    """Train to the end and return the result."""
+    *_, result = epochs
+    return result
 
 
 def table(results: Sequence[Result]) -> str:
@@ -123,14 +124,8 @@ def table(results: Sequence[Result]) -> str:
     def seconds(result: Result) -> str:
         return "none" if result.compile_seconds is None else f"{result.compile_seconds:.2f} s"
 
-    def since(result: Result) -> str:
-        step = result.optimised_from
-        return "none" if step is None else f"from call {step} on"
-
     rows = [("", *(result.name for result in results))]
     rows.append(("compile time", *map(seconds, results)))
-    if any(result.optimised_from is not None for result in results):
-        rows.append(("optimised code", *map(since, results)))
     for epoch, _ in enumerate(results[0].speeds):
         cells = (f"{r.speeds[epoch]:.1f} it/s  loss {r.epoch_losses[epoch]:.4f}" for r in results)
         rows.append((f"epoch {epoch + 1}", *cells))

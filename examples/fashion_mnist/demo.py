@@ -1,7 +1,5 @@
 """Trains the same network with plain PyTorch and with poptorch; shows the figures together."""
 
-import logging
-import re
 import statistics
 import time
 
@@ -56,42 +54,14 @@ def largest_difference(one: Result, other: Result) -> str:
     return f"Losses of the first {len(pairs)} steps: at most {difference:.1e} apart (relative)"
 
 
-class TakeOver(logging.Handler):
-    """Listens to poptorch for the call from which on its optimised program runs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self._said: list[tuple[float, str]] = []
-        logger = logging.getLogger("poptorch:cpp")
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one message, with its time."""
-        self._said.append((record.created, record.getMessage()))
-
-    def first_call(self, result: Result) -> int | None:
-        """Return the first call of the optimised program; None if it did not get that far."""
-        # The model for testing is compiled later, and says so, too.
-        said = [text for made, text in self._said if made <= result.trained_until]
-        for text in said:
-            if match := re.search(r"full speed from call (\d+) on", text):
-                return int(match[1])
-        compiles = any("calls run interpreted" in text for text in said)
-        return None if compiles or "reference" in result.tier else 1  # code of an earlier run
-
-
 def gain(native: Result, ours: Result) -> str:
-    """Say how fast the epochs are in which nothing but the optimised program ran."""
-    first = ours.optimised_from
-    steps = len(ours.losses) // max(len(ours.speeds), 1)
-    epochs = [at for at in range(len(ours.speeds)) if first and at * steps + 1 >= first]
-    if not epochs:
-        return "The optimised program made no whole epoch: take more, with --epochs"
-    ratio = statistics.median(ours.speeds[at] / native.speeds[at] for at in epochs)
+    """Say how many times as fast the epochs are, which took turns."""
+    ratios = [b / a for a, b in zip(native.speeds, ours.speeds, strict=True) if a and b]
+    if "reference" in ours.tier or not ratios:
+        return f"Speeds are not compared: poptorch {ours.tier or 'made no step'}"
     return (
-        f"Epochs of the optimised program alone, {epochs[0] + 1} to {epochs[-1] + 1}: "
-        f"{ratio:.2f} times as fast as {native.name}"
+        f"{statistics.median(ratios):.2f} times as fast as {native.name}: median of {len(ratios)} "
+        f"epochs that took turns, from {min(ratios):.2f} to {max(ratios):.2f}"
     )
 
 
@@ -108,12 +78,9 @@ def main() -> None:
     torch.set_num_threads(threads)
     print(f"torch {torch.__version__}, {threads} thread(s): {args.epochs} epochs")
 
-    results, take_over = [], TakeOver()
-    for version, title in ((native, "native PyTorch"), (poptorch_ipu, "poptorch")):
-        print(f"\n--- {title}")
-        results.append(version.run(args, data))
-
-    results[1].optimised_from = take_over.first_call(results[1])
+    print()
+    turns = [version.epochs(args, data) for version in (native, poptorch_ipu)]
+    results = [*zip(*turns, strict=True)][-1]
 
     print(f"\n--- side by side\n{data.notes[0]}")
     print(table(results))

@@ -1,11 +1,12 @@
 """FashionMNIST in plain PyTorch. The same program in PopTorch is poptorch_ipu.py, beside this."""
 
 import argparse
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from common import TEST_BATCH, Result, dataset, parser
+from common import TEST_BATCH, Result, dataset, finished, parser
 from data import FashionMNIST
 
 
@@ -29,8 +30,8 @@ class ClassificationModel(nn.Module):
         return self.log_softmax(self.fc2(x))
 
 
-def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
-    """Train and evaluate as the options say."""
+def epochs(args: argparse.Namespace, data: FashionMNIST) -> Iterator[Result]:
+    """Train as the options say; yield the result after each epoch, and after evaluation."""
     torch.manual_seed(args.seed)
     order = torch.Generator().manual_seed(args.seed)
     device = torch.device("cpu")
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
             loss.backward()
             optimizer.step()
             result.step(loss)
+        yield result
 
     model.eval()
     correct = total = 0
@@ -65,9 +67,9 @@ def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
             output = model(images.to(device))
             correct += (output.argmax(dim=1) == labels.to(device)).sum().item()
             total += len(labels)
-    return result.finish(correct, total)
+    yield result.finish(correct, total)
 
 
 if __name__ == "__main__":
     arguments = parser(__doc__).parse_args()
-    run(arguments, dataset(arguments))
+    finished(epochs(arguments, dataset(arguments)))

@@ -1,12 +1,13 @@
 """FashionMNIST in PopTorch. The same program in plain PyTorch is native.py, beside this."""
 
 import argparse
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 import poptorch
-from common import TEST_BATCH, Result, dataset, parser
+from common import TEST_BATCH, Result, dataset, finished, parser
 from data import FashionMNIST
 
 
@@ -43,8 +44,8 @@ class ModelWithLoss(nn.Module):
         return output
 
 
-def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
-    """Train and evaluate as the options say."""
+def epochs(args: argparse.Namespace, data: FashionMNIST) -> Iterator[Result]:
+    """Train as the options say; yield the result after each epoch, and after evaluation."""
     torch.manual_seed(args.seed)
     order = torch.Generator().manual_seed(args.seed)
     options = poptorch.Options()
@@ -58,12 +59,16 @@ def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
     model.train()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
     training_model = poptorch.trainingModel(model, options, optimizer)
+    # Optional: else the first calls would run interpreted while it compiles.
+    images = torch.zeros(args.batch_size, 1, 28, 28)
+    training_model.compile(images, torch.zeros(args.batch_size, dtype=torch.int64))
 
     result = Result("poptorch")
     for _ in range(args.epochs):
         for images, labels in result.epoch(train_loader, args.passes):
             output, loss = training_model(images, labels)
             result.step(loss)
+        yield result
 
     model.eval()
     inference_model = poptorch.inferenceModel(model, options)
@@ -74,9 +79,9 @@ def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
         total += len(labels)
     result.tier = training_model.plan().tier
     compiling = training_model.compilationTime() + inference_model.compilationTime()
-    return result.finish(correct, total, compiling.total_seconds())
+    yield result.finish(correct, total, compiling.total_seconds())
 
 
 if __name__ == "__main__":
     arguments = parser(__doc__).parse_args()
-    run(arguments, dataset(arguments))
+    finished(epochs(arguments, dataset(arguments)))

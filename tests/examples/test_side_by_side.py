@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import side_by_side
 from helpers.cases import few
 from helpers.source_tree import ROOT
 
@@ -55,5 +56,20 @@ def test_it_learns_as_eager_does(
     assert wrapped.losses == pytest.approx(eager.losses, rel=APART.get(name, 1e-3))
     assert wrapped.losses[-1] != wrapped.losses[0]
     assert Path("speed.png").read_bytes().startswith(b"\x89PNG")
+    ours = wrapped.seconds or wrapped.speeds
+    assert "too few" in side_by_side.ratio([eager, wrapped]) or len(ours) > side_by_side.FEWEST
     saved, weights = torch.load("model.pt"), wrapped.model.state_dict()
     torch.testing.assert_close(saved, weights)
+
+
+def test_a_ratio_is_the_median_of_updates_after_the_first_round() -> None:
+    eager, wrapped = (side_by_side.Run(name, torch.nn.Identity()) for name in ("eager", "ours"))
+    eager.seconds, wrapped.seconds = [9.0, 9.0, *[6.0] * 10], [1.0, 1.0, *[2.0] * 9, 60.0]
+    for run in (eager, wrapped):
+        run.speeds = [1.0] * 6
+    text = side_by_side.ratio([eager, wrapped])
+    assert text.startswith("3.00 times as fast as eager: median of 10 updates, taking turns; ")
+    assert re.search(r"between 0\.\d+ and 3\.00$", text)
+    for run in (eager, wrapped):
+        del run.seconds[4:], run.speeds[2:]
+    assert side_by_side.ratio([eager, wrapped]).startswith("too few updates")

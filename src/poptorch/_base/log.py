@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import difflib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from . import env
@@ -24,6 +26,16 @@ python = logging.getLogger("poptorch::python")
 engine = logging.getLogger("poptorch:cpp")
 bar: Any = None  # the progress bar on the terminal, which makes room for a line
 _level = "WARN"
+
+
+@contextlib.contextmanager
+def beside_the_bar() -> Iterator[None]:
+    shown = bar
+    if shown is not None:  # without the bar's lock, which a forked process may not get
+        shown.clear(nolock=True)
+    yield
+    if shown is not None:
+        shown.refresh(nolock=True)
 
 
 class _Formatter(logging.Formatter):
@@ -47,12 +59,8 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
         self._stream_name = name
 
     def emit(self, record: logging.LogRecord) -> None:
-        shown = bar
-        if shown is not None:  # without the bar's lock, which a forked process may not get
-            shown.clear(nolock=True)
-        super().emit(record)
-        if shown is not None:
-            shown.refresh(nolock=True)
+        with beside_the_bar():
+            super().emit(record)
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
@@ -133,7 +141,8 @@ def progress(shown: bool, message: str, *args: object) -> None:
     if not shown or engine.isEnabledFor(logging.INFO):
         engine.info(message, *args)
     elif sys.stderr is not None:
-        print("Graph compilation:", message % args, file=sys.stderr, flush=True)
+        with beside_the_bar():
+            print("Graph compilation:", message % args, file=sys.stderr, flush=True)
 
 
 def trace(message: str, *args: object) -> None:

@@ -29,7 +29,7 @@ from .helper import CompileJob
 # many times that. Half of it is time that the other cores have to spare.
 STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
 SOONER = 2.5  # seconds, where the process that waits compiles: it need not be started
-COMPARED = 5  # calls of the fast tier before its speed is told
+COMPARED = 10  # calls of the fast tier before its speed is told
 LOOKING = 0.5  # seconds between two looks into the store
 
 
@@ -134,7 +134,9 @@ def compile_plan(
     if background and can_be_kept and is_missing:
         return Tiered(reference.compile(plan, progress), code, idle)
     if is_missing:
-        log.engine.info("Compiling, about %.0f s", code.expected_seconds() - SOONER)
+        shown = plan.spec.runtime.shows_progress and not plan.spec.process
+        seconds = code.expected_seconds() - SOONER
+        log.progress(shown, "captured; compiling, about %.0f s", seconds)
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
