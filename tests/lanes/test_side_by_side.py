@@ -250,7 +250,9 @@ DOUBLE = [(name, replace(TRAINED, dtype=torch.float64)) for name in ("two parts"
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("inductor", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("name", "way"), [*CLASSES, *DOUBLE], ids=lambda each: getattr(each, "name", each)
+    ("name", "way"),
+    [*CLASSES, *DOUBLE],
+    ids=lambda each: each if isinstance(each, str) else ("inference", "training")[each.training],
 )
 def test_whatever_it_does_a_model_computes_what_eager_torch_does(
     name: str, way: Way, backend: str, caplog
