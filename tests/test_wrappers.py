@@ -233,3 +233,17 @@ def test_scripted_code_is_captured_unless_it_has_weights_of_its_own() -> None:
             for wrap in (poptorch.trainingModel, poptorch.inferenceModel):
                 with pytest.raises(TypeError, match="TorchScript"):
                     wrap(model, options())
+
+
+def test_functions_become_programs_under_the_names_of_experimental() -> None:
+    net = Net()
+    doubled = poptorch.experimental.IPUContext(lambda x: 2 * x, compiler=poptorch.Compiler.PopART)
+    assert torch.equal(doubled(X), 2 * X)
+
+    @poptorch.experimental.IPUContext(model=net, options=options())
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return net(x) + 1
+
+    torch.testing.assert_close(shifted(X), net(X) + 1)
+    with pytest.raises(NotImplementedError, match="IPUContext"):
+        poptorch.experimental.IPUScope([X])

@@ -9,7 +9,7 @@ the optimizers. estimate says what a program would cost on IPUs. help(poptorch.O
 every option, and so on for each name.
 """
 
-from . import autocasting, enums, ops, optim, options, profiling
+from . import autocasting, enums, experimental, ops, optim, options, profiling
 from ._autoplacing import autoplace
 from ._base import VERSION as _VERSION
 from ._base import env as _env
@@ -77,7 +77,7 @@ __version__ = _VERSION
 
 def __dir__() -> list[str]:
     """Offer what users name to completion and ``help``."""
-    modules = ["autocasting", "enums", "ops", "optim", "options", "profiling"]
+    modules = ["autocasting", "enums", "experimental", "ops", "optim", "options", "profiling"]
     return [*__all__, "__version__", "print", *modules]
 
 

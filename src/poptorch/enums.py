@@ -8,6 +8,7 @@ __all__ = [
     "AnchorMode",
     "AutoStage",
     "CommGroupType",
+    "Compiler",
     "ConnectionType",
     "DataLoaderMode",
     "HalfFloatCastingBehavior",
@@ -68,6 +69,14 @@ class SyncPattern(enum.IntEnum):
     Full = 0
     SinglePipeline = 1
     ReplicaAndLadder = 2
+    PingPong = 2  # its name in release 1.0
+
+
+class Compiler(enum.IntEnum):
+    """What compiles a function of ``poptorch.experimental``; here there is one compiler."""
+
+    PopART = 0
+    MLIR = 1
 
 
 class DataLoaderMode(enum.IntEnum):

@@ -40,3 +40,14 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsy
     assert "POPTORCH_LOG_DEST cannot be written" in said
     assert "No such file" in said
     assert "one line" in said
+
+
+def test_a_line_of_the_trace_says_so(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(log, "_level", "TRACE")
+    monkeypatch.setattr(log.engine, "level", logging.DEBUG)
+    log.engine.manager._clear_cache()
+    log.trace("fine %s", "grained")
+    log.engine.debug("coarse")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "[trace] fine grained" in first
+    assert "[debug] coarse" in second

@@ -107,7 +107,7 @@ def test_the_latest_call_can_be_looked_at_and_repeated() -> None:
     infer(cpu, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert [tuple(s) for s in (*cpu.in_shapes, *cpu.out_shapes)] == [(2, 2), (1, 2)]
     assert cpu.outputs[0].tolist() == [[4.0, 6.0]]
-    cpu.registerPersistentData()
+    cpu.createPersistentData()  # the older name of registerPersistentData
     assert cpu.inputs[0].sum() == cpu.outputs[0].sum() == 0
     cpu.inputs[0] += 1
     cpu.execute()

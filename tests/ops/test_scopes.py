@@ -127,6 +127,9 @@ def test_multi_conv_says_what_has_no_effect(caplog) -> None:
     agrees(convs(group), X)
     (line,) = [text for text in caplog.messages if "poptorch.MultiConv" in text]
     assert "no effect: cycleBackOff, perConvReservedTiles, planType (" in line
+    caplog.clear()
+    agrees(convs(MultiConv()), X)
+    assert [text for text in caplog.messages if "no effect" in text] == []  # of what nobody set
 
 
 GROUP = MultiConv()

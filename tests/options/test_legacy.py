@@ -44,6 +44,9 @@ SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
     "anchorTensor(anchor_mode=)": (anchored, ["b", False, OutputMode.All, 1]),
     "Popart": (lambda o: o.Popart is o._Popart, True),
     "_Popart.Set": (lambda o: o._Popart.Set("a", 1).options["a"], 1),
+    "Popart.setPartialsType": (
+        lambda o: o._Popart.setPartialsType(torch.half).options["partialsTypeMatMuls"], "half",
+    ),
     "GraphProcessing": (lambda o: o.GraphProcessing is o.Precision, True),
     "no pipelining": (
         lambda o: type(o.enablePipelining(False)._execution_strategy), ShardedExecution,
@@ -80,6 +83,9 @@ def test_old_spellings_of_options(name: str, caplog) -> None:
 
 def test_old_names_of_types() -> None:
     assert AnchorMode is OutputMode
+    assert poptorch.SyncPattern.PingPong is poptorch.SyncPattern.ReplicaAndLadder
+    stages = [poptorch.Stage("a"), poptorch.Stage("b")]
+    assert poptorch.Phase(stages).stages == poptorch.Phase(*stages).stages == stages
     assert type(Options().Precision) is poptorch.options._GraphProcessingOptions
     for call in (lambda o: o.enablePipelining, lambda o: o.profile, lambda o: o.Jit.traceModel):
         with pytest.raises(AssertionError, match="Unexpected type"):

@@ -44,7 +44,7 @@ class _Formatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        record.level = record.levelname.lower()
+        record.level = getattr(record, "finer", record.levelname.lower())
         text = visible(super().format(record))
         if self._colour and record.levelno >= logging.WARNING:
             text = f"\033[33m{text}\033[0m"
@@ -147,4 +147,6 @@ def progress(shown: bool, message: str, *args: object) -> None:
 
 def trace(message: str, *args: object) -> None:
     if shows("TRACE"):
-        engine.debug(message, *args)
+        engine.debug(
+            message, *args, extra={"finer": "trace"}
+        )  # a level of PopTorch's, not of Python's

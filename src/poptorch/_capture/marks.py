@@ -169,9 +169,9 @@ def _share_options(members: Sequence[fx.Node], group: Group) -> None:
             if name in group.options and key not in notes_on(node):
                 values = group.options[name]
                 note_on(node, **{key: values[at if len(values) > 1 else 0]})
+    idle = ", ".join(sorted({*group.options} - {*_PRICED}))
     log.python.warning(
-        "poptorch.MultiConv: the estimate runs the convolutions one after another; no effect: %s "
-        "(%s)",
-        ", ".join(sorted({*group.options} - {*_PRICED})),
+        "poptorch.MultiConv: the estimate runs the convolutions one after another%s (%s)",
+        f"; no effect: {idle}" if idle else "",
         group.where,
     )

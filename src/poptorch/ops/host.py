@@ -97,6 +97,8 @@ class CPU:
         self.inputs = [torch.zeros(shape) for shape in self.in_shapes]
         self.outputs = [torch.zeros(shape) for shape in self.out_shapes]
 
+    createPersistentData = registerPersistentData  # its name in older releases
+
     def _run(
         self, tensors: list[torch.Tensor], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], bool]:

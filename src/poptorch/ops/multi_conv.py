@@ -29,7 +29,7 @@ class MultiConv:
     """
 
     def __init__(self) -> None:
-        self._options: dict[str, tuple[Any, ...]] = {"planType": (MultiConvPlanType.Parallel,)}
+        self._options: dict[str, tuple[Any, ...]] = {}
         self._scope = contextlib.ExitStack()
 
     def availableMemoryProportions(self, value: float | list[float] | tuple[float, ...]) -> Self:

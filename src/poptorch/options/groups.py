@@ -29,7 +29,6 @@ from .table import (
 )
 
 _AUTOCAST_RULES = ("fp16", "fp32", "promote", "demote")
-_PARTIALS = {torch.float32: "float", torch.float16: "half"}
 
 
 class _TrainingOptions(Container):
@@ -246,13 +245,7 @@ class _PrecisionOptions(Container):
         Raises:
             InvalidValue: neither ``torch.float32`` nor ``torch.float16`` (a ``ValueError``).
         """
-        if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:
-            raise InvalidValue(
-                "The partials type must be torch.float or torch.half",
-                got=repr(dtype),
-            )
-        self._popart.set("partialsTypeMatMuls", _PARTIALS[dtype])
-        self._popart.set("convolutionOptions", {"partialsType": _PARTIALS[dtype]})
+        self._popart._set_partials(dtype)
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Self
 
+import torch
+
 from .._base import log
 from .._base.errors import Error, InvalidValue
 from ..enums import MeanReductionStrategy, ReductionType
@@ -139,6 +141,9 @@ _READ = (
 )
 
 
+_PARTIALS = {torch.float32: "float", torch.float16: "half"}
+
+
 class _PopartOptions(Container):
     """Keys and values for the backend compiler. The first compilation checks them."""
 
@@ -178,6 +183,20 @@ class _PopartOptions(Container):
         expect("patterns", patterns, dict)
         expect("level", level, int)
         return self.set("patterns", patterns).set("patterns_level", level)
+
+    def setPartialsType(self, dtype: torch.dtype) -> Self:
+        """Choose the type of partial sums. Deprecated: ``Precision.setPartialsType``."""
+        deprecated("_Popart.setPartialsType", "Precision.setPartialsType")
+        return self._set_partials(dtype)
+
+    def _set_partials(self, dtype: torch.dtype) -> Self:
+        if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:
+            raise InvalidValue(
+                "The partials type must be torch.float or torch.half",
+                got=repr(dtype),
+            )
+        self.set("partialsTypeMatMuls", _PARTIALS[dtype])
+        return self.set("convolutionOptions", {"partialsType": _PARTIALS[dtype]})
 
     def Set(self, key: str, value: Any) -> Self:
         """Store a value. Deprecated: ``set``."""

@@ -57,15 +57,17 @@ class Phase:
     """Stages that run side by side, one phase after another.
 
     Args:
-        arg: ``Stage`` objects, the parallel stages of the phase; or block ids, which make up one
-            stage.
+        arg: ``Stage`` objects, the parallel stages of the phase, or a list of them; or block ids,
+            which make up one stage.
 
     Raises:
         AssertionFailure: anything else (an ``AssertionError``).
     """
 
-    def __init__(self, *arg: Stage | str) -> None:
-        self._stages = _stages_of(arg)
+    def __init__(self, *arg: Stage | str | list[Stage]) -> None:
+        if len(arg) == 1 and isinstance(arg[0], list) and isinstance((*arg[0], None)[0], Stage):
+            arg = tuple(arg[0])
+        self._stages = _stages_of(arg)  # type: ignore[arg-type]
 
     @property
     def stages(self) -> list[Stage]:

@@ -1,0 +1,57 @@
+"""Functions as programs, under the names of releases 2.5 and 2.6."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ._base.errors import Unsupported
+from .enums import Compiler
+from .options import Options
+from .wrappers import inferenceModel
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[..., Any], model: nn.Module | None) -> None:
+        super().__init__()
+        self.model = model
+        functools.update_wrapper(self, function)
+        self.forward = function
+
+
+def IPUContext(
+    func: Callable[..., Any] | None = None,
+    *,
+    compiler: Compiler = Compiler.MLIR,
+    options: Options | None = None,
+    model: nn.Module | None = None,
+) -> Any:
+    """Compile a function of tensors: an ``inferenceModel``; also a decorator, with or without ().
+
+    Args:
+        func: takes and returns tensors.
+        compiler: no effect.
+        options: of the program.
+        model: what ``func`` calls: its weights are the program's.
+    """
+    if func is None:
+        return functools.partial(IPUContext, compiler=compiler, options=options, model=model)
+    return inferenceModel(_Function(func, model), options)
+
+
+class IPUScope:
+    """Is refused: here a program is made of a function, not of the lines of a block.
+
+    Raises:
+        NotImplementedError: always.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise Unsupported(
+            "poptorch.experimental.IPUScope cannot see the lines of its block",
+            fix="make them a function: compiled = poptorch.experimental.IPUContext(function, "
+            "model=model)",
+        )
