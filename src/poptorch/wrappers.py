@@ -19,7 +19,7 @@ from .executor import PoplarExecutor
 from .options import Options
 from .options.files import apply_calls, apply_data, as_calls
 from .options.freeze import backend_name, cache_directory, freeze, prepare
-from .options.legacy_call import read_call
+from .options.legacy_call import read_call, takes_options
 
 DEFAULT_LEARNING_RATE = 0.01
 
@@ -27,6 +27,7 @@ registerPreCompileHook = hooks.register_pre_compile
 registerPostCompileHook = hooks.register_post_compile
 
 
+@takes_options
 def trainingModel(
     model: nn.Module | PoplarExecutor | Callable[..., Any],
     options: Options | None = None,
@@ -61,6 +62,7 @@ def trainingModel(
     return _ahead(PoplarExecutor(module, prepare(call.options, training=True), chosen, call.loss))
 
 
+@takes_options
 def inferenceModel(
     model: nn.Module | PoplarExecutor | Callable[..., Any],
     options: Options | None = None,

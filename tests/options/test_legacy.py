@@ -181,3 +181,10 @@ def test_scripting_of_the_first_release_is_named_when_a_model_is_wrapped(
 def test_calls_that_are_refused(training: bool, arguments: tuple[Any, ...], error) -> None:
     with pytest.raises(error):
         read_call(training, *arguments)
+
+
+@pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+def test_a_number_named_options_is_no_count(wrap: Callable[..., Any], caplog) -> None:
+    with pytest.raises(Error, match="3, of type int"):
+        wrap(torch.nn.Linear(2, 2), options=3)
+    assert wrap(torch.nn.Linear(2, 2), 3).options.device_iterations == 3

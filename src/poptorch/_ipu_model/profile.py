@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -179,7 +180,9 @@ def of_modules(row: Folded) -> str:
 
 
 def shown(profile: Profile) -> Iterator[Part]:
-    """Yield the lines and tables that people are shown."""
+    """Yield the lines and tables that people are shown: what was measured first."""
+    if profile["measured"]:
+        yield from _measured(profile)
     priced, culprit = profile["estimated"], Culprit(**profile["estimated"]["culprit"])
     bound, chips, replicas = priced["bound"], priced["chips"], priced["replicas"]
     yield (
@@ -201,18 +204,24 @@ def shown(profile: Profile) -> Iterator[Part]:
         for o in folded(priced["operators"])[:10]
     ]
     yield [["operator", "module", "direction", "ms in a call", "of it"], *dear]
-    if measured := profile["measured"]:
-        yield f"measured here: {measured['calls']} calls, {measured['tier']}"
-        here = [
-            [o["name"], o["module"], o["direction"], str(o["count"]), f"{o['seconds'] * 1e3:.3g}"]
-            for o in measured.get("operators", ())[:10]
-        ]
-        if here:
-            yield [["operator (here)", "module", "direction", "count", "ms in a call"], *here]
     guesses = [f"{each['name']} {each['share']:.0%}" for each in priced["guesses"][:4]]
     if guesses:
         yield f"guessed: {', '.join(guesses)}"
     yield from (f"advice: {Advice(**each)}" for each in priced["advice"][:3])
+
+
+def _measured(profile: Profile) -> Iterator[Part]:
+    measured = profile["measured"]
+    calls = [call["device"] for call in measured.get("first", ())]
+    each = f", {time_text(statistics.median(calls))} each (median)" if calls else ""
+    yield f"{profile['name']}, measured here: {measured['calls']} calls{each}, {measured['tier']}"
+    here = [
+        [o["name"], o["module"], o["direction"], str(o["count"]), f"{o['seconds'] * 1e3:.3g}"]
+        for o in measured.get("operators", ())[:10]
+    ]
+    if here:
+        yield [["operator (here)", "module", "direction", "count", "ms in a call"], *here]
+    yield "What follows is an estimate for IPUs; this machine has none, and nothing of it was run:"
 
 
 def _chip(chip: Mapping[str, Any]) -> list[str]:

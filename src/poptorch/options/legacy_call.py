@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch.optim import Optimizer
 
@@ -15,6 +16,7 @@ from .options import Options
 from .strategies import PipelinedExecution
 from .table import deprecated
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
 _ANCHORS = ("anchor_mode", "anchor_return_period")
 _TRAINING = (*_COUNTS, "profile", "trace_model", "loss", "optimizer", *_ANCHORS)
@@ -27,6 +29,26 @@ class WrapCall:
     options: Options
     optimizer: Optimizer | None = None
     loss: Callable[..., Any] | None = None
+
+
+def takes_options(wrap: Function) -> Function:
+    """Refuse what is named ``options`` and is none; in the place of it an int is a count."""
+
+    @functools.wraps(wrap)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check_options(kwargs.get("options"))
+        return wrap(*args, **kwargs)
+
+    return cast(Function, call)
+
+
+def _check_options(options: Any) -> None:
+    if options is not None and not isinstance(options, Options) and options:
+        raise Error(
+            "Invalid type: 'options' must be a poptorch.Options",
+            got=f"{options!r}, of type {type(options).__name__}",
+            fix="pass poptorch.Options(), or nothing for the defaults",
+        )
 
 
 def read_call(
@@ -49,12 +71,7 @@ def read_call(
         raise InvalidType(f"Unexpected keyword argument {unknown[0]!r}")
     if isinstance(options, int) or keywords.keys() - {"loss"}:
         return _read_first_release(names, options, optimizer, extra, keywords)
-    if options is not None and not isinstance(options, Options) and options:
-        raise Error(
-            "Invalid type: 'options' must be a poptorch.Options",
-            got=f"{options!r}, of type {type(options).__name__}",
-            fix="pass poptorch.Options(), or nothing for the defaults",
-        )
+    _check_options(options)
     given = [*([] if optimizer is None else [optimizer]), *extra]
     if given and not training:
         raise InvalidType("inferenceModel takes a model and options", got=repr(given[0]))
