@@ -113,6 +113,9 @@ def on_config(config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     """Make a page's links those of the site, and draw its plots."""
     source = _source(page)
+    # Lists of names, and pages about the project, come after those that answer questions.
+    if page.file.src_uri.startswith("reference/") or source in (*PROJECT, "docs/behaviours.md"):
+        page.meta.setdefault("search", {"boost": 0.1})
     return pictures.drawn_in(rewritten(markdown, source, site_paths())) if source else markdown
 
 

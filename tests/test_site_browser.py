@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,29 @@ def test_nothing_is_cut_off_and_all_text_stands_out(site: Path, tmp_path: Path) 
 def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
     shown = opened(f"{(site / 'index.html').as_uri()}?q={WORD}", tmp_path)
     assert f"<h1>{PAGE}</h1>" in shown.split('class="md-search-result__list"')[1]
+
+
+ANSWERS = {
+    "loss is nan": "The loss is NaN",
+    "serving": "Serving",
+    "slow": "Too slow? What you can choose",
+    "out of memory": "Out of memory",
+    "resume": "Resume after a stop",
+    "mixed precision": "Train in mixed precision",
+    "migrate": "Migrate a script",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words, section", ANSWERS.items())
+def test_the_first_page_found_has_the_section_that_answers(
+    words: str, section: str, site: Path, tmp_path: Path
+) -> None:
+    address = f"{(site / 'index.html').as_uri()}?q={urllib.parse.quote(words)}"
+    found = opened(address, tmp_path).split('class="md-search-result__list"')[1]
+    (first, *_) = re.findall(r'<li class="md-search-result__item">(.*?)</li>', found, re.S)
+    titles = [re.sub("<.*?>", "", text) for text in re.findall(r"<h[12]>(.*?)</h[12]>", first)]
+    assert section in titles
 
 
 def test_pages_fetch_nothing_and_lead_on(site: Path) -> None:

@@ -33,14 +33,17 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 _STYLE = (
     ":root { color-scheme: light dark; }"
-    " body { font: 15px/1.5 system-ui, sans-serif; margin: 1em; }"
-    " td, th { padding: .15em .7em; text-align: left; border-bottom: 1px solid #8884; }"
+    " body { font: 15px/1.5 system-ui, sans-serif; margin: 1em; } h1 { font-size: 1.3em; }"
+    " table { display: block; overflow-x: auto; border-spacing: 0; }"  # as wide as a phone
+    " td, th { padding: .15em .7em; text-align: left; white-space: nowrap;"
+    " border-bottom: 1px solid #8884; }"
 )
 
 
 def html_page(title: str, body: str) -> str:
     title = html.escape(title)
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    phones = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{phones}<title>{title}</title><style>{_STYLE}</style>'
     body = f"<h1>{title}</h1>{body}"
     return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
