@@ -1,7 +1,5 @@
 """What every test starts from: a clean environment, one thread, a fixed seed."""
 
-from __future__ import annotations
-
 import atexit
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """``autoplace``: the annotated model runs as placed, and the table says why."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

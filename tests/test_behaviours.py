@@ -1,7 +1,5 @@
 """The page of behaviours is current: it is made only if tests cite what the table has."""
 
-from __future__ import annotations
-
 import behaviours_page
 
 

@@ -1,7 +1,5 @@
 """Checkpoints: a run that was stopped goes on as if it had not been."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

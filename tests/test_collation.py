@@ -1,7 +1,5 @@
 """``PadToSizes``: sequences in few lengths."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The culprit is what a calculation by hand names; more chips need no more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

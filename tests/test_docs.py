@@ -5,8 +5,6 @@ block before it ended; one fenced as ``text printed`` is what they print. Anythi
 to run is fenced as something else.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What scripts ask about devices, and how executors hold them (spec/runtime.md section 4)."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

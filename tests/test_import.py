@@ -1,7 +1,5 @@
 """``import poptorch`` is cheap and changes nothing around it."""
 
-from __future__ import annotations
-
 import builtins
 import inspect
 import json

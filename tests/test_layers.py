@@ -4,8 +4,6 @@ The order of the house is in ``pyproject.toml``, ``[tool.importlinter]``; so are
 environment and on heavy imports.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

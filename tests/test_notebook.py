@@ -1,7 +1,5 @@
 """What a cell of a notebook shows: short lines for options and executors, tables for the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Acquiring devices: which one, errors, waiting, and holders that die."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

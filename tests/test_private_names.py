@@ -1,7 +1,5 @@
 """Torch's private names, and in which releases each was seen; a newer one may have lost some."""
 
-from __future__ import annotations
-
 import logging
 import pkgutil
 

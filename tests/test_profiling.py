@@ -1,7 +1,5 @@
 """Trace channels: nothing without the variable, events of torch's profiler with it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``pva``: scripts that walk a report of libpva's run on ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process around the library: logging, environment, what importing does."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

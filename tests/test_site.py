@@ -1,7 +1,5 @@
 """The site: every public name has an entry, made pages are whole, messages are as quoted."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """The built site in a browser: nothing is cut off or faint, search works, nothing is fetched."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every test can fail, and none because the machine is busy."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

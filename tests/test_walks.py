@@ -1,7 +1,5 @@
 """The walks of ARCHITECTURE.md: their stops exist and run in that order."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The package works from an installed wheel, outside the source tree."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

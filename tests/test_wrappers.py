@@ -1,7 +1,5 @@
 """The wrappers: what they accept, modern and old forms, names that integrations import."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps of Adam by torch's fused kernel: which ones, and that their numbers are eager's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients that are added up while others are computed: what waits, also when a call fails."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Chips on devices: nothing that a chip computes with is anywhere else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Attention's backward pass by products over all heads is as exact as ATen's, and taken."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

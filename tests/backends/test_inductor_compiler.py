@@ -1,7 +1,5 @@
 """The compiled graph does what the traced one does, and writes state early, after it was read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

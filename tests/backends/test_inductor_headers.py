@@ -1,7 +1,5 @@
 """Code that was compiled with few headers computes the same bits as with all of torch's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Kernels that Python calls are compiled in one run, and each gets its own arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

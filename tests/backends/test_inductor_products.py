@@ -1,7 +1,5 @@
 """Products by either library: the same numbers, and a rule for which."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The faster rules compute what the operators compute, for every geometry, without compiling."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """What is taken for granted about the machine, and what happens where it is not so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

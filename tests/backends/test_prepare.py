@@ -1,7 +1,5 @@
 """The last step before code."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

@@ -1,7 +1,5 @@
 """Values that eager kernels refuse are refused in every tier, before any state changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The staged backend: equal to the fused program on random models, and it notices wrong plans."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """How many threads a call runs on, with a clock that says what each number costs."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

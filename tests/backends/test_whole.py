@@ -1,7 +1,5 @@
 """Compiled code that is refused memory while it writes: whole updates, where that may happen."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Zips that lie: refused by their lists of parts, before the parts are read."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """Errors name the user's own line by themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 import poptorch

@@ -1,7 +1,5 @@
 """Arguments by the names that other releases gave them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A name that torch no longer has costs a warning or an error that says so, never an import."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import pkgutil

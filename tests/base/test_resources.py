@@ -1,7 +1,5 @@
 """What the machine has to spare, from what the system counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

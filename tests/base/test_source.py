@@ -1,7 +1,5 @@
 """Where a function stands."""
 
-from __future__ import annotations
-
 import functools
 
 from poptorch._base import source

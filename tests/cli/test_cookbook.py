@@ -1,7 +1,5 @@
 """The cookbook's script for several processes, started as it says, trains as a plain loop does."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

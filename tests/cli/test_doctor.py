@@ -1,7 +1,5 @@
 """``poptorch doctor``: findings with lines, and what limited a run."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """``poptorch estimate`` prices what a script wraps; ``poptorch report`` prints and compares."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """``gc-monitor`` and ``gc-info``: the tables that users know, and JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

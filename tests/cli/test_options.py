@@ -1,7 +1,5 @@
 """``poptorch options``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``poprun``: its options, and jobs that it starts."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -1,7 +1,5 @@
 """Broken compilers, full disks: a warning, and the run goes on with the right numbers."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import tempfile

@@ -1,7 +1,5 @@
 """How the gradients of an update travel between processes."""
 
-from __future__ import annotations
-
 import torch
 
 from poptorch._compile import build

@@ -1,7 +1,5 @@
 """Cached executables: what hits, what misses and why, damage, several processes at once."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Compiled graphs on disk: what their keys cover, damage, folders that cannot be used."""
 
-from __future__ import annotations
-
 import operator
 import os
 from pathlib import Path

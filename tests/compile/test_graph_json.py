@@ -1,7 +1,5 @@
 """Graphs as JSON: what comes back means the same, and nothing else can be named."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Compiler processes that are kept: which one is used again, when one is started ahead of time."""
 
-from __future__ import annotations
-
 import os
 import select
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The list of passes is what runs, in that order."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Two threads whose models are compiled at once."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import copy
 import threading

@@ -1,7 +1,5 @@
 """The two tiers: what runs when, what a takeover keeps, what happens when compiling fails."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import re

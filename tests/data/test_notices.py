@@ -1,7 +1,5 @@
 """A loader and a model that were made with other options."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

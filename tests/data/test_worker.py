@@ -1,7 +1,5 @@
 """The loading process and its consumer: messages, waiting, what is left in shared memory."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

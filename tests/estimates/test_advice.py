@@ -1,7 +1,5 @@
 """Advice is true: what its lines say is what follows from writing them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -1,7 +1,5 @@
 """What a model would cost on IPUs: bytes that can be counted by hand, time whose parts add up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

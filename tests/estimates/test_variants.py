@@ -1,7 +1,5 @@
 """``what_if``: every line is the estimate of the changed options."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Clusters of one graph, and partitions without METIS."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch_geometric.loader import ClusterLoader

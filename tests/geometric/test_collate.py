@@ -1,7 +1,5 @@
 """Padding, trimming, masks and combined batches."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Loaders of graphs: micro-batches, strategies, workers, processes."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

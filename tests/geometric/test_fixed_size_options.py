@@ -1,7 +1,5 @@
 """The sizes of batches: defaults, limits, types, sizes from data sets and loaders."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch_geometric.data import Batch

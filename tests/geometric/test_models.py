@@ -1,7 +1,5 @@
 """Networks on padded batches against the same networks, eager, on the graphs alone."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

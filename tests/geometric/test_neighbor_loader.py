@@ -1,7 +1,5 @@
 """Sampled neighbourhoods, padded to one size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Nearest neighbours and layers of fixed shapes, eagerly and in wrapped models."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

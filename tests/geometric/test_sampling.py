@@ -1,7 +1,5 @@
 """Our own neighbour sampler: hops, draws, types, time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch_geometric.data import Data

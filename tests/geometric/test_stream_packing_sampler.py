@@ -1,7 +1,5 @@
 """Micro-batches that hold as many graphs as fit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import RandomSampler

@@ -1,7 +1,5 @@
 """What is swapped in torch_geometric while a model is captured, and only then."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent import futures
 

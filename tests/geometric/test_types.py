@@ -1,7 +1,5 @@
 """Graphs as arguments and results of wrapped models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch_geometric.data import Batch, Data, HeteroData, TemporalData

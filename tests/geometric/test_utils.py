@@ -1,7 +1,5 @@
 """The stepper that compares, hooks on layers, maskers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch_geometric.nn as pyg

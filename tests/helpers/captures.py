@@ -1,7 +1,5 @@
 """Capturing one micro-batch of a module as a session does, for tests of what is captured."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

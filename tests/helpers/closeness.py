@@ -5,8 +5,6 @@ routines for ``exp`` and its like, and whether a product and a sum round once or
 changes a number by so many units in the last place of the largest that took part.
 """
 
-from __future__ import annotations
-
 import torch
 
 FUNCTION = 4

@@ -4,8 +4,6 @@ Results are then right and only a warning tells, so that a test which compares n
 without having run what it is about. ``conftest`` asks after each test.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 

@@ -1,7 +1,5 @@
 """Functions that call custom operators, each with the function that torch has for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Data sets and helpers that other processes can import, for the tests of the data loader."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

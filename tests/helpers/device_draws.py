@@ -1,7 +1,5 @@
 """The random numbers of a device, for eager torch to draw them too."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Small graphs for the tests of poptorch_geometric."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

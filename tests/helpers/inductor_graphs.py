@@ -1,7 +1,5 @@
 """Graphs to compile, and their results beside the traced ones. For tests of that backend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 Its ``main`` is one process of a job: it runs cases and writes what came of them into a folder.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

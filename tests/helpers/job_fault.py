@@ -3,8 +3,6 @@
 Its ``main`` prints what is raised.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Two hosts, which are network namespaces, ``poprun`` on one, and what it starts on both."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 Its ``main`` prints what is raised, or how many texts it was told.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -3,8 +3,6 @@
 Its ``main`` prints what it is about to do, a line each time, and a digest of the last weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Imported by the process that jobs are forked from: all that a job imports when it trains."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed
 import torch.distributed.elastic.multiprocessing.errors

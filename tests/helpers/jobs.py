@@ -4,8 +4,6 @@ The processes are forks of one that has imported everything already: starting Py
 torch would take longer than what most tests do.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """What a process may leave behind: other processes, file descriptors, shared memory. For tests."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """A small module with all the steps that Lightning knows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

@@ -1,7 +1,5 @@
 """Making options and loaders for the tests of the data loader."""
 
-from __future__ import annotations
-
 from poptorch.dataloader import DataLoader
 from poptorch.enums import DataLoaderMode, SharingStrategy
 from poptorch.options import Options

@@ -1,7 +1,5 @@
 """Models that can be imported by name, as those in saved files must be."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

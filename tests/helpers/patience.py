@@ -1,7 +1,5 @@
 """Waiting for what will happen, so long that no test fails because the machine is busy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

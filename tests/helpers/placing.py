@@ -1,7 +1,5 @@
 """Placing a small model as a compilation does, for tests of what is decided."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx, nn
 

@@ -4,8 +4,6 @@ Each function takes the weights, their gradients, the state (a dict per weight, 
 the number of the update from 1, and returns new weights. Nothing here is shared with the library.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

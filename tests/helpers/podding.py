@@ -1,7 +1,5 @@
 """Processes that hold devices, started without torch: only the pod's own modules are loaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

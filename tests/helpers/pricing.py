@@ -1,7 +1,5 @@
 """What models of tests cost on IPUs: their weights and batches are on the meta device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

@@ -6,8 +6,6 @@ this file runs in each program: so Python itself handles what nobody catches the
 are still running and the end, as of any program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ Python and importing these would take longer than what most of them do. Who coun
 another number of threads from the start, starts Python itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -3,8 +3,6 @@
 Its ``main`` is one process of a job: it makes the run, then stops another one and goes on with it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

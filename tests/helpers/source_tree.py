@@ -1,7 +1,5 @@
 """Reading the package's own source: its files, the imports in them, dotted names. For tests."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

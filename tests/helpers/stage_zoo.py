@@ -1,7 +1,5 @@
 """Models in n blocks, b0 to b(n-1), one for each thing that cutting into stages must get right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

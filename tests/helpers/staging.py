@@ -1,7 +1,5 @@
 """The fused and the staged form of one captured model, run side by side."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The same training twice, in eager torch and wrapped."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Three small models to train, and inputs for them."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Workloads for schedules: a chain of stages, without any graphs; and schedules from their text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the tests of wrapped models share."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Short ways to put a function into a wrapped model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Small models, one per thing that capture must get right, with inputs for one micro-batch of 4."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Operators that are several cost as much as these, and what nothing is known of is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Which bytes the model of memory counts: by hand, and what has to hold for every program."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

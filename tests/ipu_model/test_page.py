@@ -1,7 +1,5 @@
 """``report.html``: every view is there, nothing comes from outside, and a browser draws it."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -7,8 +7,6 @@ exist for both types. With float partials sums lie beside a result of halves, an
 inner elements takes longer: the matrix unit multiplies 16 halves at a time or 8 floats.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

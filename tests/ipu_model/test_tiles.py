@@ -1,7 +1,5 @@
 """How memory lies on the tiles of a chip."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.pricing import Stack, meta, priced

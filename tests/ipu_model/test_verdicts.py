@@ -1,7 +1,5 @@
 """Programs that are known to have run fit or come close; those known not to have fitted do not."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Graphs join by slot, copy without sharing and know what they update."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import fx

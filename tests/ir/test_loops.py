@@ -1,7 +1,5 @@
 """The order of a batch: cutting, numbering and putting together agree, whatever the counts."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What ``print(executor.plan())`` shows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

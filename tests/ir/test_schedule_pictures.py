@@ -1,7 +1,5 @@
 """Drawings: SVG that parses, and a trace with one event for each action."""
 
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree
 

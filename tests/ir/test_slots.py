@@ -1,7 +1,5 @@
 """Slots know what they are and belong to: keys only name them, and are never taken apart."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

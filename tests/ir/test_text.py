@@ -1,7 +1,5 @@
 """Programs print like what the user asked for. The texts are the contract."""
 
-from __future__ import annotations
-
 import pytest
 
 import poptorch

@@ -1,7 +1,5 @@
 """Every rule of the verifier is broken once, and quoted."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The one that keeps the store may end before the others.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

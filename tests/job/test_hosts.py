@@ -1,7 +1,5 @@
 """Two hosts: processes in two network namespaces train together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

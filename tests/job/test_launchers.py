@@ -1,7 +1,5 @@
 """What a launcher's environment says: who this process is, and at which endpoint all meet."""
 
-from __future__ import annotations
-
 import operator
 import socket
 

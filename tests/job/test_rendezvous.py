@@ -1,7 +1,5 @@
 """Processes of one start of a job meet, whatever an earlier start left in the store."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import signal

@@ -1,7 +1,5 @@
 """Several processes train as one with the replicas of all, or with all stages."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

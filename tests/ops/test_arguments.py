@@ -1,7 +1,5 @@
 """Operators refuse what does not fit, with the exception classes of PopTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

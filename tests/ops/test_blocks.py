@@ -1,7 +1,5 @@
 """Block annotations: what they mark while a model is captured; elsewhere they are inert."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """What replicas exchange, compared with eager formulas on the tensors of all replicas."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

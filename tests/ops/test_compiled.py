@@ -1,7 +1,5 @@
 """Operators of ours in compiled code: what the interpreter makes of them, in its order."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """``for_loop`` and ``cond``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

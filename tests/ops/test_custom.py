@@ -1,7 +1,5 @@
 """``custom_op`` and ``register_custom_op``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """``ipu_print_tensor`` and ``nop``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Products of groups."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Hints change no value; they are checked, and end up on the operators they are about."""
 
-from __future__ import annotations
-
 import collections
 
 import pytest

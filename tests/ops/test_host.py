@@ -1,7 +1,5 @@
 """``poptorch.CPU``: host functions in the middle of a program."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Operators that public programs bring as compiled plug-ins, found by name without a library."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """LSTMs are one operator each, which computes what torch's does: alone, and as lanes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """``serializedMatMul``: the product of torch.matmul, in pieces."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

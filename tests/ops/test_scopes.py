@@ -1,7 +1,5 @@
 """``NameScope`` and ``MultiConv``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

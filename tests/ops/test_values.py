@@ -1,7 +1,5 @@
 """Operators without a counterpart in torch, captured and native, against their definitions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

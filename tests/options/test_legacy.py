@@ -1,7 +1,5 @@
 """Spellings of earlier releases: each works and gives one warning (spec/options.md section 7)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

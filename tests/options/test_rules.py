@@ -1,7 +1,5 @@
 """Rules of single options: what a setter stores or refuses at once, beyond its type."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

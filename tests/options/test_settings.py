@@ -1,7 +1,5 @@
 """Every option: its default, a value and what that changes, wrong values; nothing is silent."""
 
-from __future__ import annotations
-
 import copy
 import enum
 import pickle

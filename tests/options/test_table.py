@@ -1,7 +1,5 @@
 """The table of options: every field of the Spec has a row and a reader, every row an effect."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Rows of units are cut where the slowest chip is fastest, and never where they may not be."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

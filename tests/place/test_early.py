@@ -1,7 +1,5 @@
 """A micro graph in two: what both parts compute, and when there are two."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

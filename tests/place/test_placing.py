@@ -1,7 +1,5 @@
 """Which stage and device a block gets, by the strategy; what is counted, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """The parts of a cut program: what they read and write, what is kept and what is made again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What is logged of a placement, and what of it deserves a warning."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

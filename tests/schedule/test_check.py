@@ -1,7 +1,5 @@
 """The checker finds every kind of damage and marks the cell."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Schedules of every strategy: golden grids, properties, and how many activations wait."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Running one function or module through a wrapped model and through eager torch, and comparing."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ and where that is not enough they stand in ``SPECIAL``. What is exported and has
 in ``UNTRIED``, with the reason.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Values are reasons. A name stands here only as long as it is true.
 """
 
-from __future__ import annotations
-
 _SHAPE = "the shape of its result depends on values; refused by design, with an explanation"
 _SPARSE = "sparse tensors are refused, as in PopTorch"
 _RANK = "the shape of its results depends on the rank that it finds"

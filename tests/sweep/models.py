@@ -1,7 +1,5 @@
 """Small models built from configurations of the transformers package, five training steps each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

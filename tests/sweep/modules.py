@@ -1,7 +1,5 @@
 """Every module of torch.nn, from torch's own module database, through wrapped models."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Torch's own operator database through wrapped models."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

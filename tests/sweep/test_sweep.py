@@ -3,8 +3,6 @@
 ``make test`` has a few of each; ``make test-long`` has all that torch and torch_geometric list.
 """
 
-from __future__ import annotations
-
 import importlib
 
 import pytest
