@@ -8,7 +8,6 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.updating import MODELS
 from helpers.wrapping import Having, options
 from poptorch import MeanReductionStrategy, ReductionType
 
@@ -27,9 +26,12 @@ MODES = [
 
 def trained(name, opts, reduction):
     torch.manual_seed(0)
-    model, inputs = MODELS["perceptron"]()
-    loss = nn.CrossEntropyLoss(reduction=reduction)
-    model = Having(lambda m, x, labels: loss(m.model(x), labels), model=model)
+    layers, loss = (
+        (nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)),
+        nn.CrossEntropyLoss(reduction=reduction),
+    )
+    model = Having(lambda m, x, labels: loss(m.model(x), labels), model=nn.Sequential(*layers))
+    inputs = torch.randn(32, 6)
     optimizer = getattr(poptorch.optim, name.split()[0])(model.parameters(), **OPTIMIZERS[name])
     wrapped = poptorch.trainingModel(model, opts, optimizer)
     for _ in range(3):
