@@ -15,7 +15,7 @@ from helpers.cases import long
 from helpers.patience import eventually
 from poptorch._base import folders
 from poptorch._compile import cache, tiers
-from poptorch.backends.inductor import shortcuts
+from poptorch.backends.inductor import shortcuts, toolchain
 
 REFUSING = """
 test $# = 1 && exec g++ "$@"  # --version
@@ -108,23 +108,24 @@ def test_broken_compilers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "variable", "value", "said"),
+    ("backend", "place", "value", "said"),
     [
         ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
         ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
-        (
-            "optimise",
-            "TORCHINDUCTOR_CACHE_DIR",
-            "/tmp/my cache",
-            "paths with spaces, as in '/tmp/m",
-        ),
+        ("auto", "TORCHINDUCTOR_CACHE_DIR", "/my cache", "paths with spaces, as in '/my cache"),
+        ("auto", torch, "/my torch/__init__.py", "paths with spaces, as in '/my torch"),
+        ("optimise", toolchain.sysconfig, "/my python", "paths with spaces, as in '/my python"),
     ],
 )
-def test_what_is_missing_is_named(
-    backend: str, variable: str, value: str, said: str, monkeypatch, caplog
-) -> None:
+def test_what_is_missing_is_named(backend, place, value, said, monkeypatch, caplog) -> None:
+    """Torch's compiler is given its own folder and that of Python's library, too."""
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv(variable, value)
+    if isinstance(place, str):
+        monkeypatch.setenv(place, value)
+    elif place is torch:
+        monkeypatch.setattr(torch, "__file__", value)
+    else:
+        monkeypatch.setattr(place, "get_config_var", lambda name: value)
     model, x = wrapped(backend), torch.randn(3, 4)
     torch.testing.assert_close(model(x), model.model(x))
     (warning,) = warnings(caplog)

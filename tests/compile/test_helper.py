@@ -58,6 +58,12 @@ def test_one_process_serves_program_after_program(kept) -> None:
         assert not is_there(other.process.pid)
         assert helper.take("b") is first
     helper.give_back([first])
+    job = helper.CompileJob(dict.fromkeys("abc"), "b", cache.Store(Path("nowhere")), processes=2)
+    assert [process.busy for process in job.processes] == [True, True]
+    job.wait()
+    assert job.finished
+    assert job.outcomes == dict.fromkeys("abc", ("stored", ""))
+    job.end()
 
 
 def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatch) -> None:

@@ -167,10 +167,23 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
-def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch) -> None:
+def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
+    way: str, eager_to_compile, monkeypatch
+) -> None:
+    idle, looks = [0.0], []
+    for cores in (tiers.Cores, tiers._cores):
+        monkeypatch.setattr(cores, "idle", lambda *_: idle[0])
+    monkeypatch.setattr(tiers, "SHARE", 1e9)
+    monkeypatch.setattr(tiers, "LOOKING", 600.0)
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     model = training()
+    losses_of(model, 1)
+    monkeypatch.setattr(tiers.PlanCode, "found", lambda self: looks.append(1) or {})
     losses_of(model, 3)
+    assert model._executable._job is None
+    assert len(looks) == 1  # into the store, where others may have put something
+    idle[0] = 1.0
+    losses_of(model, 1)
     pid = model._executable._job.processes[0].process.pid
     assert Path(f"/proc/{pid}").exists()
     if way == "destroy":
