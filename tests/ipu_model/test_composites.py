@@ -9,25 +9,14 @@ from torch import nn
 
 import poptorch
 from helpers.pricing import meta, priced
+from helpers.wrapping import Calling
 from poptorch import Estimate
 
 
-class Calls(nn.Module):
-    """Calls a function of a module and its input."""
-
-    def __init__(self, function: Callable[..., torch.Tensor], inner: nn.Module | None) -> None:
-        super().__init__()
-        self.function, self.inner = function, inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x) if self.inner is None else self.function(self.inner, x)
-
-
 def cost(
-    function: Callable[..., torch.Tensor], *shape: int, inner: nn.Module | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Estimate:  # fmt: skip
-    return priced(lambda: Calls(function, inner), meta(*shape, dtype=dtype), system="bow:1")
+    function: Callable[..., torch.Tensor], *shape: int, dtype: torch.dtype = torch.float32
+) -> Estimate:
+    return priced(lambda: Calling(function), meta(*shape, dtype=dtype), system="bow:1")
 
 
 def flops(estimate: Estimate) -> int:
@@ -55,7 +44,7 @@ def test_attention_is_its_two_products_and_the_softmax() -> None:
 def test_an_lstm_is_a_product_for_all_steps_and_one_for_each(dtype: torch.dtype) -> None:
     with torch.device("meta"):
         layer = nn.LSTM(8, 16, batch_first=True, dtype=dtype)
-    made = [cost(lambda m, x: m(x)[0], 4, steps, 8, inner=layer, dtype=dtype) for steps in (5, 9)]
+    made = [cost(lambda x: layer(x)[0], 4, steps, 8, dtype=dtype) for steps in (5, 9)]
     assert [flops(one) for one in made] == [2 * 4 * t * 4 * 16 * (8 + 16) for t in (5, 9)]
     slower = cycles(made[1]) / cycles(made[0])
     assert 1.5 < slower <= 9 / 5  # step after step
