@@ -284,8 +284,7 @@ def test_rebatching_loads_no_more_than_fits_and_needs_rows():
 
 @pytest.mark.spec("data", 28)
 @pytest.mark.parametrize(
-    "strategy",
-    few(SharingStrategy, SharingStrategy.SharedMemory, SharingStrategy.Fork),
+    "strategy", few(SharingStrategy, SharingStrategy.SharedMemory, SharingStrategy.Fork)
 )
 def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeypatch):
     """But for tensors in shared memory."""

@@ -16,9 +16,7 @@ FILES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__main__.py
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Run for the errors that they would raise.
-MUST_NOT_RAISE = {
-    "test_a_loader_that_could_not_be_made_is_collected_silently",
-}
+MUST_NOT_RAISE = {"test_a_loader_that_could_not_be_made_is_collected_silently"}
 # Helpers of the package itself that assert for whoever calls them.
 CHECKS = {"CONFORMANCE", "raises", "warns", "fail", "assert_close", "check_backend"}
 

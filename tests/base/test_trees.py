@@ -88,11 +88,7 @@ def test_rebuilding_keeps_every_container_type_and_constant():
 
 @pytest.mark.parametrize(
     "value",
-    [
-        collections.defaultdict(list, a=tensor(1)),
-        torch.ones(2, 3).max(dim=1),
-        torch.Size([2, 3]),
-    ],
+    [collections.defaultdict(list, a=tensor(1)), torch.ones(2, 3).max(dim=1), torch.Size([2, 3])],
 )
 def test_containers_with_unusual_constructors(value):
     tensors, structure = trees.flatten(value)

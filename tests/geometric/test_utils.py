@@ -14,8 +14,6 @@ from poptorch_geometric.masker import LayerMasker, Masker, NoMasker, PreLayerMas
 
 GRAPH = made.random_graph()
 BATCH = (GRAPH.x, GRAPH.edge_index)
-
-
 FAR = 9.0  # only shapes are compared
 
 

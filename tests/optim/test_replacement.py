@@ -204,10 +204,7 @@ ALLOWED = {
     ),
     "torch's betas": (of(torch.optim.AdamW), of(torch.optim.AdamW, betas=(0.5, 0.6), eps=0.1)),
     "variables": (of(optim.Adam, **FEW), of(optim.Adam, lr=0.1, betas=(0.9, 0.99), loss_scaling=1)),
-    "another order": (
-        SGD,
-        lambda model, _: optim.SGD([*model.parameters()][::-1], lr=0.2),
-    ),
+    "another order": (SGD, lambda model, _: optim.SGD([*model.parameters()][::-1], lr=0.2)),
     "half after half": (of(optim.SGD, lr=0.1, accum_type=torch.float16),) * 2,
 }
 
