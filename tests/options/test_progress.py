@@ -47,6 +47,16 @@ def test_a_line_of_the_log_stands_alone(capsys):
     assert capsys.readouterr().err.startswith("[")
 
 
+def test_a_compilation_never_goes_back_and_ends_at_all_of_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(CompilationProgressBar, "__call__", lambda self, share: seen.append(share))
+    model = poptorch.inferenceModel(torch.nn.ReLU(), options().showCompilationProgressBar(True))
+    model(torch.ones(1))
+    assert seen == sorted(seen)
+    assert len(seen) > 2
+    assert seen[-1] == 100
+
+
 def test_one_process_of_a_job_shows_a_bar(capsys):
     for process in (0, 1):
         opts = options().showCompilationProgressBar(True)

@@ -192,7 +192,7 @@ def _reduction(
     return (*scatter, *reduce)
 
 
-def _buckets(accums: Sequence[Slot], most: int, first: int = 0) -> tuple[Bundle, ...]:
+def _buckets(accums: Sequence[Slot], most: int, first: int) -> tuple[Bundle, ...]:
     dtypes = dict.fromkeys(slot.dtype for slot in accums)
     of_types = [[slot for slot in accums if slot.dtype == dtype] for dtype in dtypes]
     chunks = [chunk for same in of_types for chunk in in_chunks(same, most)]
