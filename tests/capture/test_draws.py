@@ -1,7 +1,5 @@
 """What a micro-batch draws does not depend on what runs beside it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """One scan lists all that cannot be captured."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

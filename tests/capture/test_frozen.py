@@ -1,7 +1,5 @@
 """What is decided once, when a program is compiled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

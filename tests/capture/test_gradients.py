@@ -1,7 +1,5 @@
 """What is trained and what is not."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

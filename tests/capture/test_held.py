@@ -1,7 +1,5 @@
 """Weights that forward reaches through lists, dicts and closures are those of the module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

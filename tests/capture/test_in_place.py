@@ -1,7 +1,5 @@
 """In-place changes of inputs, views and buffers mean in a program what they mean in torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

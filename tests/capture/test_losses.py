@@ -1,7 +1,5 @@
 """Which value training starts from."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

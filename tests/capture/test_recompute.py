@@ -1,7 +1,5 @@
 """Recomputation: less memory, the same values."""
 
-from __future__ import annotations
-
 import copy
 import re
 

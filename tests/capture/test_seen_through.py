@@ -1,7 +1,5 @@
 """Compiled parts of forward, and torch's older checkpoints: trained as the plain model is."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Models at the edge: no inputs, no outputs, no parameters, single numbers, unused arguments."""
 
-from __future__ import annotations
-
 import collections
 
 import pytest

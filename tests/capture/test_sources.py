@@ -1,7 +1,5 @@
 """Operators of a graph know the lines that they come from."""
 
-from __future__ import annotations
-
 import inspect
 import linecache
 

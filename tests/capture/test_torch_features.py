@@ -1,7 +1,5 @@
 """Corners of torch that models lean on: packed sequences, complex numbers, FFTs, integers."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Where forward asks for values: constants answer, branches freeze, numbers explain themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Every backend passes the suite that other packages can import."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Micro-batches side by side compute what they compute one after another."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -4,8 +4,6 @@ A run equals the loop that its options stand for, or an error says what cannot b
 models are drawn at random, hints for hardware, which change no number, among them.
 """
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Every model of the zoo computes what the eager loop computes, in training and inference."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

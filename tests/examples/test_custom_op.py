@@ -1,7 +1,5 @@
 """The examples of custom operators: each trains as plain torch does with the same formulas."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import importlib.util

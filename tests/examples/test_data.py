@@ -1,7 +1,5 @@
 """The FashionMNIST reader: every place it looks in, and files that are not what they should be."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

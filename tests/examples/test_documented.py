@@ -1,7 +1,5 @@
 """Forms of the first release and of phased execution that PopTorch's guide shows, beside torch."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The example, end to end on the small subset: both versions, their agreement, the demo's table."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples of graph networks: wrapped models train as torch_geometric's own loop does."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples on real data: each runs, learns as eager PyTorch does, and draws its picture."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Calls with odd arguments, first calls too: refused in words, or right; nothing has changed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

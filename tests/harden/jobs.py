@@ -3,8 +3,6 @@
 What starts them again is this file, in the place of a launcher's agent.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """Small models for hard use, their batches, and what eager torch makes of them."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

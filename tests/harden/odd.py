@@ -1,7 +1,5 @@
 """Odd arguments: what strangers, mistakes and other libraries pass to a model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Options set to anything: accepted, or refused in words; models that run afterwards are right."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Public methods in any order, beside an eager model that follows what they are said to do."""
 
-from __future__ import annotations
-
 import copy
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """Damaged saved models: refused with the model unchanged, or loaded as they were saved."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Signals whose handlers raise, at any moment: the state is that after whole updates."""
 
-from __future__ import annotations
-
 import copy
 import random
 import signal

@@ -3,8 +3,6 @@
 ``make test`` makes a few trials of each part that starts no processes, ``make test-long`` many.
 """
 
-from __future__ import annotations
-
 import collections
 import importlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Caches of keys and values: results and arguments of models that generate text."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """``PopTorchStrategy`` beside Lightning's own way: same losses, logs, weights and checkpoints."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import warnings

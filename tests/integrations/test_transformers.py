@@ -1,7 +1,5 @@
 """Our ``Trainer`` beside that of transformers: the same losses, the same files."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

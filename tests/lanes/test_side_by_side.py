@@ -1,7 +1,5 @@
 """The graph of several micro-batches against that of one, and both against eager torch."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The coherence table: two devices and their host in any order, beside a model of ten lines."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """Tensors that are assigned to a wrapped model: ``model.weight = tensor``."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Training models that have modules in common, as a GAN's two: each goes on from the other's."""
 
-from __future__ import annotations
-
 import copy
 import random
 

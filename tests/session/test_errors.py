@@ -1,7 +1,5 @@
 """Mistakes of users: each error teaches, and nothing is lost."""
 
-from __future__ import annotations
-
 import copy
 import re
 

@@ -1,7 +1,5 @@
 """Counters, latencies, cycles, compile time, names and anchors."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 

@@ -1,7 +1,5 @@
 """Saved executables: what comes back, and what they must fit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is refused: arguments of another kind, and what a refused first call leaves."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

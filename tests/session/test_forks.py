@@ -1,7 +1,5 @@
 """A process that was forked: told apart, and never hanging."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers import programs

@@ -1,7 +1,5 @@
 """Long runs keep nothing: tensors, executors, memory."""
 
-from __future__ import annotations
-
 import gc
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attach, detach, connection types, devices held and given back, failures on purpose."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -3,8 +3,6 @@
 Where all digests are right, what is said is not. Nothing of a file runs unless it is trusted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The optimizer of a wrapped model: when it is read, its state, checkpoints, replacements."""
 
-from __future__ import annotations
-
 import copy
 import logging
 

@@ -1,7 +1,5 @@
 """What a call returns: shapes by output mode, structures, dtypes, storage, no history."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

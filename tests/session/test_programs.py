@@ -3,8 +3,6 @@
 ``train()`` and ``eval()`` between calls are followed; kinds of inputs are as many as are asked for.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Replicas in one process: input groups, weights per group, buffers, what they add up to."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

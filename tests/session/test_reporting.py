@@ -1,7 +1,5 @@
 """Profile reports: where they lie, when they are written, what is in them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights on the device and on the host: who has the newer ones, and when they travel."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging

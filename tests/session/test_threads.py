@@ -1,7 +1,5 @@
 """Threads beside training: every public method sees the state between two calls."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

@@ -5,8 +5,6 @@ because its number was zero, makes the next call compile again; weights, moments
 and random numbers go on.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

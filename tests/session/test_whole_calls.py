@@ -1,7 +1,5 @@
 """All or nothing: what a call that fails, or that a signal interrupts, leaves on every backend."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal
