@@ -16,6 +16,7 @@ import pytest
 import coherence_table
 import environment_table
 import errors_page
+import mistakes_page
 import options_table
 import pictures
 import words
@@ -126,7 +127,9 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, path.read_text()) == []
 
 
-@pytest.mark.parametrize("script", [coherence_table, environment_table, errors_page, options_table])
+@pytest.mark.parametrize(
+    "script", [coherence_table, environment_table, errors_page, mistakes_page, options_table]
+)
 def test_pages_that_scripts_write_are_current(script: ModuleType) -> None:
     assert script.PAGE.read_text() == script.page(), f"run: python {script.__file__}"
 

@@ -188,7 +188,10 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
 def _loaded_by_torch(rows: int, slices: int) -> None:
     """Warn if what is cut is as large as a batch of a loader that knows of no micro-batches."""
     samplers = (each for each in gc.get_objects() if type(each) is BatchSampler)  # once a program
-    ours = any(plan.combined == rows for _, plan in _iterated)
+    ours = any(
+        plan.combined == rows and any(source() is not None for source in sources)
+        for sources, plan in _iterated
+    )
     if not ours and any(sampler.batch_size == rows for sampler in samplers):
         log.python.warning(
             "A batch of torch's DataLoader, batch_size=%d, is taken as %d micro-batches of %d: "
