@@ -1,7 +1,7 @@
 """Graphs that the interpreter runs with fewer calls: same bits, nothing lost by an error."""
 
-from __future__ import annotations
-
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -99,6 +99,44 @@ def test_operands_that_nothing_needs_make_room() -> None:
         return (shifted * kept, product.t().t())
 
     assert written(rewritten(function, STATE, OTHER)) == ["add"]
+
+
+def test_operators_of_several_forms_keep_theirs() -> None:
+    """``clamp_min.out`` takes a number, ``clamp_min.Tensor_out`` a tensor."""
+
+    def function(x: Any, y: Any) -> Any:
+        least = y.sum()
+        return (torch.clamp_min(x @ y, least), torch.clamp_min(x @ x, 0.5), torch.conj_physical(x))
+
+    assert len(written(rewritten(function, STATE, OTHER))) == 2
+
+
+VALUES = (normal(4, 4).abs(), torch.ones(4, 4, dtype=torch.int64), torch.ones(4, 4) > 0)
+
+
+def calls_of(operator: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+    """An operator's results for values of each kind, where it takes such."""
+    for value in VALUES:
+        kinds = {"Tensor": value, "number": 1, "int": 1, "float": 1.0, "Optional[number]": 1}
+        needed = [a for a in operator._schema.arguments if not a.has_default_value()]
+        with contextlib.suppress(RuntimeError, IndexError, NotImplementedError, TypeError):
+            yield value, operator(*(kinds.get(str(a.type)) for a in needed))
+
+
+def test_only_one_pointwise_operator_returns_its_operand() -> None:
+    found, count = set(), 0
+    for packet in (getattr(aten, name) for name in dir(aten)):
+        for operator in (getattr(packet, o) for o in getattr(packet, "overloads", list)()):
+            schema = operator._schema
+            views = any(a.alias_info is not None for a in schema.arguments)
+            if torch.Tag.pointwise not in operator.tags or views:
+                continue
+            for value, result in calls_of(operator):
+                count += 1
+                if isinstance(result, torch.Tensor) and result.data_ptr() == value.data_ptr():
+                    found.add(operator)
+    assert count > 400
+    assert found == {aten.conj_physical.default}
 
 
 def test_a_failing_call_leaves_the_weights() -> None:

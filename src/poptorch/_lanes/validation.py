@@ -16,6 +16,8 @@ from .._ir.slots import Kind, Slot
 from .._ops import streams
 
 _TOLERANCE = 1e-4  # of the sum of what is added up: orders of summation differ
+_NUDGE = 1e-6  # of inputs; what it changes is how far rounding inside may reach
+_REACH = 30  # nudges that all rounding together may be
 
 
 class Difference(NamedTuple):
@@ -54,11 +56,34 @@ def differences(
     batch = filter(_own, one.inputs)
     rows = {s.key: [_random(s, generator) for _ in range(lanes.count)] for s in batch}
     seeds = [seed + 1 + lane for lane in range(lanes.count)]
+    nudged = {key: [_nudged(row, generator) for row in each] for key, each in rows.items()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         expected = _one_after_another(one, lanes, several, state, rows, seeds)
+        near = _one_after_another(one, lanes, several, state, nudged, seeds)
         streams.begin(seeds)
         found = several(dict(_side_by_side(several, state, rows)))
-    return [d for slot in several.outputs for d in _compared(slot, found[slot.key], expected)]
+    precision = _precision(one)
+    return [
+        difference
+        for slot in several.outputs
+        for difference in _compared(
+            slot, found[slot.key], *expected[slot.key], near[slot.key][0], precision
+        )
+    ]
+
+
+def _nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value
+    signs = torch.randn(value.shape, generator=generator).sign().to(value.dtype)
+    return value + value * signs * max(_NUDGE, torch.finfo(value.dtype).eps)
+
+
+def _precision(graph: Graph) -> float:
+    """Of the narrowest type in which the graph computes, over that of float32."""
+    values = (node.meta.get("val") for node in graph.module.graph.nodes)
+    types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return max((torch.finfo(each).eps for each in types), default=0.0) / 2**-23
 
 
 def _own(slot: Slot) -> bool:
@@ -124,9 +149,13 @@ def _one_after_another(
 
 
 def _compared(
-    slot: Slot, found: torch.Tensor, expected: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    slot: Slot,
+    found: torch.Tensor,
+    wanted: torch.Tensor,
+    size: torch.Tensor,
+    near: torch.Tensor,
+    precision: float,
 ) -> Iterator[Difference]:
-    wanted, size = expected[slot.key]
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         yield Difference(slot, float("inf"), 0.0)
         return
@@ -136,8 +165,12 @@ def _compared(
     if not torch.equal(known, torch.isfinite(found)):
         yield Difference(slot, float("inf"), 0.0)
         return
-    most = float((found.double() - wanted.double())[known].abs().max()) if known.any() else 0.0
-    precision = torch.finfo(slot.dtype).eps / 2**-23 if slot.dtype.is_floating_point else 0.0
-    allowed = _TOLERANCE * precision * (1 + float(size.double()[known].max())) if known.any() else 0
+    if not known.any():
+        return
+    most, moved = (float((v.double() - wanted.double())[known].abs().max()) for v in (found, near))
+    if not slot.dtype.is_floating_point:
+        precision = moved = 0.0
+    reach = _REACH * moved if moved < float("inf") else 0.0
+    allowed = _TOLERANCE * precision * (1 + float(size.double()[known].max())) + reach
     if most > allowed:
         yield Difference(slot, most, allowed)

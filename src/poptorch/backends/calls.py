@@ -93,7 +93,8 @@ def _compute_in_place(graph: fx.Graph) -> None:
 
 def _is_fresh(node: fx.Node) -> bool:
     """Whether an operator's result is memory of its own; some return their operand."""
-    return node.target in _PRODUCTS or (_is_pointwise(node) and not may_view(node))
+    own = _is_pointwise(node) and not may_view(node)
+    return node.target in _PRODUCTS or (own and node.target is not aten.conj_physical.default)
 
 
 def _is_pointwise(node: fx.Node) -> bool:
@@ -115,9 +116,14 @@ def _writing(node: fx.Node, place: fx.Node) -> Any:
     if own is None or own != kept:
         return None
     target: Any = node.target
-    overload = str(target).rpartition(".")[2]
-    name = "out" if overload in ("default", "Tensor") else f"{overload}_out"
-    return getattr(target.overloadpacket, name, None)
+    given = [(each.name, str(each.type)) for each in target._schema.arguments]
+    for name in (f"{str(target).rpartition('.')[2]}_out", "out"):
+        into = getattr(target.overloadpacket, name, None)
+        if into is not None:
+            taken = [(each.name, str(each.type)) for each in into._schema.arguments]
+            if taken == [*given, ("out", "Tensor")]:
+                return into
+    return None
 
 
 class _Step(NamedTuple):
