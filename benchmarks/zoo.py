@@ -1,18 +1,24 @@
-"""Small models of transformers, random weights: three updates of two micro-batches beside eager.
+"""Small models of other people, random weights: three updates of two micro-batches beside eager.
 
-A model is equal if it ends no further from eager in float64 than twice what eager in float32 does.
-What eager does not train in this form is not counted. ``python benchmarks/zoo.py [NAME ...]``.
+Those of transformers; of timm and diffusers where they are installed (``pip install --no-deps``:
+what timm imports of torchvision has a stand-in). A model is equal if it ends no further from eager
+in float64 than twice what eager in float32 does. What eager does not train in this form is not
+counted. ``python benchmarks/zoo.py [NAME ...]``.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.machinery
+import importlib.util
+import re
 import signal
 import sys
+import types
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,6 +56,9 @@ KINDS = {
 }
 
 
+Batch = dict[str, torch.Tensor]
+
+
 class TooSlow(BaseException):
     """A model takes more than its share of the time."""
 
@@ -65,7 +74,7 @@ def shrink(config: Any) -> Any:
     return config
 
 
-def inputs(kind: str, config: Any) -> dict[str, torch.Tensor]:
+def inputs(kind: str, config: Any) -> Batch:
     rows = ROWS * MICRO_BATCHES
     draw = torch.Generator().manual_seed(0)
     if kind == "images":
@@ -82,7 +91,7 @@ def inputs(kind: str, config: Any) -> dict[str, torch.Tensor]:
     return {"input_ids": words, "labels": torch.arange(rows) % CLASSES if kind == "rows" else words}
 
 
-def eager(model: nn.Module, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> nn.Module:
+def eager(model: nn.Module, batch: Batch, dtype: torch.dtype) -> nn.Module:
     model = copy.deepcopy(model).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(UPDATES):
@@ -92,12 +101,12 @@ def eager(model: nn.Module, batch: dict[str, torch.Tensor], dtype: torch.dtype) 
                 name: (x.to(dtype) if x.is_floating_point() else x).chunk(MICRO_BATCHES)[at]
                 for name, x in batch.items()
             }
-            (model(**part).loss / MICRO_BATCHES).backward()
+            (model(**part)["loss"] / MICRO_BATCHES).backward()
         optimizer.step()
     return model
 
 
-def ours(model: nn.Module, batch: dict[str, torch.Tensor], backend: str) -> nn.Module:
+def ours(model: nn.Module, batch: Batch, backend: str) -> nn.Module:
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(MICRO_BATCHES)
     model = copy.deepcopy(model)
@@ -115,18 +124,19 @@ def distance(model: nn.Module, exact: nn.Module) -> float:
     return max((a.detach().double() - b.detach()).abs().max().item() for a, b in pairs)
 
 
-def verdict(kind: str, config_class: Any, model_class: Any, backend: str) -> str | None:
+Make = Callable[[], tuple[nn.Module, Batch]]
+
+
+def verdict(make: Make, backend: str) -> str | None:
     """Say what came of a model; None if eager does not train it in this form."""
     torch.manual_seed(0)
     try:
-        config = shrink(config_class())
-        model = model_class(config).train()
-        for part in model.modules():
+        model, batch = make()
+        for part in model.train().modules():
             if isinstance(part, nn.modules.dropout._DropoutNd):
                 part.p = 0.0
         if sum(p.numel() for p in model.parameters()) > 20_000_000:
             return None
-        batch = inputs(kind, config)
         exact, plain = (eager(model, batch, kind) for kind in (torch.float64, torch.float32))
     except Exception:  # whatever a configuration does not like about these sizes
         return None
@@ -138,18 +148,184 @@ def verdict(kind: str, config_class: Any, model_class: Any, backend: str) -> str
     return "equal" if apart <= 2 * noise + 1e-9 else f"apart by {apart:.1e}, eager by {noise:.1e}"
 
 
-def models(names: list[str]) -> Iterator[tuple[str, str, Any, Any]]:
+def of_transformers() -> Iterator[tuple[str, str, Make]]:
     for kind, mapping in KINDS.items():
         for config_class, model_class in mapping.items():
             several = model_class if isinstance(model_class, tuple) else (model_class,)
             for each in several:
-                if not names or each.__name__ in names or kind in names:
-                    yield kind, each.__name__, config_class, each
+
+                def make(kind: str = kind, config: Any = config_class, model: Any = each) -> Any:
+                    small = shrink(config())
+                    return model(small), inputs(kind, small)
+
+                yield kind, each.__name__, make
+
+
+class Graded(nn.Module):
+    """A model, and the loss of what it returns: of classes, or of values that it should return."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, labels: torch.Tensor, **given: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.net(**given)
+        out = out if isinstance(out, torch.Tensor) else out[0]
+        if labels.is_floating_point():
+            return {"loss": nn.functional.mse_loss(out, labels)}
+        return {"loss": nn.functional.cross_entropy(out, labels)}
+
+
+class _Named(type):
+    def __getattr__(cls, name: str) -> str:
+        return name
+
+
+class _StandIn(types.ModuleType):
+    """A module that timm imports from and calls nothing of when it trains."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Named(name, (), {})
+
+
+class _StandIns:
+    def find_spec(self, name: str, *_: Any) -> Any:
+        if name.split(".")[0] == "torchvision":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+LITTLE = re.compile(
+    "test_|zepto|atto|femto|pico|nano|xxs|xx_small|tiny|_t[0-9_.]|_0[0-9]{2}|mini|18"
+)
+
+
+def of_timm() -> Iterator[tuple[str, str, Make]]:
+    """Of each of its modules the tests' models, or a little one."""
+    if importlib.util.find_spec("torchvision") is None:
+        sys.meta_path.append(_StandIns())  # type: ignore[arg-type]
+    import timm
+
+    for module in timm.list_modules():
+        names = timm.list_models(module=module)
+        tests = [name for name in names if name.startswith("test_")]
+        for name in tests or [name for name in names if LITTLE.search(name)][:1] or names[:1]:
+
+            def make(name: str = name) -> Any:
+                try:
+                    net = timm.create_model(name, num_classes=CLASSES, img_size=64)
+                except TypeError:
+                    net = timm.create_model(name, num_classes=CLASSES)
+                rows = ROWS * MICRO_BATCHES
+                draw = torch.Generator().manual_seed(0)
+                images = torch.randn(rows, 3, 64, 64, generator=draw)
+                return Graded(net), {"labels": torch.arange(rows) % CLASSES, "x": images}
+
+            yield "timm", name, make
+
+
+BLOCKS = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
+DOWN_UP = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+           "up_block_types": ("AttnUpBlock2D", "UpBlock2D"), "attention_head_dim": 4}  # fmt: skip
+CROSS = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+         "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+         "attention_head_dim": 4, "cross_attention_dim": 8}  # fmt: skip
+CODED = {
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+}
+PATCHED = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8,
+           "patch_size": 2, "in_channels": 4, "out_channels": 4}  # fmt: skip
+# Settings, and what is given beside images: the shapes of one sample.
+DIFFUSERS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
+    "UNet2DModel": ({**BLOCKS, **DOWN_UP, "in_channels": 3, "out_channels": 3}, {}),
+    "UNet2DConditionModel": (
+        {**BLOCKS, **CROSS, "in_channels": 3, "out_channels": 3},
+        {"encoder_hidden_states": (5, 8)},
+    ),
+    "AutoencoderKL": ({**BLOCKS, **CODED, "latent_channels": 2}, {}),
+    "VQModel": ({**BLOCKS, **CODED, "latent_channels": 2, "num_vq_embeddings": 8}, {}),
+    "AutoencoderTiny": (
+        {
+            "encoder_block_out_channels": (8, 8), "decoder_block_out_channels": (8, 8),
+            "num_encoder_blocks": (1, 1), "num_decoder_blocks": (1, 1),
+        },
+        {},
+    ),
+    "DiTTransformer2DModel": ({**PATCHED, "norm_num_groups": 4}, {"class_labels": ()}),
+    "PixArtTransformer2DModel": (
+        {**PATCHED, "cross_attention_dim": 16, "caption_channels": 8},
+        {"encoder_hidden_states": (5, 8)},
+    ),
+    "SD3Transformer2DModel": (
+        {**PATCHED, "joint_attention_dim": 8, "caption_projection_dim": 16,
+         "pooled_projection_dim": 8, "pos_embed_max_size": 8},
+        {"encoder_hidden_states": (5, 8), "pooled_projections": (8,)},
+    ),
+    "AuraFlowTransformer2DModel": (
+        {
+            "num_attention_heads": 2, "attention_head_dim": 8, "sample_size": 8, "in_channels": 4,
+            "out_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 1,
+            "joint_attention_dim": 8, "caption_projection_dim": 16, "pos_embed_max_size": 16,
+        },
+        {"encoder_hidden_states": (5, 8)},
+    ),
+    "SanaTransformer2DModel": (
+        {**PATCHED, "patch_size": 1, "num_cross_attention_heads": 2,
+         "cross_attention_head_dim": 8, "cross_attention_dim": 16, "caption_channels": 8},
+        {"encoder_hidden_states": (5, 8)},
+    ),
+}  # fmt: skip
+TIMED = ("UNet", "Transformer")  # models of steps in time
+
+
+def of_diffusers() -> Iterator[tuple[str, str, Make]]:
+    import diffusers
+
+    for name, (settings, beside) in DIFFUSERS.items():
+
+        def make(name: str = name, settings: Any = settings, beside: Any = beside) -> Any:
+            net = getattr(diffusers, name)(**settings)
+            rows, draw = ROWS * MICRO_BATCHES, torch.Generator().manual_seed(0)
+            shape = (rows, settings.get("in_channels", 3), 8, 8)
+            first = "hidden_states" if "Transformer" in name else "sample"
+            if name == "AutoencoderTiny":
+                first = "sample"
+            batch = {first: torch.randn(shape, generator=draw)}
+            batch["labels"] = torch.randn(shape, generator=draw)
+            if any(part in name for part in TIMED):
+                batch["timestep"] = torch.arange(rows) * 7
+            for key, own in beside.items():
+                batch[key] = torch.randn(rows, *own, generator=draw) if own else torch.arange(rows)
+            return Graded(net), batch
+
+        yield "diffusers", name, make
+
+
+def models(names: list[str]) -> Iterator[tuple[str, Make]]:
+    sources = [of_transformers]
+    for library, source in (("timm", of_timm), ("diffusers", of_diffusers)):
+        if importlib.util.find_spec(library) is not None:
+            sources.append(source)
+    for source in sources:
+        for kind, name, make in source():
+            if not names or name in names or kind in names:
+                yield name, make
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="classes, or kinds: " + ", ".join(KINDS))
+    parser.add_argument("names", nargs="*", help="models, timm, diffusers, or " + ", ".join(KINDS))
     parser.add_argument("--backend", default="reference")
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -160,10 +336,10 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, end)
     counts = Counter[str]()
-    for kind, name, config_class, model_class in models(chosen.names):
+    for name, make in models(chosen.names):
         signal.alarm(LIMIT_S)
         try:
-            said = verdict(kind, config_class, model_class, chosen.backend)
+            said = verdict(make, chosen.backend)
         except TooSlow:
             said = None
         finally:

@@ -105,12 +105,14 @@ MISTAKES = {
             def forward(self, x, labels):
                 return super().forward(x if x.sum() > 0 else -x, labels)
 
+
         wrapped(Branches(4, 3))(x, labels)""",
     "print in forward": """
         class Prints(Net):
             def forward(self, x, labels):
                 print(x)
                 return super().forward(x, labels)
+
 
         wrapped(Prints(4, 3))(x, labels)""",
     "A loss that is NaN": """
@@ -120,6 +122,7 @@ MISTAKES = {
         class Drops(Net):
             def forward(self, x, labels):
                 return super().forward(torch.nn.functional.dropout(x), labels)
+
 
         training = wrapped(Drops(4, 3))
         training(x, labels)

@@ -1,7 +1,5 @@
 """Modules drawn from a grammar, trained or run with drawn options, beside eager torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -1,7 +1,5 @@
 """A grammar of layers that keep, tie, hook or overwrite something, (rows, 4) -> (rows, 4)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

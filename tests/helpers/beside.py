@@ -1,7 +1,5 @@
 """A model trained or run with any options, and the loop of eager torch that does the same."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What would go wrong in silence is told once, in the moment, and what is right is not."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

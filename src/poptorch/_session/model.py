@@ -54,8 +54,8 @@ class Variant:
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
         self.store: StateStore | None = None  # from the first use; shares weights with others'
         self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
-        kinds = [slot.kind for slot in compiled.plan.program.emit.slots]
-        self.loss_at = kinds.index(Kind.LOSS) if Kind.LOSS in kinds else None  # among results
+        emitted = enumerate(compiled.plan.program.emit.slots)  # in the order of the results
+        self.loss_at = next((at for at, slot in emitted if slot.kind is Kind.LOSS), None)
         self.indices = Indices(compiled.ranges(), compiled.premises, paths)
         self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
