@@ -15,7 +15,7 @@ from poptorch._base import private
 from poptorch._update.formulas import ALGORITHMS, Algorithm
 from poptorch.backends import calls
 
-WIDTH = 260  # squared, more than LARGE
+WIDTH = 60
 X, Y = normal(4, WIDTH), normal(4, WIDTH, seed=1)
 
 
@@ -24,7 +24,7 @@ def rounded(size: float) -> dict[str, float]:
     return near(WIDTH**0.5 + FUNCTION, 3, size=size)
 
 
-def test_a_large_model_trains_as_eagerly(monkeypatch) -> None:
+def test_a_model_trains_as_eagerly(monkeypatch) -> None:
     settings = {"lr": 0.01, "weight_decay": 0.3, "betas": (0.5, 0.8), "eps": 1e-3}
     shapes, usual = [], calls.adam_step
 
@@ -38,7 +38,7 @@ def test_a_large_model_trains_as_eagerly(monkeypatch) -> None:
     twins.step(X, Y, count=3)
     ours, eagers = twins.model.state_dict(), twins.eager.state_dict()
     torch.testing.assert_close(ours, eagers, **rounded(0.3))
-    assert shapes == [(WIDTH, WIDTH)] * 3
+    assert sorted(shapes) == sorted([(WIDTH, WIDTH), (WIDTH,)] * 3)
 
 
 VALUES = {"first_share": 0.1, "second_share": 0.02, "root_factor": 3.0, "eps": 1e-3,
@@ -118,11 +118,8 @@ def test_only_a_gradient_may_be_read_by_others(extra, taken: bool) -> None:
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
 
 
-def test_small_ones_and_other_types_are_left_alone(monkeypatch) -> None:
+def test_other_types_are_left_alone() -> None:
     module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
-    monkeypatch.setattr(calls, "LARGE", WIDTH * WIDTH + 1)
-    assert not is_taken(calls.fuse_adam(module))
-    monkeypatch.setattr(calls, "LARGE", 1)
     for node in module.graph.find_nodes(op="placeholder")[:4]:
         node.meta["val"] = node.meta["val"].double()
     assert not is_taken(calls.fuse_adam(module))

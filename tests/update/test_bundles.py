@@ -12,7 +12,6 @@ import poptorch
 from helpers.closeness import near, relative
 from helpers.wrapping import options
 from poptorch._compile import weights
-from poptorch.backends import calls
 
 pytestmark = pytest.mark.slow
 
@@ -117,11 +116,6 @@ def check_layout(bundles, optimizer, model):
         for member, end in zip(bundle.members, ends, strict=False):
             assert member.offset % 64 == 0
             assert 0 <= member.offset - end < 64
-
-
-def test_no_weight_of_a_bundle_is_large_for_the_kernel_of_adam():
-    """Alone and in a bundle it would have other bits."""
-    assert weights.LARGEST < calls.LARGE
 
 
 @pytest.mark.parametrize("saved_single", [True, False])

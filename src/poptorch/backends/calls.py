@@ -19,7 +19,6 @@ from .._ir.operators import Operator, may_view, reachable, storage_root
 aten = torch.ops.aten
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
-LARGE = 1 << 16  # more than any weight of a bundle has
 _LATE = torch.tensor(1e30, dtype=torch.float32, device="cpu")  # a step without corrections
 
 
@@ -102,7 +101,7 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def _cannot_fail(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target in (adam_step, small_adam_step):
+    if node.op != "call_function" or node.target is adam_step:
         return True
     return _is_pointwise(node) or may_view(node) or node.target is aten.copy_.default
 
@@ -133,7 +132,6 @@ class _Step(NamedTuple):
     scalars: tuple[Any, ...]
     inner: Collection[fx.Node]  # what computes it
     place: fx.Node  # the copy that writes the weight
-    kernel: Any  # ``adam_step``, or for small weights ``small_adam_step``
 
 
 def fuse_adam(module: fx.GraphModule) -> fx.GraphModule:
@@ -147,11 +145,11 @@ def fuse_adam(module: fx.GraphModule) -> fx.GraphModule:
     order = {node: at for at, node in enumerate(graph.nodes)}
     alike: dict[tuple[Any, ...], list[_Step]] = {}
     for step in steps:
-        alike.setdefault((step.kernel, *step.scalars), []).append(step)
+        alike.setdefault(step.scalars, []).append(step)
     with graph.inserting_before(copies[0]):  # all that they write is computed, nothing is written
-        for (kernel, *scalars), same in alike.items():
+        for scalars, same in alike.items():
             lists = zip(*(step.tensors for step in same), strict=True)
-            graph.call_function(kernel, (*map(list, lists), *scalars))
+            graph.call_function(adam_step, (*map(list, lists), *scalars))
     for step in steps:
         weight, place = step.tensors[0], step.place.args[0]
         if weight is not place:  # it is computed in float32
@@ -190,8 +188,7 @@ def _step(copy: fx.Node, written: Mapping[Any, fx.Node]) -> _Step | None:
     if weight is not place:
         users |= set(weight.users)
     alone = users <= {*inner, *(written[new] for new in state)}
-    kernel = _kernel_for(tensors, scalars) if alone else None
-    return None if kernel is None else _Step(tensors, scalars, inner, copy, kernel)
+    return _Step(tensors, scalars, inner, copy) if alone and _are_alike(tensors) else None
 
 
 def _in_float32(place: Any, result: Any) -> tuple[Any, Any]:
@@ -228,15 +225,16 @@ def _blend(node: Any) -> tuple[Any, Any, Any]:
     return (old, new, share) if subtracted is old else (None, None, None)
 
 
-def _kernel_for(tensors: Sequence[fx.Node], scalars: Sequence[Any]) -> Any:
-    values: list[Any] = [node.meta.get("val") for node in tensors]
-    shape = getattr(values[0], "shape", torch.Size())
-    if any(v is None or v.dtype is not torch.float32 or v.shape != shape for v in values):
-        return None
-    if shape.numel() >= LARGE and len(shape) > 1:
-        return adam_step if all(value.is_contiguous() for value in values) else None
-    variable = all(isinstance(each, fx.Node) or each == 1.0 for each in scalars)
-    return small_adam_step if variable else None
+def _are_alike(nodes: Collection[fx.Node]) -> bool:
+    """Whether the kernel takes them."""
+    values = [node.meta.get("val") for node in nodes]
+    return all(
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.float32
+        and value.shape == values[0].shape  # type: ignore[union-attr]
+        and value.is_contiguous()
+        for value in values
+    )
 
 
 def adam_step(
@@ -276,29 +274,6 @@ def adam_step(
         amsgrad=False,
         maximize=False,
     )
-
-
-def small_adam_step(
-    weights: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    firsts: Sequence[torch.Tensor],
-    seconds: Sequence[torch.Tensor],
-    *scalars: torch.Tensor | float,
-) -> None:
-    """The same by the graph's operators; of weights in a bundle the kernel makes other bits."""
-    first_share, second_share, factor, eps, descent, shrink = ([s] * len(weights) for s in scalars)
-    differences = aten._foreach_sub.List(gradients, firsts)
-    aten._foreach_addcmul_.Scalar(firsts, differences, first_share)
-    squares = aten._foreach_mul.List(gradients, gradients)
-    aten._foreach_sub_.List(squares, seconds)
-    aten._foreach_addcmul_.Scalar(seconds, squares, second_share)
-    roots = aten._foreach_sqrt.default(seconds)
-    if not isinstance(factor[0], float):
-        aten._foreach_mul_.List(roots, factor)
-    if not isinstance(shrink[0], float):
-        aten._foreach_mul_.List(weights, shrink)
-    aten._foreach_add_.List(roots, eps)
-    aten._foreach_addcmul_.Scalar(weights, aten._foreach_div.List(firsts, roots), descent)
 
 
 @functools.cache
