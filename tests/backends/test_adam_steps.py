@@ -125,6 +125,28 @@ def test_other_types_are_left_alone() -> None:
     assert not is_taken(calls.fuse_adam(module))
 
 
+def test_narrow_weights_are_computed_in_float32() -> None:
+    """Between casts; their new values are rounded as the operators round them."""
+
+    def function(weight: Any, gradient: Any, first: Any, second: Any) -> Any:
+        old = {"first": first, "second": second}
+        new, moments = ALGORITHMS["adam"].step(weight.float(), gradient.float(), old, VALUES)
+        weight.copy_(new.to(weight.dtype))
+        first.copy_(moments["first"])
+        second.copy_(moments["second"])
+        return ()
+
+    arguments = [normal(WIDTH, WIDTH, seed=at) for at in range(4)]
+    arguments = [*(each.bfloat16() for each in arguments[:2]), arguments[2], arguments[3].abs()]
+    module = make_fx(function, tracing_mode="fake")(*arguments)
+    wanted = run(module, arguments)
+    got = run(calls.fuse_adam(module), arguments)
+    assert is_taken(module)
+    assert not module.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+    torch.testing.assert_close(got[0], wanted[0], **near(16, dtype=torch.bfloat16))
+    torch.testing.assert_close(got[2:], wanted[2:], **near(16, size=0.05))
+
+
 def test_a_torch_without_the_kernel(monkeypatch, caplog) -> None:
     path, lost = private.ROWS["fused_adamw_"]
     monkeypatch.setitem(private.ROWS, "fused_adamw_", (f"{path}_renamed", lost))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -125,13 +125,8 @@ def _writing(node: fx.Node, place: fx.Node) -> Any:
     return None
 
 
-class _Step(NamedTuple):
-    """A step of Adam: arguments of ``adam_step``, numbers where they are compiled in."""
-
-    tensors: tuple[fx.Node, ...]
-    scalars: tuple[Any, ...]
-    inner: Collection[fx.Node]  # what computes it
-    place: fx.Node  # the copy that writes the weight
+# The arguments of ``adam_step``: nodes, and numbers where they are compiled in; what computes it.
+_Step = tuple[tuple[fx.Node, ...], tuple[Any, ...], Collection[fx.Node]]
 
 
 def fuse_adam(module: fx.GraphModule) -> fx.GraphModule:
@@ -143,19 +138,16 @@ def fuse_adam(module: fx.GraphModule) -> fx.GraphModule:
     if not steps or private.optional("fused_adamw_") is None:
         return module
     order = {node: at for at, node in enumerate(graph.nodes)}
-    alike: dict[tuple[Any, ...], list[_Step]] = {}
-    for step in steps:
-        alike.setdefault(step.scalars, []).append(step)
+    alike: dict[Any, list[tuple[fx.Node, ...]]] = {}
+    for tensors, scalars, _ in steps:
+        alike.setdefault((tensors[0].meta["val"].dtype, scalars), []).append(tensors)
     with graph.inserting_before(copies[0]):  # all that they write is computed, nothing is written
-        for scalars, same in alike.items():
-            lists = zip(*(step.tensors for step in same), strict=True)
-            graph.call_function(adam_step, (*map(list, lists), *scalars))
-    for step in steps:
-        weight, place = step.tensors[0], step.place.args[0]
-        if weight is not place:  # it is computed in float32
-            step.place.args = (place, weight)
-        for node in sorted(step.inner, key=order.__getitem__, reverse=True):
-            if node in written and (written[node] is not step.place or weight is place):
+        for (_, scalars), same in alike.items():
+            lists = map(list, zip(*same, strict=True))
+            graph.call_function(adam_step, (*lists, *scalars))
+    for *_, inner in steps:
+        for node in sorted(inner, key=order.__getitem__, reverse=True):
+            if node in written:
                 graph.erase_node(written[node])
             graph.erase_node(node)
     module.recompile()
@@ -164,6 +156,7 @@ def fuse_adam(module: fx.GraphModule) -> fx.GraphModule:
 
 def _step(copy: fx.Node, written: Mapping[Any, fx.Node]) -> _Step | None:
     """Return the step of Adam (see ``_update``) whose new weight a node writes, if any."""
+    place: Any
     place, result = copy.args[:2]
     weight, new_weight = _in_float32(place, result)
     base, quotient, descent = _plus_scaled(new_weight)
@@ -180,24 +173,29 @@ def _step(copy: fx.Node, written: Mapping[Any, fx.Node]) -> _Step | None:
     state = {result: place, new_first: first, new_second: second}
     if any(new not in written or written[new].args[0] is not old for new, old in state.items()):
         return None
-    tensors = weight, gradient, first, second
+    alike = _are_alike((weight, gradient, first, second))
+    narrow = gradient if weight is place else _before_cast(gradient)
+    tensors = place, narrow, first, second
     scalars = first_share, second_share, factor, eps, descent, shrink
     ends = {*tensors, *scalars}
     inner = reachable([result], lambda node: set(node.all_input_nodes) - ends)
     users = {user for node in inner for user in node.users}
-    if weight is not place:
-        users |= set(weight.users)
     alone = users <= {*inner, *(written[new] for new in state)}
-    return _Step(tensors, scalars, inner, copy) if alone and _are_alike(tensors) else None
+    return (tensors, scalars, inner) if alone and alike else None
 
 
 def _in_float32(place: Any, result: Any) -> tuple[Any, Any]:
     """Return a weight and its new value; of a narrower type, what is computed between casts."""
-    narrow = isinstance(result, fx.Node) and result.target is aten._to_copy.default
-    for user in place.users if narrow else ():
-        if user.target is aten._to_copy.default and user.kwargs == {"dtype": torch.float32}:
-            return user, result.args[0]
+    if isinstance(result, fx.Node) and result.target is aten._to_copy.default:
+        for user in place.users:
+            if _before_cast(user) is place:
+                return user, result.args[0]
     return place, result
+
+
+def _before_cast(node: fx.Node) -> Any:
+    cast = node.target is aten._to_copy.default and node.kwargs == {"dtype": torch.float32}
+    return node.args[0] if cast else node
 
 
 def _operands(node: Any, target: Any) -> tuple[Any, ...]:
@@ -249,7 +247,15 @@ def adam_step(
     ``scalars``: the shares of the gradient in ``first`` and of its square in ``second``; factor and
     addend of the root of ``second``; factors of the quotient and of the old weight.
     """
-    first_share, second_share, factor, eps, descent, shrink = map(float, scalars)
+    numbers = first_share, second_share, factor, eps, descent, shrink = [*map(float, scalars)]
+    if weights[0].dtype is not torch.float32:  # one at a time: its wide copy stays in the caches
+        for weight, gradient, first, second in zip(
+            weights, gradients, firsts, seconds, strict=True
+        ):
+            wide = weight.float()
+            adam_step([wide], [gradient.float()], [first], [second], *numbers)
+            weight.copy_(wide)
+        return
     if not (0 < first_share <= 1 and 0 < second_share <= 1):  # it takes no decay of 1
         for weight, gradient, first, second in zip(
             weights, gradients, firsts, seconds, strict=True
