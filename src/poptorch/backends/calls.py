@@ -177,8 +177,9 @@ def _step(copy: fx.Node, written: Mapping[Any, fx.Node]) -> _Step | None:
     narrow = gradient if weight is place else _before_cast(gradient)
     tensors = place, narrow, first, second
     scalars = first_share, second_share, factor, eps, descent, shrink
-    ends = {*tensors, *scalars}
+    ends = {weight, gradient, first, second, *scalars}
     inner = reachable([result], lambda node: set(node.all_input_nodes) - ends)
+    inner |= {cast for cast in {weight, gradient} - {place, narrow} if set(cast.users) <= inner}
     users = {user for node in inner for user in node.users}
     alone = users <= {*inner, *(written[new] for new in state)}
     return (tensors, scalars, inner) if alone and alike else None
