@@ -90,6 +90,7 @@ def test_reading_weights_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None
         training(X, Y)
         for parameter in model.parameters():
             assert parameter.isfinite().all()
+        torch.autograd.grad(model.layer.weight.sum(), model.layer.weight)
     assert lines(caplog) == []
 
 

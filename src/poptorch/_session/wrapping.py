@@ -165,7 +165,7 @@ def _reads_gradients() -> bool:
         if source.is_own_file(filename):
             first, *more = (linecache.getline(filename, number + at) for at in range(_LOOP))
             loop = "".join(more) if first.lstrip().startswith("for ") else ""
-            return ".grad" in re.findall(r"\.\w+", first + loop)
+            return re.search(r"\.grad\b(?!\s*\()", first + loop) is not None  # not autograd.grad()
     return False
 
 
