@@ -118,11 +118,27 @@ def test_only_a_gradient_may_be_read_by_others(extra, taken: bool) -> None:
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
 
 
-def test_other_types_are_left_alone() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [torch.Tensor.double, torch.Tensor.t, lambda value: value[:1], lambda value: value[:, ::2]],
+)
+@pytest.mark.parametrize("which", [0, 2, 3])  # the weight and its moments
+def test_other_types_layouts_and_shapes_are_left_alone(change: Any, which: int) -> None:
     module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
-    for node in module.graph.find_nodes(op="placeholder")[:4]:
-        node.meta["val"] = node.meta["val"].double()
+    node = module.graph.find_nodes(op="placeholder")[which]
+    node.meta["val"] = change(node.meta["val"])
     assert not is_taken(calls.fuse_adam(module))
+
+
+def test_a_gradient_may_lie_otherwise_than_was_traced() -> None:
+    """Those of convolutions do, on some processors."""
+    scalars = [VALUES[k] for k in ("first_share", "second_share", "root_factor", "eps", "descent")]
+    ends = []
+    for turn in (lambda g: g, lambda g: g.t().contiguous().t()):
+        weight, gradient, first, second = (normal(WIDTH, WIDTH, seed=at) for at in range(4))
+        calls.adam_step([weight], [turn(gradient)], [first], [second.abs()], *scalars, 1.0)
+        ends.append((weight, first))
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])

@@ -101,6 +101,49 @@ def test_operands_that_nothing_needs_make_room() -> None:
     assert written(rewritten(function, STATE, OTHER)) == ["add"]
 
 
+def view_of_what_moved(x: Any, y: Any) -> Any:
+    shifted = (x @ y) + 1.0
+    turned = shifted.t()
+    return (shifted * 2.0 + turned,)
+
+
+def the_same_under_another_name(x: Any, y: Any) -> Any:
+    product = x @ y
+    same = torch.conj_physical(product)
+    return ((same + 1.0) * product,)
+
+
+def of_another_shape(x: Any, y: Any) -> Any:
+    return (x[0] * 2.0 + (x @ y)[:3].relu(),)
+
+
+def of_another_type(x: Any, y: Any) -> Any:
+    return ((x @ y) > 0.0,)
+
+
+def of_another_layout(x: Any, y: Any) -> Any:
+    return ((x @ y).t().exp() + 1.0 * x,)
+
+
+def with_a_mode(x: Any, y: Any) -> Any:
+    return (torch.div(x @ y, y, rounding_mode="floor"),)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        view_of_what_moved,
+        the_same_under_another_name,
+        of_another_shape,
+        of_another_type,
+        of_another_layout,
+        with_a_mode,
+    ],
+)
+def test_what_has_no_room_gets_its_own(function: Any) -> None:
+    rewritten(function, STATE, OTHER)
+
+
 def test_operators_of_several_forms_keep_theirs() -> None:
     """``clamp_min.out`` takes a number, ``clamp_min.Tensor_out`` a tensor."""
 

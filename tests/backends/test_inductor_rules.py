@@ -152,5 +152,7 @@ def test_group_norm_of_what_has_the_batch_innermost(
 def test_group_norm_left_to_torch() -> None:
     sizes = (BATCH, 6, 5, 2, 1e-5)
     assert group_norm(torch.randn(BATCH, 6, 5), None, None, *sizes) is NotImplemented
+    narrow = batch_first(torch.randn(6, 5, BATCH)).bfloat16()  # torch adds up in float32
+    assert group_norm(narrow, None, None, *sizes) is NotImplemented
     few = batch_first(torch.randn(6, 5, 2))
     assert group_norm(few, None, None, 2, *sizes[1:]) is NotImplemented

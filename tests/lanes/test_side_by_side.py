@@ -301,18 +301,34 @@ def test_graphs_of_lanes_compute_what_that_of_one_does(name: str, lanes: Lanes) 
     assert not _lanes.differences(micro.graph, several, lanes, micro.constants)
 
 
-def test_a_difference_is_found() -> None:
-    micro = captured(ZOO["linear"].build(), *ZOO["linear"].inputs(ROWS * STEPS))
+def differences_with_opposite(micro: _capture.Micro, target: object) -> str:
+    """Let the first such operator of two lanes return the opposite; say what is found."""
     several = _lanes.side_by_side(micro.graph, Lanes(2)).copy()
-    (product, *_) = several.module.graph.find_nodes(
-        op="call_function", target=torch.ops.aten.mm.default
-    )
-    with several.module.graph.inserting_after(product):
-        wrong = several.module.graph.call_function(torch.ops.aten.neg.default, (product,))
-    product.replace_all_uses_with(wrong, lambda user: user is not wrong)
+    graph = several.module.graph
+    node, *_ = graph.find_nodes(op="call_function", target=target)
+    with graph.inserting_after(node):
+        wrong = graph.call_function(torch.ops.aten.neg.default, (node,))
+    node.replace_all_uses_with(wrong, lambda user: user is not wrong)
     several.module.recompile()
     found = _lanes.differences(micro.graph, several, Lanes(2), micro.constants)
-    assert "gradient.layer.weight" in " ".join(map(str, found))
+    return " ".join(map(str, found))
+
+
+def test_a_difference_is_found() -> None:
+    micro = captured(ZOO["linear"].build(), *ZOO["linear"].inputs(ROWS * STEPS))
+    found = differences_with_opposite(micro, torch.ops.aten.mm.default)
+    assert "gradient.layer.weight" in found
+
+
+def test_a_wrong_index_is_found() -> None:
+    """Numbers without a fraction may differ only where rounding decides which one it is."""
+
+    def forward(m, x):
+        out = m.layer(x) + torch.arange(3) * 9.0
+        return out.argmax(1), poptorch.identity_loss(out.square().mean(), "none")
+
+    micro = captured(Having(forward, layer=nn.Linear(4, 3)), torch.randn(8, 4))
+    assert "output" in differences_with_opposite(micro, torch.ops.aten.argmax.default)
 
 
 def test_gradients_of_weights_are_one_product_over_all_rows() -> None:

@@ -168,9 +168,8 @@ def _compared(
     if not known.any():
         return
     most, moved = (float((v.double() - wanted.double())[known].abs().max()) for v in (found, near))
-    if not slot.dtype.is_floating_point:
-        precision = moved = 0.0
+    share = _TOLERANCE * precision if slot.dtype.is_floating_point else 0.0
     reach = _REACH * moved if moved < float("inf") else 0.0
-    allowed = _TOLERANCE * precision * (1 + float(size.double()[known].max())) + reach
+    allowed = share * (1 + float(size.double()[known].max())) + reach
     if most > allowed:
         yield Difference(slot, most, allowed)
