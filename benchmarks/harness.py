@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -10,9 +11,10 @@ from collections.abc import Callable, Mapping
 def alternate(
     contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 5
 ) -> dict[str, list[float]]:
-    """Run every contestant once per round, forwards and backwards in turn.
+    """Run every contestant once per round, in an order that is drawn anew.
 
-    What ran before leaves the caches fuller or emptier: nobody always comes after the same one.
+    What ran before leaves the caches fuller or emptier, and threads awake or asleep: everybody
+    comes after everybody.
 
     Returns:
         Seconds of every round, by contestant.
@@ -21,13 +23,13 @@ def alternate(
         for _ in range(warmup):
             run()
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    order = list(contestants.items())
+    order, draw = list(contestants.items()), random.Random(0)
     for _ in range(rounds):
+        draw.shuffle(order)
         for name, run in order:
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
-        order.reverse()
     return times
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import poptorch
 
-PAUSE = 0.006  # longer than from one look at a model's guards to the next
+PAUSE = 0.025
 
 
 def options(backend: str = "reference", **counts: int) -> poptorch.Options:

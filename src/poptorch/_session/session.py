@@ -36,7 +36,7 @@ from .store import DEVICE_ONLY, Layout, StateStore
 from .weights import check_saved
 from .wrapping import Owner
 
-CHECK_EVERY = 0.005
+CHECK_EVERY = 0.02
 """Seconds from one look at the guards to the next: the layers of a small model are not in the
 processor's caches when its call begins, and looking at all of them took 40 of its 650 us."""
 TILES = {kind.generation: kind.tiles for kind in _systems.KINDS.values()}

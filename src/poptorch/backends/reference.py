@@ -23,8 +23,9 @@ from .._ir.graph import Graph, copied
 from .._ir.operators import Operator
 from .._ir.plan import Plan
 from . import stopwatch
-from .calls import adam_step, with_fewer_calls
+from .calls import with_fewer_calls
 from .driver import Collector, LoopExecutable, Point, program_report
+from .fused_steps import STEPS
 from .prepare import accept_strides, prepare, view
 from .process import keep_freed_memory
 from .protocol import Compiled, Executable, Progress
@@ -83,7 +84,7 @@ def _below_autograd(module: fx.GraphModule) -> Callable[[], contextlib.AbstractC
     Only if all operators are torch's: others may ask for gradients inside.
     """
     functions = {node.target for node in module.graph.nodes if node.op == "call_function"}
-    functions -= {operator.getitem, view, adam_step}
+    functions -= {operator.getitem, view, *STEPS}
     plain = all(isinstance(f, Operator) and f.namespace == "aten" for f in functions)
     below = private.optional("AutoDispatchBelowAutograd") if plain else None
     return below or contextlib.nullcontext
