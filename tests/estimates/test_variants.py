@@ -202,4 +202,5 @@ def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path: Pat
     page = (tmp_path / "table.html").read_text()
     assert page.count("<tr>") == 3
     assert 'name="viewport" content="width=device-width' in page
+    assert "estimated for IPUs, nothing was run</h1>" in page
     assert "<td>mk2</td>" in page

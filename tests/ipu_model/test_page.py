@@ -18,7 +18,7 @@ from helpers.pricing import meta, priced, two_stages
 from poptorch import _systems
 from poptorch._ipu_model import page, profile
 
-VIEWS = ("summary", "memory", "liveness", "schedule", "operators", "program", "measured",
+VIEWS = ("measured", "summary", "memory", "liveness", "schedule", "operators", "program",
          "settings", "comparison")  # fmt: skip
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -27,12 +27,13 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 def content() -> dict[str, Any]:
     """A profile of two stages, with made-up measurements."""
     estimate = priced(two_stages, meta(8, 64), steps=2, system="bow:2", advice=True)
-    calls = (profile.Call(0, 0, 0.25, 0.5, 0.25), profile.Call(1.5, 0.5, 0.1, 0.5, 0.1))
+    calls = [profile.Call(3 * at, 0, 0.25, 0.5, 0.25) for at in range(2)]  # timed by parts
+    calls += [profile.Call(6 + 3 * at, 2, 0.5, each, 0.25) for at, each in enumerate((2, 1, 0))]
     times = (
         (profile.ActionTime("forward", 2, 0.125),),
         (profile.OperatorTime("F", "aten.addmm", "0", "net.py:3", 2, 0.0625),),
     )
-    measured = profile.Measured("</script><b>", 1.0, 2, calls, 1 << 20, *times)
+    measured = profile.Measured("</script><b>", 1.0, 5, tuple(calls), 1 << 20, *times)
     return profile.profile(
         dataclasses.asdict(estimate), _systems.KINDS["bow"], measured, {"loops.replicas": "1"}
     )
@@ -42,7 +43,11 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     page_text = page.html(content, content)
     parts = re.findall(r'<section id="(\w+)">(.*?)</section>', page_text, re.DOTALL)
     views = {name: re.sub(r"\s*\n\s*", "", text) for name, text in parts}
-    assert set(views) == set(VIEWS)
+    assert tuple(views) == VIEWS
+    marked = {
+        name for name, text in views.items() if "<h2>" in text and ">estimated</small>" in text
+    }
+    assert marked == set(VIEWS) - {"measured", "settings"}
     priced = content["estimated"]
     first, second = priced["chips"]
     peak = max(sum(chip["peak"].values()) for chip in (first, second))
@@ -61,17 +66,30 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     actions = re.findall(r"<title>(\d\w+): [\d.e-]+ ms from", views["schedule"])
     assert sorted(actions) == ["0F0", "0F1", "1F0", "1F1"]
     assert "addmm" in views["operators"]
-    here = views["operators"].partition("on this machine")[2]
-    assert ">62.5<" in here  # ms, measured
+    here = views["measured"]
+    assert "<b>1,750 ms</b>per call, median" in here  # without the first two
+    assert ">62.5<" in here  # ms
     (row,) = [r for r in priced["operators"] if (r["name"], r["module"]) == ("aten.addmm", "0")]
     modelled = 2 * (row["compute"] + row["exchange"] + row["sync"]) / 1.85e9 * 1e3
     assert f'data-value="{modelled}"' in here
     assert "0F on IPU 0, 2 times" in views["program"]
-    assert ">125<" in views["measured"]
-    assert views["measured"].count("M1.1 ") == 4  # the second of two calls, in four parts
-    assert "&lt;/script&gt;" in views["measured"]
+    assert ">125<" in here
+    assert here.count("M1.1 ") == 4  # the second call, in four parts
+    assert "&lt;/script&gt;" in here
     assert "loops.replicas" in views["settings"]
     assert "+0.0%" in views["comparison"]
+
+
+def test_a_page_before_the_first_call_and_one_of_an_estimate_say_so(
+    content: dict[str, Any],
+) -> None:
+    compiled = {**content["measured"], "calls": 0, "first": ()}
+    text = page.html({**content, "measured": compiled})
+    assert "<b>no call yet</b>" in text
+    assert text.index("Measured on this machine") < text.index("It fits")
+    text = page.html({**content, "measured": None})
+    assert "estimated for IPUs; nothing was run" in text
+    assert "on this machine" not in text
 
 
 def test_a_page_is_small_names_its_script_and_fetches_nothing(content: dict[str, Any]) -> None:
@@ -125,6 +143,7 @@ def test_no_value_of_a_profile_becomes_markup_wherever_it_stands(content: dict[s
 
 
 MEASURE = """<script>
+const fold = document.querySelector(".advice").getBoundingClientRect().bottom;
 for (const each of document.querySelectorAll("details")) each.open = true;
 const wide = [...document.body.querySelectorAll("*")].filter(each => {
   const box = each.getBoundingClientRect(), column = each.parentElement.getBoundingClientRect();
@@ -134,8 +153,7 @@ Object.assign(parent.document.body.dataset, {
   ready: document.body.dataset.ready, width: innerWidth,
   wide: wide.map(each => each.outerHTML.slice(0, 80)).join(" "),
   views: [...document.querySelectorAll("section")].map(each => each.id).join(" "),
-  fold: document.querySelector(".advice").getBoundingClientRect().bottom,
-  color: getComputedStyle(document.querySelector(".verdict")).color,
+  fold, color: getComputedStyle(document.querySelector(".verdict")).color,
 });
 </script>"""
 
@@ -148,7 +166,7 @@ Object.assign(parent.document.body.dataset, {
 def test_a_browser_draws_every_view_inside_its_column(
     content: dict[str, Any], tmp_path: Path, width: int, scheme: int, color: str
 ) -> None:
-    """Dark and light; verdict, numbers and advice are above a phone's fold."""
+    """Dark and light; what was measured, verdict and advice are above a phone's fold."""
     advice = {"change": "options." + 30 * "long", "saves": 1.0, "costs": 1.0, "fits": True}
     changed = {**content, "settings": {"line": 100 * "wide"}}
     changed["estimated"] = {**content["estimated"], "advice": [advice, advice]}

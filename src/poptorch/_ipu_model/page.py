@@ -20,6 +20,7 @@ from .profile import (
     folded,
     of_modules,
     pass_of_action,
+    settled,
     trace,
     whole_cycles,
 )
@@ -68,12 +69,13 @@ def html(profile: Profile, before: Profile | None = None) -> str:
     priced, measured = profile["estimated"], profile["measured"] or {}
     advice = [Advice(**each) for each in priced["advice"]]
     changes = [] if before is None else compare(before, profile)
-    sections = ["summary", "memory", "liveness", "schedule", "operators", "program"]
-    optional = {"measured": measured, "settings": profile["settings"], "comparison": changes}
+    sections = ["memory", "liveness", "schedule", "operators", "program"]
+    optional = {"settings": profile["settings"], "comparison": changes}
     try:
         return _template().render(
             profile=profile, priced=priced, measured=measured, changes=changes, advice=advice,
             sections=[*sections, *(name for name, content in optional.items() if content)],
+            settled=settled(measured) if measured.get("first") else None,
             means=_MEANS, directions=_DIRECTIONS, ms=1e3 / priced["clock"],
             whole=whole_cycles(priced), operators=folded(priced["operators"])[:_MOST_ROWS],
             operators_here=_operators_here(profile), passes=list(_passes(priced)),

@@ -120,7 +120,8 @@ class WhatIf(tuple[Variant, ...]):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the table as one page for browsers, light or dark like the system."""
-        Path(path).write_text(html_page("Other settings, side by side", html_table(self._rows())))
+        title = "Other settings, side by side: estimated for IPUs, nothing was run"
+        Path(path).write_text(html_page(title, html_table(self._rows())))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a line per variant: the varied settings, then the attributes of ``Variant``."""

@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 
 FIRST = 64
 """So many calls are kept one by one."""
-TIMED = 2
-"""So many calls are timed operator by operator, which slows them; the last of them is reported."""
 OLD_NAME = "profile.pop"
 """Scripts look for the report under this name; it has the content of ``profile.json``."""
 
@@ -60,13 +58,13 @@ class Reports:
         if now.spec.runtime.report is not None:
             log.python.info(
                 "A profile report is written: the first %d calls are timed operator by operator, "
-                "which slows them", TIMED,
+                "which slows them", profile.TIMED,
             )  # fmt: skip
             self._write(now)
 
     def run(self, spec: Spec, do: Callable[..., _T], *args: object) -> _T:
         """Do a call; if a report of it is asked for and it is one of the first, time its parts."""
-        if spec.runtime.report is None or self._count >= TIMED:
+        if spec.runtime.report is None or self._count >= profile.TIMED:
             return do(*args)
         watch = Stopwatch()
         with timing(watch):
