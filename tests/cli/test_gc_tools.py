@@ -44,6 +44,8 @@ def test_monitor_shows_devices_and_processes(capsys) -> None:
     text = output(monitor, capsys)
     assert "Partition: virtual-mk2-4 [active] has 4 reconfigurable IPUs" in text
     assert text.count("| M2000 |") == 4
+    serials = [line.split("|")[2].strip() for line in text.splitlines() if "M2000" in line]
+    assert serials == 2 * ["0000.0002.0000000"] + 2 * ["0000.0001.0000000"]
     assert "No attached processes in partition virtual-mk2-4" in text
     lease = _pod.acquire(2)
     lines = output(monitor, capsys, "--no-card-info").splitlines()

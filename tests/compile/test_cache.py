@@ -91,7 +91,7 @@ def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch
     monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free
     trained(folder)
     (first,) = folder.glob("*.popef")
-    assert "Specified directory not found. Creating" in caplog.text
+    assert f'Specified directory not found. Creating "{folder}" directory' in caplog.text
     before = first.read_bytes()
     caplog.set_level(logging.INFO, "poptorch:cpp")
     for changes in HITS:

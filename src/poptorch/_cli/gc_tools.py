@@ -48,18 +48,19 @@ def monitor(arguments: Sequence[str] | None = None) -> int:
 
 
 def _card(system: System, chip: int) -> dict[str, Any]:
-    """What is known of one chip; on a board the last has number 0, as on the real ones."""
+    """What is known of one chip; as on real boards the last is 0, and two share a card's serial."""
     kind = system.kind
-    board = chip // kind.per_board
+    board, at = divmod(chip, kind.per_board)
+    number = kind.per_board - 1 - at
     return {
         "ipum": "localhost",
-        "serial": f"virtual.{board:04d}.{chip:04d}",
+        "serial": f"0000.{number // 2 + 1:04d}.{board:07d}",
         "ipum_software": "",
         "server_version": VERSION,
         "firmware": _UNKNOWN,
         "type": kind.board,
         "id": chip,
-        "ipu": kind.per_board - 1 - chip % kind.per_board,
+        "ipu": number,
         "routing": "DNC",
     }
 

@@ -184,7 +184,7 @@ def store_of(directory: str | None) -> Store:
         return default_store()
     folder = Path(directory)
     if not folder.exists():
-        log.engine.warning("Specified directory not found. Creating %s", folder)
+        log.engine.warning('Specified directory not found. Creating "%s" directory', directory)
     why = trouble(folder)
     return Store(folder if why is None else of_the_process(f"executable cache {folder}: {why}"))
 
