@@ -10,8 +10,8 @@ import native
 import poptorch_ipu
 from common import Result, dataset, parser, table
 
-PROBE_STEPS = 40
-PROBE_ROUNDS = 5
+PROBE_STEPS = 20
+PROBE_ROUNDS = 3
 COMPARED_STEPS = 200
 IMAGES = 60_000  # of an epoch at least: compiling takes longer than the small subset
 
@@ -38,6 +38,7 @@ def best_threads(batch_size: int) -> int:
     Threads wait for one another, so where other programs use the cores fewer are often faster.
     """
     candidates = sorted({1, torch.get_num_threads()})
+    print(f"Trying {' and '.join(map(str, candidates))} thread(s)", flush=True)
     times: dict[int, list[float]] = {count: [] for count in candidates}
     for _ in range(PROBE_ROUNDS):
         for count in candidates:
