@@ -51,21 +51,27 @@ def machine() -> str:
     return RESULTS.read_text().split("\n\n")[1].split("; ")[0]
 
 
-def bars(rows: Sequence[Row], shown: Callable[[float], str], top: int = 0) -> tuple[str, int]:
+def bars(
+    rows: Sequence[Row],
+    shown: Callable[[float], str],
+    top: int = 0,
+    left: float = LEFT,
+    width: float = WIDTH,
+) -> tuple[str, int]:
     """Return bars for each row and contestant, and the height at which they end."""
     largest = max(value for _, each in rows for _, value in each if value is not None)
     parts, y = [], top
     for label, contestants in rows:
         present = [(name, value) for name, value in contestants if value is not None]
         middle = y + len(present) * BAR / 2 + 4
-        parts.append(_text(LEFT - 12, middle, label, "end"))
+        parts.append(_text(left - 12, middle, label, "end"))
         for name, value in present:
-            length = (WIDTH - LEFT - 90) * value / largest
+            length = (width - left - 90) * value / largest
             parts.append(
-                f'<rect x="{LEFT}" y="{y}" width="{max(length, 1):.1f}" height="{BAR - 2}" rx="2"'
+                f'<rect x="{left}" y="{y}" width="{max(length, 1):.1f}" height="{BAR - 2}" rx="2"'
                 f' fill="{COLOURS[name]}"><title>{escape(name)}</title></rect>'
             )
-            parts.append(_text(LEFT + length + 6, y + BAR - 5, shown(value), "start"))
+            parts.append(_text(left + length + 6, y + BAR - 5, shown(value), "start"))
             y += BAR
         y += 8
     return "".join(parts), y
@@ -180,28 +186,31 @@ def processes() -> str:
 
 
 def overview() -> str:
-    """Return the README's picture: a plan as it is drawn, and what a call takes."""
+    """Return the README's picture: what a call takes, to be read on a phone, and a plan."""
     tutorial = (ROOT / "docs" / "guide" / "placement.md").read_text()
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(tutorial.split("```python\n")[1].split("```")[0], names)
     schedule = names["plan"].staged.schedule
     head = ' font-weight="bold"'
-    row = _with_jax()[0]
+    row, scale = _with_jax()[0], 1.6
     drawn, end = bars([(f"{name}", [(name, value)]) for name, value in row[1]],
-                      "{:.2f} ms".format, top=146)  # fmt: skip
+                      "{:.2f} ms".format, 26, 112, WIDTH / scale)  # fmt: skip
+    speeds = _text(
+        9, 18, f"A training call of a small CNN, {row[0].split(', ')[1]} images", more=head
+    )
+    below = round(end * scale)
     parts = [
-        f'<rect width="{WIDTH}" height="{end + 30}" rx="8" fill="#ffffff"/>',
-        _text(14, 24, "The pipeline tutorial's plan: six micro-batches go forward and"
-                      " backward through two chips", more=head),
-        f'<g transform="translate(6 32)">{schedule.to_svg()}</g>',
-        _text(14, 134, f"One training call of the tutorial's network, {row[0].split(', ')[1]}"
-                       " images", more=head),
-        drawn,
-        _text(14, end + 14, f"{machine()}; compiled, float32; benchmarks/results, 2026-11-22"),
+        f'<rect width="{WIDTH}" height="{below + 122}" rx="8" fill="#ffffff"/>',
+        f'<g transform="scale({scale})">{speeds}{drawn}</g>',
+        _text(14, below + 10, f"{machine()}; compiled, float32; benchmarks/results, 2026-11-22",
+              more=' font-size="15"'),
+        _text(14, below + 46, "The pipeline tutorial's plan: six micro-batches, two chips",
+              more=f'{head} font-size="17"'),
+        f'<g transform="translate(6 {below + 50})">{schedule.to_svg()}</g>',
     ]  # fmt: skip
-    title = "A pipeline's plan, and the time of a call next to eager, torch.compile and JAX"
-    return svg("".join(parts), end + 30, title, ' color="#1f2933"') + "\n"
+    title = "The time of a call next to eager, torch.compile and JAX, and a pipeline's plan"
+    return svg("".join(parts), below + 122, title, ' color="#1f2933"') + "\n"
 
 
 PLOTS = {
