@@ -58,6 +58,10 @@ def in_a_loop(model: Net) -> None:
             raise AssertionError
 
 
+def in_a_comprehension(model: Net) -> None:
+    assert [p.grad for p in model.parameters()] == [None, None]
+
+
 def held() -> Callable[[Net], None]:
     kept: list[torch.Tensor] = []
 
@@ -70,7 +74,7 @@ def held() -> Callable[[Net], None]:
     return read
 
 
-@pytest.mark.parametrize("read", [by_attribute, in_a_loop, held()])
+@pytest.mark.parametrize("read", [by_attribute, in_a_loop, in_a_comprehension, held()])
 def test_reading_gradients(read: Callable[[Net], None], caplog: pytest.LogCaptureFixture) -> None:
     model, training, _ = wrapped()
     read(model)
@@ -91,6 +95,8 @@ def test_reading_weights_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None
         for parameter in model.parameters():
             assert parameter.isfinite().all()
         torch.autograd.grad(model.layer.weight.sum(), model.layer.weight)
+    training(X, Y)
+    assert model.layer.weight.is_leaf, "what .grad needs"
     assert lines(caplog) == []
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import dis
+import functools
 import itertools
-import linecache
-import re
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any, Protocol
 
 from torch import nn
@@ -25,7 +26,6 @@ from .._base import log, source
 from .._base.errors import StateError
 from .._residency import NO_GRADIENTS
 
-_LOOP = 5  # lines of one that is looked at
 HOLDERS = ("_parameters", "_buffers")
 
 
@@ -159,14 +159,24 @@ def _clipping() -> str | None:
 
 
 def _reads_gradients() -> bool:
-    """Whether the user's line that looks at a weight, or the loop that it begins, has ``.grad``."""
-    for frame, number in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
-        filename = frame.f_code.co_filename
-        if source.is_own_file(filename):
-            first, *more = (linecache.getline(filename, number + at) for at in range(_LOOP))
-            loop = "".join(more) if first.lstrip().startswith("for ") else ""
-            return re.search(r"\.grad\b(?!\s*\()", first + loop) is not None  # not autograd.grad()
+    """Whether the user's line that looks at a weight, or a loop that it begins, loads ``.grad``."""
+    for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
+        if source.is_own_file(frame.f_code.co_filename):
+            return _loads_gradients(frame.f_code, line)
     return False
+
+
+@functools.lru_cache
+def _loads_gradients(code: CodeType, line: int) -> bool:
+    steps = [
+        (step, step.positions and step.positions.lineno) for step in dis.get_instructions(code)
+    ]
+    loops = [each for each, at in steps if each.opname == "FOR_ITER" and at == line]
+    return any(
+        at == line or any(loop.offset < each.offset < loop.argval for loop in loops)
+        for each, at in steps
+        if each.opname == "LOAD_ATTR" and each.argrepr == "grad"  # autograd.grad() loads a method
+    )
 
 
 def unwrap(module: nn.Module) -> None:
