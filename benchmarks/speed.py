@@ -192,9 +192,17 @@ def line(work: Workload, row: Figures) -> str:
     )
 
 
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    folder = Path(__file__).resolve().parent
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout.strip()
+
+
 def document(rows: dict[str, Figures], threads: int) -> str:
-    """The table as a page, with the machine's description."""
+    """The table as a page, with the machine's description, the version and the commit."""
     import torch
+
+    import poptorch
 
     today = datetime.date.today().isoformat()
     lines = [
@@ -203,7 +211,8 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         f"{_processor()}, {os.cpu_count()} cores, {threads} threads, "
         f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB; "
         f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, float32 where the row does not say.",
+        f"{torch.__version__}, poptorch {poptorch.__version__}, commit {_commit()}, float32 where "
+        "the row does not say.",
         "",
         "Milliseconds of one call, medians of runs in turn; ratios are the other's time over ours, "
         "in brackets what is wanted, **bold** where it is missed. Interpreted: the time of a step "

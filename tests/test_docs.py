@@ -19,6 +19,8 @@ import errors_page
 import mistakes_page
 import options_table
 import pictures
+import poptorch
+import speed
 import words
 from helpers.source_tree import ROOT
 
@@ -144,6 +146,17 @@ def test_every_plot_is_drawn_from_results_and_shown(name: str) -> None:
     assert pictures.PLOTS[name]().count("<rect") > 3
     shown = pictures.drawn_in((ROOT / "docs" / "guide" / "speed.md").read_text())
     assert pictures.PLOTS[name]() in shown
+
+
+def test_what_the_pages_show_was_measured_at_most_a_release_ago() -> None:
+    releases = re.findall(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert releases[0] == poptorch.__version__
+    assert measured_with(pictures.RESULTS.read_text()) in releases[:2], "run: make bench"
+    assert measured_with(speed.document({}, 2)) == releases[0]
+
+
+def measured_with(results: str) -> str:
+    return re.findall(r", poptorch (\S+),", results.split("\n\n")[1])[0]
 
 
 def test_the_readme_fits_a_screen() -> None:
