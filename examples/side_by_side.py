@@ -10,6 +10,7 @@ import argparse
 import copy
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ def compare(
         eager_step(other, make_optimizer(other), accumulation),
         poptorch_step(model, make_optimizer(model), options),
     ]
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for batch in batches:
             for run, step in zip(runs, steps, strict=True):
                 start = time.perf_counter()
@@ -101,6 +102,8 @@ def compare(
                 run.seconds.append(time.perf_counter() - start)
         for run in runs:
             run.speeds.append(len(batches) * accumulation / sum(run.seconds[-len(batches) :]))
+        said = ", ".join(f"{run.name} {run.speeds[-1]:.1f} micro-batches/s" for run in runs)
+        print(f"round {number} of {rounds}: {said}", file=sys.stderr, flush=True)
     return runs
 
 
