@@ -4,8 +4,7 @@ A run equals the loop that its options stand for, or an error says what cannot b
 models are drawn at random, hints for hardware, which change no number, among them.
 """
 
-import copy
-from types import SimpleNamespace
+import dataclasses
 
 import hypothesis.strategies as st
 import pytest
@@ -14,24 +13,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import nn
 
 import poptorch
+from helpers.beside import OPTIMIZERS, Eager, Way, wrapped
 from helpers.closeness import near
-from helpers.zoo import ROWS, ZOO
-from poptorch import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
+from helpers.zoo import ZOO
+from poptorch import CommGroupType, MeanReductionStrategy, OutputMode
 
 CALLS = 2
+LIBRARIES = {"torch": torch.optim, "poptorch": poptorch.optim}
 # Its random numbers are the device's; conformance/test_zoo.py compares them in one sequence.
 MODELS = sorted(set(ZOO) - {"dropout"})
 WITH_BUFFERS = ("conv_batchnorm", "batchnorms", "counter")  # which replicas keep for themselves
-OPTIMIZERS = {
-    "sgd": lambda p, lib: lib.SGD(p, lr=0.05),
-    "momentum": lambda p, lib: lib.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "nesterov": lambda p, lib: lib.SGD(p, lr=0.02, momentum=0.8, nesterov=True),
-    "dampened": lambda p, lib: lib.SGD(p, lr=0.05, momentum=0.8, dampening=0.3),
-    "centred": lambda p, lib: lib.RMSprop(p, lr=0.001, centered=True, eps=1e-2),
-    "adam": lambda p, lib: lib.Adam(p, lr=0.01, betas=(0.8, 0.9), eps=1e-3),
-    "adamw": lambda p, lib: lib.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-3),
-    "rmsprop": lambda p, lib: lib.RMSprop(p, lr=0.001, momentum=0.5, eps=1e-2),
-}
 # What a user does to the optimizer after the first call. Torch's take all of it.
 CHANGES = {
     "nothing": {},
@@ -61,14 +52,23 @@ HINTS = {
 }
 
 
-class Case(SimpleNamespace):
+@dataclasses.dataclass(frozen=True)
+class Case(Way):
     """One model, wrapped one way: what CASES names."""
+
+    model: str = ""
+    library: str = "torch"
+    loss_scaling: float = 1.0
+    hints: tuple[str, ...] = ()
+    change: str = "nothing"
+    late: bool = False  # the second call attaches again
 
     @property
     def possible(self) -> bool:
-        every_n = self.mode is OutputMode.EveryN
+        every_n = self.mode == "EveryN"
         return (
             self.replicas % self.group == 0
+            and (self.training or self.accumulation == 1)
             and (self.replicas == 1 or self.model not in WITH_BUFFERS)
             # In inference the host's buffers, which are attached again, wait for an explicit copy.
             and (self.training or not self.late or self.model not in WITH_BUFFERS)
@@ -76,11 +76,17 @@ class Case(SimpleNamespace):
             and (not every_n or not self.training or self.accumulation == 1)
         )
 
-    @property
-    def pieces(self) -> list[int]:
-        """Which of a step's inputs each replica gets."""
-        groups, consecutive = self.replicas // self.group, self.kind is CommGroupType.Consecutive
-        return [r // self.group if consecutive else r % groups for r in range(self.replicas)]
+    def options(self) -> poptorch.Options:
+        opts = super().options().autoRoundNumIPUs(True)
+        for name in self.hints:
+            HINTS[name](opts)
+        return opts
+
+    def own_optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = self.optimizer_of(model, LIBRARIES[self.library])
+        if self.library == "poptorch":
+            optimizer.loss_scaling = self.loss_scaling
+        return optimizer
 
 
 CASES = st.builds(
@@ -88,16 +94,16 @@ CASES = st.builds(
     model=st.sampled_from(MODELS),
     training=st.booleans(),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-    library=st.sampled_from(["torch", "poptorch"]),
+    library=st.sampled_from(sorted(LIBRARIES)),
     iterations=st.integers(1, 4),
     accumulation=st.integers(1, 3),
     replicas=st.integers(1, 4),
     lanes=st.sampled_from([0, 1, 2, 5]),
-    reduction=st.sampled_from([ReductionType.Mean, ReductionType.Sum]),
-    strategy=st.sampled_from(list(MeanReductionStrategy)),
-    mode=st.sampled_from(list(OutputMode)),
-    period=st.sampled_from([1, 2, 3]),  # of results, where the mode has one
-    group=st.sampled_from([1, 1, 2, 3]),  # of replicas that get the same inputs
+    reduction=st.sampled_from(["Mean", "Sum"]),
+    strategy=st.sampled_from([each.name for each in MeanReductionStrategy]),
+    mode=st.sampled_from([each.name for each in OutputMode]),
+    period=st.sampled_from([1, 2, 3]),
+    group=st.sampled_from([1, 1, 2, 3]),
     kind=st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]),
     backend=st.sampled_from(["reference", "staged"]),
     loss_scaling=st.sampled_from([1.0, 16.0]),
@@ -107,113 +113,32 @@ CASES = st.builds(
 )
 
 
-def options_of(case: Case) -> poptorch.Options:
-    opts = poptorch.Options().backend(case.backend).showCompilationProgressBar(False)
-    opts.deviceIterations(case.iterations).replicationFactor(case.replicas)
-    opts.inputReplicaGrouping(case.group, case.kind).autoRoundNumIPUs(True).lanes(case.lanes)
-    opts.outputMode(case.mode, case.period if case.mode is OutputMode.EveryN else None)
-    if case.training:
-        opts.Training.gradientAccumulation(case.accumulation)
-        opts.Training.accumulationAndReplicationReductionType(case.reduction)
-        opts.Training.setMeanAccumulationAndReplicationReductionStrategy(case.strategy)
-    for name in case.hints:
-        HINTS[name](opts)
-    return opts
-
-
-def optimizer_of(case: Case, model: nn.Module, library) -> torch.optim.Optimizer:
-    optimizer = OPTIMIZERS[case.optimizer](model.parameters(), library)
-    if library is poptorch.optim:
-        optimizer.loss_scaling = case.loss_scaling
-    return optimizer
-
-
-def batched(items, size: int):
-    items = list(items)
-    return [items[at : at + size] for at in range(0, len(items), size)]
-
-
-def eager_call(case: Case, model: nn.Module, optimizer, x, y) -> list[list[list[torch.Tensor]]]:
-    """Run what one call stands for; return results by iteration, step and replica."""
-    steps = case.accumulation if case.training else 1
-    scale = 1 if case.reduction is ReductionType.Sum else case.replicas * steps
-    results = []
-    for xs, ys in zip(x.chunk(case.iterations), y.chunk(case.iterations), strict=True):
-        inputs = zip(*(t.chunk(steps * case.replicas // case.group) for t in (xs, ys)), strict=True)
-        update = []
-        for pieces in batched(inputs, case.replicas // case.group):
-            step = []
-            for piece in case.pieces:
-                with torch.set_grad_enabled(case.training):
-                    out, loss = model(*pieces[piece])
-                if case.training:
-                    (loss / scale).backward()
-                step.append([out.detach(), loss.detach()])
-            update.append(step)
-        if case.training:
-            optimizer.step()
-            optimizer.zero_grad()
-        results.append(update)
-    return results
-
-
-def selected(case: Case, results, number: int) -> torch.Tensor:
-    """What the output mode returns of one output."""
-    mode = case.mode
-    if mode is OutputMode.Default:
-        mode = OutputMode.Final if case.training else OutputMode.All
-    if mode is OutputMode.EveryN:
-        results = results[case.period - 1 :: case.period]
-    steps = [[replica[number] for replica in step] for update in results for step in update]
-    if mode is OutputMode.Sum:
-        chosen = [sum(step[replica] for step in steps) for replica in range(case.replicas)]
-    elif mode is OutputMode.Final:
-        chosen = steps[-1]
-    else:
-        chosen = [tensor for step in steps for tensor in step]
-    if chosen[0].dim():
-        return torch.cat(chosen)
-    return torch.stack(chosen) if len(chosen) > 1 else chosen[0]
-
-
-def change(case: Case, wrapped: poptorch.PoplarExecutor, twin: torch.optim.Optimizer) -> None:
+def change(case: Case, wrapper: poptorch.PoplarExecutor, twin: torch.optim.Optimizer) -> None:
     """Change numbers of the wrapped model's optimizer and of eager's; a rate only of PopTorch's."""
     numbers = CHANGES[case.change]
     if case.library == "poptorch":
         numbers = {name: value for name, value in numbers.items() if name == "lr"}
-    for optimizer in (wrapped._optimizer, twin):
+    for optimizer in (wrapper._optimizer, twin):
         optimizer.param_groups[0].update(numbers)
-    wrapped.setOptimizer(wrapped._optimizer)
+    wrapper.setOptimizer(wrapper._optimizer)
 
 
 def compare(case: Case) -> None:
-    torch.manual_seed(0)
-    example = ZOO[case.model]
-    model = example.build().train(case.training)
-    eager = copy.deepcopy(model)
-    opts = options_of(case)
-    library = poptorch.optim if case.library == "poptorch" else torch.optim
-    steps = case.accumulation if case.training else 1
-    rows = ROWS * case.iterations * (case.replicas // case.group) * steps
-    if case.training:
-        wrapped = poptorch.trainingModel(model, opts, optimizer_of(case, model, library))
-    else:
-        wrapped = poptorch.inferenceModel(model, opts)
-    optimizer = optimizer_of(case, eager, torch.optim)
-    for call in range(CALLS):
-        if case.late and call == 1:
-            wrapped.detachFromDevice()
-        if case.training and call == 1:
-            change(case, wrapped, optimizer)
-        x, y = example.inputs(rows)
-        got = wrapped(x, y)
-        results = eager_call(case, eager, optimizer, x, y)
-        for number, tensor in enumerate(got):
-            want = selected(case, results, number)
-            torch.testing.assert_close(tensor, want, **near(200, CALLS))
-    for key, want in eager.state_dict().items() if case.training else ():
-        torch.testing.assert_close(model.state_dict()[key], want, **near(200, CALLS))
-    wrapped.destroy()
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return ZOO[case.model].build().train(case.training)
+
+    eager = Eager(make, lambda results: results[1], case)
+    with wrapped(make, case) as ours:
+        for call in range(CALLS):
+            if case.late and call == 1:
+                ours.wrapper.detachFromDevice()
+            if case.training and call == 1:
+                change(case, ours.wrapper, eager.optimizer)
+            batch = ZOO[case.model].inputs(case.rows)
+            torch.testing.assert_close(ours(*batch), eager(*batch), **near(200, CALLS))
+        if case.training:
+            torch.testing.assert_close(ours.model.state_dict(), eager.state(), **near(200, CALLS))
 
 
 @pytest.mark.slow

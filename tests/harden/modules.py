@@ -129,12 +129,14 @@ def drawn(number: int) -> Case:
         draw.choice(["All", "All", "Final", "Sum"]),
         draw.choice(["Mean", "Mean", "Sum"]),
         draw.choice(["Post", "Running"]),
-        draw.choice([*OPTIMIZERS]),
+        draw.choice([*OPTIMIZERS][:5]),
         draw.choice([torch.float32, torch.float32, torch.float64]),
         "inductor" if compiled else "reference",
-        tuple((name, draw.randrange(1 << 20)) for name in draw.choices(names, weights, k=count)),
-        draw.choice([*ENDINGS]),
-        tuple(at for at in range(count) if draw.random() < 0.1),
+        parts=tuple(
+            (name, draw.randrange(1 << 20)) for name in draw.choices(names, weights, k=count)
+        ),
+        ending=draw.choice([*ENDINGS]),
+        evaluated=tuple(at for at in range(count) if draw.random() < 0.1),
     )
 
 

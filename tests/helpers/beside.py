@@ -14,13 +14,16 @@ from helpers import wrapping
 
 ROWS = 4  # of a micro-batch
 Batch = tuple[torch.Tensor, ...]
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "nesterov": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True),
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {"lr": 0.05}),
+    "momentum": ("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
+    "nesterov": ("SGD", {"lr": 0.02, "momentum": 0.9, "nesterov": True}),
     # With a smaller eps rounding decides in which direction a weight without gradient goes.
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, eps=0.01, weight_decay=0.1),
+    "adam": ("Adam", {"lr": 0.01, "eps": 0.01}),
+    "adamw": ("AdamW", {"lr": 0.01, "eps": 0.01, "weight_decay": 0.1}),
+    "dampened": ("SGD", {"lr": 0.05, "momentum": 0.8, "dampening": 0.3}),
+    "centred": ("RMSprop", {"lr": 0.001, "centered": True, "eps": 0.01}),
+    "rmsprop": ("RMSprop", {"lr": 0.001, "momentum": 0.5, "eps": 0.01}),
 }
 
 
@@ -39,16 +42,36 @@ class Way:
     optimizer: str = "sgd"
     dtype: torch.dtype = torch.float32
     backend: str = "reference"
+    period: int = 1  # of results, where the mode has one
+    group: int = 1  # of replicas that get the same inputs
+    kind: poptorch.CommGroupType = poptorch.CommGroupType.Consecutive
 
     @property
     def rows(self) -> int:
         """Of the batch of a call."""
-        return ROWS * self.iterations * self.accumulation * self.replicas
+        return ROWS * self.iterations * self.accumulation * self.replicas // self.group
+
+    @property
+    def pieces(self) -> list[int]:
+        """Which of a step's inputs each replica gets."""
+        groups, consecutive = self.replicas // self.group, self.kind.name == "Consecutive"
+        return [r // self.group if consecutive else r % groups for r in range(self.replicas)]
+
+    def optimizer_of(self, model: nn.Module, library: Any = torch.optim) -> torch.optim.Optimizer:
+        kind, settings = OPTIMIZERS[self.optimizer]
+        made: torch.optim.Optimizer = getattr(library, kind)(model.parameters(), **settings)
+        return made
+
+    def own_optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        """That of the wrapped model."""
+        return self.optimizer_of(model)
 
     def options(self) -> poptorch.Options:
         counts = {name: getattr(self, name) for name in ("iterations", "accumulation", "replicas")}
         opts = wrapping.options(self.backend, **counts).broadcastBuffers(False).lanes(self.lanes)
-        opts.outputMode(getattr(poptorch.OutputMode, self.mode))
+        opts.inputReplicaGrouping(self.group, self.kind)
+        period = self.period if self.mode == "EveryN" else None
+        opts.outputMode(getattr(poptorch.OutputMode, self.mode), period)
         opts.Precision.narrow64Bit(False)
         if self.training:
             opts.Training.accumulationAndReplicationReductionType(
@@ -71,21 +94,29 @@ class Eager:
         for model in self.models[1:]:
             for first, other in zip(self.models[0].modules(), model.modules(), strict=True):
                 other._parameters.update(first._parameters)
-        self.optimizer = OPTIMIZERS[way.optimizer](self.models[0].parameters())
+        self.optimizer = way.optimizer_of(self.models[0])
 
     def __call__(self, *batch: torch.Tensor) -> Any:
         """Do with micro-batches what a call does, and return what it returns."""
-        found: list[Any] = []
+        way, found = self.way, list[Any]()
         pieces = zip(*(x.split(ROWS) for x in batch), strict=True)
-        for _ in range(self.way.iterations):
+        for _ in range(way.iterations):
             self.optimizer.zero_grad()
-            for _ in range(self.way.accumulation):
-                found += [self._one(model, next(pieces)) for model in self.models]
-            if self.way.training:
+            for _ in range(way.accumulation):
+                given = [next(pieces) for _ in range(way.replicas // way.group)]
+                of_each = zip(self.models, way.pieces, strict=True)
+                found += [self._one(model, given[at]) for model, at in of_each]
+            if way.training:
                 self._update()
-        if self.way.mode != "All":
-            of_replicas = [found[at :: self.way.replicas] for at in range(self.way.replicas)]
-            ends = self.way.mode == "Final"
+        mode, step = way.mode, way.accumulation * way.replicas
+        if mode == "Default":
+            mode = "Final" if way.training else "All"
+        if mode == "EveryN":
+            kept = range(way.period - 1, way.iterations, way.period)
+            found = [each for at in kept for each in found[at * step :][:step]]
+        elif mode != "All":
+            of_replicas = [found[at :: way.replicas] for at in range(way.replicas)]
+            ends = mode == "Final"
             found = [each[-1] if ends else pytree.tree_map(_added, *each) for each in of_replicas]
         return pytree.tree_map(_joined, *found)
 
@@ -113,7 +144,7 @@ class Ours:
     def __init__(self, make: Callable[[], nn.Module], way: Way) -> None:
         self.model, opts = make(), way.options()
         if way.training:
-            optimizer = OPTIMIZERS[way.optimizer](self.model.parameters())
+            optimizer = way.own_optimizer_of(self.model)
             self.wrapper = poptorch.trainingModel(self.model, opts, optimizer)
         else:
             self.wrapper = poptorch.inferenceModel(self.model, opts)
