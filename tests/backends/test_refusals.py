@@ -9,7 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import Having, options, training
+from helpers.wrapping import Having, options
 
 ROWS, LINE, PLANES = normal(5, 3), normal(12), normal(1, 2, 2, 2)
 NUMBERS, SHARES = torch.arange(1, 4), [0.1, 0.2, 0.3]
@@ -21,11 +21,15 @@ TABLE: dict[str, tuple[Any, list[Any], tuple[Any, ...]]] = {
     "bincount": (lambda i: torch.bincount(i, minlength=5), [0, 1, 4], (-1,)),
     "index_select": (lambda i: ROWS.index_select(0, i), *INDEX),
     "index_add": (lambda i: ROWS.index_add(0, i, ROWS[:3]), *INDEX),
+    "index": (lambda i: ROWS[i], [0, 1, 4], (5, -6)),
+    "take": (lambda i: LINE.take(i), [0, 1, 11], (12, -13)),
     "index_copy": (lambda i: ROWS.index_copy(0, i, ROWS[:3]), *INDEX),
     "scatter_reduce": (lambda i: ROWS.scatter_reduce(0, i[:, None], ROWS[:3], "amax"), *INDEX),
+    "scatter": (lambda i: torch.zeros(5, 3).scatter(0, i[:, None], ROWS[:3]), *INDEX),
     "gather": (lambda i: ROWS.gather(0, i[:, None]), *INDEX),
     "embedding": (lambda i: F.embedding(i, ROWS), *INDEX),
     "cross_entropy": (lambda i: F.cross_entropy(ROWS[:3], i), [0, 1, 2], (3, -1)),
+    "multi_margin_loss": (lambda i: F.multi_margin_loss(ROWS[:3], i), [0, 1, 2], (3, -1)),
     "max_unpool2d": (
         lambda i: F.max_unpool2d(PLANES, i.view(1, 2, 2, 2), 2), WINDOWS, (16, -1),
     ),
@@ -40,6 +44,10 @@ TABLE: dict[str, tuple[Any, list[Any], tuple[Any, ...]]] = {
         lambda p: F.binary_cross_entropy(ROWS[0].sigmoid(), p), SHARES, (1.5, -0.1),
     ),
     "bernoulli": (torch.bernoulli, SHARES, (1.5, -0.1)),
+    "multinomial": (lambda p: p.multinomial(1), SHARES, (-0.1, float("nan"))),
+    "segment_reduce": (
+        lambda i: torch.segment_reduce(ROWS[:3], "sum", lengths=i), [1, 1, 1], (2,),
+    ),
     "//": (lambda i: NUMBERS // i, [1, 2, 4], (0,)),
     "%": (lambda i: NUMBERS % i, [1, 2, 4], (0,)),
     "fmod": (lambda i: torch.fmod(NUMBERS, i), [1, 2, 4], (0,)),
@@ -50,20 +58,32 @@ TABLE: dict[str, tuple[Any, list[Any], tuple[Any, ...]]] = {
 
 
 def forward(model, zero, *inputs):
-    """Each row is computed with first, so that no check of inputs can see what is wrong."""
+    """Each row is computed with first, so that no check of inputs can see what is wrong.
+
+    Statistics have changed before, and buffers have changed places.
+    """
     model.calls += 1
+    old = model.now.clone()
+    model.now.copy_(model.earlier)
+    model.earlier.copy_(old)
     rows = [(x + zero.to(x.dtype))[0] for x in inputs]
     results = [function(row) for (function, *_), row in zip(TABLE.values(), rows, strict=True)]
-    sums = sum(each.double().mean() * 0 for each in results)
+    sums = sum(each.double().mean() * 0 for each in (*results, model.norm(ROWS)))
     return results, F.mse_loss(model.weight, sums.float())
 
 
 def model() -> Having:
-    return Having(forward, weight=nn.Parameter(torch.tensor(1.0)), calls=torch.zeros(()))
+    return Having(
+        forward, weight=nn.Parameter(torch.tensor(1.0)), norm=nn.BatchNorm1d(3),
+        calls=torch.zeros(()), now=torch.zeros(2), earlier=torch.ones(2),
+    )  # fmt: skip
 
 
-def held(of: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in of.state_dict().items()}
+def held(of: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Weights, buffers and moments."""
+    moments = optimizer.state_dict()["state"].values()
+    own = {str(at): each["momentum_buffer"] for at, each in enumerate(moments)}
+    return {name: value.clone() for name, value in (of.state_dict() | own).items()}
 
 
 @pytest.mark.parametrize(
@@ -72,9 +92,12 @@ def held(of: nn.Module) -> dict[str, torch.Tensor]:
 def test_what_eager_refuses_is_refused_before_state_changes(backend, accumulation: int) -> None:
     inputs = [torch.tensor([row] * accumulation) for _, row, _ in TABLE.values()]
     zero, wrapped = torch.zeros(accumulation, 1), model()
-    executor = training(wrapped, options(backend, accumulation=accumulation))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    opts = options(backend, accumulation=accumulation)
+    executor = poptorch.trainingModel(wrapped, opts, optimizer)
     executor(zero, *inputs)
-    before = held(wrapped)
+    before = held(wrapped, optimizer)
+    assert before["calls"] == accumulation
     for at, (name, (function, _, refused)) in enumerate(TABLE.items()):
         for value in refused:
             bad = inputs[at].clone()
@@ -84,6 +107,6 @@ def test_what_eager_refuses_is_refused_before_state_changes(backend, accumulatio
             with pytest.raises((RuntimeError, IndexError, poptorch.Error)):
                 executor(zero, *inputs[:at], bad, *inputs[at + 1 :])
                 pytest.fail(f"{name} takes {value}")
-            torch.testing.assert_close(held(wrapped), before, rtol=0, atol=0)
+            torch.testing.assert_close(held(wrapped, optimizer), before, rtol=0, atol=0)
     executor(zero, *inputs)
     assert wrapped.calls == 2 * accumulation

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.cases import few
 from helpers.wrapping import Having, options, training
 from poptorch._ir.program import State
 from poptorch.backends.driver import LoopExecutable, program_report
@@ -155,10 +154,7 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
     executable.run(state, [tokens, labels])
     assert not state.copies
 
-
-def test_a_label_that_is_shifted_first_is_named() -> None:
-    wrapper = training(Shifted())
-    tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))
+    # Where it is looked up first it is named, in the interpreter.
     wrapper(tokens, labels)
     labels[1, 2] = 7
     with pytest.raises(poptorch.Error, match="Index out of range") as caught:
@@ -166,78 +162,6 @@ def test_a_label_that_is_shifted_first_is_named() -> None:
     assert 'input "labels"[1, 2] is 7; embedding takes 0 to 3, or -100' in str(caught.value)
     assert isinstance(caught.value.__cause__, IndexError)
     assert any("before this call" in note for note in caught.value.__notes__)
-
-
-INDEX = torch.tensor([[0, 1, 2, 3]] * 8)
-CHECKING = {  # operators that look at values: of the rows of x, and of numbers that begin as INDEX
-    "max_unpool2d": lambda x, at: F.max_unpool2d(x.view(8, 1, 2, 2), at.view(8, 1, 2, 2), 2).sum(),
-    "max_unpool3d": lambda x, at: F.max_unpool3d(
-        x.view(8, 1, 1, 2, 2), at.view(8, 1, 1, 2, 2), (1, 2, 2)
-    ).sum(),
-    "embedding": lambda x, at: F.embedding(at * 1, x).sum(),
-    "gather": lambda x, at: x.gather(1, at * 1).sum(),
-    "scatter": lambda x, at: torch.zeros(8, 4).scatter(1, at * 1, x).sum(),
-    "index_select": lambda x, at: x.index_select(0, at[0] * 1).sum(),
-    "index": lambda x, at: x[at * 1].sum(),
-    "take": lambda x, at: x.take(at * 1).sum(),
-    "nll_loss": lambda x, at: F.nll_loss(x, at[:, 3] * 1),
-    "multi_margin_loss": lambda x, at: F.multi_margin_loss(x, at[:, 3] * 1),
-    "binary_cross_entropy": lambda x, at: F.binary_cross_entropy(
-        x.sigmoid() + at // 9, x.detach().sigmoid()
-    ),
-    "bernoulli": lambda x, at: (x * torch.bernoulli(at / 3)).sum(),
-    "segment_reduce": lambda x, at: torch.segment_reduce(
-        x, "sum", lengths=at[0] + (at[0] < 2)
-    ).sum(),
-    "multinomial": lambda x, at: (x[:, 0] * torch.multinomial(4.0 - at, 1)[:, 0]).sum(),
-}
-
-
-class Checking(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.norm, self.function = nn.BatchNorm1d(4), CHECKING[name]
-        self.register_buffer("now", torch.arange(4.0))
-        self.register_buffer("earlier", torch.ones(4))
-
-    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        old = self.now.clone()  # buffers that change places
-        self.now.copy_(self.earlier)
-        self.earlier.copy_(old)
-        return poptorch.identity_loss(self.function(self.norm(x), at), "none")
-
-
-@pytest.mark.parametrize("name", CHECKING)
-def test_an_operator_that_refuses_values_leaves_all_as_it_was(name: str) -> None:
-    refuses_values(name, "reference")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", few(["index", "max_unpool2d", "multinomial"], "index"))
-def test_compiled_operators_that_refuse_values_leave_all_as_it_was(name: str) -> None:
-    refuses_values(name, "inductor")
-
-
-def refuses_values(name: str, backend: str) -> None:
-    """Statistics and weights of a second call, whose values are bad, are those of the first."""
-    model = Checking(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    wrapper = poptorch.trainingModel(model, options(backend), optimizer)
-    x = torch.rand(8, 4)
-    wrapper(x, INDEX)
-
-    def now() -> dict[str, torch.Tensor]:
-        moments = optimizer.state_dict()["state"].values()
-        own = {str(at): each["momentum_buffer"] for at, each in enumerate(moments)}
-        return copies({**wrapper.state_dict(), **own})
-
-    before = now()
-    assert torch.equal(before["now"], torch.ones(4))
-    assert torch.equal(before["earlier"], torch.arange(4.0))
-    with pytest.raises(poptorch.Error, match=r"test_whole.py:\d+, "):
-        wrapper(x, torch.where(INDEX == 3, 99, INDEX))
-    assert all(torch.equal(value, before[key]) for key, value in now().items())
-    wrapper(x, INDEX)
 
 
 @pytest.mark.long
