@@ -16,13 +16,15 @@ def model_of(losses) -> Having:
 
 
 X, Y = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, -1.0]])
+MICRO_BATCHES = [(X, Y), (X.flip(1) / 2, Y + 0.25)]
 CLASS = torch.tensor([2])
 
 
 def follows(losses, loss, lanes: int = 1) -> object:
     """Compare the gradient of a step with that of a function in torch; return what came of it."""
     model, eager = model_of(losses), model_of(loss)
-    eager(X, Y).backward()
+    for batch in MICRO_BATCHES[:lanes]:
+        (eager(*batch) / lanes).backward()
     before = model.weight.detach().clone()
     out = step(model, lanes)
     torch.testing.assert_close(before - model.weight.detach(), eager.weight.grad)
@@ -30,8 +32,9 @@ def follows(losses, loss, lanes: int = 1) -> object:
 
 
 def step(model: Having, lanes: int) -> object:
+    """The last micro-batch, whose results come back, is that of X and Y."""
     executor = training(model, options(accumulation=lanes), lr=1.0)
-    return executor(X.repeat(lanes, 1), Y.repeat(lanes, 1))
+    return executor(*map(torch.cat, zip(*MICRO_BATCHES[:lanes][::-1], strict=True)))
 
 
 def value_of(loss) -> torch.Tensor:

@@ -104,9 +104,7 @@ def one(behind=lambda x: x) -> Having:
         (one, "reference", 3, 1),
     ],
 )
-def test_forward_work_is_done_again_by_compiled_code_too(
-    model, backend: str, kind: int, times: int
-) -> None:
+def test_forward_work_is_done_again_by_compiled_code_too(model, backend, kind, times) -> None:
     executor = training(model(), recomputing(kind, backend))
     executor.compile(X)
     counted.clear()

@@ -73,19 +73,10 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in model.parameters()]
 
 
-def eagerly(model: nn.Module) -> None:
-    """Train a model by the same steps in torch."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(X, Y)[1].backward()
-        optimizer.step()
-
-
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_it_trains_as_without(make: Callable[[], nn.Module]) -> None:
     without = Net()
-    eagerly(without)
+    trains_alike(without, X, Y, accumulation=4)
     torch.testing.assert_close(trained(make()), [*without.parameters()])
 
 

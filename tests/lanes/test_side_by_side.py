@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from harden import parts
 from helpers.beside import Eager, Way, wrapped
 from helpers.closeness import near
 from helpers.wrapping import Having, options
@@ -26,30 +27,10 @@ def norm(**settings) -> nn.Module:
     return nn.BatchNorm1d(WIDTH, **settings)
 
 
-def in_two_parts(m, x):
-    return torch.cat([m.norm(part) for part in x.chunk(2)])
-
-
 def with_other_momentum(m, x):
     norm = m.norm
     statistics = norm.running_mean, norm.running_var
     return F.batch_norm(x, *statistics, norm.weight, norm.bias, True, 0.4)
-
-
-def evaluated_inside(m, x):
-    first = m.norm(x)
-    m.norm.eval()
-    second = m.norm(first)
-    m.norm.train()
-    return second
-
-
-def untracked_inside(m, x):
-    first = m.norm(x)
-    m.norm.track_running_stats = False
-    second = m.norm(first * 2)
-    m.norm.track_running_stats = True
-    return second
 
 
 class Renorm(nn.BatchNorm1d):
@@ -123,13 +104,6 @@ def with_hooks() -> nn.Module:
     return layer
 
 
-def checked(m, x):
-    assert x.isnan().sum().item() == 0
-    count = (x > -9).sum().item()
-    scale = 2 if count - 1 > 0 and min(x.max().item() / 9, 7) < 5 else 3
-    return x * scale
-
-
 def rebound(m, x):
     m.mean = m.mean * 0.5 + x.detach().mean(0)
     return x - m.mean
@@ -159,15 +133,15 @@ BUFFERS = ("mean", "slow")
 # By name: what forward does after a linear layer, another one, and what keeps lanes apart.
 CASES: dict[str, tuple[Callable, Callable[[], nn.Module] | None, str]] = {
     "once": (lambda m, x: m.norm(x), norm, ""),
-    "two parts": (in_two_parts, norm, ""),
+    "two parts": (lambda m, x: torch.cat([m.norm(part) for part in x.chunk(2)]), norm, ""),
     "called directly": (lambda m, x: m.norm.forward(x), norm, ""),
     "other momentum": (with_other_momentum, norm, ""),
     "momentum 0": (lambda m, x: m.norm(x), lambda: norm(momentum=0.0), ""),
     "momentum 1": (lambda m, x: m.norm(x), lambda: norm(momentum=1.0), ""),
     "all batches": (lambda m, x: m.norm(x), lambda: norm(momentum=None), ""),
-    "eval inside": (evaluated_inside, norm, ""),
-    "untracked inside": (untracked_inside, norm, ""),
-    "untracked, all batches": (untracked_inside, lambda: norm(momentum=None), ""),
+    "eval inside": (parts.evaluated, norm, ""),
+    "untracked inside": (parts.untracked, norm, ""),
+    "untracked, all batches": (parts.untracked, lambda: norm(momentum=None), ""),
     "read in the loss": (lambda m, x: m.norm(x) * m.norm.running_mean.clone(), norm, ""),
     "renorm": (lambda m, x: m.norm(x), lambda: Renorm(WIDTH), ""),
     "read before": (lambda m, x: m.norm(x + m.norm.running_mean.clone()), norm, "running_mean"),
@@ -181,7 +155,6 @@ CASES: dict[str, tuple[Callable, Callable[[], nn.Module] | None, str]] = {
     "hooked": (hooked, with_hooks, ""),
     "in one memory": (lambda m, x: m.norm(x.tanh()), lambda: nn.Linear(WIDTH, WIDTH), ""),
     "in eval mode": (lambda m, x: m.norm(x), norm, ""),
-    "checked": (checked, None, ""),
     "rebound": (rebound, None, ""),
     "replaced": (replaced, None, ""),
     "looked up": (looked_up, None, "aten._embedding_bag.default"),
@@ -193,42 +166,12 @@ def marked(value: torch.Tensor) -> torch.Tensor:
     return poptorch.identity_loss(value, "none")
 
 
-def made_better(out: torch.Tensor) -> torch.Tensor:
-    inner = F.mse_loss(out, out.detach() * 0.5)
-    step = torch.autograd.grad(inner, out, create_graph=True)[0] if inner.requires_grad else 0
-    return F.l1_loss(out - 0.3 * step, out.detach().flip(0))
-
-
-def mse(out: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(out, out.detach().flip(0))
-
-
-# By name: what forward returns, and where in that the loss is.
-LOSSES: dict[str, tuple[Callable, Callable]] = {
-    "a penalty": (lambda o: (o, mse(o) + o.square().mean(), mse(o).detach()), lambda r: r[1]),
-    "in a dict": (
-        lambda o: {"all": mse(o) + o.abs().mean(), "part": mse(o).detach()}, lambda r: r["all"]
-    ),
-    "of samples": (
-        lambda o: (lambda rows: (rows, rows.mean()))(F.mse_loss(o, o * 0, reduction="none")),
-        lambda r: r[1],
-    ),
-    "a metric": (
-        lambda o: (torch.no_grad()(F.l1_loss)(o, o * 2), marked(o.square().mean())), lambda r: r[1]
-    ),
-    "a step": (lambda o: (o, made_better(o)), lambda r: r[1]),
-}  # fmt: skip
-
-
 def model_of(name: str) -> nn.Module:
     torch.manual_seed(0)
-    function, layer, _ = CASES.get(name, (None, None, ""))
+    function, layer, _ = CASES[name]
 
     def forward(m, x):
-        out = m.layer(x)
-        if function is None:
-            return LOSSES[name][0](out)
-        out = function(m, out)
+        out = function(m, m.layer(x))
         return (out, marked(out.square().mean())) if m.training else (out, out.mean())
 
     model = Having(forward, layer=nn.Linear(WIDTH, WIDTH), norm=layer() if layer else None)
@@ -242,7 +185,7 @@ def model_of(name: str) -> nn.Module:
 
 TRAINED = Way(accumulation=STEPS, replicas=2, optimizer="momentum")
 INFERRED = Way(training=False, iterations=STEPS, replicas=2)
-CLASSES = [(name, way) for name in (*CASES, *LOSSES) for way in (TRAINED, INFERRED)]
+CLASSES = [(name, way) for name in CASES for way in (TRAINED, INFERRED)]
 DOUBLE = [(name, replace(TRAINED, dtype=torch.float64)) for name in ("two parts", "all batches")]
 
 
@@ -255,13 +198,13 @@ DOUBLE = [(name, replace(TRAINED, dtype=torch.float64)) for name in ("two parts"
 def test_whatever_it_does_a_model_computes_what_eager_torch_does(
     name: str, way: Way, backend: str, caplog
 ) -> None:
-    way, reason = replace(way, backend=backend), CASES.get(name, ("", None, ""))[2]
+    way, reason = replace(way, backend=backend), CASES[name][2]
     caplog.set_level("DEBUG", logger="poptorch:cpp")
     before = torch.get_default_dtype()
     torch.set_default_dtype(way.dtype)
     try:
         make = functools.partial(model_of, name)
-        eager = Eager(make, LOSSES.get(name, (None, lambda r: r[1]))[1], way)
+        eager = Eager(make, lambda results: results[1], way)
         close = near(300, 2, size=4, dtype=way.dtype)
         with wrapped(make, way) as ours:
             if name == "in eval mode":

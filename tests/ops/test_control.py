@@ -49,6 +49,7 @@ def test_loops_compute_what_python_would() -> None:
     assert torch.equal(value, 32 * y + 31 * step)
     assert count.tolist() == [5, 5]
     assert torch.equal(same, y)
+    agrees(copies, torch.arange(3.0))
 
 
 @pytest.mark.spec("ops", 9)
@@ -84,12 +85,6 @@ def copies(x):
     (b,) = poptorch.for_loop(2, lambda b: b + a, [x])
     never = poptorch.for_loop(0, lambda b: b + a, [x])
     return poptorch.for_loop(2, body, [y[:2], y[1:], y[:2]]), y, chosen, x * 1, b, never
-
-
-@pytest.mark.slow
-@pytest.mark.spec("ops", 8)
-def test_values_are_handed_over_as_copies() -> None:
-    agrees(copies, torch.arange(3.0))
 
 
 @pytest.mark.spec("supported_ops", 29)

@@ -39,9 +39,7 @@ def test_what_prints_once_per_micro_batch_and_replica(capfd) -> None:
     [("it's ä", True, True), ('the "x"', False, False), ("C:\\new", False, False),
      ("a\nb", True, False)],
 )  # fmt: skip
-def test_one_library_unless_cpp_reads_a_title_otherwise(
-    title: str, loop: bool, plain: bool
-) -> None:
+def test_one_library_unless_cpp_reads_a_title_otherwise(title, loop, plain) -> None:
     """Torch writes titles as they are between the quotes of a string."""
 
     def forward(x):
