@@ -50,7 +50,7 @@ def test_target_and_memory(report: pva.Report, priced: Estimate) -> None:
     assert 0 < peak <= sum(chip.bytes for chip in priced.chips) - always + 1e-6
 
 
-def test_execution(report: pva.Report, priced: Estimate) -> None:
+def test_execution_and_operations(report: pva.Report, priced: Estimate) -> None:
     steps = report.execution.steps
     assert [step.name for step in steps] == [action.name for action in priced.schedule]
     for chip in priced.chips:
@@ -60,6 +60,15 @@ def test_execution(report: pva.Report, priced: Estimate) -> None:
     (first, *_, last) = report.execution.blocks(1472)
     assert (first.name, last.name) == ("1F0", "1F3")
     assert first.cyclesTo <= last.cyclesFrom
+    operations = pva.OperationAnalysis(report).operations
+    assert [each.debugContext.name for each in operations] == ["0/aten.addmm", "1/aten.addmm"]
+    assert operations[0].flops == 4 * 2 * 2 * 64 * 64  # micro-batches of 2
+    assert operations[0].cycles == priced.operators[0].cycles
+    assert report.version == report.poplarVersion
+    assert report.version.string == poptorch.__version__
+    assert report.instrumentationSettings.computeInstrumentationLevel == "Off"
+    report.listPrintLength(1)
+    assert len(str(report).splitlines()) == 2
 
 
 class Computed(pva.ProgramVisitor):
@@ -82,18 +91,6 @@ def test_visitors(report: pva.Report) -> None:
     program.accept(whole)
     assert whole.names == ["0/aten.addmm", "1/aten.addmm"]
     assert len(whole.names) == report.compilation.graph.numComputeSets
-
-
-def test_operations(report: pva.Report, priced: Estimate) -> None:
-    operations = pva.OperationAnalysis(report).operations
-    assert [each.debugContext.name for each in operations] == ["0/aten.addmm", "1/aten.addmm"]
-    assert operations[0].flops == 4 * 2 * 2 * 64 * 64  # micro-batches of 2
-    assert operations[0].cycles == priced.operators[0].cycles
-    assert report.version == report.poplarVersion
-    assert report.version.string == poptorch.__version__
-    assert report.instrumentationSettings.computeInstrumentationLevel == "Off"
-    report.listPrintLength(1)
-    assert len(str(report).splitlines()) == 2
 
 
 def test_events_lie_in_one_another(tmp_path: Path) -> None:

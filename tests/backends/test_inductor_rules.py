@@ -128,9 +128,7 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
 
 @pytest.mark.parametrize("groups,space", [(1, ()), (2, ()), (2, (3, 4)), (6, (7,))])
 @pytest.mark.parametrize("affine", [True, False])
-def test_group_norm_of_what_has_the_batch_innermost(
-    groups: int, affine: bool, space: tuple[int, ...]
-) -> None:
+def test_group_norm_of_what_has_the_batch_innermost(groups, affine, space) -> None:
     x = batch_first(torch.randn(6, *space, BATCH) + 3)
     weights = (torch.randn(6), torch.randn(6)) if affine else (None, None)
     sizes = (BATCH, 6, math.prod(space), groups)

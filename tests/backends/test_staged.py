@@ -145,14 +145,10 @@ def damaged(plan: Plan, **changes) -> Plan:
     return dataclasses.replace(plan, staged=dataclasses.replace(plan.staged, **changes))
 
 
-def test_a_value_that_was_not_sent_is_missed() -> None:
+def test_a_value_that_was_not_sent_and_another_chips_weight_are_missed() -> None:
     captured, plan, batches = small_plan()
     with pytest.raises(NotOnChip, match=r"1F0 reads .* not on chip 1"):
         captured.run_staged(damaged(plan, transfers=plan.staged.transfers[1:]), batches)
-
-
-def test_another_chips_weight_cannot_be_read() -> None:
-    captured, plan, batches = small_plan()
     homes = {**plan.staged.homes, "param.layers.1.0.weight": (0,)}
     with pytest.raises(NotOnChip, match=r"1F0 reads param\.layers\.1\.0\.weight"):
         captured.run_staged(damaged(plan, homes=homes), batches)

@@ -9,6 +9,7 @@ import torch
 import poptorch
 from helpers import programs
 from helpers.cases import few
+from helpers.wrapping import options
 from poptorch import backends
 from poptorch._ir import backend_names
 from poptorch.backends import registry
@@ -73,16 +74,11 @@ def test_the_suite_can_fail(with_broken) -> None:
 
 
 def test_the_environment_chooses_a_backend_unless_an_option_does(monkeypatch) -> None:
-    monkeypatch.setenv("POPTORCH_BACKEND", "inductor")
-    opts = poptorch.Options().showCompilationProgressBar(False).backend("reference")
-    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
-    model(torch.ones(1, 2))
-    assert model._session.now.compiled.executable.report().backend == "reference"
-    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
-    opts = poptorch.Options().showCompilationProgressBar(False)
-    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
-    model(torch.ones(1, 2))
-    assert model._session.now.compiled.executable.report().backend == "reference"
+    for variable, option in (("inductor", "reference"), ("reference", "auto")):
+        monkeypatch.setenv("POPTORCH_BACKEND", variable)
+        model = poptorch.inferenceModel(torch.nn.Linear(2, 2), options(option))
+        model(torch.ones(1, 2))
+        assert model._session.now.compiled.executable.report().backend == "reference"
 
 
 @pytest.mark.parametrize(

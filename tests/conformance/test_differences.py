@@ -14,6 +14,8 @@ import popdist
 import poptorch
 from helpers.closeness import near, relative
 from helpers.source_tree import ROOT
+from helpers.twins import Twins
+from helpers.wrapping import Having
 
 PAGE = ROOT / "docs" / "differences.md"
 SHOWN = {
@@ -138,26 +140,25 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        return nn.functional.cross_entropy(self.linear(x), y)
+def net() -> Having:
+    return Having(
+        lambda m, x, y: nn.functional.cross_entropy(m.linear(x), y), linear=nn.Linear(4, 3)
+    )
 
 
-def train(make: Callable[..., torch.optim.Optimizer], calls: int = 2) -> tuple[Net, Net]:
+def train(
+    make: Callable[..., torch.optim.Optimizer], calls: int = 2
+) -> tuple[nn.Module, nn.Module]:
     """Return a net that the library has trained, and one as it was before."""
-    net = Net()
-    start = copy.deepcopy(net)
-    wrapped = poptorch.trainingModel(net, optimizer=make(net.parameters()))
+    model = net()
+    start = copy.deepcopy(model)
+    wrapped = poptorch.trainingModel(model, optimizer=make(model.parameters()))
     for _ in range(calls):
         wrapped(X, Y)
-    return net, start
+    return model, start
 
 
-def eager(start: Net, optimizer: torch.optim.Optimizer) -> Net:
+def eager(start: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
     for _ in range(2):
         optimizer.zero_grad()
         start(X, Y).backward()
@@ -165,41 +166,36 @@ def eager(start: Net, optimizer: torch.optim.Optimizer) -> Net:
     return start
 
 
-def same(left: Net, right: Net) -> None:
+def same(left: nn.Module, right: nn.Module) -> None:
     torch.testing.assert_close(left.linear.weight, right.linear.weight, **near(20, 2, size=0.2))
 
 
 def test_dampening_alone() -> None:
-    net, start = train(lambda p: poptorch.optim.SGD(p, lr=0.1, dampening=0.5))
-    same(net, eager(start, torch.optim.SGD(start.parameters(), lr=0.05)))
-    net, start = train(lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5))
-    same(net, eager(start, torch.optim.SGD(start.parameters(), lr=0.1)))
+    ours, start = train(lambda p: poptorch.optim.SGD(p, lr=0.1, dampening=0.5))
+    same(ours, eager(start, torch.optim.SGD(start.parameters(), lr=0.05)))
+    ours, start = train(lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5))
+    same(ours, eager(start, torch.optim.SGD(start.parameters(), lr=0.1)))
 
 
 def test_bias_correction() -> None:
-    net, start = train(
-        lambda p: poptorch.optim.AdamW(
-            p, lr=1.0, eps=1e-12, bias_correction=False, weight_decay=0.0
-        ),
-        1,
-    )
-    step = net.linear.weight - start.linear.weight
+    settings = {"lr": 1.0, "eps": 1e-12, "bias_correction": False, "weight_decay": 0.0}
+    ours, start = train(lambda p: poptorch.optim.AdamW(p, **settings), 1)
+    step = ours.linear.weight - start.linear.weight
     expected = 0.1 / 0.001**0.5  # of the sign of the gradient: both averages as they are
     torch.testing.assert_close(step.abs(), torch.full((3, 4), expected), **near(16))
 
 
 def test_velocity_and_loss_scale() -> None:
-    net = Net()
-    start = copy.deepcopy(net)
-    optimizer = poptorch.optim.SGD(
-        net.parameters(), lr=0.1, momentum=0.9, loss_scaling=2.0, use_combined_accum=False
-    )
-    model = poptorch.trainingModel(net, optimizer=optimizer)
-    model(X, Y)
+    model = net()
+    start = copy.deepcopy(model)
+    settings = {"momentum": 0.9, "loss_scaling": 2.0, "use_combined_accum": False}
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, **settings)
+    wrapped = poptorch.trainingModel(model, optimizer=optimizer)
+    wrapped(X, Y)
     optimizer.loss_scaling = 64.0
-    model.setOptimizer(optimizer)
-    model(X, Y)
-    same(net, eager(start, torch.optim.SGD(start.parameters(), lr=0.1, momentum=0.9)))
+    wrapped.setOptimizer(optimizer)
+    wrapped(X, Y)
+    same(model, eager(start, torch.optim.SGD(start.parameters(), lr=0.1, momentum=0.9)))
 
 
 def test_slices_with_a_step() -> None:
@@ -212,8 +208,8 @@ def test_slices_with_a_step() -> None:
 
 
 def test_an_executor_shows_where_its_weights_are() -> None:
-    training = poptorch.trainingModel(Net())
-    assert str(training) == "PoplarExecutor: Net, training, not compiled"
+    training = poptorch.trainingModel(net())
+    assert str(training) == "PoplarExecutor: Having, training, not compiled"
     training(X, Y)
     assert "device: attached, its weights are newer" in str(training)
     assert "(linear): Linear" not in str(training)
@@ -227,38 +223,29 @@ def test_no_device_id() -> None:
 
 
 def test_stored_tensors_hold_no_values() -> None:
-    class Stores(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.hidden = x + 1
-            return self.hidden
+    def storing(model: Having, x: torch.Tensor) -> torch.Tensor:
+        model.hidden = x + 1
+        return model.hidden
 
-    net = Stores()
-    poptorch.inferenceModel(net)(X)
+    model = Having(storing)
+    poptorch.inferenceModel(model)(X)
     with pytest.raises(Exception):  # noqa: B017
-        net.hidden.tolist()
+        model.hidden.tolist()
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        out, _ = self.attention(x, x, x, need_weights=False)
-        return out, nn.functional.mse_loss(out, y)
+def attends(model: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
+    out, _ = model.attention(x, x, x, need_weights=False)
+    return out, nn.functional.mse_loss(out, y)
 
 
 def test_noise_moves_the_bias_of_keys() -> None:
     x, y = torch.randn(4, 6, 8), torch.randn(4, 6, 8)
-    trained = Attention()
-    native = copy.deepcopy(trained)
-    wrapped = poptorch.trainingModel(trained, optimizer=torch.optim.Adam(trained.parameters()))
-    optimizer = torch.optim.Adam(native.parameters())
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    twins = Twins(Having(attends, attention=attention), torch.optim.Adam)
+    trained, native = twins.model, twins.eager
     for _ in range(5):
-        wrapped(x, y)
-        optimizer.zero_grad()
-        native(x, y)[1].backward()
-        optimizer.step()
+        twins.wrapped(x, y)
+        twins.eager_step(x, y)
     biases = trained.attention.in_proj_bias, native.attention.in_proj_bias
     keys, wanted = (bias.detach()[8:16] for bias in biases)
     noise = biases[1].grad

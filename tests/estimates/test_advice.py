@@ -97,9 +97,7 @@ FITTING = [
 
 
 @pytest.mark.parametrize(("named", "case", "options"), FITTING, ids=[one[0] for one in FITTING])
-def test_what_fits_is_told_what_makes_it_faster(
-    named: str, case: tuple[int, int, int, str], options: str
-) -> None:
+def test_what_fits_is_told_what_makes_it_faster(named, case, options) -> None:
     system = "bow:4" if "replication" in named else "bow:1"
     model = Half if "Partials" in named or "Proportion" in named else Stack
     before = made(*case, system=system, model=model, given=options)

@@ -33,7 +33,7 @@ def pipeline() -> Estimate:
     return trained(2)
 
 
-def test_state_is_counted_exactly(pipeline: Estimate) -> None:
+def test_state_is_counted_exactly_and_parts_add_up(pipeline: Estimate) -> None:
     for chip in pipeline.chips:
         assert chip.always["weights"] - 2 * LAYER < 64  # and a few numbers: steps, rates
         assert chip.always["optimizer state"] == pytest.approx(2 * 2 * LAYER, abs=64)
@@ -41,9 +41,6 @@ def test_state_is_counted_exactly(pipeline: Estimate) -> None:
     first, second = pipeline.chips
     assert first.always["host buffers"] == 8 * WIDE * 4  # a micro-batch
     assert second.always["host buffers"] < 64  # the loss
-
-
-def test_parts_add_up(pipeline: Estimate) -> None:
     whole = pipeline.seconds * pipeline.clock
     assert sum(pipeline.bound.values()) == pytest.approx(1)
     for chip in pipeline.chips:
@@ -64,7 +61,7 @@ def test_a_call_runs_the_schedule_as_often_as_it_iterates(pipeline: Estimate) ->
     assert sum(thrice.chips[1].parts.values()) == pytest.approx(thrice.seconds * thrice.clock)
 
 
-def test_operators_add_up_to_their_passes(pipeline: Estimate) -> None:
+def test_operators_add_up_to_their_passes_and_run_once_for_each(pipeline: Estimate) -> None:
     for name, own in (("0F", "0F0"), ("1B", "1B0")):
         parts = [row for row in pipeline.operators if row.stage_pass == name]
         (action,) = [a for a in pipeline.schedule if a.name == own]
@@ -74,9 +71,6 @@ def test_operators_add_up_to_their_passes(pipeline: Estimate) -> None:
     assert sum(row.flops for row in products) == 2 * 2 * 8 * WIDE * WIDE
     assert {row.module for row in products} == {"layers.0", "layers.1"}
     assert all("layer(x)" in row.line for row in products)
-
-
-def test_a_call_runs_products_for_each_micro_batch_and_updates_once(pipeline: Estimate) -> None:
     runs = {row.stage_pass: row.runs for row in pipeline.operators}
     assert runs == {"0F": 4, "1F": 4, "0B": 4, "1B": 4, "0U0": 1, "1U0": 1}
     costs = [row.runs * (row.compute + row.exchange + row.sync) for row in pipeline.operators]

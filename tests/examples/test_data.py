@@ -62,9 +62,7 @@ def test_a_named_directory_comes_first_the_debian_package_second(copy: Path) -> 
         data.load(copy, limit=0)
 
 
-def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(monkeypatch) -> None:
     with served(data.SUBSET) as url:
         wrong = data.load(url=url).notes
         assert not data.DOWNLOADS.exists()

@@ -56,12 +56,7 @@ def test_native_trains(trained: common.Result) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
-def test_poptorch_follows_the_native_loop(
-    trained: common.Result,
-    subset: FashionMNIST,
-    backend: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_poptorch_follows_the_native_loop(trained, subset, backend, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", backend)
     ported = common.finished(poptorch_ipu.epochs(options("--epochs", "2"), subset))
     first, second = torch.tensor(trained.losses), torch.tensor(ported.losses)

@@ -1,7 +1,6 @@
 """The examples of graph networks: wrapped models train as torch_geometric's own loop does."""
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ SHORT = ("--small", "--backend", "reference", "--updates")
 
 
 @pytest.mark.parametrize("name", ["nodes", "molecules", "temporal"])
-def test_both_loops_train_alike(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_loops_train_alike(name: str, tmp_path, capsys) -> None:
     picture = tmp_path / "picture.png"
     eager, ours = importlib.import_module(name).main([*SHORT, "8", "--plot", str(picture)])
     assert picture.read_bytes().startswith(b"\x89PNG")

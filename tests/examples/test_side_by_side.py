@@ -34,9 +34,7 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", few(FOLDERS, "series", "text"))
-def test_it_learns_as_eager_does(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_learns_as_eager_does(name: str, tmp_path, monkeypatch) -> None:
     """With the words of the README's command, which save a picture and the weights."""
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     place = EXAMPLES / name / "train.py"

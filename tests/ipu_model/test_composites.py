@@ -9,7 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.pricing import meta, priced
-from helpers.wrapping import Calling
+from helpers.wrapping import Calling, Having
 from poptorch import Estimate
 
 
@@ -128,25 +128,20 @@ def test_a_mask_of_dropout_is_drawn_and_scaled_in_one_loop() -> None:
     assert len(loops) == 2, loops  # drawing, and multiplying by it
 
 
-class Halved(nn.Module):
+def halved(share: float | None) -> Having:
     """Two products, of which the first may be told how much of a tile it may use."""
 
-    def __init__(self, share: float | None) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
-        poptorch.BeginBlock(self.second, "second", ipu_id=1)
-        self.share = share
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        x = model.first(x)
+        return model.second(x if share is None else poptorch.set_available_memory(x, share))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        if self.share is not None:
-            x = poptorch.set_available_memory(x, self.share)
-        return self.second(x)
+    first, second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+    return Having(forward, first=first, second=poptorch.BeginBlock(second, "second", ipu_id=1))
 
 
 def temporary(share: float | None = None, **proportions: float) -> list[float]:
     options = poptorch.Options().setAvailableMemoryProportion(proportions)
-    made = priced(lambda: Halved(share), meta(2 * 8192, 1024), steps=2, options=options)
+    made = priced(lambda: halved(share), meta(2 * 8192, 1024), steps=2, options=options)
     return [chip.peak["temporary"] for chip in made.chips]
 
 

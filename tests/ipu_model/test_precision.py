@@ -97,9 +97,7 @@ towers = st.tuples(
 @example((2, 300, "gelu"), 1, "AdamW")
 @example((1, 33, "relu"), 500, "AdamW")
 @example((2, 3, "softmax"), 500, "LAMB")
-def test_models_of_halves_raise_nothing_else(
-    shape: tuple[int, int, str], rows: int, optimizer: str
-) -> None:
+def test_models_of_halves_raise_nothing_else(shape, rows, optimizer) -> None:
     half, single = (tower(t, shape, rows, optimizer) for t in (torch.half, torch.float))
     for category, size in single.chips[0].always.items():
         if category not in ("code", "gaps and imbalance"):

@@ -60,12 +60,9 @@ def test_loops_and_lanes(lanes: int, text: str) -> None:
     assert printed("conv_batchnorm", opts.lanes(lanes), 32) == text
 
 
-def test_replicas_are_a_loop_of_their_own() -> None:
+def test_replicas_are_a_loop_of_their_own_and_inference_has_no_update() -> None:
     opts = options(iterations=2, replicas=3).autoRoundNumIPUs(True)
     opts.outputMode(poptorch.OutputMode.EveryN, 2)
     assert printed("linear", opts.lanes(1), 6) == REPLICAS
-
-
-def test_inference() -> None:
     opts = options(iterations=2).lanes(1)
     assert printed("conv_batchnorm", opts, 2, training=False) == INFERENCE

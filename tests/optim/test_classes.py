@@ -86,7 +86,7 @@ def test_order_bases_and_own_attributes(cls, weight):
             cls([weight], lr=0.1, **{name: torch.bfloat16})
 
 
-def test_defaults(weight):
+def test_defaults_are_constant_and_what_is_passed_is_variable(weight):
     adamw, lamb = optim.AdamW([weight]), optim.LAMB([weight])
     assert (adamw.bias_correction, adamw.max_grad_norm) == (True, float("inf"))
     assert adamw.defaults["weight_decay"] == lamb.defaults["weight_decay"] == 0.01
@@ -99,9 +99,6 @@ def test_defaults(weight):
         optim.SGD([weight])
     with pytest.raises(ValueError, match="Nesterov momentum requires a momentum"):
         optim.SGD([weight], lr=0.1, nesterov=True)
-
-
-def test_what_is_passed_is_variable(weight):
     attributes = optim.Adam([weight], eps=1e-8, loss_scaling=1.0).variable_attrs
     assert isinstance(attributes, optim.VariableAttributes)
     names = ("eps", "loss_scaling", "lr", "betas")
