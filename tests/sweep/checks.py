@@ -77,11 +77,7 @@ def cloned(values: Any) -> Any:
 
 
 def check_inference(model: nn.Module, inputs: Inputs, values: bool = True) -> None:
-    """Compare an inference model with a plain call; without ``values`` only kinds of outputs.
-
-    Raises:
-        NotTried: eager torch refuses.
-    """
+    """Compare an inference model with a plain call; without ``values`` only kinds of outputs."""
     eager = copy.deepcopy(model)
     args, kwargs = cloned(inputs)
     torch.manual_seed(SEED)
@@ -101,11 +97,7 @@ def check_inference(model: nn.Module, inputs: Inputs, values: bool = True) -> No
 
 
 def check_training(model: nn.Module, batches: list[Inputs], lr: float) -> None:
-    """Compare steps of gradient descent of a model whose last result is its loss.
-
-    Raises:
-        NotTried: eager torch finds nothing to train, or refuses.
-    """
+    """Compare steps of gradient descent of a model whose last result is its loss."""
     eager, expected = copy.deepcopy(model), []
     try:
         plain = torch.optim.SGD(eager.parameters(), lr=lr)
