@@ -105,12 +105,7 @@ CHAINS = [
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
-def test_python_in_the_pages_runs(
-    chain: list[Block],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_python_in_the_pages_runs(chain: list[Block], tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")  # no compiling: the pages are tested here
     names: dict[str, object] = {"__name__": "__main__"}

@@ -83,9 +83,7 @@ def test_an_id_names_a_device_and_a_forgotten_lease_is_given_back(caplog) -> Non
 
 
 @pytest.mark.spec("runtime", 12)
-def test_what_the_system_never_has_fails_at_once_even_when_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_system_never_has_fails_at_once_even_when_waiting(monkeypatch) -> None:
     with pytest.raises(poptorch.Error, match="No device found on the system with 8 IPUs"):
         _pod.acquire(8, wait=True)
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 99"):
@@ -181,9 +179,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_unusable_directory_is_one_warning(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unusable_directory_is_one_warning(place: str, tmp_path, monkeypatch, caplog) -> None:
     own: list[tempfile.TemporaryDirectory[str]] = []
     monkeypatch.setattr(_pod, "_own", own)
     (tmp_path / "pod").mkdir()
@@ -197,9 +193,7 @@ def test_an_unusable_directory_is_one_warning(
     own[0].cleanup()
 
 
-def test_collecting_a_lease_while_another_is_acquired_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_collecting_a_lease_while_another_is_acquired_loses_nothing(monkeypatch) -> None:
     first = _pod.acquire(1)
     write, released = _pod._written, []
 

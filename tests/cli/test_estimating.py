@@ -29,9 +29,7 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_first_model_is_priced_and_the_script_ends(
-    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_model_is_priced_and_the_script_ends(script: str, tmp_path, capsys) -> None:
     before = list(sys.argv)
     file = str(tmp_path / "estimate.json")
     assert main(["estimate", "--system", "mk2:1", "--json", file, script, "8"]) == 0
@@ -64,9 +62,7 @@ def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
     assert said in capsys.readouterr().out
 
 
-def test_what_cannot_be_run_or_priced_is_one_message(
-    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_run_or_priced_is_one_message(script: str, tmp_path, capsys) -> None:
     (tmp_path / "empty.py").write_text("")
     for words, said in (
         (["--system", "x:2", script, "8"], "There is no such system"),
@@ -78,9 +74,7 @@ def test_what_cannot_be_run_or_priced_is_one_message(
 
 
 @pytest.mark.slow
-def test_our_options_behind_the_script_are_said_to_be_the_scripts(
-    script: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_options_behind_the_script_are_said_to_be_the_scripts(script: str, capsys) -> None:
     assert main(["estimate", script, "8", "--system=mk2:1"]) == 0
     out, err = capsys.readouterr()
     assert "on mk2:64" in out
@@ -114,9 +108,7 @@ def made(directory: Path, cycles: float, size: float) -> str:
     return str(directory)
 
 
-def test_reports_are_printed_and_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_are_printed_and_compared(tmp_path, capsys) -> None:
     old, new = made(tmp_path / "old", 1000, 500), made(tmp_path / "new", 1015, 500)
     assert main(["report", old]) == 0
     out = capsys.readouterr().out
@@ -136,9 +128,7 @@ def test_reports_are_printed_and_compared(
         assert main(["report", "--compare", old, new, "--budget", wrong]) == 2
 
 
-def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(tmp_path, capsys) -> None:
     file = Path(made(tmp_path / "odd", 1000, 500)) / "profile.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"name": "\x1b[2Jnet"}))

@@ -4,7 +4,6 @@ import gc
 import logging
 import tempfile
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -75,9 +74,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         long("auto", "writes nonsense", 1),
     ],
 )
-def test_broken_compilers(
-    backend: str, kind: str, sources: int, tmp_path: Path, monkeypatch, caplog
-) -> None:
+def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog) -> None:
     from torch._inductor import config
 
     script, said = COMPILERS[kind]

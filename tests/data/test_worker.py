@@ -2,7 +2,6 @@
 
 import os
 import socket
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -95,9 +94,7 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
     theirs.close()
 
 
-def test_only_what_the_ended_processes_left_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_the_ended_processes_left_is_removed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path)
     if (ended := os.fork()) == 0:
         os._exit(0)

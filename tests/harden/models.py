@@ -72,13 +72,7 @@ class Nested(nn.Module):
 
 @dataclass(frozen=True)
 class Kind:
-    """A model and how it is used.
-
-    Attributes:
-        make: makes the module.
-        trained: whether it is wrapped for training.
-        batch: the arguments of a call.
-    """
+    """A model, whether it is trained, and what makes the arguments of a call."""
 
     make: Callable[[], nn.Module]
     trained: bool

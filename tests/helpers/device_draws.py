@@ -11,10 +11,7 @@ from poptorch._ops import streams
 def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1) -> Iterator[None]:
     """Seed torch as a device is for its next micro-batch, at each ``next``.
 
-    Args:
-        state: of the device's sequence.
-        steps: micro-batches of an iteration and a replica.
-        replicas: in all processes.
+    From the state of its sequence, for so many micro-batches of an iteration and a replica.
     """
     while True:
         key, state = streams.next_key(state)

@@ -98,38 +98,22 @@ class Exchanging(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train.
-
-    Attributes:
-        optimizer: from parameters.
-        model: makes the module, of the number of all replicas.
-        iterations, accumulation: the loops.
-        options: changes the options.
-        dtype: of weights and inputs.
-        group: replicas that share a weight; 0 for no groups.
-        tolerance: relative, of weights and results.
-        lanes: micro-batches side by side, 0 for the library's choice.
-        apart: every process is on a machine of its own, as far as the library knows.
-        parts: processes that share the stages of a model; the others have other replicas.
-        replicas: of each process.
-        infers: it is evaluated then.
-        backends: of several processes, and of the one.
-    """
+    """One way to train."""
 
     optimizer: Callable[[Any], torch.optim.Optimizer]
-    model: Callable[[int], nn.Module] = lambda replicas: Net()
+    model: Callable[[int], nn.Module] = lambda replicas: Net()  # of the number of all replicas
     iterations: int = 2
     accumulation: int = 1
-    options: Callable[[poptorch.Options], Any] = lambda options: None
+    options: Callable[[poptorch.Options], Any] = lambda options: None  # changes them
     dtype: torch.dtype = torch.float32
-    group: int = 0
-    tolerance: float = relative(8)
-    lanes: int = 0
-    apart: bool = False
-    parts: int = 1
-    replicas: int = LOCAL
-    infers: bool = False
-    backends: tuple[str, str] = ("reference", "reference")
+    group: int = 0  # replicas that share a weight; 0 for no groups
+    tolerance: float = relative(8)  # of weights and results
+    lanes: int = 0  # 0 for the library's choice
+    apart: bool = False  # every process is on a machine of its own, as far as the library knows
+    parts: int = 1  # processes that share the stages; the others have other replicas
+    replicas: int = LOCAL  # of each process
+    infers: bool = False  # it is evaluated then
+    backends: tuple[str, str] = ("reference", "reference")  # of several processes, of the one
 
 
 def _in_parts(options: poptorch.Options) -> None:
@@ -331,14 +315,10 @@ def wrapped(case: Case, process: int, processes: int, alone: bool) -> poptorch.P
 def run(
     case: Case, process: int, processes: int, alone: bool = False, file: Path | None = None
 ) -> Result:
-    """Train, as one of several processes or alone.
+    """Train, as one of several processes or, with all replicas and stages, alone.
 
-    Args:
-        case: what.
-        process: which of them this is.
-        processes: how many there are.
-        alone: one process has all replicas and stages.
-        file: where the model is saved, after other batches than those of process 0 were refused.
+    The model is saved in a file, if there is one, after other batches than those of process 0 were
+    refused.
     """
     training, result = wrapped(case, process, processes, alone), Result()
     share, shares = (0, 1) if alone else (process // case.parts, processes // case.parts)

@@ -35,13 +35,7 @@ def digests(texts: Iterable[str]) -> set[str]:
 
 
 def main(folder: str, stages: str = "1", last: str = "") -> None:
-    """Train to the end.
-
-    Args:
-        folder: of the checkpoints.
-        stages: processes that share the stages.
-        last: the step at which process 1 is killed, once.
-    """
+    """Train to the end; process 1 is killed at the step ``last``, once."""
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     print("starting", flush=True)
     torch.manual_seed(3)

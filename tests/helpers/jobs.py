@@ -46,11 +46,7 @@ def fork(
 ) -> BaseProcess:
     """Call ``main`` of a module with these arguments, as text, in another process.
 
-    Args:
-        module: its dotted name.
-        arguments: of ``main``; what it returns is the process's status.
-        output: file of all that is printed.
-        variables: the process's environment.
+    What it returns is the process's status; all that is printed goes to the file ``output``.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["helpers.job_prepared"])

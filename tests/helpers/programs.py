@@ -25,12 +25,8 @@ from helpers.source_tree import PACKAGE
 class Program:
     """A program that runs; the part of ``subprocess.Popen`` that tests use.
 
-    Args:
-        words: what follows ``python``.
-        environment: all of it; None for this process's, with our packages.
-        folder: where it runs; None for here.
-        session: it has one of its own, and so a process group.
-        stdout: a descriptor in the place of a pipe.
+    It gets the words behind ``python``, this process's environment with our packages unless it is
+    given one, and a session of its own if wanted; ``stdout`` is a descriptor in a pipe's place.
     """
 
     def __init__(

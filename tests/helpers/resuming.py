@@ -56,10 +56,7 @@ def options(process: int, processes: int) -> poptorch.Options:
 class Run:
     """A model, its optimizer and scheduler, its data, and the checkpoints of all of them.
 
-    Args:
-        folder: of the checkpoints.
-        seed: of first weights and of the order of the data.
-        process, processes: place in a job.
+    The seed is that of first weights and of the order of the data.
     """
 
     def __init__(self, folder: Path, seed: int, process: int = 0, processes: int = 1) -> None:

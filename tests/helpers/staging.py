@@ -31,10 +31,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 class Captured:
     """A captured model, of which plans for several strategies are made.
 
-    Args:
-        module: the model; its values are where every run starts.
-        inputs: one micro-batch.
-        optimizer: makes the optimizer; None for inference.
+    Every run starts from the model's values; without an optimizer it is inference.
     """
 
     def __init__(

@@ -14,11 +14,8 @@ from helpers.wrapped import options
 class Twins:
     """A model and its copy, an optimizer for each, and the executor of the one.
 
-    Args:
-        model: returns a loss, or something and then its loss.
-        make: makes an optimizer of torch's.
-        opts: of the executor.
-        close: how near losses and states are; with an ``rtol`` of 0, weights too.
+    The model returns a loss, or something and then its loss. ``close`` says how near losses and
+    states are; with an ``rtol`` of 0, weights too.
     """
 
     def __init__(

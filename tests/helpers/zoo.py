@@ -105,12 +105,7 @@ class Counter(nn.Module):
 
 @dataclass(frozen=True)
 class Example:
-    """A model and how to make its inputs.
-
-    Attributes:
-        build: makes the model.
-        inputs: makes inputs for a number of rows.
-    """
+    """What makes a model, and what makes its inputs for a number of rows."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[torch.Tensor, torch.Tensor]]

@@ -80,9 +80,7 @@ def loader(size: int = 4) -> DataLoader:
 @pytest.mark.parametrize(
     "counts, batches, updates", [({0: 1}, 5, 10), ({0: 3}, 4, 4), ({0: 1, 1: 2}, 4, 6)]
 )
-def test_losses_logs_and_weights_are_the_same(
-    counts: dict[int, int], batches: int, updates: int, tmp_path: Path
-) -> None:
+def test_losses_logs_and_weights_are_the_same(counts, batches, updates, tmp_path) -> None:
     """The last of five batches is short; of four, three make an update and the last another."""
     module = Net()
     other, records = copy.deepcopy(module), []

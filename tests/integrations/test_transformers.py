@@ -195,9 +195,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first, second", [(Trainer, PLAIN), (PLAIN, Trainer)])
-def test_checkpoints_go_from_one_trainer_to_the_other(
-    first: type, second: type, tmp_path: Path
-) -> None:
+def test_checkpoints_go_from_one_trainer_to_the_other(first: type, second: type, tmp_path) -> None:
     torch.manual_seed(0)
     whole = made(first, bert(), arguments(tmp_path / "a", **SAVING))
     whole.train()
@@ -234,9 +232,7 @@ def test_sequences_of_several_lengths(tmp_path: Path) -> None:
     trained(several_lengths, tmp_path, changes=changes, data_collator=collate)
 
 
-def test_only_training_leaves_samples_out_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_training_leaves_samples_out_and_that_is_said(tmp_path, caplog) -> None:
     """The last micro-batch of 10 samples is short; predictions and losses are of all of them."""
     args = arguments(tmp_path, gradient_accumulation_steps=2, eval_strategy="no")
     with caplog.at_level(logging.WARNING, "poptorch"):

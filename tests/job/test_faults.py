@@ -78,9 +78,7 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Pa
          "sign of life for 3 s"),
     ],
 )  # fmt: skip
-def test_who_is_lost_is_named_after_the_keeper_has_gone(
-    what: str, said: str, tmp_path: Path
-) -> None:
+def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tmp_path) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path)
     try:
         assert jobs.status(processes[2]) == 1, jobs.printed(tmp_path, 2)
