@@ -10,23 +10,20 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import inference, normal
-from helpers.wrapping import training
+from helpers.wrapping import Having, training
 
 X, Y = normal(8, 2), normal(8, 2, seed=1)
 
 
-class Net(nn.Module):
+def net() -> Having:
     """A weight and a buffer of its own, and one below."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-        self.register_buffer("offset", torch.zeros(2))
-        self.below = nn.BatchNorm1d(2)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
-        out = self.below(x * self.weight + self.offset)
+    def forward(model, x, y=None):
+        out = model.below(x * model.weight + model.offset)
         return out if y is None else (out, nn.functional.mse_loss(out, y))
+
+    weight = nn.Parameter(torch.ones(2))
+    return Having(forward, weight=weight, offset=torch.zeros(2), below=nn.BatchNorm1d(2))
 
 
 def assign(model: nn.Module) -> None:
@@ -43,7 +40,7 @@ def wrapped(model: nn.Module, train: bool) -> poptorch.PoplarExecutor:
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("when", ["before compiling", "after compiling", "detached"])
 def test_what_is_assigned_reaches_the_device(train: bool, when: str) -> None:
-    model = Net()
+    model = net()
     executor = wrapped(model, train)
     args = (X, Y) if train else (X,)
     if when != "before compiling":
@@ -68,8 +65,8 @@ def test_what_is_assigned_reaches_the_device(train: bool, when: str) -> None:
     torch.testing.assert_close(model.below.running_mean, eager.below.running_mean)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    model = Net()
+def test_what_does_not_fit_is_refused_and_parameters_that_were_replaced_are_let_go() -> None:
+    model = net()
     executor = wrapped(model, train=True)
     executor(X, Y)
     kept = model.offset
@@ -84,12 +81,6 @@ def test_what_does_not_fit_is_refused() -> None:
     executor.copyWeightsToDevice()
     expected = copy.deepcopy(model)(X, Y)[1].detach()
     assert torch.equal(executor(X, Y)[1], expected)
-
-
-def test_parameters_whose_places_others_took_are_let_go() -> None:
-    model = Net()
-    executor = wrapped(model, train=True)
-    executor(X, Y)
     others = {name: value.clone() for name, value in model.state_dict().items()}
     old = [weakref.ref(each) for each in model.parameters()]
     model.load_state_dict(others, assign=True)

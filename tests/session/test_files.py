@@ -50,9 +50,7 @@ def training(optimizer: str = "poptorch", opts: poptorch.Options | None = None):
     ("backend", "optimizer", "trusted"),
     [("reference", "poptorch", False), ("staged", "torch", True)],
 )
-def test_a_loaded_trainer_continues(
-    backend: str, optimizer: str, trusted: bool, tmp_path: Path
-) -> None:
+def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool, tmp_path) -> None:
     opts = options(accumulation=2).randomSeed(3).backend(backend)
     first = training(optimizer, opts)
     for _ in range(2):
@@ -287,9 +285,7 @@ def test_where_files_go_and_what_is_not_in_them(tmp_path: Path, caplog) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-def test_compiled_code_travels_but_is_used_from_trusted_files_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_travels_but_is_used_from_trusted_files_only(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "here"))
     first = poptorch.inferenceModel(nn.Linear(4, 4), options().backend("inductor"))
     expected = first(X)

@@ -159,9 +159,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_stranger_says_is_refused_and_nothing_has_changed(
-    change: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_stranger_says_is_refused_and_nothing_has_changed(change, path, monkeypatch) -> None:
     monkeypatch.chdir(path.parent)
     os.mkfifo("pipe")  # whoever opens it waits for ever
     changed(path, CHANGES[change])

@@ -25,9 +25,8 @@ class Net(nn.Module):
         return out, nn.functional.cross_entropy(out, y)
 
 
-def wrapped(dropout: float = 0.0, iterations: int = 1, accumulation: int = 1, **sizes: int):
-    model, opts = Net(dropout), options(**sizes).deviceIterations(iterations)
-    opts.Training.gradientAccumulation(accumulation)
+def wrapped(dropout: float = 0.0, mode=poptorch.OutputMode.Final, **counts: int):
+    model, opts = Net(dropout), options(**counts).outputMode(mode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, poptorch.trainingModel(model, opts, optimizer), optimizer
 
@@ -124,14 +123,9 @@ def test_batches_that_are_meant_to_be_cut(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("mode, at", [(poptorch.OutputMode.All, 3), (poptorch.OutputMode.Final, 4)])
-def test_the_first_loss_that_is_no_number(
-    mode: poptorch.OutputMode, at: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_loss_that_is_no_number(mode: poptorch.OutputMode, at: int, caplog) -> None:
     """Of the results of all updates the one is named; of the last of a call, that one."""
-    model, opts = Net(), options().deviceIterations(2).outputMode(mode)
-    opts.Training.gradientAccumulation(2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = poptorch.trainingModel(model, opts, optimizer)
+    _, training, _ = wrapped(iterations=2, accumulation=2, mode=mode)
     training(X, Y)
     assert lines(caplog) == []
     bad = X.clone()
@@ -145,9 +139,7 @@ def test_the_first_loss_that_is_no_number(
 
 
 @pytest.mark.parametrize("dropout, count", [(0.5, 1), (0.0, 0)])
-def test_seeding_the_host_once_the_program_draws(
-    dropout: float, count: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeding_the_host_once_the_program_draws(dropout, count, caplog, monkeypatch) -> None:
     monkeypatch.setattr("poptorch._session.session.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(dropout)

@@ -150,9 +150,7 @@ def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[[int]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "lanes"), [(signal.SIGALRM, 0), (signal.SIGINT, 1)])
-def test_a_handler_that_raises_waits_for_a_whole_state(
-    signum: int, lanes: int, monkeypatch: pytest.MonkeyPatch, handled
-) -> None:
+def test_a_handler_that_raises_waits_for_a_whole_state(signum, lanes, monkeypatch, handled) -> None:
     """In the midst of an update, or at its end."""
     handled(signum, raising)
     trained = Trained("reference", lanes=lanes, iterations=3, accumulation=2)
@@ -169,9 +167,7 @@ def test_a_handler_that_raises_waits_for_a_whole_state(
     trained.call(x, y)
 
 
-def test_handlers_that_do_not_raise_run_and_may_choose_another(
-    monkeypatch: pytest.MonkeyPatch, handled
-) -> None:
+def test_handlers_that_do_not_raise_run_and_may_choose_another(monkeypatch, handled) -> None:
     seen = []
 
     def first(signum: int, frame: object) -> None:
