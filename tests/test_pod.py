@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,9 +13,17 @@ import pytest
 
 import poptorch
 from helpers.patience import HANGS, eventually
-from helpers.podding import start
+from helpers.source_tree import PACKAGE
 from poptorch import _pod, _systems
 
+# A process that holds devices loads the pod's own modules only, not torch.
+PROLOGUE = f"""
+import sys, time, types
+package = types.ModuleType("poptorch")
+package.__path__ = [{str(PACKAGE)!r}]
+sys.modules["poptorch"] = package
+from poptorch import _pod
+"""
 FORKING = """
 import os
 lease = _pod.acquire(4)
@@ -38,6 +48,12 @@ print(len(_pod.holders()))
 def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path / "pod"))
     monkeypatch.setenv("POPTORCH_POD", "4")
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROLOGUE + code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **environment}, **pipes)
 
 
 def held() -> list[int]:

@@ -58,7 +58,7 @@ def nested():
     }
 
 
-def test_tensors_come_in_traversal_order_with_paths():
+def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_constants():
     tensors, structure = trees.flatten(nested(), "x")
     assert [t.item() for t in tensors] == [1, 2, 3, 5, 4]
     assert structure.paths == (
@@ -69,10 +69,6 @@ def test_tensors_come_in_traversal_order_with_paths():
     assert trees.flatten({"a": [{}]}, "**kwargs")[1].has_dicts
     assert structure.constants == (("x[pair][1][1]", "text"), ("x[none]", None))
     assert structure.path == "x"
-
-
-def test_rebuilding_keeps_every_container_type_and_constant():
-    tensors, structure = trees.flatten(nested(), "x")
     structure = pickle.loads(pickle.dumps(structure))
     assert trees.first_difference(structure, trees.flatten(nested(), "x")[1]) is None
     value = structure.unflatten(tensors)

@@ -47,10 +47,6 @@ def cpp(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return built
 
 
-def cubed(x: torch.Tensor) -> torch.Tensor:
-    return x**3
-
-
 def leaky_cubed(x: torch.Tensor) -> torch.Tensor:
     return nn.functional.leaky_relu(x, 0.02) ** 3
 
@@ -81,19 +77,18 @@ def test_python_operators(backend: str) -> None:
 
 
 def test_triton_operator_has_a_form_for_the_cpu() -> None:
-    trains_as(example("triton_operator").Model(), cubed)
+    trains_as(example("triton_operator").Model(), lambda x: x**3)
 
 
 @pytest.mark.slow
 def test_attributes_reach_a_cpp_operator(cpp: ModuleType) -> None:
-    class Two(nn.Module):
-        def forward(self, x):
-            return [
-                poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
-                for alpha in (0.5, 0.25)
-            ]
+    def two(x):
+        return [
+            poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
+            for alpha in (0.5, 0.25)
+        ]
 
     x = torch.tensor([-8.0, 2.0])
-    first, second = poptorch.inferenceModel(Two(), options())(x)
+    first, second = poptorch.inferenceModel(two, options())(x)
     assert first.tolist() == [-4.0, 2.0]
     assert second.tolist() == [-2.0, 2.0]

@@ -95,7 +95,7 @@ def test_follow_batch_and_exclude_keys_are_torch_geometrics() -> None:
 
 
 @pytest.mark.spec("geometric", 22)
-def test_what_is_no_list_of_graphs_of_one_class_is_refused() -> None:
+def test_what_is_no_list_of_good_graphs_of_one_class_is_refused() -> None:
     collate = FixedSizeCollater(made.sizes())
     with pytest.raises(TypeError, match="Expected list, got tuple"):
         collate(tuple(GRAPHS[:2]))
@@ -103,6 +103,20 @@ def test_what_is_no_list_of_graphs_of_one_class_is_refused() -> None:
         collate([GRAPHS[0], made.hetero()])
     with pytest.raises(poptorch.Error, match="no graph to make a batch of"):
         collate([])
+    lacking = made.graph(3)
+    del lacking.edge_attr
+    with pytest.raises(KeyError) as failure:
+        collate([GRAPHS[0], lacking])
+    assert "graph 1 has no 'edge_attr'" in str(failure.value)
+    for bad in (3, -1):
+        outside = made.graph(3)
+        outside.edge_index = torch.tensor([[0, 1, bad], [0, 1, 2]])
+        with pytest.raises(poptorch.Error, match="An edge joins a node that the graph does not"):
+            collate([outside])
+    batch = collate([made.graph(0), made.graph(3)])
+    assert batch.ptr.tolist() == [0, 0, 3, 9, 14]
+    alone = Data(x=torch.ones(3, 2), edge_index=torch.empty(2, 0, dtype=torch.int64))
+    assert collate([alone]).num_edges == 16
 
 
 @pytest.mark.spec("geometric", 23, 24)
@@ -132,24 +146,6 @@ def test_exactly_full_batches_need_no_padding() -> None:
     # Only padding graphs with nodes get edges.
     batch = FixedSizeCollater(made.sizes(6, 9, 4))(GRAPHS[:2])
     assert batch.edge_index[:, 5:].tolist() == [[5] * 4] * 2
-
-
-def test_bad_graphs_are_explained() -> None:
-    collate = FixedSizeCollater(made.sizes())
-    lacking = made.graph(3)
-    del lacking.edge_attr
-    with pytest.raises(KeyError) as failure:
-        collate([GRAPHS[0], lacking])
-    assert "graph 1 has no 'edge_attr'" in str(failure.value)
-    for bad in (3, -1):
-        outside = made.graph(3)
-        outside.edge_index = torch.tensor([[0, 1, bad], [0, 1, 2]])
-        with pytest.raises(poptorch.Error, match="An edge joins a node that the graph does not"):
-            collate([outside])
-    batch = collate([made.graph(0), made.graph(3)])
-    assert batch.ptr.tolist() == [0, 0, 3, 9, 14]
-    alone = Data(x=torch.ones(3, 2), edge_index=torch.empty(2, 0, dtype=torch.int64))
-    assert collate([alone]).num_edges == 16
 
 
 @pytest.mark.spec("geometric", 25, 29, 32)

@@ -28,7 +28,6 @@ from torchmetrics.classification import (
 
 import poptorch
 from helpers.closeness import relative
-from helpers.lightning_net import Net
 from helpers.wrapped import normal, options
 from poptorch.integrations.lightning import PopTorchStrategy
 
@@ -40,6 +39,41 @@ pytestmark = [
 ]
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 DATA = TensorDataset(normal(18, 4), normal(18, 2, seed=1))
+
+
+class Net(pl.LightningModule):
+    """With all the steps that Lightning knows."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.rate = rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        loss = nn.functional.mse_loss(self(x), y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log_dict({"size": x.abs().mean(), "constant": 2.0})
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", nn.functional.mse_loss(self(x), y))
+
+    def tested(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("test_loss", nn.functional.mse_loss(self(batch[0]), batch[1]))
+
+    test_step = tested  # pytest's rules are not for it
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.rate)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
 class Record(pl.Callback):
@@ -73,6 +107,11 @@ def trainer(ours: bool, folder: Path, *callbacks: pl.Callback, **settings: Any) 
         )  # fmt: skip
 
 
+def alike(ours: list[Any], theirs: list[Any]) -> None:
+    for one, another in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(another, rel=relative(16, 5))
+
+
 def loader(size: int = 4) -> DataLoader:
     return DataLoader(DATA, batch_size=size)
 
@@ -96,10 +135,8 @@ def test_losses_logs_and_weights_are_the_same(counts, batches, updates, tmp_path
     assert "val_loss" in mine.epochs[0]
     if updates == 2 * batches:  # a batch that only adds to an update is run with the last of them
         assert mine.losses == pytest.approx(theirs.losses, rel=relative(16, 5))
-        for pair in zip(mine.steps, theirs.steps, strict=True):
-            assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
-    for pair in zip(mine.epochs, theirs.epochs, strict=True):
-        assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
+        alike(mine.steps, theirs.steps)
+    alike(mine.epochs, theirs.epochs)
     torch.testing.assert_close(module.state_dict(), other.state_dict())
 
 
@@ -160,11 +197,9 @@ def test_metrics_and_the_callbacks_that_read_them(steps: int, tmp_path: Path) ->
     assert names <= set(record.epochs[0])
     assert {"now_step", "rank_step"} <= set(record.steps[-1])
     assert mine.callback_metrics["hidden"] == plain.callback_metrics["hidden"]
-    for pair in zip(record.epochs, other.epochs, strict=True):
-        assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
+    alike(record.epochs, other.epochs)
     if steps == 1:
-        for pair in zip(record.steps, other.steps, strict=True):
-            assert pair[0] == pytest.approx(pair[1], rel=relative(16, 5))
+        alike(record.steps, other.steps)
     assert mine.current_epoch == plain.current_epoch < 4  # stopped early
     ours, theirs = (run.checkpoint_callback for run in (mine, plain))
     assert Path(ours.best_model_path).name == Path(theirs.best_model_path).name
@@ -183,8 +218,7 @@ def test_testing_and_predicting(tmp_path: Path) -> None:
     mine = ours.test(module, [loader(8), loader(9)], verbose=False)
     theirs = plain.test(module, [loader(8), loader(9)], verbose=False)
     assert len(mine) == 2
-    for one, another in zip(mine, theirs, strict=True):
-        assert one == pytest.approx(another, rel=relative(16, 5))
+    alike(mine, theirs)
     rows = torch.cat(ours.predict(module, loader(8)))
     torch.testing.assert_close(rows, module(DATA.tensors[0]).detach())
 
@@ -272,19 +306,16 @@ class LogsAnObject(Net):
 
 
 def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(poptorch.Error, match="cannot take automatic_optimization"):
-        trainer(True, tmp_path).fit(Manual(), loader())
-    with pytest.raises(poptorch.Error, match="cannot take gradient_clip_algorithm"):
-        settings = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}
-        trainer(True, tmp_path, **settings).fit(Net(), loader())
-    with pytest.raises(poptorch.Error, match="cannot take precision"):
-        trainer(True, tmp_path, precision="bf16-mixed").fit(Net(), loader())
-    with pytest.raises(poptorch.Error, match="takes a number or a metric"):
-        trainer(True, tmp_path).fit(LogsAnObject(), loader())
-    with pytest.raises(
-        poptorch.Error, match=r"known after the step(.|\n)*MulticlassAccuracy.forward"
+    by_value = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}
+    for module, settings, said in (
+        (Manual(), {}, "cannot take automatic_optimization"),
+        (Net(), by_value, "cannot take gradient_clip_algorithm"),
+        (Net(), {"precision": "bf16-mixed"}, "cannot take precision"),
+        (LogsAnObject(), {}, "takes a number or a metric"),
+        (UsesAMetric(), {}, r"known after the step(.|\n)*MulticlassAccuracy.forward"),
     ):
-        trainer(True, tmp_path).fit(UsesAMetric(), loader())
+        with pytest.raises(poptorch.Error, match=said):
+            trainer(True, tmp_path, **settings).fit(module, loader())
     with caplog.at_level(logging.WARNING, "poptorch"):
         trainer(True, tmp_path, max_steps=1).fit(Looks(), loader())
     assert "on_after_backward sees no gradients" in caplog.text

@@ -58,11 +58,8 @@ SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
     ),
     "traceModel": (lambda o: o.Jit.traceModel(True) is o.Jit, True),
     **{
-        name: (
-            lambda o, n=name, v=value: getattr(o.Precision, n)(v) is o.Precision,
-            True,
-        )
-        for name, value in PRECISION.items()
+        n: (lambda o, n=n, v=v: getattr(o.Precision, n)(v) is o.Precision, True)
+        for n, v in PRECISION.items()
     },
 }  # fmt: skip
 
