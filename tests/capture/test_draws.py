@@ -1,17 +1,18 @@
 """What a micro-batch draws does not depend on what runs beside it."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-import poptorch
+from helpers.beside import Eager, Way, wrapped
 from helpers.cases import long
 from helpers.device_draws import follow
-from helpers.wrapping import Calling, options
+from helpers.wrapping import Calling
 from poptorch._session.random import first_state
 
-SEED, STEPS = 5, 4
+SEED = 5
 
 
 def draws(x):
@@ -30,26 +31,6 @@ def apart(x):
     return torch.poisson(x.exp())
 
 
-def drawn(model: nn.Module, lanes: int, replicas: int, backend: str) -> tuple[torch.Tensor, bool]:
-    """Return what two calls draw, and whether micro-batches ran side by side."""
-    opts = options(backend, iterations=STEPS, replicas=replicas).randomSeed(SEED)
-    inference = poptorch.inferenceModel(model, opts.lanes(lanes))
-    x = torch.linspace(-1, 1, STEPS * replicas * 2 * 5).reshape(-1, 5)
-    results = torch.stack([inference(x), inference(x)])
-    side_by_side = inference.plan().program.lanes is not None
-    inference.destroy()
-    return results, side_by_side
-
-
-def expected(model: nn.Module, replicas: int) -> torch.Tensor:
-    """Return what eager torch draws when it is seeded as the device is."""
-    seeds = follow(first_state(SEED), 1, replicas)
-    x = torch.linspace(-1, 1, STEPS * replicas * 2 * 5).reshape(-1, 2, 5)
-    with torch.no_grad():
-        results = [model(rows) for _ in range(2) for rows, _ in zip(x, seeds, strict=False)]
-    return torch.stack(results).reshape(2, -1, *results[0].shape[1:])
-
-
 @pytest.mark.parametrize(
     "function, lanes, replicas, backend",
     [
@@ -63,7 +44,14 @@ def expected(model: nn.Module, replicas: int) -> torch.Tensor:
 def test_micro_batches_draw_alike_one_after_another_and_side_by_side(
     function, lanes: int, replicas: int, backend: str
 ) -> None:
-    model = Calling(function)
-    results, side_by_side = drawn(model, lanes, replicas, backend)
-    assert side_by_side == (lanes != 1 and function is draws)
-    torch.testing.assert_close(results, expected(model, replicas))
+    way = Way(
+        training=False, iterations=4, replicas=replicas, lanes=lanes, backend=backend, seed=SEED
+    )
+    make = functools.partial(Calling, function)
+    eager = Eager(make, bool, way, follow(first_state(SEED), 1, replicas))
+    x = torch.linspace(-1, 1, way.rows * 5).reshape(-1, 5)
+    with wrapped(make, way) as ours:
+        for _ in range(2):
+            torch.testing.assert_close(ours(x), eager(x))
+        side_by_side = ours.wrapper.plan().program.lanes is not None
+        assert side_by_side == (lanes != 1 and function is draws)

@@ -108,7 +108,7 @@ SHOWN = {
     "errors have four parts: what, the values, your own source line, a remedy": "session/test_first_call.py::test_tensors_that_no_program_can_read",
     "`poptorch doctor` and `executor.explain` list everything that cannot be captured, with its line": "capture/test_explain.py::test_the_error_of_a_compilation_names_all_that_is_unsupported",
     "`print(executor.plan())` shows what a call runs": "test_notebook.py::test_plans_and_estimates_are_tables_and_pictures",
-    "micro-batches and replicas run side by side; `Options.lanes` and `laneMemory` set how many": "conformance/test_lanes.py::test_lanes_equal_the_loop",
+    "micro-batches and replicas run side by side; `Options.lanes` and `laneMemory` set how many": "conformance/test_zoo.py::test_training_equals_the_eager_loop",
     "the first call answers at once, and compiled code takes over later": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
     "`options.programs(n)` keeps a model compiled for n kinds of inputs, over the same weights": "session/test_programs.py::test_a_short_last_batch_trains_like_eager",
     "`poptorch.estimate` [prices a model on IPUs](guide/ipu_costs.md)": "estimates/test_estimating.py::test_a_model_stops_fitting_where_its_fullest_tile_does",

@@ -1,84 +1,98 @@
-"""Every model of the zoo computes what the eager loop computes, in training and inference."""
-
-import copy
+"""Every model of the zoo computes what the eager loop does, micro-batches side by side or not."""
 
 import pytest
 import torch
+from torch import nn
 
 import poptorch
-from helpers import wrapping
+from helpers.beside import Eager, Way, wrapped
+from helpers.cases import long
 from helpers.closeness import near, relative
 from helpers.device_draws import follow
-from helpers.zoo import ROWS, ZOO
+from helpers.zoo import ZOO
+from poptorch._compile import lanes as choosing
+from poptorch._ir.loops import Lanes
 from poptorch._session.random import first_state
 
 SEED = 5
-OPTIMIZERS = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
-}
 
 
-def options(**counts: int) -> poptorch.Options:
-    return wrapping.options(**counts).randomSeed(SEED)
+class Cramped(Way):
+    """With little memory for lanes."""
+
+    def options(self) -> poptorch.Options:
+        return super().options().laneMemory(4000)
 
 
-def eager_steps(model, optimizer, x, y, accumulation, draws):
-    """The loop that a user would write; returns the losses of all micro-batches.
+def compare(name: str, way: Way, calls: int, **close: float) -> Lanes | None:
+    """Call a model and the loop that a user would write; return the lanes of the program."""
 
-    ``draws`` seeds torch for each of them.
-    """
-    losses = []
-    for chunk in range(0, len(x), ROWS * accumulation):
-        optimizer.zero_grad()
-        for at in range(chunk, chunk + ROWS * accumulation, ROWS):
-            next(draws)
-            _, loss = model(x[at : at + ROWS], y[at : at + ROWS])
-            (loss / accumulation).backward()
-            losses.append(loss.detach())
-        optimizer.step()
-    return torch.stack(losses)
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return ZOO[name].build().train(way.training)
 
-
-def compare(name: str, optimizer: str, accumulation: int, steps: int, **apart: float) -> None:
-    torch.manual_seed(0)
-    model = ZOO[name].build()
-    eager = copy.deepcopy(model)
-    ours, theirs = (OPTIMIZERS[optimizer](net.parameters()) for net in (model, eager))
-    opts = options(accumulation=accumulation).outputMode(poptorch.OutputMode.All)
-    training = poptorch.trainingModel(model, opts, ours)
-    draws = follow(first_state(SEED), accumulation)
-    for _ in range(steps):
-        x, y = ZOO[name].inputs(ROWS * accumulation)
-        expected = eager_steps(eager, theirs, x, y, accumulation, draws)
-        torch.testing.assert_close(training(x, y)[1].reshape(-1), expected, **apart)
-    torch.testing.assert_close(model.state_dict(), eager.state_dict(), **apart)
+    draws = follow(first_state(SEED), way.accumulation, way.replicas)
+    eager = Eager(make, lambda results: results[1], way, draws)
+    with wrapped(make, way) as ours:
+        for _ in range(calls):
+            batch = ZOO[name].inputs(way.rows)
+            torch.testing.assert_close(ours(*batch), eager(*batch), **close)
+        torch.testing.assert_close(ours.state(), eager.state(), **close)
+        return ours.wrapper.plan().program.lanes
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_training_equals_the_eager_loop(name: str) -> None:
-    compare(name, "momentum", 2, 5, **near(16, 5, size=0.1))
+ACCUMULATION = 6
+WITH_STATE = ("transformer", "counter", "conv_batchnorm")
+WITH_REPLICAS = ("conv_batchnorm", "counter", "dropout")  # which have something of their own
+OTHERS = [name for name in ZOO if name != "transformer"]
+CASES = [  # lanes per replica (0: as many as there are micro-batches), replicas
+    *((name, 0, 1, "reference") for name in ZOO),
+    *(("transformer", lanes, 1, "reference") for lanes in (1, 3)),
+    *((name, lanes, 2, "reference") for name in WITH_REPLICAS for lanes in (0, 1)),
+    *(long(name, lanes, 1, "reference") for name in OTHERS for lanes in (1, 3)),
+    *(long(name, 0, 2, "reference") for name in ZOO if name not in WITH_REPLICAS),
+    *(long(name, 0, 1, "inductor") for name in ("embedding", "linear", *WITH_STATE)),
+    long("linear", 1, 1, "inductor"),
+]
+
+
+@pytest.mark.parametrize("name, lanes, replicas, backend", CASES)
+def test_training_equals_the_eager_loop(name, lanes: int, replicas: int, backend: str) -> None:
+    way = Way(
+        lanes=1 if lanes == 1 else lanes * replicas, accumulation=ACCUMULATION, replicas=replicas,
+        optimizer="momentum", backend=backend, seed=SEED,
+    )  # fmt: skip
+    beside = compare(name, way, 3, **near(16, 5, size=0.1))
+    count = beside.count if beside else 1
+    assert count == (1 if lanes == 1 else (lanes or ACCUMULATION) * replicas)
 
 
 @pytest.mark.parametrize(
     "name, optimizer",
-    [("linear", "Adam"), ("tied", "momentum"), ("conv_batchnorm", "SGD"), ("transformer", "SGD")],
+    [("linear", "adam"), ("tied", "momentum"), ("conv_batchnorm", "sgd"), ("transformer", "sgd")],
 )
 def test_training_equals_eager_bit_for_bit(name: str, optimizer: str) -> None:
     """Where the arithmetic is the same, so are the bits; of Adam it is to rounding."""
-    compare(name, optimizer, 1, 3, rtol=0, atol=relative(5, 3) if optimizer == "Adam" else 0)
+    exact = {"rtol": 0, "atol": relative(5, 3) if optimizer == "adam" else 0}
+    compare(name, Way(optimizer=optimizer, seed=SEED), 3, **exact)
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_inference_equals_eager(name: str) -> None:
-    torch.manual_seed(0)
-    example = ZOO[name]
-    model = example.build().eval()
-    eager = copy.deepcopy(model)
-    x, y = example.inputs(ROWS * 3)
-    out, losses = poptorch.inferenceModel(model, options(iterations=3))(x, y)
-    with torch.no_grad():
-        expected = [eager(x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(x), ROWS)]
-    torch.testing.assert_close(out, torch.cat([o for o, _ in expected]))
-    torch.testing.assert_close(losses, torch.stack([loss for _, loss in expected]))
+    compare(name, Way(training=False, iterations=3, seed=SEED), 1)
+
+
+@pytest.mark.parametrize("pages", [1 << 30, 300_000])
+def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
+    """What is free at the moment must not show in what compiled code is kept under."""
+    monkeypatch.setattr(choosing, "available_memory", lambda: pages * 4096)
+    budget = choosing.default_budget()
+    assert budget.bit_count() == 1
+    assert budget <= min(choosing.MOST_MEMORY, pages * 4096 // 4)
+    assert budget == choosing.MOST_MEMORY or 2 * budget > pages * 4096 // 4
+
+
+@pytest.mark.slow
+def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
+    fewer = compare("tied", Cramped(accumulation=ACCUMULATION, seed=SEED), 1, **near(28, 4))
+    assert 1 < fewer.count < ACCUMULATION

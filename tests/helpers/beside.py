@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,6 +46,7 @@ class Way:
     period: int = 1  # of results, where the mode has one
     group: int = 1  # of replicas that get the same inputs
     kind: poptorch.CommGroupType = poptorch.CommGroupType.Consecutive
+    seed: int | None = None  # of the device
 
     @property
     def rows(self) -> int:
@@ -73,6 +75,8 @@ class Way:
         period = self.period if self.mode == "EveryN" else None
         opts.outputMode(getattr(poptorch.OutputMode, self.mode), period)
         opts.Precision.narrow64Bit(False)
+        if self.seed is not None:
+            opts.randomSeed(self.seed)
         if self.training:
             opts.Training.accumulationAndReplicationReductionType(
                 getattr(poptorch.ReductionType, self.reduction)
@@ -84,24 +88,30 @@ class Way:
 
 
 class Eager:
-    """The model once for each replica, with buffers of its own and the weights of the first."""
+    """The model once for each replica, with buffers of its own and the weights of the first.
+
+    ``draws`` seeds torch for each micro-batch.
+    """
 
     def __init__(
-        self, make: Callable[[], nn.Module], loss: Callable[[Any], torch.Tensor], way: Way
+        self,
+        make: Callable[[], nn.Module],
+        loss: Callable[[Any], torch.Tensor],
+        way: Way,
+        draws: Iterator[None] | None = None,
     ) -> None:
-        self.loss, self.way = loss, way
+        self.loss, self.way, self.draws = loss, way, draws or itertools.repeat(None)
         self.models = [make() for _ in range(way.replicas)]
         for model in self.models[1:]:
             for first, other in zip(self.models[0].modules(), model.modules(), strict=True):
                 other._parameters.update(first._parameters)
-        self.optimizer = way.optimizer_of(self.models[0])
+        self.optimizer = way.optimizer_of(self.models[0]) if way.training else None
 
     def __call__(self, *batch: torch.Tensor) -> Any:
         """Do with micro-batches what a call does, and return what it returns."""
         way, found = self.way, list[Any]()
         pieces = zip(*(x.split(ROWS) for x in batch), strict=True)
         for _ in range(way.iterations):
-            self.optimizer.zero_grad()
             for _ in range(way.accumulation):
                 given = [next(pieces) for _ in range(way.replicas // way.group)]
                 of_each = zip(self.models, way.pieces, strict=True)
@@ -121,6 +131,7 @@ class Eager:
         return pytree.tree_map(_joined, *found)
 
     def _one(self, model: nn.Module, piece: Batch) -> Any:
+        next(self.draws)
         with contextlib.nullcontext() if self.way.training else torch.no_grad():
             returned = model(*piece)
         if self.way.training:
@@ -133,6 +144,7 @@ class Eager:
             if weight.grad is not None:
                 weight.grad = weight.grad.to_dense() / share
         self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def state(self) -> dict[str, torch.Tensor]:
         return self.models[0].state_dict()
