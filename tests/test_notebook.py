@@ -7,25 +7,15 @@ from torch import nn
 import notebook_page
 import poptorch
 from helpers.cases import few
-from helpers.wrapped import options
+from helpers.wrapped import Graded, options
 
 NOTEBOOKS = {path.stem: path for path in notebook_page.NOTEBOOKS}
 X, Y = torch.randn(12, 4), torch.randn(12, 4)
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x, y=None):
-        out = self.second(self.first(x))
-        return out if y is None else nn.functional.mse_loss(out, y)
-
-
 @pytest.mark.slow
 def test_plans_and_estimates_are_tables_and_pictures() -> None:
-    model = Net()
+    model = Graded(first=nn.Linear(4, 4), second=nn.Linear(4, 4))
     poptorch.BeginBlock(model.second, "<second>", ipu_id=1)
     own = options()
     own.Training.gradientAccumulation(3)
@@ -37,7 +27,7 @@ def test_plans_and_estimates_are_tables_and_pictures() -> None:
     assert plan.count("<rect") > 3 * 4
     priced = training.estimate(X, Y)
     page = priced._repr_html_()
-    assert "Net, training, on mk2:64: 1 replicas of 2 IPUs" in page
+    assert "Graded, training, on mk2:64: 1 replicas of 2 IPUs" in page
     assert "<tr><th>ipu</th><th>busy</th>" in page
     assert page.count("<tr>") == 3 + 11  # IPUs and operators, with their heads
     assert all(cell in page for cell in str(priced).split() if cell.isalnum())

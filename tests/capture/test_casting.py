@@ -10,6 +10,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near, relative
+from helpers.wrapped import Graded
 from helpers.wrapping import Having, agrees, graph_of, infer, options, training
 
 HALF, FLOAT, BOOL = torch.float16, torch.float32, torch.bool
@@ -29,11 +30,7 @@ def dtypes(results):
 
 
 def classifier(layer):
-    def classified(model, x, labels):
-        out = model.layer(x).flatten(1)
-        return out, F.cross_entropy(out, labels)
-
-    return Having(classified, layer=layer)
+    return Graded(F.cross_entropy, both=True, layer=layer, flat=nn.Flatten())
 
 
 LAYERS = {

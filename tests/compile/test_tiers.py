@@ -14,26 +14,12 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapped import normal
+from helpers.wrapped import Graded, normal
 from poptorch._compile import cache, helper, tiers
 from poptorch._ir import graph_json
 from poptorch.backends.reference import Reference
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
-
-
-class Net(nn.Module):
-    """With everything that a takeover could lose: statistics, a counter, random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2, bias=False)  # before a norm it would follow rounding errors
-        self.norm = nn.BatchNorm1d(2)
-        self.dropout = nn.Dropout(0.25)
-
-    def forward(self, x, y):
-        out = self.dropout(self.norm(self.layer(x)))
-        return out, nn.functional.mse_loss(out, y)
 
 
 def training(
@@ -44,7 +30,9 @@ def training(
     shown: bool = False,
 ) -> poptorch.PoplarExecutor:
     torch.manual_seed(0)
-    net = Net()
+    # With what a takeover could lose; before a norm, a bias would follow rounding errors.
+    layers = {"layer": nn.Linear(4, 2, bias=False), "norm": nn.BatchNorm1d(2)}
+    net = Graded(both=True, **layers, dropout=nn.Dropout(0.25))
     options = poptorch.Options().backend(backend).showCompilationProgressBar(shown).randomSeed(5)
     options.Training.gradientAccumulation(accumulation)
     options.lanes(1).deviceIterations(iterations).outputMode(poptorch.OutputMode.All)

@@ -10,26 +10,13 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import options
+from helpers.wrapped import Graded, options
 
 from .models import close
 
 STEPS = 14
 COMPILED = (8, 16, 24)  # of the first thousand, whose others the interpreter runs; later, each 4th
 Values = dict[str, torch.Tensor]
-
-
-class Net(nn.Module):
-    """A layer, with running statistics in front of it if wanted; returns output and loss."""
-
-    def __init__(self, statistics: bool) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-        self.norm = nn.BatchNorm1d(4) if statistics else nn.Tanh()
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.layer(self.norm(x))
-        return out, nn.functional.mse_loss(out, y)
 
 
 OPTIMIZERS: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
@@ -52,7 +39,8 @@ class Subject:
         torch.manual_seed(draw.randrange(1000))
         self.accumulation = draw.choice([1, 1, 2])
         statistics, make = draw.random() < 0.3, draw.choice(OPTIMIZERS)
-        self.model = Net(statistics)
+        norm = nn.BatchNorm1d(4) if statistics else nn.Tanh()
+        self.model = Graded(both=True, norm=norm, layer=nn.Linear(4, 2))
         self.held = self.model.layer.weight
         self.eager = copy.deepcopy(self.model)
         self.optimizer, self.eagers = make(self.model), make(self.eager)

@@ -25,16 +25,28 @@ def saved(value: Any, weights_only: bool = True) -> Any:
     return torch.load(buffer, weights_only=weights_only)
 
 
-class Regression(nn.Module):
-    """A layer; with targets, its mean squared error."""
+class Graded(nn.Module):
+    """Layers by name, one after another; with targets, the loss, after the output if ``both``."""
 
-    def __init__(self, inputs: int = 4, outputs: int = 2) -> None:
+    def __init__(self, loss=nn.functional.mse_loss, both: bool = False, **layers: nn.Module):
         super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
+        self.loss, self.both, self.order = loss, both, tuple(layers)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
     def forward(self, x, y=None):
-        out = self.layer(x)
-        return out if y is None else nn.functional.mse_loss(out, y)
+        for name in self.order:
+            x = self.get_submodule(name)(x)
+        if y is None:
+            return x
+        return (x, self.loss(x, y)) if self.both else self.loss(x, y)
+
+
+class Regression(Graded):
+    """A layer and its mean squared error."""
+
+    def __init__(self, inputs: int = 4, outputs: int = 2) -> None:
+        super().__init__(layer=nn.Linear(inputs, outputs))
 
 
 def inference(function, **counts: int) -> poptorch.PoplarExecutor:

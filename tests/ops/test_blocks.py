@@ -6,27 +6,21 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
 from helpers.captures import capture, labels
+from helpers.wrapped import Graded
 from helpers.wrapping import Calling, Having
 from poptorch._ir.blocks import OUTSIDE, label_of
 
 X = torch.randn(3, 4)
 
 
-class Layers(nn.Module):
+def layers() -> Graded:
     """Three layers, to be annotated from outside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, x, y=None):
-        out = self.third(self.second(self.first(x).relu()).relu())
-        return out if y is None else (out, F.mse_loss(out, y))
+    first, second, third = (nn.Linear(4, 4) for _ in range(3))
+    return Graded(both=True, first=first, one=nn.ReLU(), second=second, two=nn.ReLU(), third=third)
 
 
 def places(module) -> list[tuple[str, str | None, int | None]]:
@@ -140,7 +134,7 @@ def test_automatic_ids_restart_only_when_asked() -> None:
 
 @pytest.mark.spec("parallel", 44)
 def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
-    model = Layers()
+    model = layers()
     second = model.second
     assert poptorch.BeginBlock(model.second, "B", 1) is second
     poptorch.BeginBlock(model.third, user_id="C", ipu_id=2)
@@ -161,7 +155,7 @@ def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
 @pytest.mark.spec("parallel", 6, 7, 48)
 @pytest.mark.spec("programs", 8)
 def test_annotating_twice_is_refused_until_removed_and_changes_nothing_else() -> None:
-    model = Layers()
+    model = layers()
     second, keys, cls = model.second, list(model.state_dict()), type(model.second)
     assert poptorch.BeginBlock(second, ipu_id=1) is second is model.second
     assert (list(model.state_dict()), type(second)) == (keys, cls)
@@ -192,20 +186,20 @@ def test_other_callables_are_wrapped() -> None:
 @pytest.mark.spec("ops", 32)
 @pytest.mark.spec("parallel", 45, 50)
 def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
-    model = Layers()
+    model = layers()
     model.second.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,))
     poptorch.BeginBlock(model.second, "B")
     model.second.register_forward_pre_hook(lambda _, inputs: (inputs[0] - 1,))
     found = [(name, block) for name, block, _ in places(model)]
     assert found[2:6] == [("relu", None), ("mul", None), ("sub", "B"), ("t", "B")]
-    inner = Layers()
+    inner = layers()
     poptorch.BeginBlock(inner.third, "last")
     assert places(lambda x: inner(x) + 1)[-1] == ("add", "last", None)
 
 
 @pytest.mark.spec("parallel", 8)
 def test_annotations_survive_copies_and_pickles() -> None:
-    model, file = Layers(), io.BytesIO()
+    model, file = layers(), io.BytesIO()
     poptorch.BeginBlock(model.second, "B", ipu_id=1)
     torch.save(model, file)
     file.seek(0)
@@ -221,7 +215,7 @@ def test_on_the_host_annotations_do_nothing() -> None:
     poptorch.Block.start()
     with poptorch.Block("nowhere", ipu_id=99):
         assert torch.equal(X * 2, X + X)
-    model = Layers()
+    model = layers()
     plain = model(X)
     poptorch.BeginBlock(model.first, "unknown")
     assert torch.equal(model(X), plain)

@@ -9,24 +9,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import poptorch
-from helpers.wrapped import normal, options
+from helpers.wrapped import Graded, normal, options
 
 X, Y = normal(16, 4), torch.arange(16) % 3
 
 
-class Net(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x, y):
-        out = self.dropout(self.layer(x))
-        return out, nn.functional.cross_entropy(out, y)
-
-
 def wrapped(dropout: float = 0.0, mode=poptorch.OutputMode.Final, **counts: int):
-    model, opts = Net(dropout), options(**counts).outputMode(mode)
+    layers = {"layer": nn.Linear(4, 3), "dropout": nn.Dropout(dropout)}
+    model = Graded(nn.functional.cross_entropy, both=True, **layers)
+    opts = options(**counts).outputMode(mode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, poptorch.trainingModel(model, opts, optimizer), optimizer
 
@@ -47,24 +38,24 @@ def test_stepping_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     assert "optimizer.step() does nothing" in said
 
 
-def by_attribute(model: Net) -> None:
+def by_attribute(model: nn.Module) -> None:
     assert model.layer.weight.grad is None
 
 
-def in_a_loop(model: Net) -> None:
+def in_a_loop(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.grad is not None:
             raise AssertionError
 
 
-def in_a_comprehension(model: Net) -> None:
+def in_a_comprehension(model: nn.Module) -> None:
     assert [p.grad for p in model.parameters()] == [None, None]
 
 
-def held() -> Callable[[Net], None]:
+def held() -> Callable[[nn.Module], None]:
     kept: list[torch.Tensor] = []
 
-    def read(model: Net) -> None:
+    def read(model: nn.Module) -> None:
         if not kept:
             kept.append(model.layer.weight)
         else:
@@ -74,7 +65,9 @@ def held() -> Callable[[Net], None]:
 
 
 @pytest.mark.parametrize("read", [by_attribute, in_a_loop, in_a_comprehension, held()])
-def test_reading_gradients(read: Callable[[Net], None], caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_gradients(
+    read: Callable[[nn.Module], None], caplog: pytest.LogCaptureFixture
+) -> None:
     model, training, _ = wrapped()
     read(model)
     for _ in range(3):

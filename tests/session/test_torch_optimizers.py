@@ -18,8 +18,7 @@ from torch.optim import lr_scheduler
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.twins import Twins
-from helpers.wrapped import compilations, normal, options
-from helpers.wrapping import Having
+from helpers.wrapped import Graded, compilations, normal, options
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 Maker = Callable[[Any], torch.optim.Optimizer]
@@ -27,11 +26,8 @@ Maker = Callable[[Any], torch.optim.Optimizer]
 
 def net(dropout: float = 0.0) -> nn.Module:
     """Layers with a buffer that counts and a dropout that can be switched on."""
-    return Having(
-        lambda m, x, y: nn.functional.mse_loss(m.head(m.body(x)), y),
-        body=nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Dropout(dropout)),
-        head=nn.Linear(6, 2),
-    )
+    layers = nn.Linear(4, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Dropout(dropout)
+    return Graded(body=nn.Sequential(*layers), head=nn.Linear(6, 2))
 
 
 def trained(make: Maker) -> Twins:
