@@ -152,13 +152,6 @@ def test_the_outermost_module_of_a_training_model_stays_in_train_mode(caplog) ->
     assert caplog.text.count("in eval mode while it is trained") == 1
 
 
-@pytest.mark.spec("executor", 47)
-def test_identity_loss_takes_three_reductions() -> None:
-    assert poptorch.identity_loss(X) is X  # release 1.0: as "none"
-    with pytest.raises(AssertionError):
-        poptorch.identity_loss(X, "average")
-
-
 def test_what_integrations_read() -> None:
     training = poptorch.trainingModel(Net(), options(), loss=nn.NLLLoss())
     assert isinstance(training, PoplarExecutor)
