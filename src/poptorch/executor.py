@@ -99,9 +99,12 @@ class PoplarExecutor:
                 the target is offline.
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
-        with UserFrames(), self._session.lock():
-            self._rewrap()
-            return self._run(args, kwargs)
+        with UserFrames():
+            return self._session.lock.run(self._call, args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self._rewrap()
+        return self._run(args, kwargs)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, and run nothing. A compiled model only warns."""

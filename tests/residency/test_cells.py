@@ -28,6 +28,8 @@ class Machine(RuleBasedStateMachine):
         self.host, self.step = nn.Parameter(torch.zeros(1)), 0.0
         self.values = [torch.zeros(1), torch.zeros(1)]
         self.devices = [Device(functools.partial(self.read, at)) for at in (0, 1)]
+        for device in self.devices:
+            device.meet([self.host], trains=True)
         self.newest = self.on_host = 0.0
         self.newer: int | None = None
 
@@ -48,7 +50,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=EITHER)
     def call(self, at: int) -> None:
-        self.devices[1 - at].announce()
+        self.devices[at].fetch()
         self.move(at, Event.CALL)
         assert self.values[at] == self.newest
         self.on_host = self.on_host if self.newer == at else self.newest
@@ -66,11 +68,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=EITHER)
     def copy_to_host(self, at: int) -> None:
-        for device in self.devices[at].ahead(PATHS):
-            device.announce()
-        self.move(at, Event.COPY_TO_HOST)
-        if self.newer == 1 - at and self.devices[at].state("w") is State.HOST_ONLY:
+        if self.devices[at].state("w") is State.HOST_ONLY:
             return  # nothing is on this device
+        self.devices[at].fetch()
+        self.move(at, Event.COPY_TO_HOST)
         self.came_down()
         assert self.host.item() == self.newest
 

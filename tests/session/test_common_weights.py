@@ -13,7 +13,6 @@ from helpers.closeness import near
 from helpers.twins import Twins
 from helpers.wrapped import options
 from helpers.wrapping import Calling, Having
-from poptorch._session import sharing
 
 
 def discriminate(models, real, noise):
@@ -162,19 +161,3 @@ def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
     del validation
     twins.step(x, y)
     twins.compare()
-
-
-def test_no_thread_believes_a_models_relatives_known_while_they_are_looked_for(monkeypatch) -> None:
-    first, second = sharing.Sharing([1], True), sharing.Sharing([1], True)
-    usual, believed = sharing.Sharing._exchanges_with, []
-
-    def looking(self, other):
-        believed.append(first._seen_generation == sharing._generation)
-        return usual(self, other)
-
-    monkeypatch.setattr(sharing.Sharing, "_exchanges_with", looking)
-    with first.lock():
-        assert first.is_related
-        assert second in first.others
-    assert True not in believed
-    assert believed

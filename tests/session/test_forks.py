@@ -6,7 +6,7 @@ from helpers import programs
 
 PROGRAM = """
 import os, sys, threading, torch, poptorch
-from poptorch._session import sharing
+from poptorch._residency import cells
 torch.set_num_threads(2)
 options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
 model = torch.nn.Linear(512, 512)
@@ -18,8 +18,8 @@ for _ in range(8):  # both numbers of threads are tried
 torch.mm(x, x)
 held, ended = threading.Event(), threading.Event()
 
-def hold():  # as a thread that wraps a model
-    with sharing._registry.now:
+def hold():  # as a thread that wraps a model while it is in a call of this one
+    with wrapper._session.lock(), cells._making.now:
         held.set()
         ended.wait()
 

@@ -2,6 +2,7 @@
 
 from .access import NO_GRADIENTS, unwatched
 from .cells import Cell, Copy, Device
+from .locks import Lock
 from .table import TABLE, Event, Row, State, Transfer
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Copy",
     "Device",
     "Event",
+    "Lock",
     "Row",
     "State",
     "Transfer",

@@ -15,11 +15,13 @@ import torch
 
 from .._base.threads import RenewedLock
 from .access import unwatch, unwatched, watch
+from .locks import Lock
 from .table import TABLE, Event, State, Transfer
 
 Region = tuple[int, torch.Size, tuple[int, ...]]
 _cells: weakref.WeakValueDictionary[Region, Cell] = weakref.WeakValueDictionary()
-_making = RenewedLock()  # no call takes it
+_devices: weakref.WeakSet[Device] = weakref.WeakSet()  # of wrapped models
+_making = RenewedLock()  # of cells and devices; no call takes it
 
 
 class Cell:
@@ -76,13 +78,34 @@ class Device:
 
     Attributes:
         announce: brings newer values down: somebody is about to read the host's.
+        lock: of this one and of those that it exchanges values with.
+        near: those of them that it has tensors in common with.
     """
 
     announce: Callable[[], object]
+    lock: Lock = field(default_factory=Lock)
+    near: list[weakref.ref[Device]] = field(default_factory=list)
     copies: dict[str, Copy] = field(default_factory=dict)
     _counts: collections.Counter[State] = field(default_factory=collections.Counter)
     _marked: object = None  # the paths that the last update wrote, if nothing happened since
     _known: int = 0  # sum of the versions when host and device had the same values
+    _hosts: frozenset[int] = frozenset()  # the tensors when the model was wrapped, by identity
+    _trains: bool = False
+
+    def meet(self, hosts: Iterable[torch.Tensor], trains: bool) -> None:
+        """Find whoever uses the same tensors of the host, where one of both trains."""
+        self._hosts, self._trains = frozenset(map(id, hosts)), trains
+        with _making.now:
+            near = [device for device in _devices if (device._trains or trains)
+                    and not self._hosts.isdisjoint(device._hosts)]  # fmt: skip
+            if near:
+                self.lock = near[0].lock  # nobody has the one that goes
+            _devices.add(self)
+            for other in near:
+                self.near.append(weakref.ref(other, self.near.remove))
+                other.near.append(weakref.ref(self, other.near.remove))
+        for other in near[1:]:
+            self.lock.join(other.lock)
 
     @property
     def newer(self) -> bool:
@@ -161,12 +184,12 @@ class Device:
         for copy, state in before:
             self._set(copy, state)
 
-    def ahead(self, paths: Iterable[str]) -> list[Device]:
-        """Return other devices that have newer values of some of these tensors."""
-        cells = (self.copies[path].cell for path in paths if path in self.copies)
-        others = (other.device for cell in cells for other in cell.copies
-                  if other.device is not self and other.state is State.DEVICE_NEWER)  # fmt: skip
-        return list({id(device): device for device in others}.values())
+    def fetch(self) -> None:
+        """Bring to the host what other devices have newer values of."""
+        for reference in [*self.near]:
+            other = reference()
+            if other is not None and other.newer:
+                other.announce()
 
     def hold(self, values: Mapping[str, torch.Tensor]) -> None:
         """Another program goes on, with these tensors."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from .._base import log
 from .._base.errors import Error
 from .._compile import agreement
 from .._ir.spec import OptimSpec, Spec
+from .._residency import Lock
 from ..enums import ReductionType
 from ..optim.freeze import freeze, path_of
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from . import guards
 from .model import Paths, Task
-from .sharing import Lock
 from .store import StateStore
 from .torch_state import TorchState
 
@@ -34,7 +34,7 @@ _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 class SessionOptimizer:
     """One optimizer of the user's at a time."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, lock: Callable[[], Lock]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, lock: Lock) -> None:
         self.lock = lock
         self._state = _state_of(optimizer)  # what is wrong with it is said at once
         self.given = optimizer

@@ -31,7 +31,6 @@ from .model import Model, Situation, Task, Variant
 from .optimizer import SessionOptimizer
 from .pricing import Captures
 from .random import Randomness
-from .sharing import Sharing
 from .store import DEVICE_ONLY, Layout, StateStore
 from .weights import check_saved
 from .wrapping import Owner
@@ -61,13 +60,12 @@ def _locked(
 
     @functools.wraps(method)
     def call(self: Session, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.lock():
-            return method(self, *args, **kwargs)
+        return self.lock.run(method, self, *args, **kwargs)
 
     return call
 
 
-class Session(Sharing):
+class Session:
     """The runtime of one wrapped model; public methods hold its lock.
 
     ``owner`` returns the executor, or None once it is gone; ``progress`` makes the context in
@@ -82,8 +80,12 @@ class Session(Sharing):
         owner: Callable[[], Owner | None],
         progress: Progress,
     ) -> None:
-        tensors = _capture.tensors_of(model.module)
-        super().__init__((id(tied.tensor) for tied in tensors.values()), optimizer is not None)
+        own = weakref.ref(self)
+        self.device = Device(lambda: _bring_up_to_date(own()))
+        hosts = (tied.tensor for tied in _capture.tensors_of(model.module).values())
+        self.device.meet(hosts, optimizer is not None)
+        self.lock = self.device.lock
+        self.is_trainer = False  # a model that was let go of is none any more
         self.model = model
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
         self._freeze = self.optimizer.frozen if self.optimizer is not None else None
@@ -91,8 +93,6 @@ class Session(Sharing):
         self.variants: list[Variant] = []  # the present one last
         self.store: StateStore | None = None  # while attached
         self.random = Randomness(0)
-        own = weakref.ref(self)
-        self.device = Device(lambda: _bring_up_to_date(own()))
         self._weights = guards.of_weights(self.device, model.module)
         # State that no host tensor mirrors, by key, while detached.
         self.kept: Mapping[str, torch.Tensor] | None = None
@@ -293,7 +293,7 @@ class Session(Sharing):
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         now = self._program_for(args, kwargs)
         started = time.perf_counter()
-        if self.is_related or self.device.stale:
+        if self.device.near or self.device.stale:
             self.fetch()
         given, batch = now.inputs.take(args, kwargs, self.model.signature)
         taken = time.perf_counter()
@@ -481,9 +481,8 @@ class Session(Sharing):
     @_locked
     def copy_to_host(self) -> None:
         _ = self.now
-        if self.store is not None and self.is_related:
-            for device in self.device.ahead(self.store.to_host):
-                device.announce()
+        if self.store is not None:
+            self.device.fetch()
         self._download()
 
     @_locked
@@ -556,9 +555,7 @@ class Session(Sharing):
     @_locked
     def fetch(self) -> None:
         """Fetch newer weights that another trainer of the same tensors has."""
-        for other in self.others or ():  # to walk a weak set takes 2 us
-            if isinstance(other, Session):
-                other._bring_host_up_to_date()
+        self.device.fetch()
         if self.store is not None and self.device.stale:
             self._bring_host_up_to_date()  # what another brought to the host is not all of it
             log.python.debug("Implicit copyWeightsToDevice()")

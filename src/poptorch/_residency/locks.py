@@ -1,0 +1,76 @@
+"""One lock for all models that have host tensors in common, where one of them trains.
+
+A call of one reads what another has trained. Sets of models are joined (union-find) when one is
+wrapped that has tensors of both, and stay joined; whoever takes the lock looks at no registry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from .._base import processes
+from .._base.threads import RenewedLock
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_renewing = RenewedLock()
+
+
+class Lock:
+    """Re-entrant. In a forked process it is free, whoever held it: that thread is not there."""
+
+    def __init__(self) -> None:
+        self._above: Lock | None = None  # the set that this one has become a part of
+        self._held: Any = threading.RLock()
+        self._forks = processes.forks
+
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function while no other thread is in a model of the set."""
+        while True:
+            held = self._now()
+            with held:
+                if held is self._now():  # nobody joined the set to another one meanwhile
+                    return function(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Hold the lock within a block."""
+        while True:
+            held = self._now()
+            with held:
+                if held is self._now():
+                    yield
+                    return
+
+    def join(self, other: Lock) -> None:
+        """Have one lock from now on; waits until nobody is in a model of either set."""
+        while (one := self._root()) is not (two := other._root()):
+            # All take them in one order. A thread that is in a model already keeps its lock.
+            low, high = sorted((one, two), key=id)
+            stays, goes = (high, low) if high._now()._is_owned() else (low, high)
+            with low._now(), high._now():
+                if one._above is two._above is None:
+                    goes._above = stays
+
+    def _root(self) -> Lock:
+        root = self
+        while root._above is not None:
+            root = root._above
+        return root
+
+    def _now(self) -> Any:
+        root = self._root()
+        if root._forks != processes.forks:
+            root._renew()
+        return root._held
+
+    def _renew(self) -> None:
+        with _renewing.now:
+            if self._forks != processes.forks:
+                if not self._held._is_owned():
+                    self._held = threading.RLock()
+                self._forks = processes.forks  # last: others look at it without the lock
