@@ -74,7 +74,7 @@ def compare(case: Case, backend: str, rounds: int) -> float:
         wrapped = poptorch.inferenceModel(module, opts)
     wrapped(*tensors)
     session = wrapped._session
-    executable, state = session.now.compiled.executable, session.store.state
+    executable, state = session.now.compiled.executable, session.weights.store.state
     (run,) = executable._bind(state).values()
     arguments = list(run._arguments[0])
     for place, source in run._batch:

@@ -27,6 +27,7 @@ from ipu_models import Answers, Gpt2, Mnist, Pretraining, ResNet50, TutorialCnn,
 from poptorch import Estimate, _compile
 from poptorch._ipu_model.constants import DEFAULT, Constants
 from poptorch._ipu_model.pricing import device_seconds, price
+from poptorch._session import questions
 from poptorch._systems import parse
 
 FITTED = ("exchange_efficiency", "step", "call_seconds", "python_seconds")
@@ -213,7 +214,7 @@ class Priced:
         self.row = row
         executor, batch = row.make()
         spec = executor._session._settings()
-        captured = executor._session.captures(batch, {}).capture(spec)
+        captured = questions.captures(executor._session, batch, {}).capture(spec)
         self._subject = _compile.subject(captured, spec, parse(row.system))
         self._seconds: dict[tuple[float, ...], float] = {}
         executor.destroy()

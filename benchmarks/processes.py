@@ -71,7 +71,7 @@ def ddp(work: Workload) -> Step:
 def reductions(executor: poptorch.PoplarExecutor) -> tuple[Step, Callable[[], Any]]:
     """Return the reduction of a program alone, and what begins one all_reduce of as many bytes."""
     session: Any = executor._session
-    state = session.store.state
+    state = session.weights.store.state
     program = session.now.compiled.plan.program
     nodes = [node for node in program.walk() if isinstance(node, Reduce)]
     flat = torch.zeros(sum(node.bytes for node in nodes) // 4)

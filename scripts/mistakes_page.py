@@ -15,7 +15,7 @@ import torch
 
 import poptorch
 from poptorch._base import log
-from poptorch._session import session
+from poptorch._session import guards
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "mistakes.md"
@@ -171,8 +171,8 @@ def printed(code: str, name: str) -> str:
 
 def page() -> str:
     """Return the page; each mistake is run by the interpreter."""
-    plain, often = poptorch.Options, session.CHECK_EVERY
-    session.CHECK_EVERY = 0.0  # the second of two calls in a row may come sooner than that
+    plain, often = poptorch.Options, guards.CHECK_EVERY
+    guards.CHECK_EVERY = 0.0  # the second of two calls in a row may come sooner than that
     poptorch.Options = lambda: plain().backend("reference").showCompilationProgressBar(False)
     try:
         parts = [HEAD, "```py\n", FIRST, "```\n"]
@@ -187,7 +187,7 @@ def page() -> str:
             parts.append(f"\n## {title}\n\n```py\n{code}\n```\n\n```text\n{lines}\n```\n")
         return "".join(parts)
     finally:
-        poptorch.Options, session.CHECK_EVERY = plain, often
+        poptorch.Options, guards.CHECK_EVERY = plain, often
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch import nn
 
 from ._base.errors import InvalidValue
 from ._base.tables import size_text, table
+from ._session import questions
 from ._systems import parse
 from .ops import BeginBlock, removeBlocks
 from .options import Options
@@ -109,10 +110,10 @@ def autoplace(
     try:
         session = executor._session
         if system is None:
-            shares = session.shares(args, kwargs, num_ipus, memory_per_ipu)
+            shares = questions.shares(session, args, kwargs, num_ipus, memory_per_ipu)
         else:
-            captures = session.captures(args, kwargs)
-            shares = captures.fitting(session._settings(), parse(system), num_ipus)
+            captures = questions.captures(session, args, kwargs)
+            shares = captures.fitting(session.settings(), parse(system), num_ipus)
     finally:
         executor.destroy()
     removeBlocks(model)

@@ -15,6 +15,7 @@ from ._ipu_model import variants
 from ._ipu_model.estimate import Estimate
 from ._ipu_model.variants import PRESENT, Variant, WhatIf
 from ._repricing import Repricer
+from ._session import questions
 from .executor import PoplarExecutor
 
 __all__ = ["Estimate", "Variant", "WhatIf", "estimate", "what_if"]
@@ -84,7 +85,7 @@ def what_if(
     training = executor._optimizer is not None
     variants.check(vary, training)
     with executor._session.lock():
-        captures = executor._session.captures(args, kwargs)
+        captures = questions.captures(executor._session, args, kwargs)
         repricer = Repricer(executor._options, captures, system, training)
         combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
         bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)

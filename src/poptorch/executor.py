@@ -20,7 +20,7 @@ from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._repricing import Repricer
-from ._session import counters, files, loading, wrapping
+from ._session import counters, files, loading, questions, wrapping
 from ._session.counters import Latency, Stamps
 from ._session.inputs import CompiledInputs
 from ._session.model import Model
@@ -122,7 +122,7 @@ class PoplarExecutor:
             Findings, each with the construct, your line and a remedy. ``print`` them for a report.
             ``fatal`` holds those that prevent compiling. The model stays as it is.
         """
-        return self._session.explain(args, kwargs)
+        return questions.explain(self._session, args, kwargs)
 
     def destroy(self) -> None:
         """Copy the weights to the module, free the program and unwrap the module.
@@ -147,7 +147,7 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.copy_to_host()
+        self._session.weights.copy_to_host()
 
     def copyWeightsToDevice(self) -> None:
         """Copy the module's parameters and buffers to the device.
@@ -157,11 +157,11 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.copy_to_device()
+        self._session.weights.copy_to_device()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Copy to the host only if the device has newer values; return whether it did."""
-        return self._session.bring_host_up_to_date()
+        return self._session.weights.bring_host_up_to_date()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers that ``options.updatableNamedBuffers`` names to the device.
@@ -169,7 +169,7 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or no buffers are named.
         """
-        self._session.copy_buffers_to_device()
+        self._session.weights.copy_buffers_to_device()
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use another optimizer, or the same one after its hyper-parameters changed.
@@ -190,7 +190,7 @@ class PoplarExecutor:
         """
         with self._session.lock():
             result = self._user_model.load_state_dict(state_dict, strict)
-            if self._session.attached:
+            if self.isAttachedToDevice():
                 log.python.debug("load_state_dict: implicit copyWeightsToDevice()")
                 self.copyWeightsToDevice()
         return result
@@ -261,7 +261,7 @@ class PoplarExecutor:
 
     def isAttachedToDevice(self) -> bool:
         """Tell whether the executor holds a device; False when not compiled."""
-        return self._session.attached
+        return self._session.weights.store is not None
 
     def attachToDevice(self) -> None:
         """Acquire a device; copy weights, optimizer and random state there.
@@ -298,7 +298,7 @@ class PoplarExecutor:
 
     def isCompiled(self) -> bool:
         """Tell whether the model is compiled."""
-        return self._session.is_compiled
+        return bool(self._session.programs.all)
 
     def plan(self) -> Plan:
         """Return the compiled program with its placement; ``print`` shows it.
@@ -306,12 +306,17 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        return self._session.plan()
+        with self._session.lock():
+            return self._session.now.plan()
 
     def estimate(self, *args: Any, system: str | None = None, **kwargs: Any) -> Estimate:
         """Return the cost of the program on IPUs; see ``poptorch.estimate``."""
         with self._session.lock():
-            captures, training = self._session.captures(args, kwargs), self._optimizer is not None
+            captures, training = (
+                questions.captures(self._session, args, kwargs),
+                self._optimizer is not None,
+            )
+            training = self._optimizer is not None
             repricer = Repricer(self._options, captures, system, training)
             return repricer.advised(repricer.price({}, guesses=True))
 
@@ -349,7 +354,7 @@ class PoplarExecutor:
 
         The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
         """
-        return self._session.counters()
+        return questions.counters(self._session)
 
     def getLatency(self) -> Latency:
         """Return (min, max, mean) seconds from the call to its results."""
@@ -374,7 +379,7 @@ class PoplarExecutor:
             AssertionError: not compiled.
         """
         session, optimizer = self._session, self._session.optimizer
-        if not session.is_compiled:
+        if not self.isCompiled():
             raise AssertionFailure("Tensor names are known once the model is compiled")
         return session.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
 
@@ -461,9 +466,8 @@ class PoplarExecutor:
         session = self._session
         name = type(session.model.module).__name__.removeprefix("Poptorch")
         kind = "inference" if session.optimizer is None else "training"
-        with session.lock():
-            state = session.state_lines() if self.isCompiled() else ["not compiled"]
-        return f"{type(self).__name__}: {name}, {kind}, " + "\n  ".join(state)
+        state = "\n  ".join(questions.describe(session))
+        return f"{type(self).__name__}: {name}, {kind}, {state}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))  # in a notebook
@@ -473,7 +477,7 @@ class PoplarExecutor:
 
     def __reduce__(self) -> Any:
         """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
-        self._session.fetch()
+        self._session.weights.fetch()
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
 
 

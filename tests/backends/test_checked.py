@@ -101,7 +101,7 @@ def test_the_error_names_operator_module_line_and_micro_batch(backend):
     x = torch.randn(16, 3)
     wrapped(x)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    state = {k: v.clone() for k, v in wrapped._session.store.state.tensors.items()}
+    state = {k: v.clone() for k, v in wrapped._session.weights.store.state.tensors.items()}
     faulty = x.clone()
     faulty[10:12] = 1e30
     with pytest.raises(poptorch.Error, match="overflow") as caught:
@@ -113,7 +113,7 @@ def test_the_error_names_operator_module_line_and_micro_batch(backend):
     assert "y.square().sum().sqrt()" in text
     # The first iteration had updated the weights by then.
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    now = wrapped._session.store.state.tensors
+    now = wrapped._session.weights.store.state.tensors
     assert all(torch.equal(value, state[key]) for key, value in now.items())
     wrapped(x)  # it can go on
 

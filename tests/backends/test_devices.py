@@ -83,7 +83,7 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
     training = trainer(Net())
     training.compile(torch.randn(8, 4), torch.randn(8, 2))
     executable = training._session.now.compiled.executable
-    state = training._session.store.state
+    state = training._session.weights.store.state
     executable.run(state, [torch.randn(8, 4), torch.randn(8, 2)])
     assert seen == {direction: {"meta"} for direction in Direction}
 

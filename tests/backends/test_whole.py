@@ -74,7 +74,7 @@ def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
     wrapper = poptorch.trainingModel(model, opts, optimizer)
     wrapper.compile(X, Y)
-    state = wrapper._session.store.state
+    state = wrapper._session.weights.store.state
     before = copies(state.tensors)
     runs = {1: 2, 2: 6}[len(wrapper.plan().program.graphs)]  # of a call: micro-batches and updates
     last = in_place(wrapper, at=runs)
@@ -106,7 +106,7 @@ class Positions(nn.Module):
 def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None:
     wrapper = training(Positions())
     wrapper.compile(X, Y)
-    state = wrapper._session.store.state
+    state = wrapper._session.weights.store.state
     undisturbed = in_place(wrapper, at=0)
     undisturbed.run(state, [X, Y])
     assert not state.copies
@@ -142,7 +142,7 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
     tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))
     labels[0, 3] = -100
     wrapper.compile(tokens, labels)
-    state = wrapper._session.store.state
+    state = wrapper._session.weights.store.state
     executable = in_place(wrapper, at=0)
     for _ in range(2):
         executable.run(state, [tokens, labels])

@@ -39,7 +39,7 @@ def test_graphs_come_back(name: str) -> None:
     again = read_back(plan)
     verify.verify_plan(again)
     assert str(again.program) == str(plan.program)  # where nodes run is not saved
-    state = training._session.store.state
+    state = training._session.weights.store.state
     rng = state.rng.clone()
     before = {key: value.clone() for key, value in state.tensors.items()}
     batch = training._session.now.inputs.take((x, y), {}, training._session.model.signature)[1]

@@ -348,7 +348,7 @@ def run(
     names = training.options.anchored_tensors
     result.anchors = {name: training.getAnchoredTensor(name).clone() for name in names}
     session = training._session
-    tensors, program = session._attached_store().state.tensors, session.now.compiled.plan.program
+    tensors, program = session.weights.attached.state.tensors, session.now.compiled.plan.program
     result.program = str(program)
     for kind in (Kind.PARAM, Kind.OPTSTATE):
         kept = [tensors[slot.key] for slot in program.state_slots().values() if slot.kind is kind]

@@ -35,17 +35,17 @@ def test_models_that_a_trainer_connects_have_one_lock(middle: bool) -> None:
 @pytest.mark.parametrize("held", [0, 1])
 def test_a_lock_that_is_joined_while_a_thread_is_about_to_take_it(held: int, monkeypatch) -> None:
     locks = Lock(), Lock()
-    chosen, now = [], Lock._now
+    chosen, root = [], Lock._root
 
     def joined_afterwards(self):
-        lock = now(self)
+        lock = root(self)
         if not chosen:
             chosen.append(lock)
             locks[0].join(locks[1])
         return lock
 
-    monkeypatch.setattr(Lock, "_now", joined_afterwards)
-    assert locks[held].run(lambda: now(locks[1 - held])._is_owned())
+    monkeypatch.setattr(Lock, "_root", joined_afterwards)
+    assert locks[held].run(lambda: root(locks[1 - held])._held._is_owned())
 
 
 def test_who_is_in_a_model_that_is_joined_stays_alone_in_it() -> None:

@@ -79,7 +79,7 @@ def test_who_holds_a_tensor_reads_trained_values() -> None:
     assert isinstance(weight, nn.Parameter)
     assert weight.shape == (2, 3)
     assert weight.grad is None
-    assert twins.wrapped._session.device.newer  # none of these needs values
+    assert twins.wrapped._session.weights.device.newer  # none of these needs values
     twins.wrapped.destroy()
     assert type(weight) is nn.Parameter
     assert torch.equal(weight, twins.model.fc.weight)
@@ -87,7 +87,9 @@ def test_who_holds_a_tensor_reads_trained_values() -> None:
 
 
 def written(executor: Any) -> list[weakref.ref[torch.Tensor]]:
-    return [weakref.ref(tensor) for tensor in executor._session.store.state.tensors.values()]
+    return [
+        weakref.ref(tensor) for tensor in executor._session.weights.store.state.tensors.values()
+    ]
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])

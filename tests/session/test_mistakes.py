@@ -133,7 +133,7 @@ def test_the_first_loss_that_is_no_number(mode: poptorch.OutputMode, at: int, ca
 
 @pytest.mark.parametrize("dropout, count", [(0.5, 1), (0.0, 0)])
 def test_seeding_the_host_once_the_program_draws(dropout, count, caplog, monkeypatch) -> None:
-    monkeypatch.setattr("poptorch._session.session.CHECK_EVERY", 0.0)
+    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(dropout)
     for _ in range(2):

@@ -2,7 +2,7 @@
 
 from .access import NO_GRADIENTS, unwatched
 from .cells import Cell, Copy, Device
-from .locks import Lock
+from .locks import Lock, locked
 from .table import TABLE, Event, Row, State, Transfer
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "Row",
     "State",
     "Transfer",
+    "locked",
     "unwatched",
 ]

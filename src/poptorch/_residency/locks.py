@@ -7,9 +7,10 @@ wrapped that has tensors of both, and stay joined; whoever takes the lock looks 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from .._base import processes
 from .._base.threads import RenewedLock
@@ -31,18 +32,18 @@ class Lock:
     def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function while no other thread is in a model of the set."""
         while True:
-            held = self._now()
-            with held:
-                if held is self._now():  # nobody joined the set to another one meanwhile
+            root = self._root()
+            with root._held:
+                if root._above is None:  # nobody joined the set to another one meanwhile
                     return function(*args, **kwargs)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Hold the lock within a block."""
         while True:
-            held = self._now()
-            with held:
-                if held is self._now():
+            root = self._root()
+            with root._held:
+                if root._above is None:
                     yield
                     return
 
@@ -51,8 +52,8 @@ class Lock:
         while (one := self._root()) is not (two := other._root()):
             # All take them in one order. A thread that is in a model already keeps its lock.
             low, high = sorted((one, two), key=id)
-            stays, goes = (high, low) if high._now()._is_owned() else (low, high)
-            with low._now(), high._now():
+            stays, goes = (high, low) if high._held._is_owned() else (low, high)
+            with low._held, high._held:
                 if one._above is two._above is None:
                     goes._above = stays
 
@@ -60,13 +61,9 @@ class Lock:
         root = self
         while root._above is not None:
             root = root._above
-        return root
-
-    def _now(self) -> Any:
-        root = self._root()
         if root._forks != processes.forks:
             root._renew()
-        return root._held
+        return root
 
     def _renew(self) -> None:
         with _renewing.now:
@@ -74,3 +71,20 @@ class Lock:
                 if not self._held._is_owned():
                     self._held = threading.RLock()
                 self._forks = processes.forks  # last: others look at it without the lock
+
+
+class _HasLock(Protocol):
+    lock: Lock
+
+
+S = TypeVar("S", bound=_HasLock)
+
+
+def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Let a method hold the lock: what a thread sees is the state between two calls."""
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.lock.run(method, self, *args, **kwargs)
+
+    return call

@@ -29,7 +29,7 @@ from .._base import archive, json_codec, keyed, log
 from .._base.archive import InvalidFile
 from .._base.errors import AssertionFailure
 from .._base.json_codec import Json
-from .model import Variant
+from .programs import Variant
 from .session import Session
 
 DEFAULT_NAME = "model.poptorch"
@@ -132,10 +132,10 @@ def packed(
     now = session.now
     state = session.state_to_save() if objects is not None else {}
     if now.spec.target.parts > 1:
-        session.bring_host_up_to_date()  # an exchange, as reading the state may be
+        session.weights.bring_host_up_to_date()  # an exchange, as reading the state may be
     if now.spec.runs_together and now.spec.process > 0:
         return None
-    session.bring_host_up_to_date()
+    session.weights.bring_host_up_to_date()
     facts: dict[str, Any] = {
         "algorithm": now.task.optim.algorithm if now.task.optim is not None else None,
         "options": options,

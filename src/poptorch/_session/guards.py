@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import operator
 import textwrap
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,11 +25,14 @@ from .._base import log
 from .._capture import Decision, Tied, hooks_of, tensors_of
 from .._ir.graph import Graph
 from .._ir.operators import draws
-from .._residency import Device
+from .._residency import Device, unwatched
 from ..ops.blocks import starts_block
 from ..optim import KINDS
 from .wrapping import HOLDERS
 
+CHECK_EVERY = 0.02
+"""Seconds from one look at the guards to the next: the layers of a small model are not in the
+processor's caches when its call begins, and looking at all of them took 40 of its 650 us."""
 DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
 _WRAP = "wrap the model again, after destroy()"
 _WEIGHTS = (
@@ -86,6 +90,21 @@ def check(guards: Iterable[Guard]) -> None:
             "The compiled program does not follow what changed on the host: %s",
             ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in told.items()),
         )
+
+
+class Checks:
+    """Looks at the table now and then; at once where somebody has looked at the weights."""
+
+    def __init__(self, weights: Guard) -> None:
+        self._weights = weights
+        self.due = 0.0
+
+    def run(self, rows: Iterable[Guard], numbers: Guard | None) -> None:
+        """Look, before a call; ``numbers``: of the optimizer, looked at each time."""
+        moment = time.monotonic()
+        if moment >= self.due or not (numbers is None or numbers.told or numbers.holds()):
+            unwatched(check, [*rows, self._weights, *([numbers] if numbers else [])])
+            self.due = moment + CHECK_EVERY
 
 
 def shorten(texts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from .._base import log
 from ..enums import OutputMode
-from .model import Variant
+from .programs import Variant
 
 
 class LossWatch:

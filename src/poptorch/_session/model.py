@@ -1,4 +1,4 @@
-"""The user's model as it is captured, and the programs that it was compiled to."""
+"""The user's model as it is captured."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _capture, _compile
+from .. import _capture
 from .._base import log
 from .._base.errors import Error
 from .._data import notices
 from .._ir import slots
-from .._ir.slots import NORM, Kind, Slot, narrowed
+from .._ir.slots import Slot, narrowed
 from .._ir.spec import OptimSpec, Spec
-from .guards import Attributes, Guard
-from .inputs import CompiledInputs, Indices, Inputs
-from .outputs import Outputs
+from .guards import Attributes
+from .inputs import Inputs
 from .signature import Bound, Signature
-from .store import StateStore
 from .weights import Grouping, GroupingRequest, Reading, paths_of
 
 Mode = tuple[bool, ...]  # which modules train and which evaluate
@@ -41,53 +39,6 @@ class Task:
     hypers: Mapping[str, float]  # values that it leaves open
     request: _capture.Request
     attributes: Attributes  # of the modules: they become constants
-
-
-class Variant:
-    """The model compiled for one mode and one kind of arguments."""
-
-    def __init__(
-        self, task: Task, mode: Situation, compiled: _compile.Compiled, guards: list[Guard]
-    ) -> None:
-        self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
-        self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
-        narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
-        self.store: StateStore | None = None  # from the first use; shares weights with others'
-        self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
-        emitted = enumerate(compiled.plan.program.emit.slots)  # in the order of the results
-        self.loss_at = next((at for at, slot in emitted if slot.kind is Kind.LOSS), None)
-        self.indices = Indices(compiled.ranges(), compiled.premises, paths)
-        self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
-        self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
-
-    def takes(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        given = self.inputs.quick(args, kwargs)
-        if given is not None:
-            return self.inputs.fit(given)
-        return self.inputs.accept(model.signature.bind(args, kwargs, like=self.inputs.bound))
-
-    def tensor_names(self) -> list[str]:
-        """Return the names of the program's tensors, those that can be anchored first."""
-        names = list(self.compiled.micro.names)
-        if self.task.optim is not None:
-            visible = self.compiled.plan.program.visible_slots().values()
-            names += [f"UpdatedVar___{slot.path}" for slot in visible if slot.kind is Kind.PARAM]
-            names += [NORM] if self.task.optim.clips else []
-        return names
-
-    def anchors(self, results: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the anchored ones of a call's results by short name."""
-        if not self.spec.anchors:
-            return {}
-        names = (short for short, *_ in self.spec.anchors)
-        return dict(zip(names, results[self.outputs.count :], strict=True))
-
-    def arguments(self) -> CompiledInputs:
-        bound = self.inputs.bound
-        given = iter(bound.tensors)
-        return CompiledInputs(
-            tuple(s.unflatten([next(given) for _ in s.paths]) for _, s in bound.parts)
-        )
 
 
 class Model:
@@ -136,6 +87,11 @@ class Model:
                 "norms too. Call train() on the model, if that is not meant"
             )
         return self._mode
+
+    def situation(self) -> Situation:
+        """Return what there is a program each for."""
+        casts = torch.is_autocast_enabled("cpu")
+        return self.mode(), torch.get_autocast_dtype("cpu") if casts else None
 
     def _keeps_mode(self) -> bool:
         return not self._trained and self.users.training and not self.module.training

@@ -49,7 +49,7 @@ class ParameterProxy:
             RuntimeError: the model is compiled.
             ValueError: an argument is no member of its enum.
         """
-        if self._session.is_compiled:
+        if self._session.programs.all:
             raise StateError(
                 "replicaGrouping must be called before the model is compiled",
                 got=f"parameter '{self._name}'",

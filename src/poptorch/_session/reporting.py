@@ -21,8 +21,9 @@ from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, system_of
 from ..backends import Stopwatch, timing
 from .counters import LastCall
-from .model import Freeze, Model, Variant
+from .model import Freeze, Model
 from .pricing import Captures
+from .programs import Variant
 
 _T = TypeVar("_T")
 

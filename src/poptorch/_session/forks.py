@@ -1,0 +1,41 @@
+"""Which process a model belongs to: what is compiled does not survive a fork."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+
+from .. import backends
+from .._base import log, processes
+from .._base.errors import StateError
+
+
+def check(before: int, is_compiled: bool) -> int:
+    """Count the forks before this process; refuse a program that is from before one of them."""
+    forks = processes.forks
+    if forks:
+        _use_one_thread(forks)
+    if forks != before and is_compiled:
+        raise StateError(
+            "The model was compiled before this process was forked",
+            got=f"process {os.getpid()}, and a wrapper that process {os.getppid()} or one before "
+            "it has used",
+            fix=(
+                "wrap the model in the new process",
+                "start processes with multiprocessing.get_context('spawn')",
+            ),
+        )
+    return forks
+
+
+@functools.cache
+def _use_one_thread(process: int) -> None:
+    """Let operators run in a forked process, once in each: threads do not survive a fork."""
+    if processes.fork_lost_threads and torch.get_num_threads() > 1:
+        log.python.warning(
+            "This process was forked from one whose operators ran on several threads, which do not "
+            "survive that: here they run on one. Fork first, or use the start method 'spawn'"
+        )
+        backends.use_one_thread()

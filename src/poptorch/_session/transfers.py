@@ -1,0 +1,176 @@
+"""What travels between the host's weights and buffers and the device's, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import nn
+
+from .. import _capture
+from .._base import interrupts, log
+from .._base.errors import Error
+from .._compile import agreement
+from .._residency import Device, Event, locked
+from . import guards
+from .programs import Programs
+from .store import StateStore
+from .wrapping import Owner
+
+
+class Transfers:
+    """The transfers of one wrapped model; public methods hold its lock.
+
+    Implicit ones go through the methods of its owner, so that users can replace these.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trains: bool,
+        programs: Programs,
+        owner: Callable[[], Owner | None],
+    ) -> None:
+        own = weakref.ref(self)
+        self.device = Device(lambda: _bring_up_to_date(own()))
+        hosts = (tied.tensor for tied in _capture.tensors_of(module).values())
+        self.device.meet(hosts, trains)
+        self.lock = self.device.lock
+        self.store: StateStore | None = None  # while attached
+        self.checks = guards.Checks(guards.of_weights(self.device, module))
+        self.has_agreed = False  # the processes of a job have begun with the same weights
+        self._trains, self._programs, self._owner = trains, programs, owner
+        self._taking_over = self._is_copying = False
+        self.written: Mapping[str, str] | None = None  # digests, since processes compared theirs
+        self._left: Mapping[str, str] | None = None  # digests of the host's when detached
+
+    @property
+    def attached(self) -> StateStore:
+        assert self.store is not None
+        return self.store
+
+    def begin(self) -> None:
+        """There is another first program, or none: nothing is on the device."""
+        self.store = self.written = self._left = None
+        self.has_agreed = False
+        self.device.clear()
+
+    def attach(self, store: StateStore) -> None:
+        if self._left is not None and self._left != (digests := store.digests()):
+            self.written = digests
+        self.store, self._left = store, None
+        self.checks.due = 0.0  # what the host has now is on the device
+
+    def leave(self, local_only: bool) -> None:
+        """The device goes, after ``save``."""
+        compares = self.has_agreed and not local_only
+        self._left = self.attached.digests() if compares else None
+        self.store = None
+        for variant in self._programs.all:
+            variant.store = None
+
+    def save(self, local_only: bool) -> None:
+        """Bring down what would go with the device."""
+        self.bring_down(local_only)
+        if not self._trains and self.device.due(Event.DETACH, self.attached.written):
+            self._download(local_only, Event.DETACH)
+        self.device.clear()
+
+    def check_processes(self) -> None:
+        """Refuse weights that the processes of a job have written, each its own."""
+        assert self.written is not None
+        agreement.check_written(self.written)
+        self.written = None
+
+    @locked
+    def copy_to_host(self) -> None:
+        _ = self._programs.now
+        if self.store is not None:
+            self.device.fetch()
+        self._download()
+
+    @locked
+    def copy_to_device(self) -> None:
+        """Copy weights and buffers to the device; training progress on it is discarded.
+
+        While detached nothing happens: attaching uploads.
+        """
+        _ = self._programs.now
+        if self.store is None:
+            return
+        self.checks.due = 0.0
+        with interrupts.deferred(), self._copying():
+            if self._taking_over:  # what a trainer has is alike in all processes
+                self.store.write_all()
+            elif self.store.upload():
+                self.written = self.store.digests()
+
+    @locked
+    def copy_buffers_to_device(self) -> None:
+        names = self._programs.now.spec.updatable_buffers
+        if not names:
+            raise Error(
+                "No named buffers marked as updatable",
+                fix="options.updatableNamedBuffers(['name']) before wrapping",
+            )
+        if self.store is not None:
+            self.store.upload_buffers(names)
+
+    def bring_host_up_to_date(self) -> bool:
+        """Download if the device is newer; return whether it was."""
+        self.checks.due = 0.0
+        # Where it is not nobody waits, for a compilation least of all.
+        return self.device.newer and self.lock.run(self.bring_down)
+
+    def bring_down(self, local_only: bool = False) -> bool:
+        """The same; ``local_only``: without exchanging anything."""
+        if not self.device.newer or self.store is None or self._is_copying:
+            return False
+        if local_only and self.store.layout.is_in_parts:
+            self._download(local_only)
+            return True
+        log.python.debug("Implicit copyWeightsToHost()")
+        owner = self._owner()
+        if owner is not None:
+            owner.copyWeightsToHost()
+        else:
+            self._download()
+        return True
+
+    def _download(self, local_only: bool = False, event: Event = Event.COPY_TO_HOST) -> None:
+        if self.store is None:
+            return
+        with interrupts.deferred(), self._copying():
+            self.store.download(event, local_only)
+
+    @contextlib.contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Copy weights between host and device; the copy itself looks at the module."""
+        self._is_copying = True
+        try:
+            yield
+            for variant in self._programs.all:
+                variant.reading.refresh()
+        finally:
+            self._is_copying = False
+
+    @locked
+    def fetch(self) -> None:
+        """Fetch newer weights that another trainer of the same tensors has."""
+        self.device.fetch()
+        if self.store is not None and self.device.stale:
+            self.bring_down()  # what another brought to the host is not all of it
+            log.python.debug("Implicit copyWeightsToDevice()")
+            owner = self._owner()
+            assert owner is not None
+            self._taking_over = True
+            try:
+                owner.copyWeightsToDevice()
+            finally:
+                self._taking_over = False
+
+
+def _bring_up_to_date(transfers: Transfers | None) -> None:
+    if transfers is not None:
+        transfers.bring_host_up_to_date()
