@@ -37,7 +37,7 @@ class Group:
         self.log.append("begin")
         return list(tensors)
 
-    def add_up(self, tensors: Sequence[torch.Tensor], what: str, begun: Sequence[Any]) -> None:
+    def all_reduce(self, tensors: Sequence[torch.Tensor], what: str, begun: Sequence[Any]) -> None:
         self.log.append(f"wait for {len(begun)} and {len(tensors)}")
 
     def finish(self, begun: Sequence[Any], what: str) -> None:

@@ -4,16 +4,16 @@ from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
 from .micro import Decision, Micro, hooks_of, say_narrowed
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
-from .replaced import Tied, tensors_of
+from .replaced import ModelTensor, tensors_of
 from .trace import forgetting_sources, untraced
 
 __all__ = [
     "Decision",
     "Explanation",
     "Micro",
+    "ModelTensor",
     "OverwriteContextManager",
     "Request",
-    "Tied",
     "capture",
     "checkpoints",
     "explain",

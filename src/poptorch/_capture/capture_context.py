@@ -19,7 +19,7 @@ from . import marks, trace
 from .casting import Casting
 from .losses import LOSS_FUNCTIONS
 from .recorded import recorded, surroundings_waiting
-from .replaced import Tied
+from .replaced import ModelTensor
 from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, Frozen, ValueReads
 
@@ -63,7 +63,7 @@ class Overrides(TorchFunctionMode):
     def __init__(
         self,
         context: CaptureContext,
-        places: Mapping[str, Tied],
+        places: Mapping[str, ModelTensor],
         values: Mapping[str, torch.Tensor],
         precision: Precision,
         priced: bool,

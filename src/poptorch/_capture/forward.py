@@ -22,7 +22,7 @@ from .capture_context import CaptureContext, Overrides
 from .failures import explained
 from .losses import final_loss
 from .metrics import intercepted, refused
-from .replaced import Tied, replaced
+from .replaced import ModelTensor, replaced
 from .trace import is_traced
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
@@ -36,7 +36,7 @@ class Request:
 
     module: nn.Module
     call: Call  # runs forward on the tensors of ``batch``, putting them back into the arguments
-    tensors: Mapping[str, Tied]  # parameters and buffers by path
+    tensors: Mapping[str, ModelTensor]  # parameters and buffers by path
     state: tuple[Slot, ...]  # their slots, in the same order
     batch: tuple[Slot, ...]  # of the tensor arguments
     trained: frozenset[str] = frozenset()  # paths of the parameters that get a gradient

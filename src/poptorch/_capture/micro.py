@@ -24,7 +24,7 @@ from .capture_context import CaptureContext
 from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
 from .recorded import storage_of
-from .replaced import Tied
+from .replaced import ModelTensor
 from .value_reads import BranchOnData, ValueReads
 
 aten = torch.ops.aten
@@ -319,7 +319,7 @@ def _refuse_mixed(graph: fx.Graph) -> None:
             )
 
 
-def _refuse_overlaps(tensors: Mapping[str, Tied], graph: Graph) -> None:
+def _refuse_overlaps(tensors: Mapping[str, ModelTensor], graph: Graph) -> None:
     """Weights in exactly the same memory are updated one after another, if all are trained."""
     with_gradient = {slot.path for slot in graph.outputs if slot.kind is Kind.GRADIENT}
     for path, other in _overlaps(tensors) if with_gradient else ():
@@ -333,7 +333,7 @@ def _refuse_overlaps(tensors: Mapping[str, Tied], graph: Graph) -> None:
             )
 
 
-def _overlaps(tensors: Mapping[str, Tied]) -> Iterator[tuple[str, str]]:
+def _overlaps(tensors: Mapping[str, ModelTensor]) -> Iterator[tuple[str, str]]:
     held = {path: tied.tensor for path, tied in tensors.items() if tied.tensor.numel()}
     paths = [path for path in held if not trace.without_data(held[path])]
     paths.sort(key=lambda path: held[path].data_ptr())

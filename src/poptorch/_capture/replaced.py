@@ -32,7 +32,7 @@ _ABSENT = object()
 
 
 @dataclass(eq=False)
-class Tied:
+class ModelTensor:
     tensor: torch.Tensor
     is_parameter: bool
     places: list[Place] = field(default_factory=list)
@@ -42,10 +42,10 @@ class Tied:
         return any(isinstance(owner, BATCH_NORMS) for owner, _, _ in self.places)
 
 
-def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
+def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]:
     """Without ``values`` nothing comes from a device for it: what the tensors hold is not read."""
     items = operator.methodcaller("items") if values else dict.items
-    by_identity: dict[int, tuple[str, Tied]] = {}
+    by_identity: dict[int, tuple[str, ModelTensor]] = {}
     for holder in _HOLDERS:
         for prefix, owner in module.named_modules(remove_duplicate=True):
             for name, tensor in items(getattr(owner, holder)):
@@ -53,7 +53,7 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
                     continue
                 path = f"{prefix}.{name}" if prefix else name
                 _, tied = by_identity.setdefault(
-                    id(tensor), (path, Tied(tensor, holder == "_parameters"))
+                    id(tensor), (path, ModelTensor(tensor, holder == "_parameters"))
                 )
                 tied.places.append((owner, holder, name))
     return dict(by_identity.values())
@@ -62,7 +62,7 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
 @contextlib.contextmanager
 def replaced(
     root: nn.Module,
-    places: Mapping[str, Tied],
+    places: Mapping[str, ModelTensor],
     values: Mapping[str, torch.Tensor],
     users: nn.Module | None,
     again: Callable[[], AbstractContextManager[object]],
@@ -129,7 +129,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def _tensors(
-    places: Mapping[str, Tied], values: Mapping[str, torch.Tensor], users: nn.Module | None
+    places: Mapping[str, ModelTensor], values: Mapping[str, torch.Tensor], users: nn.Module | None
 ) -> Iterator[Change]:
     seen: dict[int, dict[str, torch.Tensor]] = {}  # by the dict that they stand in
     for path, tied in places.items():
@@ -144,7 +144,9 @@ def _tensors(
                 yield owner, holder, PerThread(own, seen[id(own)])
 
 
-def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]) -> None:
+def _check(
+    path: str, tied: ModelTensor, value: torch.Tensor, reassigned: dict[str, torch.Tensor]
+) -> None:
     for owner, holder, name in tied.places:
         now = getattr(owner, holder).get(name)
         if now is value:

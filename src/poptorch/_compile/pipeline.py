@@ -34,8 +34,8 @@ class Compiled:
         program, checked = self.plan.program, self.plan.spec.precision.check_indices
         return indices.ranges(list(program.graphs.values())) if checked else ()
 
-    def premises(self) -> list[indices.Range]:
-        known = indices.premises(self.plan.program.graphs, checked=True).values()
+    def preconditions(self) -> list[indices.Range]:
+        known = indices.preconditions(self.plan.program.graphs, checked=True).values()
         return [each for every in known if every is not None for each in every]
 
 

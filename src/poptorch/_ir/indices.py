@@ -1,7 +1,7 @@
 """Which values of a graph are indices, their ranges, and what must be true for it not to fail.
 
 Inputs, through views and casts, can be checked before anything runs. What is taken out of an input
-cannot fail while the whole input is in range, but may be fine if not: a premise and no check.
+cannot fail while the whole input is in range, but may be fine if not: a precondition and no check.
 """
 
 from __future__ import annotations
@@ -171,16 +171,20 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
     return tuple(result.values())
 
 
-def premises(graphs: Mapping[str, Graph], checked: bool) -> dict[str, tuple[Range, ...] | None]:
+def preconditions(
+    graphs: Mapping[str, Graph], checked: bool
+) -> dict[str, tuple[Range, ...] | None]:
     """Return by graph which ranges of whole inputs it needs not to fail because of a value.
 
     With ``checked`` the inputs that ``ranges`` names are. A graph with None may fail in any case.
     """
     written = {slot.key for graph in graphs.values() for slot in graph.outputs}
-    return {name: _premises(graph, checked, written) for name, graph in graphs.items()}
+    return {name: _preconditions(graph, checked, written) for name, graph in graphs.items()}
 
 
-def _premises(graph: Graph, checked: bool, written: Collection[str]) -> tuple[Range, ...] | None:
+def _preconditions(
+    graph: Graph, checked: bool, written: Collection[str]
+) -> tuple[Range, ...] | None:
     slots = graph.arguments
     fixed: set[fx.Node] = set()
     needed: dict[Range, None] = {}

@@ -78,7 +78,7 @@ class Call:
         value = self.lanes(at).movedim(0, dim)
         return value.reshape(*value.shape[:dim], -1, *value.shape[dim + 2 :])
 
-    def apart(self, value: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    def unflatten(self, value: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """Undo ``rows``."""
         shape = value.shape
         return value.reshape(*shape[:dim], self.count, -1, *shape[dim + 1 :]).movedim(dim, 0)
@@ -236,7 +236,7 @@ def _mm(call: Call) -> Any:
     if call.shared(0):
         return NotImplemented
     if call.shared(1):
-        return call.apart(torch.mm(call.rows(0), call.args[1]))
+        return call.unflatten(torch.mm(call.rows(0), call.args[1]))
     return torch.bmm(call.args[0], call.args[1])
 
 
@@ -244,19 +244,19 @@ def _addmm(call: Call) -> Any:
     bias, _, b = call.args
     if call.kwargs or not call.shared(0, 2):
         return NotImplemented
-    return call.apart(torch.mm(call.rows(1), b)) + bias
+    return call.unflatten(torch.mm(call.rows(1), b)) + bias
 
 
 def _convolution(call: Call) -> Any:
     if not call.shared(1, 2):
         return NotImplemented
-    return call.apart(call.run(call.rows(0)))
+    return call.unflatten(call.run(call.rows(0)))
 
 
 def convolution_backward(call: Call) -> Any:
     """Gradients of the weights are then sums over lanes."""
     inputs, *of_weights = call.run(call.rows(0), call.rows(1))
-    return [inputs if inputs is None else call.apart(inputs), *of_weights]
+    return [inputs if inputs is None else call.unflatten(inputs), *of_weights]
 
 
 def _layer_norm(call: Call) -> Any:
@@ -273,14 +273,14 @@ def _group_norm(call: Call) -> Any:
     if not call.shared(1, 2):
         return NotImplemented
     _, weight, bias, rows, *rest = call.args
-    return [*map(call.apart, call.run(call.rows(0), weight, bias, rows * call.count, *rest))]
+    return [*map(call.unflatten, call.run(call.rows(0), weight, bias, rows * call.count, *rest))]
 
 
 def group_norm_backward(call: Call) -> Any:
     weight, rows = call.args[4:6]
     given = [call.rows(at) for at in range(4)]
     inputs, *of_weights = call.run(*given, weight, rows * call.count)
-    return [inputs if inputs is None else call.apart(inputs), *of_weights]
+    return [inputs if inputs is None else call.unflatten(inputs), *of_weights]
 
 
 def _lookup(call: Call) -> Any:
@@ -304,35 +304,35 @@ def _batch_norm_in_training(call: Call) -> Any:
     y, *statistics = _batch_norm(
         x, _repeated(call, 1), _repeated(call, 2), none, none, True, 1.0, eps
     )
-    return [call.apart(y, 1), *map(call.apart, statistics)]
+    return [call.unflatten(y, 1), *map(call.unflatten, statistics)]
 
 
 def _batch_norm_without_statistics(call: Call) -> Any:
     x = call.rows(0, 1)
     y, *statistics = call.run(x, _repeated(call, 1), _repeated(call, 2))
-    return [call.apart(y, 1), *map(call.apart, statistics)]
+    return [call.unflatten(y, 1), *map(call.unflatten, statistics)]
 
 
 def _batch_norm_with_running(call: Call) -> Any:
     if not call.shared(1, 2, 3, 4):
         own = (_repeated(call, at) for at in range(1, 5))
         y, *nothing = call.run(call.rows(0, 1), *own)
-        return [call.apart(y, 1), *nothing]
+        return [call.unflatten(y, 1), *nothing]
     y, *nothing = call.run(call.rows(0))
-    return [call.apart(y), *nothing]
+    return [call.unflatten(y), *nothing]
 
 
 def _batch_norm_backward(call: Call) -> Any:
     given = [call.rows(0, 1), call.rows(1, 1), *(_repeated(call, at) for at in range(2, 5))]
     own_statistics = (_repeated(call, at) if call.args[7] else call.args[at] for at in (5, 6))
     inputs, *of_weights = call.run(*given, *own_statistics)
-    own = [None if each is None else call.apart(each) for each in of_weights]
-    return [None if inputs is None else call.apart(inputs, 1), *own]
+    own = [None if each is None else call.unflatten(each) for each in of_weights]
+    return [None if inputs is None else call.unflatten(inputs, 1), *own]
 
 
 def batch_norm_backward_with_running(call: Call) -> Any:
     inputs, *of_weights = call.run(call.rows(0), call.rows(1))
-    return [inputs if inputs is None else call.apart(inputs), *of_weights]
+    return [inputs if inputs is None else call.unflatten(inputs), *of_weights]
 
 
 def _attention(call: Call) -> Any:
@@ -342,14 +342,14 @@ def _attention(call: Call) -> Any:
     if mask is NotImplemented:
         return NotImplemented
     out, weights = call.run(*map(call.rows, range(3)), attn_mask=mask)
-    return [call.apart(out), call.apart(weights)]
+    return [call.unflatten(out), call.unflatten(weights)]
 
 
 def _attention_backward(call: Call) -> Any:
     mask = _mask_in_rows(call)
     if mask is NotImplemented:
         return NotImplemented
-    return [*map(call.apart, call.run(*map(call.rows, range(6)), attn_mask=mask))]
+    return [*map(call.unflatten, call.run(*map(call.rows, range(6)), attn_mask=mask))]
 
 
 def _mask_in_rows(call: Call) -> Any:
@@ -372,7 +372,7 @@ def _lstm(call: Call) -> Any:
         return NotImplemented
     weights = call.args[1:5]
     *results, workspace = call.run(call.rows(0, 1), *weights, call.rows(5, 1), call.rows(6, 1))
-    return [*(call.apart(each, 1) for each in results), workspace]
+    return [*(call.unflatten(each, 1) for each in results), workspace]
 
 
 def _lstm_weights_apart(call: Call) -> Any:
@@ -385,7 +385,7 @@ def lstm_backward(call: Call) -> Any:
     """The gradients of the weights are then sums over lanes."""
     rows = [call.rows(at, 1) for at in (0, 1, 2, 3, 8, 9, 10, 11, 12)]
     found = call.run(*rows[:4], *call.args[4:8], *rows[4:])
-    return [each if at in (1, 2, 3) else call.apart(each, 1) for at, each in enumerate(found)]
+    return [each if at in (1, 2, 3) else call.unflatten(each, 1) for at, each in enumerate(found)]
 
 
 def _exchanged(call: Call) -> Any:

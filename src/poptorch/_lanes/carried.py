@@ -82,7 +82,7 @@ class Chain:
             if node.op != "output" and not self.nodes.isdisjoint(reads(node)):
                 self.nodes.add(node)
 
-    def beside(self) -> list[fx.Node]:
+    def operands(self) -> list[fx.Node]:
         """Return the nodes that factor and term are made of, if the change is affine."""
         found: list[fx.Node] = []
         seen: set[fx.Node] = {self.old}

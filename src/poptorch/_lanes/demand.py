@@ -61,7 +61,7 @@ class Demand:
                 self.wanted.add(node)
         self.wanted.update(filter(acts, self.graph.operators))
         for chain in self.chains.values():
-            self.wanted.update(chain.beside())
+            self.wanted.update(chain.operands())
         for node in reversed(self.graph.operators):
             if node not in self.varying:
                 continue

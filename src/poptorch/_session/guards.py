@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .._base import log
-from .._capture import Decision, Tied, hooks_of, tensors_of
+from .._capture import Decision, ModelTensor, hooks_of, tensors_of
 from .._ir.graph import Graph
 from .._ir.operators import draws
 from .._residency import Device, unwatched
@@ -56,12 +56,12 @@ class Guard:
     remedy: str  # makes a change take effect
     keep: Callable[[Any], Any] = copy.copy  # so that later changes do not reach the value
     expected: Any = dataclasses.field(init=False)
-    told: bool = False
+    reported: bool = False
 
     def __post_init__(self) -> None:
-        self.settle()
+        self.accept()
 
-    def settle(self) -> None:
+    def accept(self) -> None:
         self.expected = self.keep(self.read())
 
     def holds(self) -> bool:
@@ -74,17 +74,17 @@ class Guard:
 
 def check(guards: Iterable[Guard]) -> None:
     """Warn of everything that changed in one message, of each row once."""
-    failed = [guard for guard in guards if not (guard.told or guard.holds())]
+    failed = [guard for guard in guards if not (guard.reported or guard.holds())]
     if not failed:
         return
     told: dict[str, list[str]] = {}
     for guard in failed:
         changes = list(guard.changes(guard.expected))
         if changes:
-            guard.told = True
+            guard.reported = True
             told.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
         else:
-            guard.settle()
+            guard.accept()
     if told:
         log.python.warning(
             "The compiled program does not follow what changed on the host: %s",
@@ -102,7 +102,7 @@ class Checks:
     def run(self, rows: Iterable[Guard], numbers: Guard | None) -> None:
         """Look, before a call; ``numbers``: of the optimizer, looked at each time."""
         moment = time.monotonic()
-        if moment >= self.due or not (numbers is None or numbers.told or numbers.holds()):
+        if moment >= self.due or not (numbers is None or numbers.reported or numbers.holds()):
             unwatched(check, [*rows, self._weights, *([numbers] if numbers else [])])
             self.due = moment + CHECK_EVERY
 
@@ -115,7 +115,7 @@ def shorten(texts: Sequence[str]) -> str:
 
 
 def of_model(
-    module: nn.Module, users: nn.Module, forward: Any, tensors: Mapping[str, Tied]
+    module: nn.Module, users: nn.Module, forward: Any, tensors: Mapping[str, ModelTensor]
 ) -> list[Guard]:
     """Return the rows of a model's structure.
 
@@ -175,7 +175,7 @@ def _forwards(read: Callable[[], list[Any]], kinds: Sequence[type], remedy: str)
     return Guard(read, changes, remedy)
 
 
-def _hooks(modules: Sequence[nn.Module], parameters: Sequence[Tied]) -> Guard:
+def _hooks(modules: Sequence[nn.Module], parameters: Sequence[ModelTensor]) -> Guard:
     """Return the row of hooks; new ones show in the handles that torch has given out."""
 
     def present() -> set[tuple[int, Any]]:
@@ -209,7 +209,7 @@ def _own_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return (*forward, module._backward_hooks, module._backward_pre_hooks)
 
 
-def _number_format(first: Tied) -> Guard:
+def _number_format(first: ModelTensor) -> Guard:
     """half() and its like change all parameters, so that one shows it."""
 
     def changes(before: torch.dtype) -> Iterator[str]:
@@ -231,7 +231,7 @@ def of_seed(graphs: Iterable[Graph]) -> list[Guard]:
     return [Guard(torch.initial_seed, changes, remedy)]
 
 
-def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> Guard:
+def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]) -> Guard:
     """Return the row of buffers and fixed weights whose values decided branches of forward."""
     pairs = [(each, tensors[each.path]) for each in decided]
 

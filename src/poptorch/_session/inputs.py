@@ -313,7 +313,7 @@ class Indices:
     """What the inputs of one compilation must lie in."""
 
     ranges: Sequence[Range]  # none where the check is off
-    premises: Callable[[], Iterable[Range]]  # of inputs that indices are made of
+    preconditions: Callable[[], Iterable[Range]]  # of inputs that indices are made of
     paths: Sequence[str]
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
@@ -326,7 +326,7 @@ class Indices:
         """Return what to raise for a call that failed: an error that names the input, if it can."""
         if not isinstance(error, RuntimeError | IndexError) or not _COMPLAINT.search(str(error)):
             return error
-        better = self._first(self.premises(), batch, state)
+        better = self._first(self.preconditions(), batch, state)
         if better is None:
             return error
         better.__notes__ = getattr(error, "__notes__", [])

@@ -66,7 +66,7 @@ def fill(
 
 
 def _put(
-    tensors: Mapping[str, _capture.Tied],
+    tensors: Mapping[str, _capture.ModelTensor],
     stored: Mapping[str, torch.Tensor],
     values: Sequence[tuple[dict[str, Any], dict[str, Any]]],
 ) -> None:

@@ -21,7 +21,7 @@ from .._ir.spec import OptimSpec, Spec
 from .guards import Attributes
 from .inputs import Inputs
 from .signature import Bound, Signature
-from .weights import Grouping, GroupingRequest, Reading, paths_of
+from .weights import Grouping, GroupingRequest, ModelTensors, paths_of
 
 Mode = tuple[bool, ...]  # which modules train and which evaluate
 Situation = tuple[Mode, torch.dtype | None]  # and the type of an autocast around the call
@@ -33,7 +33,7 @@ _training = operator.attrgetter("training")
 @dataclass(frozen=True, eq=False)
 class Task:
     spec: Spec
-    reading: Reading
+    reading: ModelTensors
     inputs: Inputs
     optim: OptimSpec | None  # None in inference
     hypers: Mapping[str, float]  # values that it leaves open
@@ -136,7 +136,7 @@ class Model:
         attributes = Attributes(self.module, self.users, freeze is not None, bound.constants)
         return Task(spec, reading, inputs, optim, hypers, request, attributes)
 
-    def _read(self, spec: Spec) -> Reading:
+    def _read(self, spec: Spec) -> ModelTensors:
         tensors = _capture.tensors_of(self.module)
         groups = {}
         for path, asked in self.groupings.items():
@@ -151,10 +151,10 @@ class Model:
                 got=", ".join(unknown),
                 fix=f"the model has {', '.join(sorted(buffers)) or 'no buffers'}",
             )
-        return Reading(self.module, tensors, groups)
+        return ModelTensors(self.module, tensors, groups)
 
     def _request(
-        self, reading: Reading, inputs: Inputs, spec: Spec, optim: OptimSpec | None
+        self, reading: ModelTensors, inputs: Inputs, spec: Spec, optim: OptimSpec | None
     ) -> _capture.Request:
         state = tuple(
             _state_slot(path, tied, spec.precision.narrow_64bit, reading.groups.get(path))
@@ -194,7 +194,9 @@ class Model:
         )
 
 
-def _state_slot(path: str, tied: _capture.Tied, narrow: bool, grouped: Grouping | None) -> Slot:
+def _state_slot(
+    path: str, tied: _capture.ModelTensor, narrow: bool, grouped: Grouping | None
+) -> Slot:
     dtype = tied.tensor.dtype
     if narrow and dtype.is_floating_point:
         dtype = narrowed(dtype)

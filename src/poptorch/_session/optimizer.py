@@ -105,9 +105,9 @@ class SessionOptimizer:
 
     def _expect(self, optimizer: torch.optim.Optimizer) -> None:
         """The numbers of an optimizer are in use now."""
-        told = self.guard.told
+        told = self.guard.reported
         self.guard = guards.of_optimizer(optimizer)
-        self.guard.told = told
+        self.guard.reported = told
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         self._state._detach_device()

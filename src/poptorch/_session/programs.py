@@ -33,7 +33,7 @@ class Variant:
         self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
         emitted = enumerate(compiled.plan.program.emit.slots)  # in the order of the results
         self.loss_at = next((at for at, slot in emitted if slot.kind is Kind.LOSS), None)
-        self.indices = Indices(compiled.ranges(), compiled.premises, paths)
+        self.indices = Indices(compiled.ranges(), compiled.preconditions, paths)
         self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
 

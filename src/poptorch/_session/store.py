@@ -9,7 +9,7 @@ import torch
 from .. import _job
 from .._base import log
 from .._base.errors import Error
-from .._capture import Tied, tensors_of, untraced
+from .._capture import ModelTensor, tensors_of, untraced
 from .._compile import Compiled, agreement
 from .._ir import verify
 from .._ir.bundle import Member, View
@@ -18,7 +18,7 @@ from .._ir.program import Program, State
 from .._ir.slots import Kind, Slot
 from .._residency import Device, Event, unwatched
 from .._residency import State as Newer
-from .weights import Reading
+from .weights import ModelTensors
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,7 +76,7 @@ class Layout:
         if not holders or len(holders) == len(self._members):
             return value
         value = torch.empty_like(value, device="cpu") if value.is_meta else value
-        _job.current().hand_round([value], _STAGES, self._members[holders[0]], self._members)
+        _job.current().broadcast([value], _STAGES, self._members[holders[0]], self._members)
         return value
 
     def gathered(self, tensors: Mapping[str, torch.Tensor], weights: bool = False) -> Tensors:
@@ -123,7 +123,7 @@ class StateStore:
     def __init__(
         self,
         compiled: Compiled,
-        reading: Reading,
+        reading: ModelTensors,
         device: Device,
         other: StateStore | None = None,
         agreed: bool = True,
@@ -212,7 +212,7 @@ class StateStore:
             grouping = self._groups.get(self._slots[key].path)
             self.state.write(key, grouping.from_host(host) if grouping else host)
 
-    def _host(self, slot: Slot, tensors: Mapping[str, Tied]) -> torch.Tensor:
+    def _host(self, slot: Slot, tensors: Mapping[str, ModelTensor]) -> torch.Tensor:
         host = tensors[slot.path].tensor
         if slot.path not in self._groups and host.shape != slot.replica_shape:
             raise Error(
@@ -371,7 +371,7 @@ class StateStore:
         tensors = {key: self.state.tensors[key] for key in keys}
         if not broadcast:
             agreement.check_tensors({**tensors, **(self._waiting or {})})
-        _job.current().hand_round([*tensors.values()], "the first weights and state")
+        _job.current().broadcast([*tensors.values()], "the first weights and state")
         if self.layout.views:
             self._agree_on_parts()
         self.layout.drop_remote(self.state.tensors)
@@ -387,7 +387,7 @@ class StateStore:
             value = torch.full(view.slot.shape, first, dtype=view.slot.dtype)
             if key in waiting:
                 value.copy_(waiting[key])
-            _job.current().hand_round([value], _OPTIMIZER)
+            _job.current().broadcast([value], _OPTIMIZER)
             self.write(key, value)
 
 

@@ -83,11 +83,11 @@ class GroupingRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ModelTensors:
     """The tensors by path of what is traced, and those with a value per group of replicas."""
 
     module: nn.Module
-    tensors: Mapping[str, _capture.Tied]
+    tensors: Mapping[str, _capture.ModelTensor]
     groups: Mapping[str, Grouping]
 
     @property
@@ -101,7 +101,7 @@ class Reading:
                 self.tensors[path].tensor = tied.tensor
 
 
-def paths_of(tensors: Mapping[str, _capture.Tied]) -> dict[int, str]:
+def paths_of(tensors: Mapping[str, _capture.ModelTensor]) -> dict[int, str]:
     """Return the paths of the parameters among tensors, by identity and by address."""
     own = {path: tied.tensor for path, tied in tensors.items() if tied.is_parameter}
     addresses = unwatched(lambda: [*map(address, own.values())])

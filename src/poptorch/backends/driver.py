@@ -209,7 +209,7 @@ def exchange(
     """Let the job's processes do a node's exchange; return the reductions in flight after it."""
     group, tensors = _job.current(), state.tensors
     if isinstance(node, Gather):
-        group.put_together([tensors[s.whole.slot.key] for s in node.shards], "the updated weights")
+        group.all_gather([tensors[s.whole.slot.key] for s in node.shards], "the updated weights")
         return []
     keys = (
         [bucket.slot.key for bucket in node.buckets]
@@ -221,7 +221,7 @@ def exchange(
     what, own = _SQUARES if squares else _GRADIENTS, [tensors[key] for key in keys]
     if isinstance(node, Reduce) and not node.waits:
         return [*in_flight, *group.begin(own, what)]
-    group.add_up(own, what, begun=in_flight)
+    group.all_reduce(own, what, begun=in_flight)
     if isinstance(node, Scatter):
         for whole, part in node.pairs:
             _empty_others(tensors[whole.key], tensors[part.key])

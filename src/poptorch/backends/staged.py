@@ -124,7 +124,7 @@ class StagedExecutable:
             actions = [row[column] for row in schedule.rows.values()]
             doing = [action for action in actions if action is not None]
             if not reduced and any(action.stage_pass.is_update for action in doing):
-                self._add_up(replicas)
+                self._all_reduce(replicas)
                 reduced = True
             steps = [loops.step(flush, each.micro_batch) for each in doing]
             for replica in replicas:
@@ -134,14 +134,14 @@ class StagedExecutable:
                 replica.exchange()
             self._peers.deliver(replicas, list(zip(doing, steps, strict=True)))
 
-    def _add_up(self, replicas: Sequence[Replica]) -> None:
+    def _all_reduce(self, replicas: Sequence[Replica]) -> None:
         if self._plan.spec.loops.all_replicas == 1:
             return
         keys = replicas[0].gradients()
         totals = [torch.stack([each.read(key) for each in replicas]).sum(0) for key in keys]
         if self._plan.spec.loops.processes > 1:
             totals = [total.cpu() for total in totals]
-            self._peers.add_up(totals)
+            self._peers.all_reduce(totals)
         for key, total in zip(keys, totals, strict=True):
             for replica in replicas:
                 replica.write(key, total)
@@ -260,9 +260,9 @@ class Peers:
         for replica in replicas:
             replica.leaving.clear()
 
-    def add_up(self, totals: Sequence[torch.Tensor]) -> None:
+    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
         if len(self._twins) > 1:
-            _job.current().add_up(totals, "the gradients of an update", self._twins)
+            _job.current().all_reduce(totals, "the gradients of an update", self._twins)
 
     def is_maker(self, key: str) -> bool:
         return self._makers[key] == self._part
@@ -270,4 +270,4 @@ class Peers:
     def share(self, key: str, results: torch.Tensor) -> None:
         if self._parts > 1:
             source = self._members[self._makers[key]]
-            _job.current().hand_round([results], _RESULTS, source, self._members)
+            _job.current().broadcast([results], _RESULTS, source, self._members)

@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 
 from .._base import resources
-from .._ir.indices import premises
+from .._ir.indices import preconditions
 from .._ir.program import Program, State
 from .._ir.slots import Kind
 
@@ -34,9 +34,9 @@ class Whole:
         self._updates = program.loops.iterations if self._training else 1
         self._random = program.random
         slots = program.state_slots()
-        needed = premises(program.graphs, checked) if in_place else {}
+        needed = preconditions(program.graphs, checked) if in_place else {}
         every = [*chain.from_iterable(filter(None, needed.values()))]
-        self._premises = bool(every)
+        self._preconditions = bool(every)
         self._of_batch = [each for each in every if each.slot.kind is Kind.BATCH]
         self._of_state = [each for each in every if each.slot.kind is not Kind.BATCH]
         self._usual = self._changed(program, [n for n, each in needed.items() if each is None])
@@ -63,7 +63,7 @@ class Whole:
     def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         self._done = self._kept = 0
         if self._differ:
-            hold = not self._premises or self._hold(state, batch)
+            hold = not self._preconditions or self._hold(state, batch)
             self._keys = self._usual if hold else self._careful
             self._keys = self._tight if resources.memory_can_be_refused() else self._keys
             if len(state.copies) > len(self._keys):
