@@ -28,7 +28,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_stepping_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("compiles", [False, True])
+def test_stepping_by_hand(compiles: bool, caplog, monkeypatch) -> None:
+    if compiles:  # as torch.compile leaves it
+        usual = torch.optim.SGD._init_group
+        monkeypatch.setattr(torch.optim.SGD, "_init_group", torch.compiler.disable(usual))
     _, training, optimizer = wrapped()
     for _ in range(2):
         optimizer.zero_grad()

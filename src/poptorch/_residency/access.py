@@ -117,17 +117,27 @@ def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
     announce = tensor.__dict__.get(_NAME)
     if announce is None or announce in _told or frame is None:
         return
-    function = frame.f_code.co_name
     if source.is_own_file(frame.f_code.co_filename):
         what = NO_GRADIENTS
-    elif frame.f_globals.get("__name__", "").startswith("torch.optim") and "step" in (
-        function, frame.f_back and frame.f_back.f_code.co_name
-    ):  # fmt: skip
+    elif _module(frame).startswith("torch.optim.") and _is_stepping(frame):
         what = "optimizer.step() does nothing for a wrapped model: its call has made the update"
     else:
         return
     _told.add(announce)
     log.python.warning("%s", what)
+
+
+def _is_stepping(frame: types.FrameType | None) -> bool:
+    """Whether ``step`` is among torch's own callers; ``torch.compile`` puts some in between."""
+    while frame is not None and _module(frame).startswith("torch."):
+        if frame.f_code.co_name == "step":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _module(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _watched(value: Any) -> Iterator[Any]:
