@@ -119,6 +119,24 @@ def test_a_devices_tensors_go_when_it_goes(library) -> None:
         gc.enable()
 
 
+def test_a_program_that_is_replaced_goes_at_once() -> None:
+    model = Net()
+    executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
+    executor(X, Y)
+    gc.collect()
+    gc.disable()
+    try:
+        program, held = weakref.ref(executor._session.now), written(executor)
+        moving = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        executor.setOptimizer(moving)
+        executor(X, Y)
+        now = executor._session.weights.store.state.tensors.values()
+        assert program() is None
+        assert {id(each()) for each in held if each() is not None} <= {*map(id, now)}
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("way", ["swapped", "new storage"])
 def test_an_optimizers_state_follows_a_parameter_whose_data_are_others(way: str) -> None:
     layers = {"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)}

@@ -103,7 +103,7 @@ class ProcessGroup:
             self._wait([*begun, *works], what)
 
     def begin(self, tensors: Sequence[torch.Tensor], what: str) -> list[Any]:
-        """Begin a sum; ``all_reduce`` or ``finish`` waits for what this returns."""
+        """Begin a sum that ``all_reduce`` or ``finish`` waits for; nobody writes meanwhile."""
         with self.unbroken(what):
             return _added(self._pg, tensors)
 
