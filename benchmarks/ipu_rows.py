@@ -213,7 +213,7 @@ class Priced:
     def __init__(self, row: Row) -> None:
         self.row = row
         executor, batch = row.make()
-        spec = executor._session._settings()
+        spec = executor._session.settings()
         captured = questions.captures(executor._session, batch, {}).capture(spec)
         self._subject = _compile.subject(captured, spec, parse(row.system))
         self._seconds: dict[tuple[float, ...], float] = {}

@@ -21,13 +21,11 @@ from . import _systems
 from ._base import archive, env, log
 from ._base.errors import Error
 from ._base.processes import ProcessIdentity
-from ._ir.spec import Spec
 from ._systems import System
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
 _LOCK_SECONDS = 30.0
 _LARGEST = 1 << 20  # bytes of a file
-_TILES = {kind.generation: kind.tiles for kind in _systems.KINDS.values()}
 
 
 @dataclass(frozen=True)
@@ -75,35 +73,6 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
         log.trace("No IPU available, sleeping for %g seconds", pause)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_WAIT)
-
-
-class Chips:
-    """What one model has of them while it is attached."""
-
-    def __init__(self) -> None:
-        self._lease: Lease | None = None
-        self._are_here = False
-
-    def acquire(self, spec: Spec, count: int) -> None:
-        """Acquire chips for all replicas together, unless they are held already."""
-        if self._are_here:
-            return
-        if spec.target.device == "model":
-            tiles = spec.target.tiles or _TILES[spec.target.generation or 2]
-            log.engine.debug("Instantiated device, running on IPU model with %d tiles", tiles)
-        else:
-            wait = env.get("POPTORCH_WAIT_FOR_IPU")
-            self._lease = acquire(count, spec.runtime.ipu_id, wait)
-            log.engine.debug("Acquired %d IPU(s): running on device %s", count, self._lease)
-        self._are_here = True
-
-    def release(self) -> None:
-        if self._lease is not None:
-            lease, self._lease = self._lease, None
-            lease.release()
-        if self._are_here:
-            self._are_here = False
-            log.engine.debug("Detached from device")
 
 
 def holders(system: System | None = None) -> list[Holder]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import _capture, _compile, _pod
+from .. import _capture, _compile
 from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error
 from .._ir.spec import Spec
@@ -18,6 +18,7 @@ from .._residency import Event, locked
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting
+from .chips import Chips
 from .counters import LastCall
 from .inputs import dividing, return_inputs
 from .mistakes import LossWatch
@@ -72,7 +73,7 @@ class Session:
         self._losses = LossWatch()
         self._spec: Spec  # every program is compiled with these settings
         self.settings, self._progress = settings, progress
-        self._chips = _pod.Chips()
+        self._chips = Chips()
         self._forks = processes.forks  # before the process that has used it
 
     @property
