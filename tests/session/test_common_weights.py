@@ -161,3 +161,27 @@ def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
     del validation
     twins.step(x, y)
     twins.compare()
+
+
+@pytest.mark.parametrize("cut", [lambda weight: weight, lambda weight: weight[:4]])
+def test_parameters_in_one_memory_are_common(cut) -> None:
+    """Also where each model has a parameter of its own over it; the last one's knows of news."""
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    plain = copy.deepcopy(layers)
+    for one, other in (layers, plain):
+        other.weight.data = cut(one.weight.data)
+    executors, steps = [], []
+    for layer, eager in zip(layers, plain, strict=True):
+        model = Having(lambda m, x, y: F.mse_loss(m.layer(x), y), layer=layer)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        executors.append(poptorch.trainingModel(model, options(), sgd))
+        steps.append((eager, torch.optim.SGD(eager.parameters(), lr=0.1)))
+    x, y = torch.randn(2, 4, 4)
+    for at in (0, 1, 1, 0, 1):
+        executors[at](x, y)
+        eager, optimizer = steps[at]
+        optimizer.zero_grad()
+        F.mse_loss(eager(x), y).backward()
+        optimizer.step()
+    for layer, eager in zip(layers[::-1], plain[::-1], strict=True):
+        torch.testing.assert_close(layer.state_dict(), eager.state_dict(), **near(16, 5))

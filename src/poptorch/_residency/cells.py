@@ -45,6 +45,8 @@ class Cell:
 
 
 def _region(host: torch.Tensor) -> Region:
+    if host.layout is not torch.strided:
+        return id(host), host.shape, ()
     address = id(host) if host.is_meta or not host.numel() else host.data_ptr()
     return address, host.shape, host.stride()
 
@@ -89,12 +91,12 @@ class Device:
     _counts: collections.Counter[State] = field(default_factory=collections.Counter)
     _marked: object = None  # the paths that the last update wrote, if nothing happened since
     _known: int = 0  # sum of the versions when host and device had the same values
-    _hosts: frozenset[int] = frozenset()  # the tensors when the model was wrapped, by identity
+    _hosts: frozenset[Region] = frozenset()  # of the tensors when the model was wrapped
     _trains: bool = False
 
     def meet(self, hosts: Iterable[torch.Tensor], trains: bool) -> None:
         """Find whoever uses the same tensors of the host, where one of both trains."""
-        self._hosts, self._trains = frozenset(map(id, hosts)), trains
+        self._hosts, self._trains = frozenset(map(_region, hosts)), trains
         with _making.now:
             near = [device for device in _devices if (device._trains or trains)
                     and not self._hosts.isdisjoint(device._hosts)]  # fmt: skip
