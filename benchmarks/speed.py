@@ -214,6 +214,8 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         f"{torch.__version__}, poptorch {poptorch.__version__}, commit {_commit()}, float32 where "
         "the row does not say.",
         "",
+        "## Steps",
+        "",
         "Milliseconds of one call, medians of runs in turn; ratios are the other's time over ours, "
         "in brackets what is wanted, **bold** where it is missed. Interpreted: the time of a step "
         "before compiled code is there over eager's, at most 1. Share: model FLOP/s over the "
@@ -237,6 +239,8 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         cells.append(f"{row['shares']['ours']:.0%}")
         lines.append(f"| {work.title} | " + " | ".join(cells) + " |")
     lines += [
+        "",
+        "## First results and memory",
         "",
         "Seconds from wrapping (imports done) to the first result and to full speed, in a process "
         "that finds nothing compiled and in a second one; megabytes of peak memory beyond what "

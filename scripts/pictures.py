@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "2026-11-21-2-cores.md"
+RESULTS = max((ROOT / "benchmarks" / "results").glob("*.md"))  # their names begin with the date
 OVERVIEW = ROOT / "docs" / "overview.svg"
 # They stand out from white and from the site's dark grey.
 COLOURS = {
@@ -31,7 +31,7 @@ Row = tuple[str, Sequence[tuple[str, float | None]]]
 def tables(heading: str) -> list[list[dict[str, str]]]:
     """Return the tables of one section of the results, each row by the names of its columns."""
     text = RESULTS.read_text()
-    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0] if heading else text
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     found = []
     for block in re.findall(r"(?:^\|.*\n)+", section, re.M):
         head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]]
@@ -46,9 +46,10 @@ def number(cell: str) -> float | None:
     return float(found[0].replace(",", "")) if found else None
 
 
-def machine() -> str:
-    """Return which machine the results are of."""
-    return RESULTS.read_text().split("\n\n")[1].split("; ")[0]
+def origin() -> str:
+    """Return which machine the results are of, and of which day."""
+    title, machine, *_ = RESULTS.read_text().split("\n\n")
+    return f"{machine.split('; ')[0]}; compiled, float32; {title.split(', ')[1]}"
 
 
 def bars(
@@ -111,45 +112,25 @@ def plot(title: str, rows: Sequence[Row], shown: Callable[[float], str]) -> str:
 
 
 def steps() -> str:
-    """Return how many times as fast as eager PyTorch each workload runs."""
-    (found,) = tables("After gradients of weights are computed where the backward pass has them,"
-                      " 2026-11-23")  # fmt: skip
+    """Return how many times as fast as eager PyTorch each workload in float32 runs."""
     rows: list[Row] = []
-    for row in found:
-        ratio, compiled = number(row["eager"]), number(row["torch.compile"])
-        assert ratio
-        assert compiled
-        times = [("poptorch", ratio), ("torch.compile", ratio / compiled), ("eager", 1.0)]
-        rows.append((row["workload"], times))
-    return plot("Speed of a step, eager PyTorch = 1", rows, "{:.2f}".format)
-
-
-def jax() -> str:
-    """Return the same where JAX was measured, too."""
-    rows: list[Row] = []
-    for label, times in _with_jax():
+    for label, times in _steps():
         eager = dict(times)["eager"]
         assert eager
         rows.append((label, [(name, eager / value) for name, value in times if value]))
     return plot("Speed of a step, eager PyTorch = 1", rows, "{:.2f}".format)
 
 
-def _with_jax() -> list[Row]:
-    (found,) = tables("With JAX beside, 2026-11-22")
-    rows: list[Row] = []
-    for row in found:
-        ours = number(row["poptorch"])
-        assert ours
-        others = ((name, number(row[name])) for name in ("torch.compile", "JAX", "eager"))
-        times = [(name, ours * ratio if ratio else None) for name, ratio in others]
-        if all(value is not None for _, value in times):
-            rows.append((row["workload"], [("poptorch", ours), *times]))
-    return rows
+def _steps() -> list[Row]:
+    (found,) = tables("Steps")
+    names = ("poptorch", "torch.compile", "JAX", "eager")
+    rows = [(row["workload"], [(name, number(row[name])) for name in names]) for row in found]
+    return [row for row in rows if "float16" not in row[0]]
 
 
 def first_minute() -> str:
     """Return the seconds until a program of which nothing is cached runs at full speed."""
-    found = tables("The first minute, 2026-11-23")[-1]
+    found = tables("The first minute")[0]
     rows: list[Row] = [
         (row["row"], [("poptorch", number(row["full speed, `auto`"])),
                       ("torch.compile", number(row["torch.compile's first result"]))])
@@ -171,7 +152,7 @@ def growth() -> str:
 
 def processes() -> str:
     """Return how near two processes come to twice the speed of one."""
-    found = tables("Several processes, 2026-11-23")[0]
+    found = tables("Several processes")[0]
     rows: list[Row] = []
     for row in found:
         share, ratio = (
@@ -193,7 +174,7 @@ def overview() -> str:
         exec(tutorial.split("```python\n")[1].split("```")[0], names)
     schedule = names["plan"].staged.schedule
     head = ' font-weight="bold"'
-    row, scale = _with_jax()[0], 1.6
+    row, scale = _steps()[0], 1.6
     drawn, end = bars([(f"{name}", [(name, value)]) for name, value in row[1]],
                       "{:.2f} ms".format, 26, 112, WIDTH / scale)  # fmt: skip
     speeds = _text(
@@ -203,8 +184,7 @@ def overview() -> str:
     parts = [
         f'<rect width="{WIDTH}" height="{below + 122}" rx="8" fill="#ffffff"/>',
         f'<g transform="scale({scale})">{speeds}{drawn}</g>',
-        _text(14, below + 10, f"{machine()}; compiled, float32; benchmarks/results, 2026-11-22",
-              more=' font-size="15"'),
+        _text(14, below + 10, origin(), more=' font-size="15"'),
         _text(14, below + 46, "The pipeline tutorial's plan: six micro-batches, two chips",
               more=f'{head} font-size="17"'),
         f'<g transform="translate(6 {below + 50})">{schedule.to_svg()}</g>',
@@ -215,7 +195,6 @@ def overview() -> str:
 
 PLOTS = {
     "steps": steps,
-    "jax": jax,
     "first minute": first_minute,
     "growth": growth,
     "processes": processes,
