@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 import popdist
 from helpers import jobs
 from helpers.job_killed import digests
-from helpers.patience import HANGS
+from helpers.patience import HANGS, eventually
 from poptorch._cli import poprun
 from poptorch._cli.agents import SignedBackend
 from poptorch._cli.poprun import KILLED
@@ -90,6 +90,24 @@ def test_a_job_starts_again_and_a_killed_instance_is_named(tmp_path: Path) -> No
     assert "instance 1 of 2 was killed by SIGKILL, the first to end" in printed
     assert printed.count("[0] started") == 2
     assert "[1]" not in printed
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """One that was started by another one, and what instances have put into other sessions."""
+    code = "setsid sleep 1000 & echo $! >> started; echo $$ >> started; exec sleep 1000"
+    inner = [sys.executable, "-m", "poptorch._cli.poprun", "--num-instances=2", "sh", "-c", code]
+    (tmp_path / "temporary").mkdir()
+    environment = jobs.environment(TMPDIR=str(tmp_path / "temporary"))
+    outer = jobs.fork("helpers.jobs", ["--", *inner], tmp_path / "out", environment)
+    started = tmp_path / "started"
+    try:
+        assert eventually(lambda: started.exists() and len(started.read_text().split()) == 4)
+    finally:
+        jobs.end([outer])
+    left = [Path("/proc", process) for process in started.read_text().split()]
+    assert eventually(lambda: not any(map(Path.exists, left)))
+    assert eventually(lambda: not [*(tmp_path / "temporary").iterdir()])
 
 
 @pytest.mark.long
@@ -168,7 +186,10 @@ def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkey
     monkeypatch.setenv("POPTORCH_REMOTE_SHELL", str(shell))
     arguments = ["--host=a,b", "--num-instances=2"]
     made = completed(*arguments)
-    assert poprun._start_at("b", made, 1).wait(HANGS) == 0
+    other = poprun._start_at("b", made, 1)
+    assert other.stdin is not None
+    other.stdin.close()
+    assert other.wait(HANGS) == 0
     command, key = said.read_text().splitlines()
     assert "--host=a,b --port=29400 --rendezvous=1" in command
     assert key == made.key

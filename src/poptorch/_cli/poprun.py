@@ -16,12 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .._base import env
-from . import agents
+from . import agents, reaper
 from .commands import command, page
 
 KILLED = 128  # what a shell adds to the number of the signal that ended a program
@@ -200,6 +201,7 @@ def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
     job.here = instances // len(job.hosts)
     # It guards the meeting; other hosts read it from their input, which nobody else sees.
     job.key = sys.stdin.readline().strip() if job.rendezvous else secrets.token_hex()
+    job.launcher = secrets.token_hex()  # in the environment of all that is started here
     return job
 
 
@@ -227,6 +229,8 @@ def topology(job: Job) -> str:
 
 def launch(job: Job) -> int:
     _set_environment(job)
+    if job.rendezvous:
+        threading.Thread(target=_end_with_the_first_host, daemon=True).start()
     others = [
         _start_at(host, job, place)
         for place, host in enumerate(job.hosts)
@@ -239,6 +243,14 @@ def launch(job: Job) -> int:
             other.terminate()
         raise
     return next((code for code in (status, *(o.wait() for o in others)) if code), 0)
+
+
+def _end_with_the_first_host() -> None:
+    """Wait for the end of the input, which the launcher there holds open while it lives."""
+    with open(os.dup(0), "rb") as told, open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # what programs read here
+        told.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _set_environment(job: Job) -> None:
@@ -279,9 +291,10 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
     text = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
     other = subprocess.Popen([*remote_shell(), host, text], stdin=subprocess.PIPE, text=True)
     assert other.stdin is not None
-    with contextlib.suppress(BrokenPipeError), other.stdin:  # it ended: its status says so
+    with contextlib.suppress(BrokenPipeError):  # it ended: its status says so
         other.stdin.write(f"{job.key}\n")
-    return other
+        other.stdin.flush()
+    return other  # with its input, which ends when this process does
 
 
 def remote_shell() -> list[str]:
@@ -303,6 +316,7 @@ def _run(job: Job) -> int:
         command = [sys.executable, "-ISc", _BIND, json.dumps(cores), "${local_rank}", *command]
     elif job.numa_aware:
         print(f"poprun: --numa-aware: there are no nodes at {NODES}", file=sys.stderr)
+    watching = _reaper(job.launcher, folder)
     try:
         elastic_launch(_config(job, folder), command[0])(*command[1:])
     except ChildFailedError as error:
@@ -311,8 +325,16 @@ def _run(job: Job) -> int:
         print(f"poprun: ended by {signal.Signals(error.sigval).name}", file=sys.stderr)
         return KILLED + int(error.sigval)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        watching.communicate()
     return 0
+
+
+def _reaper(launcher: str, folder: str) -> subprocess.Popen[bytes]:
+    """Start who ends what is left when this process has ended, or closes its input."""
+    command = [sys.executable, "-IS", reaper.__file__, launcher, folder]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}, start_new_session=True
+    )
 
 
 def numa_cores(folder: Path, usable: set[int], processes: int) -> list[list[int]]:
@@ -364,6 +386,7 @@ def _config(job: Job, folder: str) -> Any:
         logs_specs=_logs(
             job.local_replicas,
             job.stage_processes,
+            job.launcher,
             log_dir=folder,
             redirects=Std.ALL,
             tee=Std.ALL,
@@ -373,7 +396,7 @@ def _config(job: Job, folder: str) -> Any:
     )
 
 
-def _logs(local_replicas: int, stage_processes: int, **settings: Any) -> Any:
+def _logs(local_replicas: int, stage_processes: int, launcher: str, **settings: Any) -> Any:
     """Torch's log specs, completing each start's variables: torch's own adds one there, too."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
@@ -381,6 +404,7 @@ def _logs(local_replicas: int, stage_processes: int, **settings: Any) -> Any:
         def reify(self, envs: dict[int, dict[str, str]]) -> Any:
             for own in envs.values():
                 own |= variables(own, local_replicas, stage_processes)
+                own[reaper.VARIABLE] = launcher
             return super().reify(envs)
 
     return Logs(**settings)
