@@ -9,7 +9,8 @@ from helpers.wrapped import options
 from poptorch._ir.blocks import Direction
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module
-from poptorch.backends.chips import Device, at_home, devices, synchronise
+from poptorch.backends.chips import Device, devices, synchronise
+from poptorch.backends.prepare import at_home
 
 
 class Net(nn.Module):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .. import _capture, backends
 from .._base import env, log
 from .._base.errors import Error
@@ -25,6 +27,10 @@ class Compiled:
     plan: Plan  # the program and its placement
     executable: backends.Executable  # the backend's result
     micro: _capture.Micro  # a single micro-batch, as it was captured
+
+    @property
+    def device(self) -> torch.device:
+        return backends.device_of(self.executable)
 
     def changed_inputs(self) -> list[int]:
         graphs = self.plan.program.graphs.values()

@@ -271,6 +271,7 @@ class State:
     # What executables keep of it goes with it: what they bound to it, copies of what they change.
     bound: tuple[object, Any] | None = None
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
+    device: torch.device = field(default=torch.device("cpu"))
 
     def write(self, key: str, value: torch.Tensor) -> None:
         self.tensors[key].copy_(value.detach())

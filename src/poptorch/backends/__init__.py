@@ -3,7 +3,7 @@
 from .._ir.backend_names import AUTO, OPTIMISE
 from .process import keep_freed_memory
 from .process import use_one as use_one_thread
-from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
+from .protocol import Backend, Builder, Code, Compiled, Executable, Progress, device_of
 from .registry import (
     BEST,
     available,
@@ -27,6 +27,7 @@ __all__ = [
     "available",
     "checking",
     "choose",
+    "device_of",
     "keep_freed_memory",
     "timing",
     "use_one_thread",

@@ -12,7 +12,6 @@ from torch import fx
 
 from .._ir import slots
 from .._ir.blocks import StagePass
-from .._ir.graph import graph_module
 from .._ir.plan import PER_MICRO_BATCH, RESULTS, Staged
 from .._ir.program import State
 from .._ir.schedule import Action, Traffic
@@ -54,23 +53,6 @@ def synchronise(devices: Sequence[Device]) -> None:
     for stream in streams:
         for event in events:
             stream.wait_event(event)
-
-
-def at_home(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """Return a graph, which was traced for the host, for another device."""
-    if device.type == "cpu":
-        return module
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, val_map={}))
-    for node in graph.nodes:
-        node.args, node.kwargs = fx.node.map_aggregate(
-            (node.args, node.kwargs), lambda a: device if isinstance(a, torch.device) else a
-        )
-    moved = graph_module(module, graph)
-    for name, part in list(moved.named_children()):
-        if isinstance(part, fx.GraphModule):  # the body of a loop or branch
-            setattr(moved, name, at_home(part, device))
-    return moved
 
 
 class NotOnChip(AssertionError):  # noqa: N818 (it says what is the case)

@@ -162,6 +162,7 @@ class _BoundRun:
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
         self._taken = [(at, s.key) for at, s in inputs if s.kind is Kind.VALUE]
         self._given = [(at, s.key) for at, s in enumerate(outputs) if s.kind is Kind.VALUE]
+        self._device = state.device
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
             [_state_argument(state, slot, replica) for _, slot in inputs]
@@ -176,7 +177,7 @@ class _BoundRun:
         for place, slot in self._counters:
             of_all = self._first_replica + point.replica
             count = of_all if slot == slots.REPLICA else self._before(point)
-            arguments[place] = torch.tensor(float(count))
+            arguments[place] = torch.tensor(float(count), device=self._device)
         for place, key in self._taken:
             arguments[place] = self._handed.pop(key)
         try:

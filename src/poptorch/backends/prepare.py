@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from .._ir.graph import Graph
+from .._ir.graph import Graph, graph_module
 from .._ir.operators import storage_root
 from .._ir.slots import Kind, Slot
 
@@ -79,3 +79,20 @@ def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
         copied = graph.call_function(aten.clone.default, (node,))
     copied.meta["val"] = node.meta.get("val")
     return copied
+
+
+def at_home(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """Return a graph, which was traced for the host, for another device."""
+    if device.type == "cpu":
+        return module
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, val_map={}))
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.node.map_aggregate(
+            (node.args, node.kwargs), lambda a: device if isinstance(a, torch.device) else a
+        )
+    moved = graph_module(module, graph)
+    for name, part in list(moved.named_children()):
+        if isinstance(part, fx.GraphModule):  # the body of a loop or branch
+            setattr(moved, name, at_home(part, device))
+    return moved

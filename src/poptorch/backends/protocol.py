@@ -18,6 +18,8 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 @runtime_checkable
 class Executable(Protocol):
+    """A compiled Plan. One whose ``device`` is no CPU gets the state there, the batch from here."""
+
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call of the wrapped model.
 
@@ -35,6 +37,11 @@ class Executable(Protocol):
     def report(self) -> Report:
         """Return what the program costs."""
         ...
+
+
+def device_of(executable: Executable) -> torch.device:
+    """Return where an executable wants the device's tensors: the CPU, if it does not say."""
+    return getattr(executable, "device", torch.device("cpu"))
 
 
 @runtime_checkable

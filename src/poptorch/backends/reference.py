@@ -26,7 +26,8 @@ from . import stopwatch
 from .calls import with_fewer_calls
 from .driver import Collector, LoopExecutable, Point, program_report
 from .fused_steps import STEPS
-from .prepare import accept_strides, prepare, view
+from .offloaded import Offloaded
+from .prepare import accept_strides, at_home, prepare, view
 from .process import keep_freed_memory
 from .protocol import Compiled, Executable, Progress
 
@@ -36,8 +37,11 @@ _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"}
 
 
 class Reference:
+    """``device``: of torch, on which operators run."""
+
     name = "reference"
     executable = LoopExecutable
+    device = torch.device("cpu")
 
     def unavailable(self) -> str | None:
         return None
@@ -48,10 +52,12 @@ class Reference:
         functions = {name: self.interpreted(graph) for name, graph in plan.program.graphs.items()}
         progress(1.0)
         report = program_report(self.name, plan.program, time.perf_counter() - start)
-        return self.executable(plan, functions, report)
+        executable = self.executable(plan, functions, report)
+        on_host = self.device.type == "cpu"
+        return executable if on_host else Offloaded(executable, plan, self.device)
 
     def interpreted(self, graph: Graph) -> Compiled:
-        module = accept_strides(with_fewer_calls(prepare(graph)))
+        module = at_home(accept_strides(with_fewer_calls(prepare(graph))), self.device)
         forward, context = _code(module), _below_autograd(module)
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

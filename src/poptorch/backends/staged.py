@@ -23,9 +23,9 @@ from .._ir.program import State
 from .._ir.schedule import Action
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
-from .chips import Name, Replica, at_home, devices
+from .chips import Name, Replica, devices
 from .driver import Collector, Keys, Slices, Wanted, device_generator, program_report
-from .prepare import accept_strides
+from .prepare import accept_strides, at_home
 from .protocol import Executable, Progress
 from .whole import note
 

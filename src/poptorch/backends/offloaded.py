@@ -1,0 +1,30 @@
+"""Executables on a device with memory of its own: state lies there, inputs and results travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .._ir.plan import Plan, Report
+from .._ir.program import State
+from .._ir.slots import Kind
+from .protocol import Executable
+
+
+class Offloaded:
+    def __init__(self, executable: Executable, plan: Plan, device: torch.device) -> None:
+        self.device, self._executable = device, executable
+        graphs = plan.program.graphs.values()
+        slots = [slot for graph in graphs for slot in graph.outputs]
+        self._changed = {slot.index for slot in slots if slot.kind is Kind.BATCH}
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        there = [value.to(self.device) for value in batch]
+        results = self._executable.run(state, there)
+        for index in self._changed:
+            batch[index].copy_(there[index])
+        return [value.cpu() for value in results]
+
+    def report(self) -> Report:
+        return self._executable.report()

@@ -1,0 +1,115 @@
+"""A device that is no CPU to torch, and the reference tier on it; run as a program it checks both.
+
+Its tensors hold tensors of the host where no operator of torch sees them: one that mixes them with
+others fails. It counts what travels.
+"""
+
+import collections
+import functools
+from importlib.metadata import EntryPoint, EntryPoints
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from helpers.closeness import near
+from helpers.twins import Twins
+from helpers.wrapped import Graded
+from helpers.wrapping import options
+from poptorch._ir import backend_names
+from poptorch.backends.reference import Reference
+from poptorch.testing import check_backend
+
+NAME = "elsewhere"
+aten = torch.ops.aten
+# What torch would put together from others, with tensors of its own.
+WHOLE = ["alias", "contiguous", "detach", "mse_loss", "reshape", "_unsafe_view"]
+HOST = torch.device("cpu")
+copies: collections.Counter[tuple[str, str]] = collections.Counter()  # by the devices' types
+
+
+def inside(value):
+    return value.inside if value.device.type == NAME else value
+
+
+def outside(value: torch.Tensor) -> torch.Tensor:
+    made = torch._C._acc.create_empty_tensor(tuple(value.shape), value.dtype)
+    made.inside = value
+    return made
+
+
+def run(operator, *args, **kwargs):
+    given = {}
+
+    def enter(value: torch.Tensor) -> torch.Tensor:
+        assert value.device.type == NAME or not value.dim(), f"{operator} of tensors on the host"
+        given[id(inside(value))] = value
+        return inside(value)
+
+    args, kwargs = tree_map_only(torch.Tensor, enter, (args, kwargs))
+    args, kwargs = tree_map_only(torch.device, lambda _: HOST, (args, kwargs))
+    results = operator(*args, **kwargs)
+    return tree_map_only(
+        torch.Tensor, lambda each: given[id(each)] if id(each) in given else outside(each), results
+    )
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False):
+    copies[source.device.type, target.device.type] += 1
+    inside(target).copy_(inside(source))
+    return target
+
+
+def convolution_backward(gradient: torch.Tensor, *rest):
+    x, weight, *others = rest
+    bias = [gradient.shape[1]]
+    return run(aten.convolution_backward.default, gradient, x, weight, bias, *others)
+
+
+class Elsewhere(Reference):
+    name = NAME
+
+
+def check_copies() -> None:
+    """Weights travel once; then a call's inputs do, and its results, until somebody looks."""
+    twins = Twins(Graded(fc=nn.Linear(4, 3, bias=False), norm=nn.BatchNorm1d(3)), adam,
+                  options(NAME), **near(16, 8))  # fmt: skip
+    inputs = torch.randn(8, 4), torch.randn(8, 3)
+    up, down = ("cpu", NAME), (NAME, "cpu")
+    state = len(twins.model.state_dict())
+    twins.step(*inputs)
+    assert copies[up] >= state
+    copies.clear()
+    twins.step(*inputs, count=3)
+    assert (copies[up], copies[down]) == (3 * len(inputs), 3), copies
+    twins.compare()
+    assert copies[down] >= 3 + state
+    twins.wrapped.detachFromDevice()
+    twins.step(*inputs)
+    twins.compare()
+
+
+def adam(parameters) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def main() -> None:
+    _setup_privateuseone_for_python_backend(NAME)
+    all_of_them, torchs = (torch.library.Library(name, "IMPL") for name in ("_", "aten"))
+    all_of_them.fallback(run, "PrivateUse1")
+    kernels = {name: functools.partial(run, getattr(aten, name).default) for name in WHOLE}
+    kernels["convolution_overrideable"] = functools.partial(run, aten.convolution.default)
+    kernels["convolution_backward_overrideable"] = convolution_backward
+    kernels["_copy_from"] = copy_from
+    for name, kernel in kernels.items():
+        torchs.impl(name, kernel, "PrivateUse1")
+    Elsewhere.device = torch.device(NAME)
+    points = EntryPoints([EntryPoint(NAME, f"{__name__}:Elsewhere", "poptorch.backends")])
+    backend_names.others = lambda: points
+    check_backend(NAME)
+    check_copies()
+
+
+if __name__ == "__main__":
+    main()
