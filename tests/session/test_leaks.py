@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import poptorch
 from helpers.wrapped import Regression as Net
@@ -31,6 +32,23 @@ def resident() -> int:
 def live_tensors() -> int:
     gc.collect()
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
+def test_a_detached_model_and_its_optimizer_have_each_moment_once(library) -> None:
+    def storages(size: int) -> set[int]:
+        gc.collect()
+        found = (each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter))
+        return {each.data_ptr() for each in found if each.untyped_storage().nbytes() == 4 * size}
+
+    before = storages(61 * 67)
+    model = Net(61, 67)
+    optimizer = library.Adam(model.parameters(), lr=0.001)
+    training = poptorch.trainingModel(model, options(), optimizer)
+    for _ in range(2):
+        training(normal(8, 61), normal(8, 67))
+        training.detachFromDevice()
+        assert len(storages(61 * 67) - before) == 3, "a weight and two moments"
 
 
 def test_training_wrapping_and_destroying_keep_nothing() -> None:

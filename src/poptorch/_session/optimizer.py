@@ -52,6 +52,7 @@ class SessionOptimizer:
         self._grouped: Collection[str] = ()  # parameters of which groups of replicas have their own
         self._settings: Spec | None = None
         self._store: StateStore | None = None
+        self._kept: Mapping[str, torch.Tensor] = {}
 
     @property
     def needs_running_mean(self) -> bool:
@@ -163,16 +164,22 @@ class SessionOptimizer:
                 break
         _attached.add(self)
 
-    def detach(self, local_only: bool = False) -> None:
-        """The device goes away: read its state first; if ``local_only``, not what others share."""
+    def detach(
+        self, local_only: bool = False, kept: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """The device goes away: read its state first; if ``local_only``, not what others share.
+
+        ``kept``: what is kept of it, which the optimizer then holds, too, instead of copies.
+        """
         if self._store is None:
             return
         state = self._state
         if local_only and self._store.layout.is_in_parts and state.host_state_is_dirty:
             log.python.info("The state of the optimizer, in parts on all processes, is not read")
             state.host_state_is_dirty = False
+        self._kept = kept or {}
         state._detach_device()
-        self._store = None
+        self._store, self._kept = None, {}
 
     def read(self) -> None:
         """Bring the user's optimizer up to date; all processes do where they keep parts."""
@@ -254,7 +261,8 @@ class SessionOptimizer:
         assert self._store is not None
         assert self.spec is not None
         log.engine.debug("Writing optimiser state tensors from IPU to host")
-        state = to_ipu_state(self.spec, self._store.readable())
+        tensors = {**self._store.readable(), **self._kept}
+        state = to_ipu_state(self.spec, tensors, self._kept)
         return state, to_ipu_param(self.spec, self._values)
 
 

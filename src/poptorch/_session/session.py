@@ -361,7 +361,7 @@ class Session:
                 self.weights.save(local_only)
                 self.kept = store.device_only(leaving=True)
                 if self.optimizer is not None:
-                    self.optimizer.detach(local_only)
+                    self.optimizer.detach(local_only, self.kept)
                 self.random.leave(store.state)
                 self.weights.leave(local_only)
         self._chips.release()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import collections
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
@@ -29,11 +30,16 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
     return keys
 
 
-def to_ipu_state(spec: OptimSpec, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def to_ipu_state(
+    spec: OptimSpec, tensors: Mapping[str, torch.Tensor], own: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """``own``: of which no copies are made, unless several names stand for one tensor."""
+    keys = state_keys(spec)
+    names = collections.Counter(keys.values())
+    values = {name: tensors[key].detach() for name, key in keys.items() if key in tensors}
     return {
-        name: tensors[key].detach().clone().cpu()
-        for name, key in state_keys(spec).items()
-        if key in tensors
+        name: value if keys[name] in own and names[keys[name]] == 1 else value.clone()
+        for name, value in values.items()
     }
 
 
