@@ -27,9 +27,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.host, self.step = nn.Parameter(torch.zeros(1)), 0.0
         self.values = [torch.zeros(1), torch.zeros(1)]
-        self.devices = [Device(functools.partial(self.read, at)) for at in (0, 1)]
+        self.devices = [Device(functools.partial(self.read, at), True) for at in (0, 1)]
         for device in self.devices:
-            device.meet([self.host], trains=True)
+            device.meet({"w": self.host})
         self.newest = self.on_host = 0.0
         self.newer: int | None = None
 

@@ -11,9 +11,9 @@ from poptorch._residency import Device, Lock
 def devices(*trains: bool) -> list[Device]:
     """Return one for each pair of neighbours of a row of tensors; so that all are connected."""
     hosts = [torch.ones(1) for _ in range(len(trains) + 1)]
-    made = [Device(lambda: None) for _ in trains]
-    for device, *own, trained in zip(made, hosts, hosts[1:], trains, strict=False):
-        device.meet(own, trained)
+    made = [Device(lambda: None, trained) for trained in trains]
+    for device, before, after in zip(made, hosts, hosts[1:], strict=False):
+        device.meet({"before": before, "after": after})
     return made
 
 

@@ -163,25 +163,42 @@ def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("cut", [lambda weight: weight, lambda weight: weight[:4]])
-def test_parameters_in_one_memory_are_common(cut) -> None:
-    """Also where each model has a parameter of its own over it; the last one's knows of news."""
-    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "rows"),
+    [(lambda weight: weight, 4), (torch.t, 4), (lambda weight: weight[1:3], 2)],
+    ids=["same", "transposed", "part"],
+)
+def test_parameters_in_one_memory_are_common(cut, rows: int, late: bool) -> None:
+    """Also where each model has a parameter of its own over it, put there before or after."""
+    layers = [nn.Linear(4, 4), nn.Linear(4, rows)]
     plain = copy.deepcopy(layers)
-    for one, other in (layers, plain):
+
+    def share(one: nn.Linear, other: nn.Linear) -> None:
         other.weight.data = cut(one.weight.data)
+
+    share(*plain)
+    if not late:
+        share(*layers)
     executors, steps = [], []
     for layer, eager in zip(layers, plain, strict=True):
         model = Having(lambda m, x, y: F.mse_loss(m.layer(x), y), layer=layer)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         executors.append(poptorch.trainingModel(model, options(), sgd))
         steps.append((eager, torch.optim.SGD(eager.parameters(), lr=0.1)))
-    x, y = torch.randn(2, 4, 4)
-    for at in (0, 1, 1, 0, 1):
-        executors[at](x, y)
+    held, (x, y) = [layer.weight for layer in layers], torch.randn(2, 4, 4)
+    if late:
+        executors[0].compile(x, y)
+        share(*layers)
+    turns = ((0, 0), (0, 1), (1, 0), (1, None), (0, None), (1, None), (0, 1), (1, 1))
+    for step, (at, read) in enumerate(turns):
         eager, optimizer = steps[at]
+        executors[at](x, y[:, : len(eager.bias)])
         optimizer.zero_grad()
-        F.mse_loss(eager(x), y).backward()
+        F.mse_loss(eager(x), y[:, : len(eager.bias)]).backward()
         optimizer.step()
+        if read is not None and (step > 2 or not late):  # through the tensor, not the module
+            ours, theirs = held[read], plain[read].weight
+            torch.testing.assert_close(ours + 0, theirs + 0, **near(16, 8))
     for layer, eager in zip(layers[::-1], plain[::-1], strict=True):
-        torch.testing.assert_close(layer.state_dict(), eager.state_dict(), **near(16, 5))
+        torch.testing.assert_close(layer.state_dict(), eager.state_dict(), **near(16, 8))

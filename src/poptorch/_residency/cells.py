@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,37 +19,99 @@ from .access import unwatch, unwatched, watch
 from .locks import Lock
 from .table import TABLE, Event, State, Transfer
 
-Region = tuple[int, torch.Size, tuple[int, ...]]
+T = TypeVar("T")
+Region = tuple[int, int, int]  # storage, first byte, the one past the last
 _cells: weakref.WeakValueDictionary[Region, Cell] = weakref.WeakValueDictionary()
-_devices: weakref.WeakSet[Device] = weakref.WeakSet()  # of wrapped models
+_storages: weakref.WeakValueDictionary[int, weakref.WeakSet[Cell]] = weakref.WeakValueDictionary()
 _making = RenewedLock()  # of cells and devices; no call takes it
 
 
-class Cell:
-    """One region of the host's memory: ties and views of it meet here."""
+class Weakly(Generic[T]):
+    """A row of objects, without those that are gone by now. Other threads may add to it."""
 
-    def __init__(self, host: torch.Tensor, region: Region) -> None:
-        self._host, self._region = weakref.ref(host), region
-        self.copies: weakref.WeakSet[Copy] = weakref.WeakSet()
+    def __init__(self) -> None:
+        self._references: list[weakref.ref[T]] = []
+
+    def add(self, item: T) -> None:
+        self._references.append(weakref.ref(item, self._references.remove))
+
+    def __iter__(self) -> Iterator[T]:
+        items = [reference() for reference in [*self._references]]
+        return iter([item for item in items if item is not None])
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+
+class Cell:
+    """One region of the host's memory: ties and views of it meet here.
+
+    Attributes:
+        copies: what devices have of it.
+        devices: of wrapped models that have a tensor there.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.copies, self.devices = Weakly[Copy](), Weakly[Device]()
+        self._region, self._hosts = region, Weakly[torch.Tensor]()
+        self._overlapping = Weakly[Cell]()  # others that share bytes
+        self._storage = _storages.setdefault(region[0], weakref.WeakSet())  # all cells in it
 
     @classmethod
     def of(cls, host: torch.Tensor) -> Cell:
         region = _region(host)
         with _making.now:
             cell = _cells.get(region)
-            if cell is None or cell._host() is None:  # a tensor that is gone lay there
-                cell = _cells[region] = cls(host, region)
+            if cell is None or not cell.hosts():  # tensors that are gone lay there
+                cell = _cells[region] = cls(region)
+                cell._find_overlapping()
+            if all(host is not each for each in cell.hosts()):
+                cell._hosts.add(host)
+                for copy in cell.overlapping_copies():
+                    if copy.state is State.DEVICE_NEWER:
+                        watch(host, copy.device.announce)
         return cell
 
-    def lies_at(self, host: torch.Tensor) -> bool:
-        return self._region == _region(host)
+    def _find_overlapping(self) -> None:
+        _, start, end = self._region
+        for other in self._storage:
+            if start < other._region[2] and other._region[1] < end and other.hosts():
+                self._overlapping.add(other)
+                other._overlapping.add(self)
+        self._storage.add(self)
+
+    def hosts(self) -> list[torch.Tensor]:
+        """Return the tensors that lie there."""
+        return [host for host in self._hosts if _region(host) == self._region]
+
+    def overlapping(self) -> list[Cell]:
+        """Return this cell and those that share a part of it."""
+        return [self, *self._overlapping] if self._overlapping else [self]
+
+    def overlapping_copies(self) -> list[Copy]:
+        return [copy for cell in self.overlapping() for copy in cell.copies]
+
+    def other_hosts(self, own: torch.Tensor | None) -> list[torch.Tensor]:
+        """Return tensors whose values change with those of one that lies there."""
+        if len(self._hosts) == 1 and not self._overlapping:
+            return []
+        return [host for cell in self.overlapping() for host in cell.hosts() if host is not own]
 
 
 def _region(host: torch.Tensor) -> Region:
-    if host.layout is not torch.strided:
-        return id(host), host.shape, ()
-    address = id(host) if host.is_meta or not host.numel() else host.data_ptr()
-    return address, host.shape, host.stride()
+    return unwatched(_bytes, host)  # type: ignore[no-any-return]
+
+
+def _address(host: torch.Tensor) -> int:
+    return host.data_ptr() if host.layout is torch.strided and not host.is_meta else 0
+
+
+def _bytes(host: torch.Tensor) -> Region:
+    first = _address(host)
+    if not first:
+        return id(host), 0, 1
+    last = sum((size - 1) * step for size, step in zip(host.shape, host.stride(), strict=True))
+    return host.untyped_storage().data_ptr(), first, first + (last + 1) * host.itemsize
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -58,9 +121,13 @@ class Copy:
     device: Device
     cell: Cell
     host: Callable[[], torch.Tensor | None]  # weakly
+    address: int  # of the host's tensor
     value: torch.Tensor  # on the device
     version: int | None = None  # of the host's tensor when both had the same values
     state: State = State.SAME
+
+    def is_of(self, host: torch.Tensor) -> bool:
+        return self.host() is host and self.address == _address(host)
 
     def differs_from(self, host: torch.Tensor) -> bool:
         """Whether somebody has put other values into the host than those that last travelled."""
@@ -71,7 +138,7 @@ class Copy:
         value = self.value
         if value.is_meta or value.shape != host.shape or not host.data_ptr():
             return False
-        return not torch.equal(host.detach().to(value.dtype), value)
+        return not torch.equal(host.detach().to(value), value)
 
 
 @dataclass(eq=False)
@@ -80,34 +147,48 @@ class Device:
 
     Attributes:
         announce: brings newer values down: somebody is about to read the host's.
+        trains: whether it writes weights.
         lock: of this one and of those that it exchanges values with.
         near: those of them that it has tensors in common with.
     """
 
     announce: Callable[[], object]
+    trains: bool
     lock: Lock = field(default_factory=Lock)
-    near: list[weakref.ref[Device]] = field(default_factory=list)
+    near: Weakly[Device] = field(default_factory=Weakly)
     copies: dict[str, Copy] = field(default_factory=dict)
     _counts: collections.Counter[State] = field(default_factory=collections.Counter)
     _marked: object = None  # the paths that the last update wrote, if nothing happened since
     _known: int = 0  # sum of the versions when host and device had the same values
-    _hosts: frozenset[Region] = frozenset()  # of the tensors when the model was wrapped
-    _trains: bool = False
+    _cells: set[Cell] = field(default_factory=set)  # of the model's tensors
 
-    def meet(self, hosts: Iterable[torch.Tensor], trains: bool) -> None:
-        """Find whoever uses the same tensors of the host, where one of both trains."""
-        self._hosts, self._trains = frozenset(map(_region, hosts)), trains
+    def meet(self, hosts: Mapping[str, torch.Tensor]) -> bool:
+        """Find those who use the same memory of the host, where one of both trains.
+
+        Return whether there are any of whom nothing was known.
+        """
+        cells = {Cell.of(host) for path, host in hosts.items() if not self._has(path, host)}
+        if cells <= self._cells:
+            return False
+        known = {self, *self.near}
         with _making.now:
-            near = [device for device in _devices if (device._trains or trains)
-                    and not self._hosts.isdisjoint(device._hosts)]  # fmt: skip
-            if near:
-                self.lock = near[0].lock  # nobody has the one that goes
-            _devices.add(self)
+            self._cells |= cells
+            there = {device for cell in cells for each in cell.overlapping()
+                     for device in each.devices}  # fmt: skip
+            near = [device for device in there if device not in known
+                    and (device.trains or self.trains)]  # fmt: skip
+            for cell in cells:
+                cell.devices.add(self)
             for other in near:
-                self.near.append(weakref.ref(other, self.near.remove))
-                other.near.append(weakref.ref(self, other.near.remove))
-        for other in near[1:]:
+                self.near.add(other)
+                other.near.add(self)
+        for other in near:
             self.lock.join(other.lock)
+        return bool(near)
+
+    def _has(self, path: str, host: torch.Tensor) -> bool:
+        copy = self.copies.get(path)
+        return copy is not None and unwatched(copy.is_of, host)
 
     @property
     def newer(self) -> bool:
@@ -132,6 +213,7 @@ class Device:
         unwatched(self._note, event, pairs)
 
     def _note(self, event: Event, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.meet({path: host for path, (host, _) in pairs.items()})
         for path, (host, value) in pairs.items():
             row = TABLE[event, self.state(path)]
             self._put(path, host, value, row.state)
@@ -141,10 +223,11 @@ class Device:
 
     def _put(self, path: str, host: torch.Tensor, value: torch.Tensor, state: State) -> None:
         copy = self.copies.get(path)
-        if copy is None or copy.host() is not host or not copy.cell.lies_at(host):
+        if copy is None or not copy.is_of(host):
             if copy is not None:
                 self._set(copy, State.HOST_ONLY)
-            copy = self.copies[path] = Copy(self, Cell.of(host), weakref.ref(host), value)
+            copy = Copy(self, Cell.of(host), weakref.ref(host), _address(host), value)
+            self.copies[path] = copy
             copy.cell.copies.add(copy)
             self._counts[State.SAME] += 1
         copy.value = value
@@ -157,17 +240,17 @@ class Device:
         self._marked = None
         self._counts[copy.state] -= 1
         self._counts[state] += 1
-        host = copy.host()
-        if host is not None and State.DEVICE_NEWER in (copy.state, state):
-            if state is State.DEVICE_NEWER:
-                watch(host, self.announce)
-            else:
-                unwatch(host)
+        if State.DEVICE_NEWER in (copy.state, state):
+            own = copy.host()
+            for host in (own, *copy.cell.other_hosts(own)):
+                if state is not State.DEVICE_NEWER:
+                    unwatch(host)
+                elif host is not None:
+                    watch(host, self.announce)
         copy.state = state
 
     def _tell_others(self, copy: Copy) -> None:
-        copies = copy.cell.copies
-        for other in list(copies) if len(copies) > 1 else ():
+        for other in copy.cell.overlapping_copies():
             if other.device is not self:
                 other.device._set(other, TABLE[Event.OTHER_TO_HOST, other.state].state)
 
@@ -188,9 +271,8 @@ class Device:
 
     def fetch(self) -> None:
         """Bring to the host what other devices have newer values of."""
-        for reference in [*self.near]:
-            other = reference()
-            if other is not None and other.newer:
+        for other in self.near:
+            if other.newer:
                 other.announce()
 
     def hold(self, values: Mapping[str, torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ from .._base.threads import RenewedLock
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_renewing = RenewedLock()
+_changing = RenewedLock()
 
 
 class Lock:
@@ -48,13 +48,12 @@ class Lock:
                     return
 
     def join(self, other: Lock) -> None:
-        """Have one lock from now on; waits until nobody is in a model of either set."""
-        while (one := self._root()) is not (two := other._root()):
-            # All take them in one order. A thread that is in a model already keeps its lock.
-            low, high = sorted((one, two), key=id)
-            stays, goes = (high, low) if high._held._is_owned() else (low, high)
-            with low._held, high._held:
-                if one._above is two._above is None:
+        """Have one lock from now on; waits until nobody is in a model of the set that goes."""
+        while (goes := self._root()) is not (stays := other._root()):
+            if goes._held._is_owned():  # a thread that is in a model keeps its lock
+                goes, stays = stays, goes
+            with goes._held, _changing.now:
+                if goes._above is stays._above is None:
                     goes._above = stays
 
     def _root(self) -> Lock:
@@ -66,7 +65,7 @@ class Lock:
         return root
 
     def _renew(self) -> None:
-        with _renewing.now:
+        with _changing.now:
             if self._forks != processes.forks:
                 if not self._held._is_owned():
                     self._held = threading.RLock()

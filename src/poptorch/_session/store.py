@@ -145,7 +145,7 @@ class StateStore:
         ]
         self.layout = Layout(plan)
         self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
-        self.state = State({} if other is None else self._alike(other))
+        self.state = State({} if other is None else self._alike(other), device=compiled.device)
         self._allocate(compiled)
         if other is None:
             self.write_all(Event.ATTACH)
@@ -158,7 +158,9 @@ class StateStore:
         for key, slot in program.stored.items():
             if key not in tensors:
                 first = program.initial.get(key, 0.0)
-                tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
+                tensors[key] = torch.full(
+                    slot.device_shape, first, dtype=slot.dtype, device=compiled.device
+                )
         for bucket in program.buckets:
             for member in bucket.members:
                 tensors[member.slot.key] = _viewed(tensors[bucket.slot.key], member)
@@ -204,6 +206,8 @@ class StateStore:
             )
         hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
         with untraced(), torch.no_grad():
+            if self._device.meet({self._slots[key].path: host for key, host in hosts.items()}):
+                self._device.fetch()  # the user put tensors here that another model trains
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
 
@@ -336,12 +340,12 @@ class StateStore:
         keys = [key for key, slot in slots if slot.kind in DEVICE_ONLY]
         own = [key for key in keys if key not in self.layout.views]
         values = {key: self.state.tensors[key] for key in (*own, *self.layout.flat)}
-        return {
-            key: each
-            if leaving and each.untyped_storage().nbytes() == each.nbytes
-            else each.clone()
-            for key, each in values.items()
-        }
+        for key, value in values.items():
+            on_host = _on_host(value)
+            whole = value.untyped_storage().nbytes() == value.nbytes
+            copied = on_host is not value or (leaving and whole)
+            values[key] = on_host if copied else value.clone()
+        return values
 
     def write(self, key: str, value: torch.Tensor) -> None:
         """Copy a value into a tensor of the state; of a sharded one this process's part."""
@@ -354,7 +358,8 @@ class StateStore:
 
     def readable(self, weights: bool = False) -> Mapping[str, torch.Tensor]:
         """Return all tensors whole, by key; where processes have parts all of them call this."""
-        return {**self.state.tensors, **self.layout.gathered(self.state.tensors, weights)}
+        tensors = {**self.state.tensors, **self.layout.gathered(self.state.tensors, weights)}
+        return {key: _on_host(value) for key, value in tensors.items()}
 
     def shapes(self) -> Mapping[str, Slot | torch.Tensor]:
         sharded = {key: view.slot for key, view in self.layout.views.items()}
@@ -389,6 +394,10 @@ class StateStore:
                 value.copy_(waiting[key])
             _job.current().broadcast([value], _OPTIMIZER)
             self.write(key, value)
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    return value if value.is_meta else value.cpu()  # on meta: other processes have it
 
 
 def _viewed(flat: torch.Tensor, view: View | Member) -> torch.Tensor:

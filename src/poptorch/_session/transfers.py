@@ -33,9 +33,9 @@ class Transfers:
         owner: Callable[[], Owner | None],
     ) -> None:
         own = weakref.ref(self)
-        self.device = Device(lambda: _bring_up_to_date(own()))
-        hosts = (tied.tensor for tied in _capture.tensors_of(module).values())
-        self.device.meet(hosts, trains)
+        self.device = Device(lambda: _bring_up_to_date(own()), trains)
+        tensors = _capture.tensors_of(module)
+        self.device.meet({path: tied.tensor for path, tied in tensors.items()})
         self.lock = self.device.lock
         self.store: StateStore | None = None  # while attached
         self.checks = guards.Checks(guards.of_weights(self.device, module))
