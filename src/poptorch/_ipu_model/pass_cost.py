@@ -13,7 +13,7 @@ from torch import fx
 from .._base import source
 from .._ir.blocks import StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
-from .._ir.operators import aten, is_mask, may_view, storage_root
+from .._ir.operators import aten, is_mask, may_view, name_of, storage_root
 from .._ir.slots import Kind
 from .cycles import FREE, Cost, cost, node_bytes, value_bytes
 from .element_cycles import cycles_per_element
@@ -99,9 +99,7 @@ class Pass:
         rows: dict[tuple[str, str], dict[Work, int]] = defaultdict(Counter)
         lines: dict[tuple[str, str], tuple[str, int] | None] = {}
         for node, work in works.items():
-            packet = getattr(node.target, "overloadpacket", None)
-            name = str(packet or getattr(node.target, "__name__", node.target))
-            key = name, label_of(node).path
+            key = name_of(node), label_of(node).path
             rows[key][work] += 1
             lines[key] = line_of(node)
         for (name, module), counts in rows.items():

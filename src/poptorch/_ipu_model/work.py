@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .._ir.blocks import MEMORY, PARTIALS, label_of, marks
-from .._ir.operators import aten, draws, may_view
+from .._ir.operators import aten, draws, may_view, name_of
 from .element_cycles import cycles_per_element, is_known
 
 
@@ -105,10 +105,10 @@ _MOVES = {
 def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
     if node.op != "call_function":
         return NOTHING
-    packet = str(getattr(node.target, "overloadpacket", node.target))
-    if packet in _SEVERAL:
-        return _SEVERAL[packet](node, halves)
-    if "fft" in packet:
+    name = name_of(node)
+    if name in _SEVERAL:
+        return _SEVERAL[name](node, halves)
+    if "fft" in name:
         return _fourier(node, halves)
     if getattr(node.target, "namespace", "") == "higher_order":
         return _control(node, halves)
@@ -134,8 +134,7 @@ def tensors(node: object) -> list[torch.Tensor]:
 
 def is_identity(node: fx.Node) -> bool:
     """Whether a node stands for its first operand: it says when or where, and computes nothing."""
-    packet = str(getattr(node.target, "overloadpacket", ""))
-    return packet in ("poptorch.after_gradient", "poptorch.nop", "poptorch.hint")
+    return name_of(node) in ("poptorch.after_gradient", "poptorch.nop", "poptorch.hint")
 
 
 def is_product(node: fx.Node) -> bool:
@@ -287,7 +286,7 @@ def _vector(node: fx.Node) -> Work:
     largest = max([*results, *inputs], key=lambda each: each.numel(), default=None)
     if largest is None:
         return NOTHING
-    name = str(getattr(node.target, "overloadpacket", node.target)).rpartition(".")[2]
+    name = name_of(node).rpartition(".")[2]
     floats = [each for each in (largest, *inputs, *results) if each.is_floating_point()]
     size, integers = floats[0].element_size() if floats else 4, not floats
     each = cycles_per_element(name, size, integers)

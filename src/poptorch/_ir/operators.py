@@ -41,6 +41,17 @@ def draws(node: fx.Node) -> bool:
     return isinstance(target, Operator) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def is_pointwise(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, Operator) and torch.Tag.pointwise in target.tags
+
+
+def name_of(node: fx.Node) -> str:
+    """Return what a node calls: ``aten.add`` for any of its overloads, or a function's name."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(packet or getattr(node.target, "__name__", node.target))
+
+
 def acts(node: fx.Node) -> bool:
     """Random operators are pure here: a draw that nobody reads may go."""
     if node.op in ("placeholder", "output"):

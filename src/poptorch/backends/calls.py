@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._ir.operators import Operator, may_view, storage_root
+from .._ir.operators import is_pointwise, may_view, storage_root
 from .fused_steps import STEPS, fuse_steps
 
 aten = torch.ops.aten
@@ -88,23 +88,19 @@ def _compute_in_place(graph: fx.Graph) -> None:
 
 def _is_fresh(node: fx.Node) -> bool:
     """Whether an operator's result is memory of its own; some return their operand."""
-    own = _is_pointwise(node) and not may_view(node)
+    own = is_pointwise(node) and not may_view(node)
     return node.target in _PRODUCTS or (own and node.target is not aten.conj_physical.default)
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    return isinstance(node.target, Operator) and torch.Tag.pointwise in node.target.tags
 
 
 def _cannot_fail(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target in STEPS:
         return True
-    return _is_pointwise(node) or may_view(node) or node.target is aten.copy_.default
+    return is_pointwise(node) or may_view(node) or node.target is aten.copy_.default
 
 
 def _writing(node: fx.Node, place: fx.Node) -> Any:
     """Return the form of a pointwise operator that writes its result into a tensor like it."""
-    if not _is_pointwise(node) or may_view(node) or "out" in node.kwargs:
+    if not is_pointwise(node) or may_view(node) or "out" in node.kwargs:
         return None
     values = node.meta.get("val"), place.meta.get("val")
     own, kept = ((v.dtype, v.shape, v.stride()) if v is not None else None for v in values)

@@ -20,7 +20,7 @@ from .._base import private, source
 from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.graph import Graph, copied
-from .._ir.operators import Operator
+from .._ir.operators import Operator, name_of
 from .._ir.plan import Plan
 from . import stopwatch
 from .calls import with_fewer_calls
@@ -136,18 +136,12 @@ class _CheckedExecutable(LoopExecutable):
         )
 
 
-class _Interpreter(fx.Interpreter):
-    def call(self, arguments: Sequence[torch.Tensor]) -> Any:
-        return self.run(*arguments, enable_io_processing=False)
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if n.op == "call_function":
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            cause = fault(_name(n), _leaves((args, kwargs)), _leaves(result))
-            if cause is not None:
-                raise _FloatException(n, cause)
-        return result
+def _checked(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    result = node.target(*args, **kwargs)  # type: ignore[operator]
+    cause = fault(_name(node), _leaves((args, kwargs)), _leaves(result))
+    if cause is not None:
+        raise _FloatException(node, cause)
+    return result
 
 
 class Checked(Reference):
@@ -160,7 +154,8 @@ class Checked(Reference):
     executable = _CheckedExecutable
 
     def interpreted(self, graph: Graph) -> Compiled:
-        return _Interpreter(accept_strides(prepare(graph))).call
+        interpreter = stopwatch.OneByOne(accept_strides(prepare(graph)), _checked)
+        return lambda arguments: interpreter.run(*arguments)
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -170,9 +165,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _name(node: fx.Node) -> str:
-    """``aten.div.Tensor`` is ``div``."""
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return str(getattr(packet, "__name__", packet))
+    return name_of(node).rpartition(".")[2]
 
 
 def fault(name: str, operands: Iterable[Any], results: Iterable[Any]) -> str | None:

@@ -13,6 +13,7 @@ from torch import fx
 
 from .._base.threads import holding
 from .._ir.blocks import label_of, line_of, pass_of
+from .._ir.operators import name_of
 
 MOST_SPANS = 4000  # operators of a call that are kept one by one
 
@@ -79,24 +80,24 @@ def run(module: fx.GraphModule, forward: Callable[..., Any], arguments: Sequence
     watch = _current.get()
     if watch is None:
         return forward(*arguments)
-    return _OneByOne(module, watch).run(*arguments)
+    return OneByOne(module, watch.operator).run(*arguments)
 
 
-class _OneByOne(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, watch: Stopwatch) -> None:
+class OneByOne(fx.Interpreter):
+    """Lets a function call each operator, with its node and arguments."""
+
+    def __init__(self, module: fx.GraphModule, call: Callable[[fx.Node, Any, Any], Any]) -> None:
         super().__init__(module)
         self.extra_traceback = False  # errors are those of the code
-        self._watch = watch
+        self._call = call
 
-    def run_node(self, node: fx.Node) -> Any:
-        if node.op != "call_function":
-            return super().run_node(node)
-        return self._watch.operator(node, *self.fetch_args_kwargs_from_env(node))
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        return self._call(n, *self.fetch_args_kwargs_from_env(n))
 
 
 def _kind(node: fx.Node) -> Timed:
-    packet = getattr(node.target, "overloadpacket", None)
-    name = str(packet or getattr(node.target, "__name__", node.target)).rstrip("_")
     label, where = label_of(node), pass_of(node)
     if where is not None:
         direction = str(where.direction)
@@ -104,4 +105,4 @@ def _kind(node: fx.Node) -> Timed:
         direction = "U"
     else:
         direction = "B" if label.backward else "F"
-    return Timed(direction, name, label.path, line_of(node))
+    return Timed(direction, name_of(node).rstrip("_"), label.path, line_of(node))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._ir.operators import Operator, may_view, reachable, storage_root
+from ..._ir.operators import Operator, is_pointwise, may_view, reachable, storage_root
 
 aten = torch.ops.aten
 _COPIES = (aten.copy_.default, aten.clone.default)
@@ -58,10 +58,8 @@ def _hoist(graph: fx.Graph) -> None:
 
 
 def _is_heavy(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, Operator):
-        return False
-    light = node.target in _COPIES or torch.Tag.pointwise in node.target.tags
-    return not light and not may_view(node)
+    light = node.target in _COPIES or is_pointwise(node) or may_view(node)
+    return isinstance(node.target, Operator) and not light
 
 
 def _only_for_writes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
