@@ -11,10 +11,9 @@ from poptorch.options.overview import settings
 
 # Public methods that stand for other options, or for none.
 NO_SETTERS = {
-    "anchorMode", "appendToLocationExcludes", "clone", "createOrSet", "defaultAnchorMode",
-    "defaultOutputMode", "deleteIfExists", "enablePipelining", "exists", "from_json",
-    "loadFromFile", "profile", "set", "toDict", "update", "withoutEffect",
-    "Training.accumulationReductionType", "Precision.runningStatisticsAlwaysFloat",
+    "appendToLocationExcludes", "clone", "createOrSet", "defaultOutputMode", "deleteIfExists",
+    "enablePipelining", "exists", "from_json", "loadFromFile", "profile", "set", "toDict", "update",
+    "withoutEffect", "Precision.runningStatisticsAlwaysFloat",
     "Precision.runningVarianceAlwaysFloat",
 }  # fmt: skip
 

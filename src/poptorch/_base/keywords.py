@@ -9,8 +9,10 @@ from typing import Any, TypeVar, cast
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def also_called(**names: str) -> Callable[[Function], Function]:
-    """Take a keyword by another name, too: ``also_called(loss="x")``.
+def also_called(
+    tell: Callable[[str, str], None] = lambda old, new: None, /, **names: str
+) -> Callable[[Function], Function]:
+    """Take a keyword by another name, too: ``also_called(loss="x")``; tell of it where it is used.
 
     Raises:
         TypeError: when the function is called with both names.
@@ -26,6 +28,7 @@ def also_called(**names: str) -> Callable[[Function], Function]:
                         f"{function.__name__}() got {name!r} twice: {other!r} is another name of it"
                     )
                 kwargs[name] = kwargs.pop(other)
+                tell(f"{function.__name__}({other}=)", f"{name}=")
             return function(*args, **kwargs)
 
         return cast(Function, call)

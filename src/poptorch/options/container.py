@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
 from . import table
-from .table import expect, show, show_pairs
+from .table import deprecated, expect, show, show_pairs
 
 
 class Container:
@@ -23,6 +24,7 @@ class Container:
     """
 
     _is_frozen = False
+    _renamed: Mapping[str, str] = {}  # names of earlier releases: each works, and warns
     _values: dict[str, Any]
     _declared: dict[str, Any]  # the defaults that have no row
 
@@ -116,18 +118,27 @@ class Container:
         expect("name", name, str)
         return getattr(self, name)
 
+    def _current(self, name: str) -> str:
+        if name not in self._renamed:
+            return name
+        group = type(self).__name__.strip("_").removesuffix("Options")
+        deprecated(*(f"{group}.{each}".lstrip(".") for each in (name, self._renamed[name])))
+        return self._renamed[name]
+
     if not TYPE_CHECKING:  # to a checker every misspelt name would be a stored value
 
         def __getattr__(self, name: str) -> Any:
             values = vars(self).get("_values", {})
             if name in values:
                 return values[name]
+            if name in self._renamed:
+                return getattr(self, self._current(name))
             if name.startswith("_"):  # copy and pickle ask for hooks before there is any state
                 raise AttributeError(f"{type(self).__name__} has no attribute {name}")
             raise InvalidAttribute(f"Invalid attribute {name}", fix=self._suggest(name))
 
         def __setattr__(self, name: str, value: Any) -> None:
-            built = "_values" in vars(self)
+            name, built = self._current(name), "_values" in vars(self)
             exists = name in vars(self) or hasattr(type(self), name)
             if built and not name.startswith("_") and name not in vars(self):
                 Container.set(self, **{name: value})

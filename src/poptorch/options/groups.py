@@ -21,7 +21,6 @@ from .table import (
     Backend,
     Private,
     Value,
-    deprecated,
     deprecated_without_effect,
     expect,
     option,
@@ -38,6 +37,7 @@ class _TrainingOptions(Container):
     accumulation_and_replication_reduction_type: ReductionType
     meanAccumulationAndReplicationReductionStrategy: MeanReductionStrategy
     _popart: _PopartOptions
+    _renamed = {"accumulationReductionType": "accumulationAndReplicationReductionType"}  # of 2.1
 
     def __init__(self, popart_options: _PopartOptions) -> None:
         self._popart = popart_options
@@ -105,16 +105,6 @@ class _TrainingOptions(Container):
 
         ``Precision.setPartialsType`` uses the same key, ``convolutionOptions``: the last call wins.
         """
-
-    def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
-        """Set the reduction as releases 2.0 and 2.1 did.
-
-        Deprecated: ``accumulationAndReplicationReductionType``.
-        """
-        deprecated(
-            "Training.accumulationReductionType", "Training.accumulationAndReplicationReductionType"
-        )
-        return self.accumulationAndReplicationReductionType(reduction_type)
 
 
 def _names_by_rule(policy: Any) -> dict[str, list[str]]:

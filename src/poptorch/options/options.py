@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -41,7 +41,6 @@ from .table import (
     row,
 )
 
-_RENAMED = {"anchor_mode": "output_mode", "anchor_return_period": "output_return_period"}
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
 
 
@@ -131,6 +130,14 @@ class Options(Container):
     _show_compilation_progress_bar: bool
     _module_namescope_enabled: bool
     _source_location_excludes: list[str]
+    _renamed = {
+        "anchor_mode": "output_mode",
+        "anchor_return_period": "output_return_period",
+        "anchorMode": "outputMode",
+        "defaultAnchorMode": "defaultOutputMode",
+        "GraphProcessing": "Precision",
+        "Popart": "_Popart",
+    }
 
     def __init__(self) -> None:
         self._popart = _PopartOptions()
@@ -246,6 +253,7 @@ class Options(Container):
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Allow a number of devices that is no power of two: reserve more."""
 
+    @also_called(deprecated, anchor_mode="output_mode", anchor_return_period="output_return_period")
     @row(RESULTS, Value("anchored_tensors", {}, decides="anchors"))
     def anchorTensor(
         self,
@@ -253,8 +261,6 @@ class Options(Container):
         long_name: str,
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
-        anchor_mode: OutputMode | None = None,
-        anchor_return_period: int | None = None,
     ) -> None:
         """Keep an intermediate tensor of each run, for ``executor.getAnchoredTensor``.
 
@@ -263,14 +269,7 @@ class Options(Container):
             long_name: the tensor's name in the program, from ``executor.getTensorNames()``.
             output_mode: None for the model's own output mode.
             output_return_period: a positive number, for ``EveryN`` only.
-            anchor_mode, anchor_return_period: deprecated names of these two.
         """
-        if anchor_mode is not None:
-            deprecated("anchorTensor(anchor_mode=)", "output_mode=")
-            output_mode = anchor_mode
-        if anchor_return_period is not None:
-            deprecated("anchorTensor(anchor_return_period=)", "output_return_period=")
-            output_return_period = anchor_return_period
         self._check_writable("anchored_tensors")
         expect("short_name", short_name, str)
         expect("long_name", long_name, str)
@@ -283,6 +282,7 @@ class Options(Container):
         entry = [long_name, output_mode is None, output_mode, output_return_period]
         self.anchored_tensors[short_name] = entry
 
+    @also_called(anchor_mode="output_mode", anchor_return_period="output_return_period")
     @row(
         RESULTS,
         Value("output_mode", int(OutputMode.Default), kind=OutputMode, decides="output.mode"),
@@ -627,30 +627,6 @@ class Options(Container):
         """Show in a notebook what was set, under the names of the setters."""
         printer.text(changes(self))
 
-    # Spellings of earlier releases; each warns.
-
-    def anchorMode(self, anchor_mode: OutputMode, anchor_return_period: int | None = None) -> Self:
-        """Set the output mode. Deprecated: ``outputMode``."""
-        deprecated("anchorMode", "outputMode")
-        return self.outputMode(anchor_mode, anchor_return_period)
-
-    def defaultAnchorMode(self) -> bool:
-        """Tell whether the output mode is the default. Deprecated: ``defaultOutputMode``."""
-        deprecated("defaultAnchorMode", "defaultOutputMode")
-        return self.defaultOutputMode()
-
-    @property
-    def Popart(self) -> _PopartOptions:
-        """The backend compiler's settings. Deprecated: ``_Popart``."""
-        deprecated("Options.Popart", "Options._Popart")
-        return self._popart
-
-    @property
-    def GraphProcessing(self) -> _PrecisionOptions:
-        """Number formats. Deprecated: ``Precision``."""
-        deprecated("Options.GraphProcessing", "Options.Precision")
-        return self._precision
-
     @also_called(enable_pipelining="enabled")
     def enablePipelining(self, enabled: bool) -> Self:
         """Choose pipelined or sharded execution. Deprecated: ``setExecutionStrategy``."""
@@ -665,14 +641,6 @@ class Options(Container):
         deprecated("profile", "enableProfiling")
         return self.enableProfiling() if is_on(enabled) else self
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return super().__getattr__(_current_name(name))
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(_current_name(name), value)
-
     def _changed(self) -> dict[str, Any]:
         groups = {name: getattr(self, name) for name in sorted((*GROUPS, "_Popart"))}
         return super()._changed() | {n: group for n, group in groups.items() if group._changed()}
@@ -680,10 +648,3 @@ class Options(Container):
     def _candidates(self) -> list[str]:
         of_groups = [f"{name}.{each}" for name in GROUPS for each in dir(getattr(self, name))]
         return [f"options.{each}" for each in (*super()._candidates(), *of_groups)]
-
-
-def _current_name(name: str) -> str:
-    if name not in _RENAMED:
-        return name
-    deprecated(name, _RENAMED[name])
-    return _RENAMED[name]

@@ -147,6 +147,8 @@ _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 class _PopartOptions(Container):
     """Keys and values for the backend compiler. The first compilation checks them."""
 
+    _renamed = {"Set": "set"}
+
     def __init__(self) -> None:
         super().__init__(**INITIAL)
 
@@ -197,11 +199,6 @@ class _PopartOptions(Container):
             )
         self.set("partialsTypeMatMuls", _PARTIALS[dtype])
         return self.set("convolutionOptions", {"partialsType": _PARTIALS[dtype]})
-
-    def Set(self, key: str, value: Any) -> Self:
-        """Store a value. Deprecated: ``set``."""
-        deprecated("_Popart.Set", "_Popart.set")
-        return self.set(key, value)
 
 
 def mean_or_sum(kind: Any) -> ReductionType:
