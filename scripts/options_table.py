@@ -10,7 +10,7 @@ from pathlib import Path
 from poptorch._base.source import OURS
 from poptorch.options import Options
 from poptorch.options.overview import settings
-from poptorch.options.table import MEANING
+from poptorch.options.table import Effect
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "options_table.md"
@@ -48,13 +48,13 @@ Each is set with `options._Popart.set(key, value)`. Those without a setter above
 def page() -> str:
     """Return the page as it should be."""
     options = Options()
-    letters = "".join(f"- **{effect.value}** {text}\n" for effect, text in MEANING.items())
+    letters = "".join("- **{}** {}\n".format(*effect.value) for effect in Effect)
     named, keys = [], []
     for option, group, row in settings(options):
         value = row.values[0].text(group).replace(OURS, "poptorch")
         sentence = row.sentence.replace("``", "`")
         shown = value if value == "unset" else f"`{value}`"
-        line = f"| `{option}` | {shown} | {row.effect.value} | {sentence} |\n"
+        line = f"| `{option}` | {shown} | {row.effect.value[0]} | {sentence} |\n"
         (keys if option.startswith("_Popart") else named).append(line)
     return HEAD + letters + "\n" + COLUMNS + "".join(named) + KEYS + COLUMNS + "".join(keys)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._base import env, log
 from .popart import REPORT_KEYS, key_rows
-from .table import IDLE, MEANING, MISSING, Backend, Setting, rows_of
+from .table import IDLE, MISSING, Backend, Effect, Setting, rows_of
 
 GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
 _reported: set[str] = set()
@@ -59,11 +59,11 @@ def changes(options: Any) -> str:
 
 def describe(options: Any, every: bool = False) -> str:
     """Return a text table; ``*`` marks changes, ``every`` shows all keys of ``_Popart``."""
-    lines = ["  ".join(f"{effect.value}: {meaning}" for effect, meaning in MEANING.items())]
+    lines = ["  ".join(": ".join(effect.value) for effect in Effect)]
     for setting in settings(options):
         if every or setting.changed or not setting.option.startswith("_Popart"):
             value = setting.row.values[0].text(setting.group)
             mark = "*" if setting.changed else " "
-            effect = setting.row.effect.value
-            lines.append(f"{mark} {effect} {setting.option} = {value}  # {setting.row.sentence}")
+            letter, _ = setting.row.effect.value
+            lines.append(f"{mark} {letter} {setting.option} = {value}  # {setting.row.sentence}")
     return "\n".join(lines)

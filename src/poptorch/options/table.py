@@ -61,27 +61,19 @@ def show_pairs(values: dict[Any, Any]) -> str:
     return ", ".join(f"{name}={show(value)}" for name, value in values.items())
 
 
-class Effect(enum.StrEnum):
-    """What an option changes; the value is the letter that tables show."""
+class Effect(enum.Enum):
+    """What an option changes: the letter that tables show, and what it stands for."""
 
-    RESULTS = "N"
-    RULES = "V"
-    LOGS = "L"
-    ESTIMATES = "E"
-    HINT = "H"
-    MISSING = "M"
+    RESULTS = "N", "changes results"
+    RULES = "V", "decides what is accepted and which chips are taken"
+    LOGS = "L", "logs, files, caching"
+    ESTIMATES = "E", "changes what estimates say of IPUs, not what runs here"
+    HINT = "H", "a hint to hardware, no effect here"
+    MISSING = "M", "not done here"
 
 
 RESULTS, RULES, LOGS, ESTIMATES, HINT, MISSING = Effect
 IDLE = (HINT, MISSING)
-MEANING = {
-    RESULTS: "changes results",
-    RULES: "decides what is accepted and which chips are taken",
-    LOGS: "logs, files, caching",
-    ESTIMATES: "changes what estimates say of IPUs, not what runs here",
-    HINT: "a hint to hardware, no effect here",
-    MISSING: "not done here",
-}
 
 
 class _Unset:
