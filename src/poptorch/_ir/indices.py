@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -27,8 +27,8 @@ _KEEPING = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
     aten.permute.default, aten.transpose.int, aten.t.default, aten.clone.default,
-    aten._to_copy.default, aten.alias.default,
-    aten.detach.default, aten.repeat.default, aten.flip.default, aten.contiguous.default,
+    aten._to_copy.default, aten.alias.default, aten.detach.default, aten.repeat.default,
+    aten.flip.default, aten.contiguous.default,
 }  # fmt: skip
 # What the results hold nothing but numbers of: operands, or numbers themselves.
 _PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
@@ -61,9 +61,7 @@ _ALONG = {
 }  # fmt: skip
 _UNPOOLING = {aten.max_unpool2d.default, aten.max_unpool3d.default}
 # Of these the compiler takes what eager kernels refuse; others look themselves.
-_TAKEN = {
-    *_ALONG, *_UNPOOLING,
-} - {aten.gather.default, aten.scatter.src}  # fmt: skip
+_TAKEN = {*_ALONG, *_UNPOOLING} - {aten.gather.default, aten.scatter.src}
 # Operands by place that have to be probabilities, and operators that divide integers.
 _PROBABILITIES = {aten.binary_cross_entropy.default: (0, 1), aten.bernoulli.default: (0,)}
 _DIVISIONS = {
@@ -103,13 +101,7 @@ _NOT_RAISING = {  # not looked at, or made by the forward pass
     aten.binary_cross_entropy_with_logits.default,
 }  # fmt: skip
 # Of ours those that run the user's code, or look at values.
-_RUNNING_USER_CODE = {
-    "host_call",
-    "custom_op",
-    "custom_op_backward",
-    "ctc_losses",
-    "ctc_beam_search",
-}
+_LOOKING = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_beam_search"}
 
 
 @dataclass(frozen=True)
@@ -142,17 +134,13 @@ class Range:
 
 @dataclass(frozen=True)
 class _Use:
-    index: fx.Node
+    """An index that an operator reads, or where that comes from; a node, or a number."""
+
+    index: Any
     least: int
     most: int
-    ignored: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class _Source:
-    value: Any  # a node, or a number
-    ignored: frozenset[int]  # what of it does not become an index
-    whole: bool = True  # whether the index has all values of it, and no others
+    ignored: frozenset[int] = frozenset()  # what of it does not become an index
+    whole: bool = True  # whether the operator reads all values of it, and no others
 
 
 def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
@@ -161,13 +149,11 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
     for graph in graphs:
         slots = graph.arguments
         for node in graph.module.graph.nodes:
-            for use in _uses(node):
-                for source in _sources(use):
-                    if source.whole and source.value in slots:
-                        new = _range(slots[source.value], use, source.ignored, node)
-                        if new.slot.kind in _CHECKABLE:
-                            key = (new.slot.key, new.least, new.most, new.ignored)
-                            result.setdefault(key, new)
+            for use in _sources(_uses(node)):
+                slot = slots.get(use.index) if use.whole else None
+                if slot is not None and slot.kind in _CHECKABLE:
+                    key = slot.key, use.least, use.most, use.ignored
+                    result.setdefault(key, _range(slot, use, node))
     return tuple(result.values())
 
 
@@ -197,16 +183,15 @@ def _preconditions(
         uses = _uses(node)
         if not uses:
             return None
-        for use in uses:
-            for source in _sources(use):
-                slot = slots.get(source.value)
-                if source.whole and checked and slot is not None and slot.kind in _CHECKABLE:
-                    continue
-                if source.value in fixed or _is_allowed(source, use):
-                    continue
-                if slot is None or slot.kind not in _GIVEN or slot.key in written:
-                    return None
-                needed[_range(slot, use, source.ignored, node)] = None
+        for use in _sources(uses):
+            slot = slots.get(use.index)
+            if use.whole and checked and slot is not None and slot.kind in _CHECKABLE:
+                continue
+            if use.index in fixed or _is_allowed(use):
+                continue
+            if slot is None or slot.kind not in _GIVEN or slot.key in written:
+                return None
+            needed[_range(slot, use, node)] = None
     has_parts = any(
         isinstance(part, fx.GraphModule) and part is not graph.module
         for part in graph.module.modules()
@@ -214,9 +199,9 @@ def _preconditions(
     return None if has_parts else tuple(needed)
 
 
-def _range(slot: Slot, use: _Use, ignored: frozenset[int], node: fx.Node) -> Range:
+def _range(slot: Slot, use: _Use, node: fx.Node) -> Range:
     name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
-    return Range(slot, use.least, use.most, ignored, name, line_of(node))
+    return Range(slot, use.least, use.most, use.ignored, name, line_of(node))
 
 
 def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) -> bool:
@@ -232,48 +217,49 @@ def _may_raise(node: fx.Node) -> bool:
         return False
     name = target.overloadpacket.__name__.lstrip("_")
     if target.namespace == "poptorch":
-        return name in _RUNNING_USER_CODE
+        return name in _LOOKING
     if target.namespace not in ("aten", "prims"):
         return True
     if target in _NOT_RAISING:
         return False
-    if target in _DIVISIONS:
-        return bool(_divisor(node))
+    if _divides_integers(node):
+        return True
     tensors = {a.name for a in target._schema.arguments if "Tensor" in str(a.type)}
     return name.startswith(_RAISING) or not tensors.isdisjoint(_INDICES)
 
 
-def _sources(use: _Use) -> Iterator[_Source]:
-    ahead = [_Source(use.index, use.ignored)]
-    seen = set[_Source]()
+def _sources(uses: Sequence[_Use]) -> Iterator[_Use]:
+    ahead, seen = [*reversed(uses)], set[_Use]()
     while ahead:
-        source = ahead.pop()
-        if source in seen:
+        use = ahead.pop()
+        if use in seen:
             continue
-        seen.add(source)
-        parts = _parts(source.value) if isinstance(source.value, fx.Node) else ()
+        seen.add(use)
+        parts = _parts(use.index) if isinstance(use.index, fx.Node) else ()
         if not parts:
-            yield source
+            yield use
         ahead += [
-            _Source(part.value, source.ignored | part.ignored, source.whole and part.whole)
-            for part in parts
+            replace(use, index=part, ignored=use.ignored | ignored, whole=use.whole and whole)
+            for part, ignored, whole in parts
         ]
 
 
-def _parts(node: fx.Node) -> Sequence[_Source]:
-    """Return what a node has its values from; nothing where it computes others."""
+def _parts(node: fx.Node) -> Sequence[tuple[Any, frozenset[int], bool]]:
+    """Return what a node has its values from, with ``ignored`` and ``whole`` of each.
+
+    Nothing where it computes others.
+    """
     target, args = node.target, node.args
     if target in _KEEPING and isinstance(args[0], fx.Node) and _is_integer(args[0]):
-        return (_Source(args[0], frozenset()),)
+        return [(args[0], frozenset(), True)]
     # Labels in lanes are where(labels != ignored, labels, 0).
     if target is aten.where.self and (ignored := _compared(args[0], aten.ne.Scalar, args[1])):
-        return (_Source(args[1], ignored),)
+        return [(args[1], ignored, True)]
     taken = _PARTS[target](args) if target in _PARTS else ()
-    parts = [_Source(part, frozenset(), whole=False) for part in taken]
+    parts = [(part, frozenset[int](), False) for part in taken]
     # Labels before an index are masked_fill(labels, labels == ignored, 0).
     if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-        ignored = _compared(args[1], aten.eq.Scalar, args[0])
-        parts[0] = _Source(args[0], ignored, whole=False)
+        parts[0] = args[0], _compared(args[1], aten.eq.Scalar, args[0]), False
     return parts
 
 
@@ -288,10 +274,10 @@ def _is_mask(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.bool
 
 
-def _is_allowed(source: _Source, use: _Use) -> bool:
-    if not isinstance(source.value, fx.Node):
-        return use.least <= source.value <= use.most or source.value in source.ignored
-    least, most = _bounds(source.value)
+def _is_allowed(use: _Use) -> bool:
+    if not isinstance(use.index, fx.Node):
+        return use.least <= use.index <= use.most or use.index in use.ignored
+    least, most = _bounds(use.index)
     return use.least <= least and most <= use.most
 
 
@@ -347,22 +333,21 @@ def refusals(graph: fx.Graph) -> Iterator[tuple[fx.Node, Refusal]]:
             yield node, Refusal(place, 0.0, 1.0)
         if node.target is aten.repeat_interleave.Tensor:
             yield node, Refusal(0, 0.0, math.inf)
-        if node.target in _DIVISIONS and _divisor(node):
+        if _divides_integers(node):
             yield node, Refusal(1, -math.inf, math.inf, zero=False)
         for use in _uses(node) if node.target in _TAKEN else ():
-            given = all(_is_given(source, use) for source in _sources(use))
-            if not given:
+            if not all(map(_is_given, _sources([use]))):
                 yield node, Refusal(node.args.index(use.index), use.least, use.most)
 
 
-def _is_given(source: _Source, use: _Use) -> bool:
-    whole = isinstance(source.value, fx.Node) and source.value.op == "placeholder" and source.whole
-    return whole or _is_allowed(source, use)
+def _is_given(use: _Use) -> bool:
+    whole = isinstance(use.index, fx.Node) and use.index.op == "placeholder" and use.whole
+    return whole or _is_allowed(use)
 
 
-def _divisor(node: fx.Node) -> list[fx.Node]:
-    operands = node.args[:2]
-    return [operands[1]] if all(isinstance(o, fx.Node) and _is_integer(o) for o in operands) else []  # type: ignore[list-item]
+def _divides_integers(node: fx.Node) -> bool:
+    operands = node.args[:2] if node.target in _DIVISIONS else (None,)
+    return all(isinstance(each, fx.Node) and _is_integer(each) for each in operands)
 
 
 def _uses(node: fx.Node) -> list[_Use]:
