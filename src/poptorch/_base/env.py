@@ -30,30 +30,17 @@ def _flag(text: str) -> bool:
 _ROWS = (
     Variable("POPTORCH_LOG_LEVEL", str, "WARN", "verbosity of the log, read at import"),
     Variable("POPTORCH_LOG_DEST", str, "stderr", "stderr, stdout or a file for the engine's log"),
-    Variable(
-        "POPTORCH_FULL_TRACEBACK",
-        _flag,
-        False,
-        "keep the frames of this library and of torch in tracebacks of errors",
-    ),
-    Variable(
-        "POPTORCH_BACKEND",
-        str,
-        None,
-        "backend that runs the programs, unless an option does: auto, optimise, reference, ...",
-    ),
+    Variable("POPTORCH_FULL_TRACEBACK", _flag, False,
+        "keep the frames of this library and of torch in tracebacks of errors"),
+    Variable("POPTORCH_BACKEND", str, None,
+        "backend that runs the programs, unless an option does: auto, optimise, reference, ..."),
     Variable("POPTORCH_IPU_MODEL", _flag, None, "use the simulated device"),
     Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
     Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "simulated generation"),
-    Variable(
-        "POPTORCH_POD",
-        str,
-        "mk2:64",
-        "the system: kind:number of chips (mk1, mk2, bow, c600), or a number; 0 for no IPUs",
-    ),
-    Variable(
-        "POPTORCH_POD_DIR", str, "", "directory in which processes note which devices they hold"
-    ),
+    Variable("POPTORCH_POD", str, "mk2:64",
+        "the system: kind:number of chips (mk1, mk2, bow, c600), or a number; 0 for no IPUs"),
+    Variable("POPTORCH_POD_DIR", str, "",
+        "directory in which processes note which devices they hold"),
     Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
@@ -70,65 +57,33 @@ _ROWS = (
     Variable("OMPI_MCA_ess_base_jobid", str, "", "the same from older releases"),
     Variable("MASTER_ADDR", str, "", "the machine at which the processes of a job meet"),
     Variable("MASTER_PORT", int, 0, "the port there"),
-    Variable(
-        "TORCHELASTIC_USE_AGENT_STORE",
-        _flag,
-        False,
-        "the launcher's agent keeps the store in which they meet, not process 0; set by torchrun",
-    ),
+    Variable("TORCHELASTIC_USE_AGENT_STORE", _flag, False,
+        "the launcher's agent keeps the store in which they meet, not process 0; set by torchrun"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
-    Variable(
-        "POPART_CACHE_DIR", str, "", "directory of cached executables, if no option names one"
-    ),
+    Variable("POPART_CACHE_DIR", str, "",
+        "directory of cached executables, if no option names one"),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
-    Variable(
-        "POPTORCH_POISON_BUFFERS",
-        _flag,
-        False,
-        "overwrite the loader's buffers when they are released, to show use after the next batch",
-    ),
-    Variable(
-        "POPTORCH_VALIDATE_LANES",
-        _flag,
-        False,
-        "compare a graph of several micro-batches with that of one, on random inputs (doctor does)",
-    ),
-    Variable(
-        "POPTORCH_EXPORT_PROTO_FILE", str, "", "file that every compiled program is written to"
-    ),
-    Variable(
-        "POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False, "write it for programs, not for people"
-    ),
-    Variable(
-        "POPLAR_ENGINE_OPTIONS",
-        str,
-        "",
-        "engine options as JSON: those of autoReport ask for profile reports, others do nothing",
-    ),
-    Variable(
-        "PVTI_OPTIONS",
-        str,
-        "",
-        'JSON, read at import: {"enable":"true","directory":"DIR"} writes trace channels there',
-    ),
-    Variable(
-        "TORCHINDUCTOR_CACHE_DIR", str, "", "directory of torch's compiler cache, and of our code"
-    ),
-    Variable(
-        "POPTORCH_KEY_FILE",
-        str,
-        "",
-        "file of the key that marks compiled code as this user's; made when it is first needed",
-    ),
-    Variable(
-        "POPTORCH_KEEP_FREED_MEMORY",
-        _flag,
-        True,
-        "compiled programs let glibc keep freed memory for the next step, in the whole process",
-    ),
+    Variable("POPTORCH_POISON_BUFFERS", _flag, False,
+        "overwrite the loader's buffers when they are released, to show use after the next batch"),
+    Variable("POPTORCH_VALIDATE_LANES", _flag, False,
+        "compare graphs of several micro-batches with that of one, on random inputs (doctor does)"),
+    Variable("POPTORCH_EXPORT_PROTO_FILE", str, "",
+        "file that every compiled program is written to"),
+    Variable("POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False,
+        "write it for programs, not for people"),
+    Variable("POPLAR_ENGINE_OPTIONS", str, "",
+        "engine options as JSON: those of autoReport ask for profile reports, others do nothing"),
+    Variable("PVTI_OPTIONS", str, "",
+        'JSON, read at import: {"enable":"true","directory":"DIR"} writes trace channels there'),
+    Variable("TORCHINDUCTOR_CACHE_DIR", str, "",
+        "directory of torch's compiler cache, and of our code"),
+    Variable("POPTORCH_KEY_FILE", str, "",
+        "file of the key that marks compiled code as this user's; made when it is first needed"),
+    Variable("POPTORCH_KEEP_FREED_MEMORY", _flag, True,
+        "compiled programs let glibc keep freed memory for the next step, in the whole process"),
     Variable("POPTORCH_REMOTE_SHELL", str, "ssh", "command by which poprun reaches other hosts"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
-)
+)  # fmt: skip
 TABLE = {row.name: row for row in _ROWS}
 
 
