@@ -55,6 +55,10 @@ IDLE = {  # of MPI, partition servers or the fabric: accepted, without effect, a
     "--mpi-local-args": "ARGS",
     "--sync-type": "TYPE",
 }
+_OWN = (  # what the part of another host is told
+    "num_instances", "num_replicas", "ipus_per_replica", "stage_processes", "max_restarts",
+    "executable_cache_path", "only_output_from_instance", "numa_aware",
+)  # fmt: skip
 Job = argparse.Namespace  # the options, and what ``complete`` adds
 _EXAMPLE = """
 poprun --num-instances 2 --num-replicas 4 python train.py --epochs 3
@@ -96,12 +100,7 @@ def parser() -> argparse.ArgumentParser:
     add = result.add_argument
     add("-n", "--num-instances", type=_number(1), default=1, metavar="N",
         help="processes, on all hosts (1)")  # fmt: skip
-    add(
-        "--num-replicas",
-        type=_number(1),
-        metavar="N",
-        help="replicas of all processes (1 each)",
-    )
+    add("--num-replicas", type=_number(1), metavar="N", help="replicas of all processes (1 each)")
     add("--ipus-per-replica", type=_number(1), default=1, metavar="N",
         help="chips of each replica (1)")  # fmt: skip
     add("--stage-processes", type=_number(1), default=1, metavar="N",
@@ -112,11 +111,7 @@ def parser() -> argparse.ArgumentParser:
         help="port of the first host where all hosts meet (29400)")  # fmt: skip
     add("--max-restarts", type=_number(0), default=0, metavar="N",
         help="after a failure start all again, so often (0)")  # fmt: skip
-    add(
-        "--executable-cache-path",
-        metavar="DIR",
-        help="compiled programs that all processes share",
-    )
+    add("--executable-cache-path", metavar="DIR", help="compiled programs that all processes share")
     add("--only-output-from-instance", type=_number(0), metavar="N", help="show no other's output")
     add("--offline-mode", type=_flag, nargs="?", const=True, metavar="yes/no",
         help="compile without devices")  # fmt: skip
@@ -172,8 +167,12 @@ def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
     unknown = sorted(stored.keys() - vars(chosen).keys())
     if unknown:
         reader.error(f"--import-config: there is no option {', '.join(unknown)}")
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in stored.items()]
-    return words if chosen.verbosity or not said else [*words, f"-{said}"]
+    return [*_words(stored), *([f"-{said}"] if said and not chosen.verbosity else ())]
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
 def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
@@ -272,33 +271,18 @@ def _set_environment(job: Job) -> None:
 
 def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
     """Let another host start its part; it needs the same folders and programs."""
-    own = {
-        "--num-instances": job.num_instances,
-        "--num-replicas": job.num_replicas,
-        "--ipus-per-replica": job.ipus_per_replica,
-        "--stage-processes": job.stage_processes,
-        "--max-restarts": job.max_restarts,
-        "--executable-cache-path": job.executable_cache_path,
-        "--only-output-from-instance": job.only_output_from_instance,
-        "--numa-aware": job.numa_aware,
-        "--host": ",".join(job.hosts),
-        "--port": job.port,
-        "--rendezvous": place,
-    }
-    options = [f"{name}={value}" for name, value in own.items() if value is not None]
-    command = [sys.executable, "-m", "poptorch._cli.poprun", *options, *job.program]
+    own = {name: getattr(job, name) for name in _OWN}
+    where = {"host": ",".join(job.hosts), "port": job.port, "rendezvous": place}
+    command = [sys.executable, "-m", "poptorch._cli.poprun", *_words(own | where), *job.program]
     variables = [f"{name}={value}" for name, value in env.shared().items()]
+    shell = shlex.split(env.get("POPTORCH_REMOTE_SHELL"))
     text = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
-    other = subprocess.Popen([*remote_shell(), host, text], stdin=subprocess.PIPE, text=True)
+    other = subprocess.Popen([*shell, host, text], stdin=subprocess.PIPE, text=True)
     assert other.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it ended: its status says so
         other.stdin.write(f"{job.key}\n")
         other.stdin.flush()
     return other  # with its input, which ends when this process does
-
-
-def remote_shell() -> list[str]:
-    return shlex.split(env.get("POPTORCH_REMOTE_SHELL"))
 
 
 def _run(job: Job) -> int:
