@@ -14,25 +14,3 @@ from .passes import passes_text
 from .pipeline import Compiled, compile, with_stages, wrapped
 from .shares import fitting, recut, shares
 from .tiers import code_of
-
-__all__ = [
-    "Capture",
-    "Compiled",
-    "Share",
-    "capture_for_estimate",
-    "code_of",
-    "compile",
-    "differences",
-    "estimate",
-    "fitting",
-    "flat_fields",
-    "passes_text",
-    "recomputed",
-    "recut",
-    "shares",
-    "store_of",
-    "subject",
-    "with_fewer_checkpoints",
-    "with_stages",
-    "wrapped",
-]

@@ -4,32 +4,5 @@ from .._ir.backend_names import AUTO, OPTIMISE
 from .process import keep_freed_memory
 from .process import use_one as use_one_thread
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress, device_of
-from .registry import (
-    BEST,
-    available,
-    checking,
-    choose,
-    works_by_stages,
-)
+from .registry import BEST, available, checking, choose, works_by_stages
 from .stopwatch import Stopwatch, timing
-
-__all__ = [
-    "AUTO",
-    "BEST",
-    "OPTIMISE",
-    "Backend",
-    "Builder",
-    "Code",
-    "Compiled",
-    "Executable",
-    "Progress",
-    "Stopwatch",
-    "available",
-    "checking",
-    "choose",
-    "device_of",
-    "keep_freed_memory",
-    "timing",
-    "use_one_thread",
-    "works_by_stages",
-]
