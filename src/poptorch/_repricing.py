@@ -54,14 +54,7 @@ class Repricer:
             chips.kind, settings.get("ipus_per_replica"), settings.get("checkpoints", 1),
         )  # fmt: skip
         priced = _compile.estimate(replace(captured, rows=rows), spec, chips, guesses)
-        needed = len(priced.chips) * priced.replicas
-        if needed > chips.chips:
-            raise Error(
-                "The model needs more IPUs than the system has",
-                got=f"{priced.replicas} replicas of {len(priced.chips)} IPUs on {chips.text}",
-                fix=f'system="{chips.kind.name}:{1 << (needed - 1).bit_length()}", or fewer '
-                "replicas",
-            )
+        chips.check_size(priced.replicas, len(priced.chips))
         return priced
 
     def _divide(self, options: Options, settings: Mapping[str, Any]) -> int:

@@ -51,6 +51,17 @@ class System:
             range(at, at + size) for size in sizes for at in range(0, self.chips - size + 1, size)
         ]
 
+    def check_size(self, replicas: int, chips: int) -> None:
+        """Refuse a model whose replicas need more chips than there are."""
+        needed = replicas * chips
+        if needed > self.chips:
+            enough = 1 << (needed - 1).bit_length()
+            raise Error(
+                "The model needs more IPUs than the system has",
+                got=f"{replicas} replicas of {chips} IPUs on {self.text}",
+                fix=f'system="{self.kind.name}:{enough}", or fewer replicas',
+            )
+
     def of_size(self, count: int) -> list[int]:
         enough = [len(chips) for chips in self.devices if len(chips) >= count]
         return [i for i, chips in enumerate(self.devices) if enough and len(chips) == min(enough)]

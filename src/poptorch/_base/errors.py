@@ -140,8 +140,6 @@ class OperatorError(Error, RuntimeError):
 class OperatorIndexError(OperatorError, IndexError):
     """An operator of a program refused an index, where PyTorch raises IndexError."""
 
-    __module__ = "poptorch"
-
 
 class StateError(Error, RuntimeError):
     """The objects are in a state that forbids the request where PopTorch raised RuntimeError."""

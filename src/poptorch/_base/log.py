@@ -147,6 +147,4 @@ def progress(shown: bool, message: str, *args: object) -> None:
 
 def trace(message: str, *args: object) -> None:
     if shows("TRACE"):
-        engine.debug(
-            message, *args, extra={"finer": "trace"}
-        )  # a level of PopTorch's, not of Python's
+        engine.debug(message, *args, extra={"finer": "trace"})  # PopTorch's level, not Python's

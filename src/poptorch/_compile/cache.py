@@ -150,18 +150,13 @@ class Store:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:  # then several processes may do the same work
-        warn("Nothing can be locked in %s: %s", path.parent, error)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path))
+        except OSError as error:  # then several processes may do the same work
+            warn("Nothing can be locked in %s: %s", path.parent, error)
         yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def warn(text: str, path: Path, error: object) -> None:

@@ -76,19 +76,16 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
     own = _one_replica(spec)
     pieces = _pieces(captured, own)
     c, tiles = Constants(), system.kind.tiles - (spec.locations.io_tiles or 0)
+    model = spec.runtime.model_name or type(captured.request.module).__name__
     return Subject(
         staged.schedule(pieces.cut, pieces.layout, own), pieces.passes, own,
         build.emit(captured.micro.graph, own),
         Chip(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
         max(1, pieces.layout.chips), spec.loops.all_replicas,
         captured.rows * spec.loops.processes, captured.flops, bool(captured.micro.overlaps),
-        dict(spec.runtime.memory_proportions), _name(captured, spec),
+        dict(spec.runtime.memory_proportions),
+        f"{model}, {'training' if spec.training else 'inference'}",
     )  # fmt: skip
-
-
-def _name(captured: Capture, spec: Spec) -> str:
-    model = spec.runtime.model_name or type(captured.request.module).__name__
-    return f"{model}, {'training' if spec.training else 'inference'}"
 
 
 def _pieces(captured: Capture, own: Spec) -> Pieces:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-
-import torch
 
 from .. import _capture, _lanes
 from .._base import env, log
@@ -36,7 +33,10 @@ def choose(micro: _capture.Micro, request: _capture.Request, spec: Spec) -> Chos
     steps = 1 if apart else _first_choice(length, request, spec)
     if apart and not micro.exchanging:
         return one_by_one(micro, spec, apart), None
-    given = {**micro.constants, **dict(_values(request))}
+    tensors = ((slot.key, request.tensors[slot.path].tensor) for slot in request.state)
+    # Integers of the model are places in tables; other values may be any.
+    places = {k: t.detach() for k, t in tensors if not (t.is_floating_point() or t.is_meta)}
+    given = {**micro.constants, **places}
     try:
         chosen = _within(steps, length, micro, given, spec)
         more = 0 if spec.lanes or apart else _more(chosen, length, spec)
@@ -45,14 +45,6 @@ def choose(micro: _capture.Micro, request: _capture.Request, spec: Spec) -> Chos
         log.engine.debug("Micro-batches run one after another: %s", error)
         reason = str(error)
     return one_by_one(micro, spec, reason), None
-
-
-def _values(request: _capture.Request) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield integers of the model, which are places in tables; other values may be any."""
-    for slot in request.state:
-        tensor = request.tensors[slot.path].tensor
-        if not tensor.is_floating_point() and not tensor.is_meta:
-            yield slot.key, tensor.detach()
 
 
 def one_by_one(micro: _capture.Micro, spec: Spec, why: str) -> _capture.Micro:

@@ -39,13 +39,7 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
 
     Where the fastest division does not, the fullest chip gets less, as often as it takes.
     """
-    needed = chips * spec.loops.all_replicas
-    if needed > system.chips:
-        raise Error(
-            "The model needs more IPUs than the system has",
-            got=f"{spec.loops.all_replicas} replicas of {chips} IPUs on {system.text}",
-            fix=f'system="{system.kind.name}:{1 << (needed - 1).bit_length()}", or fewer replicas',
-        )
+    system.check_size(spec.loops.all_replicas, chips)
     limit, culprit = ENOUGH, None
     while True:
         try:

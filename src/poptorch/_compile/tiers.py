@@ -40,6 +40,10 @@ class PlanCode:
         keys = ((name, key_of(graph, builder)) for name, graph in self.graphs.items())
         self.keys = {name: key for name, key in keys if key is not None}
 
+    def tell(self, message: str, *args: object) -> None:
+        spec = self.plan.spec
+        log.progress(spec.runtime.shows_progress and not spec.process, message, *args)
+
     def expected_seconds(self) -> float:
         nodes = sum(len(graph.module.graph.nodes) for graph in self.graphs.values())
         return STARTING + PER_NODE * nodes
@@ -134,9 +138,7 @@ def compile_plan(
     if background and can_be_kept and is_missing:
         return Tiered(reference.compile(plan, progress), code, idle)
     if is_missing:
-        shown = plan.spec.runtime.shows_progress and not plan.spec.process
-        seconds = code.expected_seconds() - SOONER
-        log.progress(shown, "captured; compiling, about %.0f s", seconds)
+        code.tell("captured; compiling, about %.0f s", code.expected_seconds() - SOONER)
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
@@ -159,7 +161,7 @@ class Tiered:
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
         self._current = self._slow_tier = slow
-        self._code = code
+        self._code, self._tell = code, code.tell
         self._job: CompileJob | None = None
         self._ready: list[str] = []  # graphs that are optimised while others are not
         self._idle = idle
@@ -222,10 +224,6 @@ class Tiered:
         graphs = f"{len(missing)} graph{'s' if len(missing) > 1 else ''}"
         text = "captured; calls run interpreted while %s compile%s, about %.0f s"
         self._tell(text, graphs, "s" * (len(missing) == 1), seconds)
-
-    def _tell(self, message: str, *args: object) -> None:
-        spec = self._code.plan.spec
-        log.progress(spec.runtime.shows_progress and not spec.process, message, *args)
 
     def _take_over(self) -> None:
         found = self._code.found()

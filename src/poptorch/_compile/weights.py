@@ -11,7 +11,7 @@ from .._ir.bundle import ALIGNMENT, BUCKET, Bundle
 from .._ir.graph import Graph, compose
 from .._ir.program import Shard
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Location, OptimSpec, Spec
+from .._ir.spec import OptimSpec, Spec
 from .build import UPDATED
 from .lower import lower
 
@@ -68,21 +68,16 @@ def sharded(
     _warn_of_whole(spec)
     if not spec.locations.optimizer.sharded:
         return optim, ()
-    why = _hindrance(spec, by_stages)
+    least = spec.locations.optimizer.min_sharded
+    least = FEWEST_ELEMENTS if least is None else least
+    members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
+    small = f"no weight has {least} elements (minElementsForReplicatedTensorSharding)"
+    why = _hindrance(spec, by_stages) or ("" if members else small)
     if why:
         log.python.warning(
             "useReplicatedTensorSharding has no effect: every process keeps all of the "
             "optimizer's state, because %s",
             why,
-        )
-        return optim, ()
-    least = _fewest_elements(spec.locations.optimizer)
-    members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
-    if not members:
-        log.python.warning(
-            "useReplicatedTensorSharding has no effect: no weight has %d elements, of which "
-            "minElementsForReplicatedTensorSharding makes parts",
-            least,
         )
         return optim, ()
     processes = spec.loops.processes
@@ -100,10 +95,6 @@ def sharded(
     return replace(flat, groups=tuple(groups)), shards
 
 
-def _fewest_elements(location: Location) -> int:
-    return FEWEST_ELEMENTS if location.min_sharded is None else location.min_sharded
-
-
 def _hindrance(spec: Spec, by_stages: bool) -> str:
     hindrances = {
         "updated weights are anchored": any(a[1].startswith(UPDATED) for a in spec.anchors),
@@ -118,13 +109,8 @@ def _hindrance(spec: Spec, by_stages: bool) -> str:
 
 
 def _warn_of_whole(spec: Spec) -> None:
-    locations = spec.locations
-    kinds = {
-        "weights": locations.weight,
-        "activations": locations.activation,
-        "accumulators": locations.accumulator,
-    }
-    asked = [name for name, location in kinds.items() if location.sharded]
+    optimizer, named = spec.locations.optimizer, spec.locations.named.items()
+    asked = [name for name, place in named if place.sharded and place is not optimizer]
     if asked:
         log.python.warning(
             "useReplicatedTensorSharding of %s has no effect on what processes keep: only the "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +49,6 @@ def memory_of(subject: Subject, prices: Mapping[StagePass, PassPrice]) -> dict[i
     return _Accountant(subject, prices).run()
 
 
-_Event = tuple[StagePass, Traffic | None]
 _Name = tuple[str, int]  # slot key and micro-batch
 
 
@@ -59,13 +59,12 @@ class _Effect(NamedTuple):
     gone: Sequence[str] = ()  # leaves its chip
 
 
-def _effects(staged: Staged, parked: set[str]) -> dict[_Event, _Effect]:
+def _effects(staged: Staged, parked: set[str]) -> Callable[[StagePass, Traffic | None], _Effect]:
     """Keys that are ``parked`` name values that wait elsewhere than on a chip."""
-    rows = staged.schedule.rows.values()
-    events = dict.fromkeys((a.stage_pass, a.traffic) for row in rows for a in row if a is not None)
     kept, forgotten, targets = set(staged.last_readers()), staged.forgotten(), staged.targets()
     streaming = staged.workload.streaming
 
+    @functools.cache
     def effect(stage_pass: StagePass, traffic: Traffic | None) -> _Effect:
         if traffic is Traffic.LOAD:
             return _Effect(brought=streaming.loads.get(stage_pass, ()))
@@ -81,7 +80,7 @@ def _effects(staged: Staged, parked: set[str]) -> dict[_Event, _Effect]:
             (*forgotten[stage_pass], *streaming.drops.get(stage_pass, ()), *read_back),
         )
 
-    return {event: effect(*event) for event in events}
+    return effect
 
 
 class _Held:
@@ -150,10 +149,10 @@ class Tiles:
 class _Accountant:
     def __init__(self, subject: Subject, prices: Mapping[StagePass, PassPrice]) -> None:
         self._subject, self._prices = subject, prices
-        self._staged, self._slots = subject.staged, subject.slots()
+        self._staged, self._slots = subject.staged, subject.staged.slots()
         seeds = self._summed_gradients().union(*(each.seeded for each in subject.passes.values()))
         self._sizes = {k: 0 if k in seeds else slot_bytes(s) for k, s in self._slots.items()}
-        self._effects = _effects(self._staged, self._off_chip_values())
+        self._effect = _effects(self._staged, self._off_chip_values())
 
     def run(self) -> dict[int, ChipMemory]:
         schedule = self._staged.schedule
@@ -165,7 +164,7 @@ class _Accountant:
                 if action is not None:
                     if action.traffic is None:  # else nothing runs
                         extra = self._prices[action.stage_pass].inside.bytes
-                    effect = self._effects[action.stage_pass, action.traffic]
+                    effect = self._effect(action.stage_pass, action.traffic)
                     for key in effect.brought:
                         whole = action.traffic is Traffic.LOAD
                         size = slot_bytes(self._slots[key]) if whole else self._sizes[key]

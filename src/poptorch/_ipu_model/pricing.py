@@ -177,7 +177,7 @@ _CATEGORY = {
 
 class _Names:
     def __init__(self, subject: Subject, prices: Mapping[StagePass, PassPrice]) -> None:
-        self._prices, self._slots = prices, subject.slots()
+        self._prices, self._slots = prices, subject.staged.slots()
         self._makers: dict[str, fx.Node] = {}
         self._readers: dict[str, fx.Node] = {}
         for graph in subject.staged.graphs.values():

@@ -80,7 +80,7 @@ class _Clock:
         rows = subject.staged.schedule.rows
         self._free = dict.fromkeys(rows, 0.0)
         self._by_chip = dict.fromkeys(rows, FREE)
-        self._slots = subject.slots()
+        self._slots = subject.staged.slots()
 
     def run(self) -> Timeline:
         staged, sync = self._subject.staged, self._subject.constants.external_sync

@@ -48,10 +48,6 @@ class Subject:
     def flushes(self) -> int:
         return self.spec.loops.iterations if self.spec.training else 1
 
-    def slots(self) -> dict[str, Slot]:
-        graphs = self.staged.graphs.values()
-        return {slot.key: slot for graph in graphs for slot in (*graph.inputs, *graph.outputs)}
-
     def chip_of(self, stage_pass: StagePass) -> Chip:
         own = self.proportions.get(self.staged.workload.chip_of(stage_pass))
         return self.chip if own is None else replace(self.chip, proportion=own)

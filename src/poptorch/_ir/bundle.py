@@ -42,7 +42,7 @@ def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:
     members, end = [], 0
     for slot in slots:
         members.append(Member(slot, end))
-        end += blocks_of(slot) * ALIGNMENT
+        end += -(-slot.numel // ALIGNMENT) * ALIGNMENT
     return tuple(members), end
 
 
@@ -57,7 +57,3 @@ def in_chunks(slots: Iterable[Slot], most: int) -> list[list[Slot]]:
         chunks[-1].append(slot)
         room -= slot.bytes
     return chunks
-
-
-def blocks_of(slot: Slot) -> int:
-    return -(-slot.numel // ALIGNMENT)

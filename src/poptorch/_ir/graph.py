@@ -85,6 +85,11 @@ class Graph:
         return "\n".join(lines)
 
 
+def slots_of(graphs: Iterable[Graph]) -> dict[str, Slot]:
+    """Return all slots at the borders of graphs, by key."""
+    return {slot.key: slot for graph in graphs for slot in (*graph.inputs, *graph.outputs)}
+
+
 def copied(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

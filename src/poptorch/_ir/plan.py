@@ -17,7 +17,7 @@ from .blocks import (
     reader_passes,
     stage_passes,
 )
-from .graph import Graph
+from .graph import Graph, slots_of
 from .program import Program
 from .schedule import Schedule, Workload
 from .slots import Kind, Slot
@@ -61,6 +61,9 @@ class Staged:
     workload: Workload
     schedule: Schedule
     parts: Mapping[int, int] = field(default_factory=dict)  # process of each chip; empty for one
+
+    def slots(self) -> dict[str, Slot]:
+        return slots_of(self.graphs.values())
 
     def part_of(self, stage_pass: StagePass) -> int:
         return self.parts.get(self.workload.chip_of(stage_pass), 0)
@@ -235,15 +238,7 @@ def _kept(staged: Staged) -> list[str]:
 
 def _locations(plan: Plan) -> list[str]:
     locations = plan.spec.locations
-    lines = [
-        f"{name}: {_location(location)}"
-        for name, location in (
-            ("weights", locations.weight),
-            ("activations", locations.activation),
-            ("optimizer state", locations.optimizer),
-            ("accumulators", locations.accumulator),
-        )
-    ]
+    lines = [f"{name}: {_location(location)}" for name, location in locations.named.items()]
     return lines + ([f"I/O tiles: {locations.io_tiles}"] if locations.io_tiles else [])
 
 
@@ -271,12 +266,7 @@ def _sent(staged: Staged) -> list[str]:
 
 
 def _moved(staged: Staged) -> Iterator[str]:
-    slots = {
-        slot.key: slot
-        for graph in staged.graphs.values()
-        for slot in (*graph.inputs, *graph.outputs)
-    }
-    streaming = staged.workload.streaming
+    slots, streaming = staged.slots(), staged.workload.streaming
     for verb, lists in (("loaded", streaming.loads), ("stored", streaming.stores)):
         size = sum(
             slots[key].bytes * (1 if stage_pass.is_update else staged.workload.micro_batches)

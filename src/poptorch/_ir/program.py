@@ -11,7 +11,7 @@ import torch
 
 from ..enums import OutputMode
 from .bundle import Bundle, Member, View
-from .graph import Graph
+from .graph import Graph, slots_of
 from .loops import Lanes, Loops
 from .slots import STATE_KINDS, Kind, Slot
 
@@ -152,13 +152,9 @@ class Program:
         return any(graph.random for graph in self.graphs.values())
 
     def state_slots(self) -> dict[str, Slot]:
-        slots = {
-            slot.key: slot
-            for graph in self.graphs.values()
-            for slot in (*graph.inputs, *graph.outputs)
-            if slot.is_state
-        }
-        return slots | {whole.key: whole for whole, _ in self.parts}
+        slots = slots_of(self.graphs.values())
+        state = {key: slot for key, slot in slots.items() if slot.is_state}
+        return state | {whole.key: whole for whole, _ in self.parts}
 
     @property
     def stored(self) -> dict[str, Slot]:
@@ -277,5 +273,6 @@ class State:
         self.tensors[key].copy_(value.detach())
 
     def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:
+        """Return a tensor as a graph reads it: all replicas' values where it has lanes."""
         value = self.tensors[slot.key]
-        return value[replica] if slot.replicas > 1 else value
+        return value[replica] if slot.replicas > 1 and not slot.lanes else value

@@ -126,6 +126,12 @@ class Locations:
     accumulator: Location = field(default_factory=Location)
     io_tiles: int | None = None
 
+    @property
+    def named(self) -> dict[str, Location]:
+        names = ("weights", "activations", "optimizer state", "accumulators")
+        places = (self.weight, self.activation, self.optimizer, self.accumulator)
+        return dict(zip(names, places, strict=True))
+
     def of(self, slot: slots.Slot) -> Location:
         state = {
             Kind.PARAM: self.weight,

@@ -107,10 +107,9 @@ class Replica:
         self._forget, self._targets = staged.forgotten(), staged.targets()
         loaded = staged.workload.streaming.loads.values()
         self._off_chip = {key for keys in loaded for key in keys}
-        graphs = staged.graphs.values()
-        every = [slot for graph in graphs for slot in (*graph.inputs, *graph.outputs)]
-        self._per_micro_batch = {slot.key for slot in every if slot.kind in PER_MICRO_BATCH}
-        self._state = {slot.key: slot for slot in every if slot.is_state}
+        every = staged.slots().items()
+        self._per_micro_batch = {key for key, slot in every if slot.kind in PER_MICRO_BATCH}
+        self._state = {key: slot for key, slot in every if slot.is_state}
 
     def fill(self, state: State) -> None:
         for key, slot in self._state.items():

@@ -19,7 +19,7 @@ from .._ir import slots
 from .._ir.loops import Lanes, Loops
 from .._ir.plan import Plan, Report
 from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
-from .._ir.slots import Kind, Slot
+from .._ir.slots import Kind
 from .._ops import streams
 from ..enums import OutputMode
 from . import stopwatch
@@ -165,7 +165,7 @@ class _BoundRun:
         self._device = state.device
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
-            [_state_argument(state, slot, replica) for _, slot in inputs]
+            [state.read(slot, replica) if slot.is_state else None for _, slot in inputs]
             for replica in range(1 if stacked else program.loops.replicas)
         ]
         self.emitted = [slot.key for slot in outputs]
@@ -198,12 +198,6 @@ class _BoundRun:
         return self._program.loops.micro_batch(point.accumulated, point.replica)
 
 
-def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | None:
-    if not slot.is_state:
-        return None
-    return state.tensors[slot.key] if slot.lanes else state.read(slot, replica)
-
-
 def exchange(
     node: Reduce | Scatter | Gather, state: State, in_flight: Sequence[Any] = ()
 ) -> list[Any]:
@@ -211,29 +205,20 @@ def exchange(
     group, tensors = _job.current(), state.tensors
     if isinstance(node, Gather):
         group.all_gather([tensors[s.whole.slot.key] for s in node.shards], "the updated weights")
-        return []
-    keys = (
-        [bucket.slot.key for bucket in node.buckets]
-        if isinstance(node, Reduce)
-        else [whole.key for whole, _ in node.pairs]
-    )
-    # Parts are views: gloo adds all of 64 MB up in 172 ms, and scatters the sums in 344.
-    squares = isinstance(node, Reduce) and node.kind != Kind.ACCUM
-    what, own = _SQUARES if squares else _GRADIENTS, [tensors[key] for key in keys]
-    if isinstance(node, Reduce) and not node.waits:
-        return [*in_flight, *group.begin(own, what)]
-    group.all_reduce(own, what, begun=in_flight)
-    if isinstance(node, Scatter):
-        for whole, part in node.pairs:
-            _empty_others(tensors[whole.key], tensors[part.key])
+    elif isinstance(node, Reduce):
+        own = [tensors[bucket.slot.key] for bucket in node.buckets]
+        what = _GRADIENTS if node.kind == Kind.ACCUM else _SQUARES
+        if not node.waits:
+            return [*in_flight, *group.begin(own, what)]
+        group.all_reduce(own, what, begun=in_flight)
+    else:  # parts are views: gloo adds all of 64 MB up in 172 ms, and scatters the sums in 344
+        wholes = [tensors[whole.key] for whole, _ in node.pairs]
+        group.all_reduce(wholes, _GRADIENTS, begun=in_flight)
+        for whole, (_, part) in zip(wholes, node.pairs, strict=True):  # which the update empties
+            first = tensors[part.key].storage_offset() - whole.storage_offset()
+            whole[:first].zero_()
+            whole[first + part.numel :].zero_()
     return []
-
-
-def _empty_others(whole: torch.Tensor, part: torch.Tensor) -> None:
-    """Zero all of a flat tensor but a part, which the update empties."""
-    first = part.storage_offset() - whole.storage_offset()
-    whole[:first].zero_()
-    whole[first + part.numel() :].zero_()
 
 
 def _points(program: Program) -> Iterator[Point]:

@@ -48,10 +48,9 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
 
 
 def _is_users(error: Exception) -> bool:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(
         source.is_user_file(frame.f_code.co_filename)
-        for frame in frames
+        for frame, _ in traceback.walk_tb(error.__traceback__)
         if not frame.f_globals.get("__name__", "").startswith("torch.")  # generated code
     )
 

@@ -206,18 +206,15 @@ def adam_step(
     addend of the root of ``second``; factors of the quotient and of the old weight.
     """
     numbers = first_share, second_share, factor, eps, descent, shrink = [*map(float, scalars)]
+    rows = zip(weights, gradients, firsts, seconds, strict=True)
     if weights[0].dtype is not torch.float32:  # one at a time: its wide copy stays in the caches
-        for weight, gradient, first, second in zip(
-            weights, gradients, firsts, seconds, strict=True
-        ):
+        for weight, gradient, first, second in rows:
             wide = weight.float()
             adam_step([wide], [gradient.float()], [first], [second], *numbers)
             weight.copy_(wide)
         return
     if not (0 < first_share <= 1 and 0 < second_share <= 1):  # it takes no decay of 1
-        for weight, gradient, first, second in zip(
-            weights, gradients, firsts, seconds, strict=True
-        ):
+        for weight, gradient, first, second in rows:
             first.add_(gradient - first, alpha=first_share)
             second.add_(gradient * gradient - second, alpha=second_share)
             weight.mul_(shrink).addcdiv_(first, second.sqrt() * factor + eps, value=descent)

@@ -168,10 +168,8 @@ class StagedExecutable:
         }
         for step in range(program.loops.steps):
             for replica in replicas:
-                results = [
-                    remote[key] if key in remote else replica.results[key, step].cpu()
-                    for key in keys
-                ]
+                own = replica.results
+                results = [remote[k] if k in remote else own[k, step].cpu() for k in keys]
                 collector.take(keys, results, step, replica.number)
         collected = collector.results()
         for key, result in zip(keys, collected, strict=True):

@@ -12,7 +12,8 @@ from .arguments import checked
 from .kind import MOMENT_TYPES, Kind, as_it_is
 from .optimizer import Optimizer, Params
 
-_DEFAULTS = {
+_STRUCTURE: dict[str, Any] = {**MOMENT_TYPES, "bias_correction": True}
+_DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),
     "eps": 1e-8,
@@ -46,12 +47,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
     bias_correction: bool
     max_weight_norm: float
 
-    _own = {
-        "loss_scaling": 1.0,
-        "bias_correction": True,
-        "max_weight_norm": 65500.0,
-        **MOMENT_TYPES,
-    }
+    _own = {"loss_scaling": 1.0, "max_weight_norm": _DEFAULTS["max_weight_norm"], **_STRUCTURE}
 
     @checked()
     def __init__(
@@ -116,7 +112,7 @@ LAMB_KIND = Kind(
     "lamb",
     (LAMB,),
     ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
-    {**MOMENT_TYPES, "bias_correction": True},
+    _STRUCTURE,
     MOMENTS,
     lambda constants: (*SHOWN, as_it_is("maxWeightNorm", "max_weight_norm")),
 )
