@@ -66,7 +66,7 @@ def test_compiled_code_has_it() -> None:
     given = make_fx(graph, tracing_mode="fake")(*inputs)
     mode, fake = fakes(inputs)
     with mode:
-        lowered = lower(given, fake, rules(given.graph), {})
+        lowered = lower(given, [], fake, rules(given.graph), {})
     assert not lowered.graph.find_nodes(op="call_function", target=THEIRS)
     assert len(lowered.graph.find_nodes(op="call_function", target=aten.bmm.default)) == 5
 

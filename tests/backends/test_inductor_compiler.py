@@ -82,7 +82,7 @@ def test_steps(name: str) -> None:
 
 
 def placed(step: Step, tensors: Tensors) -> list[fx.Node]:
-    found = lower(graph(step, tensors), fakes(tensors)[1], {}, {}).graph
+    found = lower(*graph(step, tensors), fakes(tensors)[1], {}, {}).graph
     place_writes(found)
     before = [node.target for node in found.nodes]
     place_writes(found)

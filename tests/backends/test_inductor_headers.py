@@ -55,7 +55,7 @@ def test_the_same_bits_with_few_headers(width: int | None, tmp_path: Path, monke
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
         monkeypatch.setattr(CppWrapperCodeCache, "cache", {})
         with torch._inductor.config.patch({"cpp.simdlen": width}):
-            got.append(compile_graph(graph(everything, examples), examples).run(list(examples)))
+            got.append(compile_graph(*graph(everything, examples), examples).run(list(examples)))
     assert sufficed == [True, True]
     assert not refused
     few, all_ = ([t.contiguous() for t in results] for results in got)

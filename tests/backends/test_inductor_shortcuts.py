@@ -103,4 +103,4 @@ def test_complaints_of_the_compiler_are_quoted(raised, kind, text: str, monkeypa
     monkeypatch.setattr(compiler, "_compile", broken)
     x = torch.ones(3)
     with pytest.raises(kind, match=text):
-        compiler.compile_graph(graph(lambda x: ([x + 1], []), [x]), [x])
+        compiler.compile_graph(*graph(lambda x: ([x + 1], []), [x]), [x])

@@ -155,7 +155,7 @@ def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(
         seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         raise ZeroDivisionError
 
-    monkeypatch.setattr(inductor, "prepare", fail)
+    monkeypatch.setattr(inductor, "without_writes", fail)
     for expected in (True, False):
         with pytest.raises(ZeroDivisionError):
             BUILDER.build(None)

@@ -6,13 +6,15 @@ import torch
 
 from poptorch._capture.trace import fake_mode, fake_tensor, trace
 from poptorch.backends.inductor.compiler import compile_graph
+from poptorch.backends.prepare import write_last
 
-aten = torch.ops.aten
 Tensors = list[torch.Tensor]
 
 
-def graph(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> torch.fx.GraphModule:
-    """Trace a step that returns (outputs, new values of its first inputs) into a prepared graph."""
+def graph(
+    step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors
+) -> tuple[torch.fx.GraphModule, range]:
+    """Trace a step that returns (outputs, new values of its first inputs); and name these."""
     outputs = 0
 
     def flat(args: Tensors) -> Tensors:
@@ -24,23 +26,17 @@ def graph(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> to
     mode = fake_mode()
     module, constants = trace(flat, [fake_tensor(mode, t.shape, t.dtype) for t in examples])
     assert not constants
-    placeholders = module.graph.find_nodes(op="placeholder")
     (output,) = module.graph.find_nodes(op="output")
-    values = output.args[0]
-    with module.graph.inserting_before(output):
-        for place, value in zip(placeholders, values[outputs:], strict=False):
-            module.graph.call_function(aten.copy_.default, (place, value))
-    output.args = (tuple(values[:outputs]),)
-    module.recompile()
-    return module
+    return module, range(len(output.args[0]) - outputs)
 
 
 def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> None:
     """Compile, run twice beside the traced graph, compare everything that can be seen."""
-    module = graph(step, examples)
+    module, places = graph(step, examples)
     text = module.print_readable(print_output=False)
-    compiled = compile_graph(module, examples).run
+    compiled = compile_graph(module, places, examples).run
     assert module.print_readable(print_output=False) == text
+    write_last(module, places)
     want_state, got_state = [[t.clone() for t in examples] for _ in range(2)]
     for seed in range(2):
         torch.manual_seed(seed)

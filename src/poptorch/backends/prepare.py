@@ -30,32 +30,44 @@ def returned(graph: Graph) -> list[Slot]:
 
 
 def prepare(graph: Graph) -> fx.GraphModule:
+    module, places = without_writes(graph)
+    write_last(module, places)
+    return module
+
+
+def without_writes(graph: Graph) -> tuple[fx.GraphModule, list[int]]:
+    """Return a graph's results, then new values; and which inputs these have to be written into."""
     graph = graph.copy()
-    fxgraph = graph.module.graph
-    inputs = graph.placeholders
-    output = next(node for node in fxgraph.nodes if node.op == "output")
-    writes, results = [], []
+    (output,) = graph.module.graph.find_nodes(op="output")
+    results, values, places = [], [], []
     roots: set[fx.Node] = set()  # what is returned already
-    for target, node in zip(written(graph), graph.returned, strict=True):
-        if target is not None:
-            writes.append((inputs[target], node))
-            continue
+    for place, node in zip(written(graph), graph.returned, strict=True):
         root = storage_root(node)
-        shared = root.op == "placeholder" or root in roots
-        roots.add(root)
-        results.append(_own(fxgraph, node, output) if shared else node)
-    with fxgraph.inserting_before(output):
-        # A new value that is itself an input (or a view of one) must be read before any write.
-        values = [
-            _own(fxgraph, node, output) if storage_root(node).op == "placeholder" else node
-            for _, node in writes
-        ]
-        for (place, _), value in zip(writes, values, strict=True):
-            fxgraph.call_function(aten.copy_.default, (place, value))
-    output.args = (tuple(results),)
-    fxgraph.lint()
-    graph.module.recompile()
-    return graph.module
+        # An input, or a view of one, must be read before any write.
+        shared = root.op == "placeholder" or (place is None and root in roots)
+        own = _own(graph.module.graph, node, output) if shared else node
+        if place is None:
+            roots.add(root)
+            results.append(own)
+        else:
+            places.append(place)
+            values.append(own)
+    output.args = ((*results, *values),)
+    return graph.module, places
+
+
+def write_last(module: fx.GraphModule, places: Sequence[int]) -> None:
+    """Copy the last of a graph's results into its inputs, by number, when all else is done."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    (output,) = module.graph.find_nodes(op="output")
+    count = len(output.args[0]) - len(places)
+    with module.graph.inserting_before(output):
+        for place, value in zip(places, output.args[0][count:], strict=True):
+            write = module.graph.call_function(aten.copy_.default, (inputs[place], value))
+            write.meta["val"] = inputs[place].meta.get("val")
+    output.args = (tuple(output.args[0][:count]),)
+    module.graph.lint()
+    module.recompile()
 
 
 def accept_strides(module: fx.GraphModule) -> fx.GraphModule:

@@ -15,7 +15,7 @@ from ..._base.folders import of_the_user
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
 from ..driver import LoopExecutable, program_report
-from ..prepare import prepare
+from ..prepare import without_writes
 from ..process import keep_freed_memory
 from ..protocol import Code, Compiled, Executable, Progress
 from .compiler import compile_graph
@@ -46,7 +46,7 @@ class Inductor:
         caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
         with caches, _without_torchs_advice():
             private.demand(private.COMPILER)
-            return compile_graph(prepare(graph), graph.zero_inputs())
+            return compile_graph(*without_writes(graph), graph.zero_inputs())
 
     def load(self, code: bytes) -> Compiled:
         return load(code)

@@ -47,17 +47,22 @@ def rules(graph: fx.Graph) -> Decompositions:
     }
 
 
-def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
-    """Compile a graph with trailing writes; results have the strides of the traced ones."""
+def compile_graph(
+    module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
+) -> Code:
+    """Compile a graph whose last results are written into inputs, by number.
+
+    The others have the strides of the traced ones.
+    """
     compiled, module = None, refusing(module)
     try:
-        compiled = _compile(module, examples, plain=False)
+        compiled = _compile(module, places, examples, plain=False)
     except Exception as error:  # whatever it is, the plain way tells whether it is ours
         log.engine.debug("Compiling as torch does: %s", str(error).partition("\n")[0])
         _let_go(error)
     if compiled is None:
         try:
-            compiled = _compile(module, examples, plain=True)
+            compiled = _compile(module, places, examples, plain=True)
         except Exception as error:
             complaint = explained(error)
             if complaint is None:
@@ -93,7 +98,9 @@ def _is_plain(node: fx.Node) -> bool:
     )
 
 
-def _compile(module: fx.GraphModule, examples: list[torch.Tensor], plain: bool) -> Any:
+def _compile(
+    module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor], plain: bool
+) -> Any:
     """Compile once; ``plain``: nothing that only saves time takes the place of what torch does.
 
     Code that allocates and calls kernels is C++ where it can be, one source with all of them: 4.2 s
@@ -118,7 +125,7 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], plain: bool) 
             aten.select_copy.int: _select,
         }
         decompositions = {**private.select_decomp_table(), **ours}
-        lowered = lower(module, inputs, rules(module.graph), decompositions)
+        lowered = lower(module, places, inputs, rules(module.graph), decompositions)
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad():
             joint_graph_passes = private.optional("joint_graph_passes")
@@ -166,7 +173,8 @@ def _put(
 
 def _keep_output_strides(lowered: fx.GraphModule, module: fx.GraphModule) -> None:
     (traced,) = module.graph.find_nodes(op="output")
-    strides = [node.meta["val"].stride() for node in traced.args[0]]
     (output,) = lowered.graph.find_nodes(op="output")
+    results = traced.args[0][: len(output.args[0])]
+    strides = [node.meta["val"].stride() for node in results]
     output.meta["user_visible_output_idxs"] = list(range(len(strides)))
     output.meta["original_output_strides"] = strides
