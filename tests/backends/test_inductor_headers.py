@@ -47,7 +47,7 @@ def test_the_same_bits_with_few_headers(width: int | None, tmp_path: Path, monke
     got: list[Tensors] = []
     sufficed: list[bool] = []
     refused: list[str] = []
-    monkeypatch.setattr(headers, "_refused", lambda: refused)
+    monkeypatch.setattr(headers, "_refused", refused)
     suffice = headers.suffice
     monkeypatch.setattr(headers, "suffice", lambda s: sufficed.append(suffice(s)) or sufficed[-1])
     for name, folder in {"few": headers.folder, "all": lambda: None}.items():
@@ -91,9 +91,8 @@ def test_a_release_with_other_headers_is_compiled_with_all(tmp_path: Path, monke
                 raise RuntimeError("no such name")
 
     tried: list[str] = []
-    refused: list[str] = []
     (tmp_path / "a.cpp").write_text(ALL)
-    monkeypatch.setattr(headers, "_refused", lambda: refused)
+    monkeypatch.setattr(headers, "_refused", [])
     monkeypatch.setattr(headers, "folder", lambda: tmp_path)
     for _ in range(2):
         builder = Builder()

@@ -24,6 +24,7 @@ from .library import generator
 from .toolchain import has_vectors
 
 HERE = Path(torch.__file__).parent / "include"
+OWN = Path(__file__).with_name("include")  # files that take the place of torch's, by their names
 OPTIONS = "-std=c++17 -g0 "  # the newer library's headers are longer; nobody reads line numbers
 
 # A source that names one of these needs torch's own headers.
@@ -40,113 +41,6 @@ _INCLUDED = {
     "torch/csrc/inductor/aoti_torch/c/shim.h", "torch/csrc/inductor/cpp_prefix.h",
     "Python.h", "sstream", "cstdlib", "cerrno", "utility",
 }  # fmt: skip
-
-# Numbers of other kinds have names only: torch's templates ask whether a type is one of them.
-NUMBERS = """#pragma once
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <stdexcept>
-#include <type_traits>
-#include <c10/macros/Macros.h>
-#include <c10/util/bit_cast.h>
-namespace c10 {
-struct Half { unsigned short x; };
-struct BFloat16 { unsigned short x; };
-struct Float8_e4m3fn { unsigned char x; };
-struct Float8_e4m3fnuz { unsigned char x; };
-struct Float8_e5m2 { unsigned char x; };
-struct Float8_e5m2fnuz { unsigned char x; };
-template <typename T> struct complex;
-template <typename T> struct is_complex : std::false_type {};
-template <typename T> constexpr bool is_reduced_floating_point_v = false;
-template <typename T> constexpr T ln_2 = static_cast<T>(0.69314718055994530942L);
-template <typename T> constexpr T pi = static_cast<T>(3.14159265358979323846L);
-template <typename T, typename U> auto copysign(const T& a, const U& b) {
-  return std::copysign(a, b);
-}
-template <typename To, typename From> inline To convert(From value) {
-  return static_cast<To>(value);
-}
-}  // namespace c10
-namespace at {
-using namespace c10;
-template <typename T> inline bool _isnan(T value) {
-  if constexpr (std::is_floating_point_v<T>) return std::isnan(value);
-  return false;
-}
-namespace native {
-template <typename T> T angle_impl(T);
-template <typename T> T sgn_impl(T);
-template <typename T> T ceil_impl(T value) { return std::ceil(value); }
-template <typename T> T floor_impl(T value) { return std::floor(value); }
-template <typename T> T round_impl(T value) { return std::nearbyint(value); }
-template <typename T> T trunc_impl(T value) { return std::trunc(value); }
-}  // namespace native
-}  // namespace at
-template <typename T> T exp2_impl(T value) { return std::exp2(value); }
-template <typename T> T calc_erfinv(T);
-template <typename T> T calc_i0(T);
-template <typename T> T calc_i0e(T);
-template <typename T> T calc_digamma(T);
-template <typename T> T calc_igamma(T, T);
-template <typename T> T calc_igammac(T, T);
-#define TORCH_CHECK(condition, ...) \\
-  if (!(condition)) throw std::runtime_error(#condition);
-#define TORCH_INTERNAL_ASSERT TORCH_CHECK
-#define C10_UNLIKELY_OR_CONST(condition) C10_UNLIKELY(condition)
-"""
-
-# What makes the texts of errors, and the one kind of pointer that is used.
-TEXTS = """#pragma once
-#if __has_include(<bits/unique_ptr.h>)
-#include <bits/unique_ptr.h>
-#else
-#include <memory>
-#endif
-#include <stdexcept>
-#include <string>
-namespace poptorch {
-class Text {
-  std::string text_;
- public:
-  Text& operator<<(const std::string& text) { text_ += text; return *this; }
-  Text& operator<<(int64_t number) { text_ += std::to_string(number); return *this; }
-  std::string str() const { return text_; }
-};
-}  // namespace poptorch
-"""
-
-WRAPPER = """#pragma once
-#include <Python.h>
-#include <array>
-#include <cstdint>
-#include <initializer_list>
-#include <utility>
-namespace pybind11 {
-class gil_scoped_release_simple {
-  PyThreadState* state_ = PyEval_SaveThread();
- public:
-  gil_scoped_release_simple() = default;
-  gil_scoped_release_simple(const gil_scoped_release_simple&) = delete;
-  ~gil_scoped_release_simple() { PyEval_RestoreThread(state_); }
-};
-}  // namespace pybind11
-namespace py = pybind11;
-#include <torch/csrc/inductor/aoti_runtime/utils.h>
-using namespace torch::aot_inductor;
-#include <c10/util/generic_math.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
-[[maybe_unused]] inline int64_t align(int64_t bytes) { return (bytes + 63) & -64; }
-"""
-
-INTRINSICS = """#pragma once
-#if defined(__GNUC__) && !defined(__clang__)
-#define _AVX512FP16INTRIN_H_INCLUDED
-#define _AVX512FP16VLINTRIN_H_INCLUDED
-#endif
-#include <immintrin.h>
-"""
 
 _SMALL = ("BFloat16", "Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz", "Half")
 _AS_NUMBERS = (
@@ -244,10 +138,7 @@ def texts() -> dict[str, str]:
     return {
         **dict.fromkeys(_EMPTY, "#pragma once\n"),
         **dict.fromkeys(_AS_NUMBERS, "#pragma once\n#include <poptorch/numbers.h>\n"),
-        "poptorch/numbers.h": NUMBERS,
-        "poptorch/texts.h": TEXTS,
-        "torch/csrc/inductor/cpp_wrapper/cpu.h": WRAPPER,
-        "torch/headeronly/cpu/vec/intrinsics.h": INTRINSICS,
+        **{str(path.relative_to(OWN)): path.read_text() for path in OWN.rglob("*.h")},
         **{name: change((HERE / name).read_text()) for name, change in _CHANGED.items()},
     }
 
@@ -289,18 +180,14 @@ def suffice(source: str) -> bool:
     return _INCLUDED.issuperset(_INCLUDE.findall(source)) and not _BEYOND.search(source)
 
 
-@functools.cache
-def _refused() -> list[str]:
-    return []  # sources that were not compiled with the folder, although it should suffice
+_refused: list[str] = []  # sources that the folder did not suffice for, although it should
 
 
 def build(builder: Any) -> None:
     """Build as torch does, from the folder first where that suffices for the source."""
     path = Path(builder._sources_args)  # of one source; several paths, and object files, are none
-    short = (
-        path.suffix == ".cpp" and path.is_file() and not _refused() and suffice(path.read_text())
-    )
-    place = folder() if short else None
+    is_source = path.suffix == ".cpp" and path.is_file()
+    place = folder() if is_source and not _refused and suffice(path.read_text()) else None
     usual = builder._include_dirs_args, builder._cflags_args
     if place is not None:
         builder._include_dirs_args = f"-I{place} {builder._include_dirs_args}"
@@ -310,6 +197,6 @@ def build(builder: Any) -> None:
             return
         except Exception as error:  # torch's headers have changed, or the compiler is at fault
             log.engine.debug("Compiling with all of torch's headers: %s", error)
-            _refused().append(str(path))
+            _refused.append(str(path))
         builder._include_dirs_args, builder._cflags_args = usual
     builder.build()

@@ -26,7 +26,8 @@ ENTRY = "inductor_entry_cpp"
 def generator() -> str:
     """Return a digest of what makes code: code that it would no longer make is not used again."""
     digest, here = hashlib.sha256(), Path(__file__).parent
-    for path in (here.parent / "prepare.py", *sorted(here.glob("*.py"))):
+    own = *here.glob("*.py"), *here.glob("include/**/*.h")
+    for path in (here.parent / "prepare.py", *sorted(own)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
