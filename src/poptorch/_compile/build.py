@@ -77,11 +77,7 @@ _MADE = ("gradients", "gradients left")
 
 class _TrainingGraphs:
     def __init__(
-        self,
-        micro: Graph,
-        spec: Spec,
-        accumulation: _update.Accumulation,
-        shards: Sequence[Shard],
+        self, micro: Graph, spec: Spec, accumulation: _update.Accumulation, shards: Sequence[Shard]
     ) -> None:
         self.micro, self.spec, self.accumulation = micro, spec, accumulation
         self.optim = accumulation.optim

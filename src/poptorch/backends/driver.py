@@ -52,11 +52,7 @@ class LoopExecutable:
     by_call = False  # whether a call with several updates that fails undoes all of them
 
     def __init__(
-        self,
-        plan: Plan,
-        functions: Mapping[str, Compiled],
-        report: Report,
-        in_place: bool = False,
+        self, plan: Plan, functions: Mapping[str, Compiled], report: Report, in_place: bool = False
     ) -> None:
         self._plan, self._program = plan, plan.program
         self._functions = functions

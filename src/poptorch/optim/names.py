@@ -44,9 +44,7 @@ def to_ipu_state(
 
 
 def from_ipu_state(
-    spec: OptimSpec,
-    tensors: Mapping[str, Slot | torch.Tensor],
-    state: Mapping[str, torch.Tensor],
+    spec: OptimSpec, tensors: Mapping[str, Slot | torch.Tensor], state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Ignore unknown names; of missing ones warn, as the device's value stays."""
     loaded: dict[str, torch.Tensor] = {}

@@ -464,11 +464,7 @@ class Options(Container):
         return self
 
     @option(
-        LOGS,
-        "_show_compilation_progress_bar",
-        True,
-        store=Private,
-        field="runtime.shows_progress",
+        LOGS, "_show_compilation_progress_bar", True, store=Private, field="runtime.shows_progress"
     )
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Show a progress bar while compiling, and lines about what compiles behind the run.

@@ -13,18 +13,7 @@ from .._base import log
 from .._base.errors import Error, InvalidValue
 from ..enums import MeanReductionStrategy, ReductionType
 from .container import Container
-from .table import (
-    HINT,
-    MISSING,
-    RESULTS,
-    RULES,
-    UNSET,
-    Backend,
-    Effect,
-    Row,
-    deprecated,
-    expect,
-)
+from .table import HINT, MISSING, RESULTS, RULES, UNSET, Backend, Effect, Row, deprecated, expect
 
 INITIAL = {"instrumentWithHardwareCycleCounter": False, "rearrangeAnchorsOnHost": False}
 _REPLICATED = "replicatedCollectivesSettings"
@@ -194,8 +183,7 @@ class _PopartOptions(Container):
     def _set_partials(self, dtype: torch.dtype) -> Self:
         if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:
             raise InvalidValue(
-                "The partials type must be torch.float or torch.half",
-                got=repr(dtype),
+                "The partials type must be torch.float or torch.half", got=repr(dtype)
             )
         self.set("partialsTypeMatMuls", _PARTIALS[dtype])
         return self.set("convolutionOptions", {"partialsType": _PARTIALS[dtype]})

@@ -27,8 +27,7 @@ class Stage:
     def __init__(self, *block_ids: str) -> None:
         if not all(isinstance(block, str) for block in block_ids):
             raise AssertionFailure(
-                "Block IDs are supposed to be strings",
-                got=", ".join(map(repr, block_ids)),
+                "Block IDs are supposed to be strings", got=", ".join(map(repr, block_ids))
             )
         self._blocks = block_ids
         self._ipu: int | None = None
@@ -235,8 +234,7 @@ class _IPhasedExecution(_IExecutionStrategy):
         """
         if not isinstance(phase, int) or not 0 <= phase < len(self._phases):
             raise AssertionFailure(
-                f"A phase number must be an int from 0 to {len(self._phases) - 1}",
-                got=repr(phase),
+                f"A phase number must be an int from 0 to {len(self._phases) - 1}", got=repr(phase)
             )
         return self._phases[phase]
 
@@ -323,6 +321,5 @@ def _stages_of(items: Sequence[Stage | str]) -> list[Stage]:
     if items and all(isinstance(item, str) for item in items):
         return [Stage(*items)]  # type: ignore[arg-type]
     raise AssertionFailure(
-        f"Invalid phase: {_WHAT}",
-        got=", ".join(map(repr, items)) or "no arguments",
+        f"Invalid phase: {_WHAT}", got=", ".join(map(repr, items)) or "no arguments"
     )

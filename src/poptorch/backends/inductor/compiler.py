@@ -119,11 +119,7 @@ def _compile(
     }
     stand_ins = {} if plain else shortcuts.stand_ins()
     with private.settings(settings), private.standing_in(stand_ins):
-        ours = {
-            aten.add.Tensor: _add,
-            aten.index_put.default: _put,
-            aten.select_copy.int: _select,
-        }
+        ours = {aten.add.Tensor: _add, aten.index_put.default: _put, aten.select_copy.int: _select}
         decompositions = {**private.select_decomp_table(), **ours}
         lowered = lower(module, places, inputs, rules(module.graph), decompositions)
         tracing = private.tracing(private.TracingContext(mode))
