@@ -89,9 +89,8 @@ class _Held:
         self.total = 0.0
         self.live: list[float] = []
         # The most bytes while each pass runs, with the action and what waits then; None is rest.
-        self.most: dict[StagePass | None, float] = {None: 0.0}
-        self.moments: dict[StagePass | None, tuple[Action | None, dict[_Name, float]]]
-        self.moments = {None: (None, {})}
+        self.moments: dict[StagePass | None, tuple[float, Action | None, dict[_Name, float]]]
+        self.moments = {None: (0.0, None, {})}
 
     def put(self, name: _Name, size: float) -> None:
         self.total += size - self.sizes.pop(name, 0.0)
@@ -101,9 +100,8 @@ class _Held:
         """Take down what is there in a column; what an action makes is part of its ``extra``."""
         self.live.append(self.total + extra)
         stage_pass = None if action is None else action.stage_pass
-        if self.live[-1] > self.most.get(stage_pass, -1.0):
-            self.most[stage_pass] = self.live[-1]
-            self.moments[stage_pass] = action, dict(self.sizes)
+        if stage_pass not in self.moments or self.live[-1] > self.moments[stage_pass][0]:
+            self.moments[stage_pass] = self.live[-1], action, dict(self.sizes)
 
 
 def _by_key(sizes: Mapping[_Name, float]) -> dict[str, float]:
@@ -227,8 +225,9 @@ class _Accountant:
         io_tiles = subject.chip.kind.tiles - tiles
         always[STREAMS] = max((price.from_host + price.to_host for price in own), default=0.0)
         always[STREAMS] += io_tiles * subject.chip.kind.tile_bytes
-        moments = {each: (at, _by_key(sizes)) for each, (at, sizes) in held.moments.items()}
-        peak, (action, waiting) = dict(always), moments[max(held.most, key=held.most.__getitem__)]
+        moments = {each: (at, _by_key(sizes)) for each, (_, at, sizes) in held.moments.items()}
+        fullest = max(held.moments, key=lambda each: held.moments[each][0])
+        peak, (action, waiting) = dict(always), moments[fullest]
         for key, size in waiting.items():
             kind = self._slots[key].kind
             usual = WEIGHTS if kind is Kind.PARAM else ACTIVATIONS
