@@ -6,6 +6,7 @@ Source: PopTorch user guide, "Efficient data batching". The processes behind the
 from __future__ import annotations
 
 import multiprocessing
+import operator
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,10 +157,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._accessor is not None:
             self._accessor.terminate()
 
-    def __del__(self) -> None:
-        if vars(self).get("_accessor") is not None:
-            self.terminate()
-
     def __len__(self) -> int:
         """Return the number of combined batches.
 
@@ -188,7 +185,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _begin(self) -> Any:
         if self._options is not None and self._options.Distributed.numProcesses > 1:
-            self._announce_length()
+            # All processes must make as many calls; -1: the data set has no length.
+            seed = None if self._permuted is None else self.options.random_seed
+            _job.note_data_length(operator.length_hint(self, -1), seed)
         if self._accessor is not None:
             return _RemoteIteration(self, iter(self._accessor)._consumer)
         self._retire_workers()
@@ -227,14 +226,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         iteration = _WorkersIteration(batches)
         self._by_workers = weakref.ref(iteration)
         return iteration
-
-    def _announce_length(self) -> None:
-        """Say for how many calls this process has data: all processes must make as many."""
-        seed = None if self._permuted is None else self.options.random_seed
-        try:
-            _job.note_data_length(len(self), seed)
-        except TypeError:  # the data set has no length
-            _job.note_data_length(-1, seed)
 
     def _shard(self, dataset: Any, shuffles: bool) -> Shard:
         options, plan = self.options, self._plan
@@ -408,10 +399,6 @@ class AsynchronousDataAccessor:
                 be begun), the process was killed, or it was terminated.
         """
         return self._consumer.next()
-
-    def __del__(self) -> None:
-        if "_consumer" in vars(self):
-            self.terminate()
 
 
 class PadToSizes:

@@ -11,15 +11,7 @@ from torch import nn
 from ._base.errors import Unsupported
 from .enums import Compiler
 from .options import Options
-from .wrappers import inferenceModel
-
-
-class _Function(nn.Module):
-    def __init__(self, function: Callable[..., Any], model: nn.Module | None) -> None:
-        super().__init__()
-        self.model = model
-        functools.update_wrapper(self, function)
-        self.forward = function
+from .wrappers import _Function, inferenceModel
 
 
 def IPUContext(
@@ -39,7 +31,9 @@ def IPUContext(
     """
     if func is None:
         return functools.partial(IPUContext, compiler=compiler, options=options, model=model)
-    return inferenceModel(_Function(func, model), options)
+    module: Any = functools.update_wrapper(_Function(func), func)
+    module.model = model
+    return inferenceModel(module, options)
 
 
 class IPUScope:

@@ -118,12 +118,11 @@ class Consumer:
         self._release()
         self._is_started = True
         self._tell(Kind.RESTART, self._workers_iteration)
-        message = self._message()
-        while message.kind is not Kind.RESTARTED or message.rows != self._workers_iteration:
+        answer = Kind.RESTARTED, self._workers_iteration
+        while ((message := self._message()).kind, message.rows) != answer:
             if message.kind is Kind.GONE:
                 self._last = message
                 raise self._failed()
-            message = self._message()
 
     def _tell(self, kind: Kind, number: int = 0) -> None:
         # To a worker that is gone: what it had sent before is still to be read.

@@ -22,10 +22,8 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
     if isinstance(dataset, IterableDataset):
         if workers > 1 and loader.worker_init_fn is None:
             log.python.warning(
-                "An IterableDataset with %d workers and no worker_init_fn: every element will be "
-                "returned %d times, once by each worker",
-                workers,
-                workers,
+                f"An IterableDataset with {workers} workers and no worker_init_fn: every element "
+                f"will be returned {workers} times, once by each worker"
             )
         return
     if plan.combined is None:
@@ -37,31 +35,27 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
         samples: int | None = len(dataset.dataset)
     else:
         samples, process, processes = _length(loader.sampler), 0, 1
-    if samples is None or not samples % (plan.combined * processes):
+    together = plan.combined * processes
+    if samples is None or not samples % together:
         return
-    if plan.drop_last:
-        left = samples % (plan.combined * processes)
-        if left == samples:
-            log.python.warning(
-                "No batch will be loaded: the data set has %d samples, and one combined batch on "
-                "each of %d processes takes %d. Lower the batch size, the device iterations or the "
-                "gradient accumulation.",
-                samples,
-                processes,
-                plan.combined * processes,
-            )
-        else:
-            log.python.info(
-                "drop_last=True: %d of the data set's %d samples are left out of every iteration, "
-                "since one call takes %d samples on each of %d processes.",
-                left,
-                samples,
-                plan.combined,
-                processes,
-            )
-        return
-    size = len(shard_range(samples, plan.combined, False, process, processes))
-    size = size % plan.combined or plan.combined
+    if plan.drop_last and samples < together:
+        log.python.warning(
+            f"No batch will be loaded: the data set has {samples} samples, and one combined batch "
+            f"on each of {processes} processes takes {together}. Lower the batch size, the device "
+            "iterations or the gradient accumulation."
+        )
+    elif plan.drop_last:
+        log.python.info(
+            f"drop_last=True: {samples % together} of the data set's {samples} samples are left "
+            f"out of every iteration, since one call takes {plan.combined} samples on each of "
+            f"{processes} processes."
+        )
+    else:
+        size = len(shard_range(samples, plan.combined, False, process, processes))
+        _incomplete(plan, samples, size % plan.combined or plan.combined, processes, programs)
+
+
+def _incomplete(plan: Arrangement, samples: int, size: int, processes: int, programs: int) -> None:
     begin = (
         f"The data set's {samples} samples are not divisible by the combined batch size"
         f" ({plan.combined}) x {processes} processes: the last batch of this process has {size}"
@@ -69,22 +63,18 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
     )
     if programs == 1:
         log.python.warning(
-            "%s, and a model that was compiled for %d rejects any other size, unless "
-            "options.programs(2) lets it be compiled for that, too. Pass drop_last=True to leave "
-            "it out.",
-            begin,
-            plan.combined,
+            f"{begin}, and a model that was compiled for {plan.combined} rejects any other size, "
+            "unless options.programs(2) lets it be compiled for that, too. Pass drop_last=True to "
+            "leave it out."
         )
     elif size % plan.steps:
         log.python.warning(
-            "%s. options.programs(%d) lets a model be compiled for that, too, but in training they "
-            "must divide into %d micro-batches. Pass drop_last=True to leave it out.",
-            begin,
-            programs,
-            plan.steps,
+            f"{begin}. options.programs({programs}) lets a model be compiled for that, too, but in "
+            f"training they must divide into {plan.steps} micro-batches. Pass drop_last=True to "
+            "leave it out."
         )
     else:
-        log.python.info("%s, for which options.programs(%d) allows a program.", begin, programs)
+        log.python.info(f"{begin}, for which options.programs({programs}) allows a program.")
 
 
 def _length(sampler: Any) -> int | None:
@@ -104,13 +94,11 @@ def _micro_batches(batches: int | None, group: int, drop_last: bool) -> None:
                 "may be incomplete"
             )
     elif left := batches % group:
-        begin = (
-            f"The batch sampler yields {batches} micro-batches, one call takes {group}: the last"
-        )
+        begin = f"The batch sampler yields {batches} micro-batches, one call takes {group}: the"
         if drop_last:
-            log.python.info("%s %d are dropped", begin, left)
+            log.python.info(f"{begin} last {left} are dropped")
         else:
-            log.python.warning("%s %d make the last tensor incomplete", begin, left)
+            log.python.warning(f"{begin} last {left} make the last tensor incomplete")
 
 
 def without_effect(
@@ -134,25 +122,21 @@ class EndingEarly(Iterator[Any]):
     """Batches of a data set without a length; warns when there is not a single one."""
 
     def __init__(self, batches: Iterable[Any], plan: Arrangement) -> None:
-        self._batches = iter(batches)
-        self._plan = plan
+        self._batches, self._plan = iter(batches), plan
         self._has_any = False
 
     def __next__(self) -> Any:
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            if not self._has_any:
-                self._has_any = True
-                log.python.warning(
-                    "No batch was loaded: the data set ended before the %d samples of one combined "
-                    "batch. Lower the batch size, the device iterations or the gradient "
-                    "accumulation.",
-                    self._plan.combined,
-                )
-            raise
-        self._has_any = True
-        return batch
+        for batch in self._batches:
+            self._has_any = True
+            return batch
+        if not self._has_any:
+            self._has_any = True
+            log.python.warning(
+                f"No batch was loaded: the data set ended before the {self._plan.combined} samples "
+                "of one combined batch. Lower the batch size, the device iterations or the "
+                "gradient accumulation."
+            )
+        raise StopIteration
 
 
 _iterated: list[tuple[list[weakref.ref[Any]], Arrangement]] = []  # the last loader
@@ -174,14 +158,10 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
             continue
         _iterated.clear()
         log.python.warning(
-            "The batch of %d samples is that of a DataLoader which makes it of %d micro-batches of "
-            "%d, and the model takes it as %d of %d: they have other device iterations, gradient "
-            "accumulation or replicas. Make both with the same poptorch.Options",
-            rows,
-            plan.steps,
-            plan.micro,
-            loops.slices,
-            rows // loops.slices,
+            f"The batch of {rows} samples is that of a DataLoader which makes it of {plan.steps} "
+            f"micro-batches of {plan.micro}, and the model takes it as {loops.slices} of "
+            f"{rows // loops.slices}: they have other device iterations, gradient accumulation or "
+            "replicas. Make both with the same poptorch.Options"
         )
 
 
@@ -194,8 +174,8 @@ def _loaded_by_torch(rows: int, slices: int) -> None:
     )
     if not ours and any(sampler.batch_size == rows for sampler in samplers):
         log.python.warning(
-            "A batch of torch's DataLoader, batch_size=%d, is taken as %d micro-batches of %d: "
-            "device iterations, gradient accumulation and replicas cut it. If a micro-batch should "
-            "have %d: poptorch.DataLoader(options, dataset, batch_size=%d)",
-            rows, slices, rows // slices, rows, rows,
-        )  # fmt: skip
+            f"A batch of torch's DataLoader, batch_size={rows}, is taken as {slices} micro-batches "
+            f"of {rows // slices}: device iterations, gradient accumulation and replicas cut it. "
+            f"If a micro-batch should have {rows}: "
+            f"poptorch.DataLoader(options, dataset, batch_size={rows})"
+        )

@@ -12,7 +12,7 @@ import pickle
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import reduction
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -53,13 +53,8 @@ class Process:
         forks = strategy is SharingStrategy.Fork
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self.channel = Channel(ours)
-        load: Callable[[], worker.Contents]
-        if forks:
-            contents = source, trees.registered()
-            load = lambda: contents  # noqa: E731 (is never pickled)
-        else:
-            on_disk = strategy is SharingStrategy.FileSystem
-            load = Pickled((source, _picklable_parsers()), on_disk)
+        parsers = trees.registered() if forks else _picklable_parsers()
+        load = Pickled((source, parsers), on_disk=strategy is SharingStrategy.FileSystem)
         self._process = context.Process(  # type: ignore[attr-defined]
             target=worker.main,
             args=(
@@ -78,8 +73,7 @@ class Process:
             self.channel.close()
             raise
         finally:
-            if isinstance(load, Pickled):
-                load.close()
+            load.close()
 
     @property
     def exit_code(self) -> int | None:

@@ -18,6 +18,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .._base import trees
@@ -72,15 +73,11 @@ def main(
     # Python would otherwise do here, each of them imports it.
     multiprocessing.set_start_method(start_method, force=True)
     preload()
-    worker: _Worker | None = None
-    try:
-        worker = _Worker(Channel(end), settings)
+    worker = _Worker(Channel(end), settings)
+    # Nobody waits for us, or somebody pressed Ctrl-C: the consumer's process tells about it.
+    with contextlib.suppress(_Stop, KeyboardInterrupt, EOFError, ConnectionError):
         worker.run(load)
-    except (_Stop, KeyboardInterrupt, EOFError, ConnectionError):
-        # Nobody waits for us, or somebody pressed Ctrl-C: the consumer's process tells about it.
-        pass
-    if worker is not None:
-        worker.end()
+    worker.end()
 
 
 def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
@@ -101,8 +98,7 @@ def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
 
 
 def preload() -> None:

@@ -127,11 +127,10 @@ def log_layout(layout: Layout, spec: Spec) -> None:
     needed = layout.chips * spec.loops.replicas
     if layout.reserved > needed:
         log.engine.warning(
-            "Reserving %d IPUs when the model specifies the use of only %d. This is because "
-            "PopTorch must reserve a power of 2 or a multiple of 64 IPUs. %d of the IPUs will be "
-            "idle.",
-            layout.reserved, needed, layout.reserved - needed,
-        )  # fmt: skip
+            f"Reserving {layout.reserved} IPUs when the model specifies the use of only {needed}. "
+            "This is because PopTorch must reserve a power of 2 or a multiple of 64 IPUs. "
+            f"{layout.reserved - needed} of the IPUs will be idle."
+        )
     if not log.shows("DEBUG"):
         return
     placement = spec.placement

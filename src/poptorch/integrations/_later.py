@@ -83,7 +83,8 @@ class Calls:
             if check is not None:
                 check(*args, **kwargs)
             tensors, structure = trees.flatten((args, kwargs), text)
-            others = [(at, value) for at, value in structure.constants if not _is_module(value)]
+            # A module is a metric that is logged.
+            others = [each for each in structure.constants if not isinstance(each[1], nn.Module)]
             refuse_holders(others, f"{text} gets an object whose tensors cannot be seen")
             number = len(self._calls)
             types = [(tensor.shape, tensor.dtype) for tensor in tensors]
@@ -110,10 +111,6 @@ class Calls:
                 args, kwargs = _known(call.arguments.unflatten(own), values)
                 values[number] = call.function(*args, **kwargs)
         return values[max(values)]
-
-
-def _is_module(value: object) -> bool:
-    return isinstance(value, nn.Module)  # a metric that is logged
 
 
 def _known(value: Any, values: Mapping[int, Any]) -> Any:

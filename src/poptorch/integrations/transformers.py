@@ -75,10 +75,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         own = self.args.dataloader_drop_last
         if steps > 1 and count % size and not own:
             logging.getLogger("poptorch::python").warning(
-                "Trainer: the last %d of %d samples of each epoch are left out: the micro-batches "
-                "of an update have one size",
-                count % size,
-                count,
+                f"Trainer: the last {count % size} of {count} samples of each epoch are left out: "
+                "the micro-batches of an update have one size"
             )
             self.args.dataloader_drop_last = True
         try:
