@@ -149,7 +149,7 @@ ROOMS = {
     "conftest": {"_pod"},
     "estimates": {"_ipu_model", "_session"},
     "hardware": {"_pod"},
-    "ipu_model": {"_repricing", "_systems"},
+    "ipu_model": {"_systems"},
     "pod": {"_systems"},
     "pva": {"_ipu_model", "_systems"},
     "sweep": {"_ops"},

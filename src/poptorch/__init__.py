@@ -10,14 +10,13 @@ every option, and so on for each name.
 """
 
 from . import autocasting, enums, experimental, ops, optim, options, profiling
-from ._autoplacing import autoplace
 from ._base import VERSION as _VERSION
 from ._base import env as _env
 from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._capture import OverwriteContextManager as _OverwriteContextManager
 from ._checkpoints import Checkpoints
-from ._estimates import Estimate, estimate, what_if
+from ._planning.asked import Estimate, autoplace, estimate, what_if
 from .argparsers import (
     ICustomArgParser,
     registerCustomArgParser,

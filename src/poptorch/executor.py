@@ -19,7 +19,7 @@ from ._capture.failures import UserFrames
 from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
-from ._repricing import Repricer
+from ._planning.repricing import Repricer
 from ._session import counters, files, loading, questions, wrapping
 from ._session.counters import Latency, Stamps
 from ._session.inputs import CompiledInputs

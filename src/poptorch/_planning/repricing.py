@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from . import _capture, _compile
-from ._base.errors import Error
-from ._ipu_model.advice import Adviser
-from ._ipu_model.estimate import Estimate
-from ._ipu_model.subject import POD
-from ._ipu_model.variants import LOCATIONS, PRECISIONS
-from ._session.pricing import Captures
-from ._systems import parse, system_of
-from .options import Options, TensorLocationSettings
-from .options.freeze import freeze
+from .. import _capture, _compile
+from .._base.errors import Error
+from .._ipu_model.advice import Adviser
+from .._ipu_model.estimate import Estimate
+from .._ipu_model.subject import POD
+from .._ipu_model.variants import LOCATIONS, PRECISIONS
+from .._session.pricing import Captures
+from .._systems import parse, system_of
+from ..options import Options, TensorLocationSettings
+from ..options.freeze import freeze
 
 
 class Repricer:

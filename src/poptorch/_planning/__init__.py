@@ -1,0 +1,1 @@
+"""Prices and placements of models, before there are devices. Additions to PopTorch."""
