@@ -214,7 +214,7 @@ class Priced:
         self.row = row
         executor, batch = row.make()
         spec = executor._session.settings()
-        captured = questions.captures(executor._session, batch, {}).capture(spec)
+        captured = questions.captures(executor._session, (batch, {})).capture(spec)
         self._subject = _compile.subject(captured, spec, parse(row.system))
         self._seconds: dict[tuple[float, ...], float] = {}
         executor.destroy()

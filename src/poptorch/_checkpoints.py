@@ -239,7 +239,7 @@ class Checkpoints:
             )
         everyone = range(self._processes if not self._process else 0)
         awaited = [folder / _name(process) for process in everyone]
-        patience = self._executor._settings().runtime.process_timeout
+        patience = self._executor._session.settings().runtime.process_timeout
         finish = functools.partial(self._finish, folder, final)
         self._writing = _Writing(self._files(folder), awaited, finish, patience)
         if wait:
@@ -311,7 +311,7 @@ class Checkpoints:
         return [int(path.name) for path in paths if self._path(int(path.name)) == path]
 
     def _clear(self, folder: Path) -> None:
-        if not self._tidy and self._folder.is_dir():
+        if not self._tidy:
             for left in self._folder.glob(f"{_UNFINISHED}*"):
                 _delete(left)
         self._tidy = True
@@ -330,7 +330,7 @@ class Checkpoints:
     def _agree(self, number: int) -> list[int]:
         if self._processes == 1:
             return [number]
-        timeout = self._executor._settings().runtime.process_timeout
+        timeout = self._executor._session.settings().runtime.process_timeout
         group = _job.join(self._process, self._processes, timeout)
         return group.numbers(number, "checkpoints")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,12 +22,12 @@ from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._planning.repricing import Repricer
-from ._session import counters, files, loading, questions, wrapping
-from ._session.counters import Latency, Stamps
-from ._session.inputs import CompiledInputs
+from ._session import files, loading, questions, wrapping
 from ._session.model import Model
 from ._session.proxy import ParameterProxy
+from ._session.questions import Latency, Stamps
 from ._session.session import Session
+from ._session.signature import Arguments
 from .ops.blocks import module_repr
 from .options import Options
 from .options.files import as_calls
@@ -64,14 +66,13 @@ class PoplarExecutor:
         self._channel.instrument(self, *_TRACED)
         shallow = wrapping.shallow(model)  # shares tensors and layers, not top-level attributes
         self._user_model = model if training else shallow
-        owner = weakref.ref(self)
         entry = _with_loss(shallow, loss) if loss is not None else None
         self._session = Session(
             Model(shallow, model, entry, training),
-            lambda: _alive(owner)._settings(),
+            functools.partial(_settings, options, training),
             optimizer,
-            owner,
-            lambda: _alive(owner)._progress(),
+            weakref.ref(self),
+            functools.partial(_progress, options, self._channel),
         )
         self._session.reports.advise = lambda captures, priced: Repricer(
             options, captures, priced.system, training
@@ -100,11 +101,11 @@ class PoplarExecutor:
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
         with UserFrames():
-            return self._session.lock.run(self._call, args, kwargs)
+            return self._session.lock.run(self._call, (args, kwargs))
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(self, arguments: Arguments) -> Any:
         self._rewrap()
-        return self._run(args, kwargs)
+        return self._run(arguments)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, and run nothing. A compiled model only warns."""
@@ -113,7 +114,7 @@ class PoplarExecutor:
                 log.python.warning("Call to compile() ignored: the model is already compiled.")
                 return
             self._rewrap()
-            self._session.compile(args, kwargs)
+            self._session.compile((args, kwargs))
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """List what in ``forward`` cannot be compiled for inputs like these.
@@ -122,7 +123,7 @@ class PoplarExecutor:
             Findings, each with the construct, your line and a remedy. ``print`` them for a report.
             ``fatal`` holds those that prevent compiling. The model stays as it is.
         """
-        return questions.explain(self._session, args, kwargs)
+        return questions.explain(self._session, (args, kwargs))
 
     def destroy(self) -> None:
         """Copy the weights to the module, free the program and unwrap the module.
@@ -257,7 +258,7 @@ class PoplarExecutor:
                 return
             saved = files.read(filename, trusted)
             self._rewrap()
-            loading.resume(self._session, saved, self._settings(), whole=False)
+            loading.resume(self._session, saved, whole=False)
 
     def isAttachedToDevice(self) -> bool:
         """Tell whether the executor holds a device; False when not compiled."""
@@ -312,12 +313,8 @@ class PoplarExecutor:
     def estimate(self, *args: Any, system: str | None = None, **kwargs: Any) -> Estimate:
         """Return the cost of the program on IPUs; see ``poptorch.estimate``."""
         with self._session.lock():
-            captures, training = (
-                questions.captures(self._session, args, kwargs),
-                self._optimizer is not None,
-            )
-            training = self._optimizer is not None
-            repricer = Repricer(self._options, captures, system, training)
+            captures = questions.captures(self._session, (args, kwargs))
+            repricer = Repricer(self._options, captures, system, self._optimizer is not None)
             return repricer.advised(repricer.price({}, guesses=True))
 
     def compilationTime(self) -> datetime.timedelta:
@@ -358,19 +355,19 @@ class PoplarExecutor:
 
     def getLatency(self) -> Latency:
         """Return (min, max, mean) seconds from the call to its results."""
-        return counters.latency(self.getPerfCounters(), "input", "output_complete")
+        return questions.latency(self._session, "input", "output_complete")
 
     def getHostIpuLatency(self) -> Latency:
         """Return (min, max, mean) seconds in which inputs reach the device."""
-        return counters.latency(self.getPerfCounters(), "input", "input_complete")
+        return questions.latency(self._session, "input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
         """Return (min, max, mean) seconds from the last input to the outputs."""
-        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=max)
+        return questions.latency(self._session, "input_complete", "output")
 
     def getIpuHostLatency(self) -> Latency:
         """Return (min, max, mean) seconds in which outputs reach the host."""
-        return counters.latency(self.getPerfCounters(), "output", "output_complete")
+        return questions.latency(self._session, "output", "output_complete")
 
     def getTensorNames(self) -> list[str]:
         """Return the names of the program's tensors. ``options.anchorTensor`` takes the first ones.
@@ -410,8 +407,8 @@ class PoplarExecutor:
         return self._session.now.compiled.executable if self.isCompiled() else None
 
     @property
-    def _executable_inputs(self) -> CompiledInputs | None:
-        return self._session.now.arguments() if self.isCompiled() else None
+    def _executable_inputs(self) -> SimpleNamespace | None:
+        return SimpleNamespace(args=self._session.now.arguments()) if self.isCompiled() else None
 
     def _debugGetPopartIR(self) -> str:
         return self.plan().describe()
@@ -420,10 +417,6 @@ class PoplarExecutor:
     def _optimizer(self) -> torch.optim.Optimizer | None:
         optimizer = self._session.optimizer
         return None if optimizer is None else optimizer.given
-
-    def _settings(self) -> Spec:
-        log_options(self._options)
-        return freeze(self._options, training=self._optimizer is not None)
 
     def _adopt_strategy(self) -> None:
         """Half accumulators keep a running mean (PopTorch user guide, "Options")."""
@@ -439,16 +432,6 @@ class PoplarExecutor:
         if not self._session.is_trainer and self._optimizer is not None:
             wrapping.refuse_wrapped(self._user_model)
             self._wrap()
-
-    @contextlib.contextmanager
-    def _progress(self) -> Iterator[Callable[[float], None]]:
-        bar, shown = self._options._progress_bar, self._options._show_compilation_progress_bar
-        bar.reset(visible=self._options.Distributed.processId == 0)  # one of a job is enough
-        try:
-            with self._channel.tracepoint("modelCompilation"):
-                yield lambda share: bar(round(100 * share)) if shown else None
-        finally:
-            bar.close()
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
         if name.startswith("__") or "_user_model" not in self.__dict__:
@@ -489,10 +472,20 @@ def _finish(session: Session, model: nn.Module, local_only: bool = False) -> Non
             wrapping.unwrap(model)
 
 
-def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:
-    executor = owner()
-    assert executor is not None
-    return executor
+def _settings(options: Options, training: bool) -> Spec:
+    log_options(options)
+    return freeze(options, training=training)
+
+
+@contextlib.contextmanager
+def _progress(options: Options, channel: Channel) -> Iterator[Callable[[float], None]]:
+    bar, shown = options._progress_bar, options._show_compilation_progress_bar
+    bar.reset(visible=options.Distributed.processId == 0)  # one of a job is enough
+    try:
+        with channel.tracepoint("modelCompilation"):
+            yield lambda share: bar(round(100 * share)) if shown else None
+    finally:
+        bar.close()
 
 
 def _with_loss(model: nn.Module, loss: Callable[..., Any]) -> Callable[..., Any]:

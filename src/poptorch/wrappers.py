@@ -167,7 +167,7 @@ def load(
             edit_opts_fn(own)
         training = optimizer is not None
         executor = PoplarExecutor(module, prepare(own, training), optimizer, loss)
-        loading.resume(executor._session, saved, executor._settings(), whole=True)
+        loading.resume(executor._session, saved, whole=True)
         return executor
     except BaseException:
         if executor is not None:

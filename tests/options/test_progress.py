@@ -61,7 +61,7 @@ def test_one_process_of_a_job_shows_a_bar(capsys):
     for process in (0, 1):
         opts = options().showCompilationProgressBar(True)
         opts.Distributed.configureProcessId(process, 2)
-        with poptorch.inferenceModel(torch.nn.Identity(), opts)._progress() as progress:
+        with poptorch.inferenceModel(torch.nn.Identity(), opts)._session._progress() as progress:
             progress(0.5)
             progress(1.0)
         assert bool(capsys.readouterr().err) is not bool(process)

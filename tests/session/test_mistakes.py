@@ -160,5 +160,5 @@ def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
         model(normal(size, 4))
     (said,) = lines(caplog)
     assert "Options.programs(2) is full" in said
-    assert "(1, 4)" in said
+    assert "input float32[1, 4]" in said
     assert "options.programs(3)" in said

@@ -93,7 +93,7 @@ def what_if(
     training = executor._optimizer is not None
     variants.check(vary, training)
     with executor._session.lock():
-        captures = questions.captures(executor._session, args, kwargs)
+        captures = questions.captures(executor._session, (args, kwargs))
         repricer = Repricer(executor._options, captures, system, training)
         combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
         bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)
@@ -215,9 +215,9 @@ def autoplace(
     try:
         session = executor._session
         if system is None:
-            shares = questions.shares(session, args, kwargs, num_ipus, memory_per_ipu)
+            shares = questions.shares(session, (args, kwargs), num_ipus, memory_per_ipu)
         else:
-            captures = questions.captures(session, args, kwargs)
+            captures = questions.captures(session, (args, kwargs))
             shares = captures.fitting(session.settings(), parse(system), num_ipus)
     finally:
         executor.destroy()

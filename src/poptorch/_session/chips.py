@@ -14,25 +14,22 @@ class Chips:
 
     def __init__(self) -> None:
         self._lease: _pod.Lease | None = None
-        self._are_here = False
 
     def acquire(self, spec: Spec, count: int) -> None:
         """Acquire chips for all replicas together, unless they are held already."""
-        if self._are_here:
+        if self._lease is not None:
             return
         if spec.target.device == "model":
             tiles = spec.target.tiles or _TILES[spec.target.generation or 2]
+            self._lease = _pod.acquire(0)
             log.engine.debug("Instantiated device, running on IPU model with %d tiles", tiles)
         else:
             wait = env.get("POPTORCH_WAIT_FOR_IPU")
             self._lease = _pod.acquire(count, spec.runtime.ipu_id, wait)
             log.engine.debug("Acquired %d IPU(s): running on device %s", count, self._lease)
-        self._are_here = True
 
     def release(self) -> None:
         if self._lease is not None:
             lease, self._lease = self._lease, None
             lease.release()
-        if self._are_here:
-            self._are_here = False
             log.engine.debug("Detached from device")

@@ -280,21 +280,21 @@ class Attributes:
             vars(module).update({name: vars(users)[name] for name in names})
         owners: list[tuple[str, object]] = [("", users), *module.named_modules()]
         owners += [(path, each) for path, each in arguments if hasattr(each, "__dict__")]
-        self._before: list[tuple[Any, str, Any, str]] = [
-            (vars(owner), name, value, _attribute(path, owner, name))
+        # Where a value is looked up, who had it, and whose is compiled in: the user's own module
+        # may have changed since it was wrapped for inference.
+        holders: list[tuple[Callable[[str], Any], str, object, object]] = [
+            (vars(owner).get, path, owner, module if owner is users else owner)
             for path, owner in owners
+        ]
+        for path, owner, place, own in _settings(owners):
+            traced = vars(module).get(place, own) if owner is users else own
+            holders.append((_inside(vars(owner), place), path, own, traced))
+        self._before = [
+            (get, name, value, compiled.get(name, value), _attribute(path, owner, name))
+            for get, path, owner, traced in holders
+            for compiled in [_held(vars(traced))]
             for name, value in _held(vars(owner)).items()
         ]
-        # The user's own module may have changed since it was wrapped for inference.
-        self._compiled = {id(vars(users)): _held(vars(module))}
-        for path, owner, place, settings in _settings(owners):
-            own = _Inside(vars(owner), place)
-            self._before += [
-                (own, name, value, _attribute(path, settings, name))
-                for name, value in _held(vars(settings)).items()
-            ]
-            if owner is users:
-                self._compiled[id(own)] = _held(vars(module.__dict__.get(place, settings)))
         self._remedy = (
             f"pass what changes to forward as a tensor, or {DESTROY if trained else _WRAP}"
         )
@@ -307,32 +307,31 @@ class Attributes:
         tensors = [tensor for tensor in constants if not tensor.is_inference()]
         read = set(map(id, tensors))
         set_inside = {
-            text for own, name, value, text in self._before if not _same(own.get(name), value)
+            text for get, name, value, _, text in self._before if not _same(get(name), value)
         }
         looks = []
         compiled = []
         named: dict[int, str] = {}
-        for own, name, present, text in self._before:
-            value = self._compiled.get(id(own), {}).get(name, present)
+        for get, name, _, value, text in self._before:
             inside = list(map(id, _tensors(value)))
             if text not in set_inside and (not inside or not read.isdisjoint(inside)):
-                looks.append((own, name, text))
+                looks.append((get, name, text))
                 compiled.append(value)
                 named |= dict.fromkeys(inside, text)
         values = self._values(looks)
         values.expected = compiled
         return [values, self._versions(tensors, named)]
 
-    def _values(self, looks: list[tuple[dict[str, Any], str, str]]) -> Guard:
+    def _values(self, looks: list[tuple[Callable[[str], Any], str, str]]) -> Guard:
         def read() -> list[Any]:
-            return [own[name] for own, name, _ in looks]
+            return [get(name) for get, name, _ in looks]
 
         def keep(values: list[Any]) -> list[Any]:
             return list(map(_copy, values))
 
         def changes(before: list[Any]) -> Iterator[str]:
-            for (own, name, attribute), old in zip(looks, before, strict=True):
-                now = own.get(name)
+            for (get, name, attribute), old in zip(looks, before, strict=True):
+                now = get(name)
                 if not _same(now, old) and not _grown(now, old):
                     yield f"{attribute} was {_text(old)} and is {_text(now)}"
 
@@ -380,16 +379,9 @@ def of_arrays(arguments: Iterable[tuple[str, Any]]) -> Guard:
     return Guard(read, changes, f"pass it as a tensor, or {DESTROY}")
 
 
-class _Inside:
-    """What an attribute of a module holds, which may be another object by now."""
-
-    def __init__(self, owner: dict[str, Any], place: str) -> None:
-        self._owner, self._place = owner, place
-
-    def get(self, name: str) -> Any:
-        return getattr(self._owner.get(self._place), "__dict__", {}).get(name)
-
-    __getitem__ = get
+def _inside(owner: dict[str, Any], place: str) -> Callable[[str], Any]:
+    """Look into what an attribute of a module holds, which may be another object by now."""
+    return lambda name: getattr(owner.get(place), "__dict__", {}).get(name)
 
 
 def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object, str, object]]:
@@ -507,9 +499,7 @@ def warn_of_step_hooks(optimizer: torch.optim.Optimizer) -> None:
     after = len(optimizer._optimizer_step_post_hooks)
     if before or after:
         log.python.warning(
-            "Hooks of the optimizer do not run (%d before each step, %d after it): the compiled "
-            "program does the steps, several in one call. Call what they do after the executor, "
-            "or put it into forward",
-            before,
-            after,
+            f"Hooks of the optimizer do not run ({before} before each step, {after} after it): the "
+            "compiled program does the steps, several in one call. Call what they do after the "
+            "executor, or put it into forward"
         )

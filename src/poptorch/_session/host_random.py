@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 Json = Any
 
 
 def state() -> Json:
-    """Return the states as JSON; numpy's if it is imported."""
+    """Return the states as JSON."""
     version, words, gauss = random.getstate()
-    states = {
+    numpys: Any = np.random.get_state()
+    name, keys, *rest = numpys
+    return {
         "torch": torch.get_rng_state().tolist(),
         "python": [version, list(words), gauss],
+        "numpy": [str(name), keys.tolist(), *rest],
     }
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = [str(name), keys.tolist(), *rest]
-    return states
 
 
 def check(states: Json) -> None:
     """Raise what ``restore`` would, as a file may have anything in their place."""
-    restore(states, torch.Generator(), random.Random(), own=True)
+    restore(states, torch.Generator(), random.Random(), np.random.RandomState())
 
 
 def restore(
     states: Json,
     torchs: torch.Generator = torch.default_generator,
     pythons: Any = random,
-    own: bool = False,
+    numpys: Any = None,
 ) -> None:
     torchs.set_state(torch.tensor(states["torch"], dtype=torch.uint8))
     version, words, gauss = states["python"]
     pythons.setstate((version, tuple(words), None if gauss is None else float(gauss)))
-    if "numpy" in states:
-        import numpy as np
-
-        name, keys, *rest = states["numpy"]
-        numpys: Any = np.random.RandomState() if own else np.random
-        numpys.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
+    name, keys, *rest = states["numpy"]
+    (numpys or np.random).set_state((name, np.asarray(keys, dtype=np.uint32), *rest))

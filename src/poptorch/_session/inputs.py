@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -16,9 +16,9 @@ from .._ir import slots
 from .._ir.indices import Range
 from .._ir.loops import Loops
 from .._ir.program import State
-from .._ir.slots import Kind, Slot, narrowed
+from .._ir.slots import Kind, Slot, narrowed, type_text
 from .._ir.spec import Spec
-from .signature import Bound, Signature
+from .signature import Arguments, Bound, Signature
 
 _RENEW = (
     "wrap the model again, or call destroy() on this wrapper, to compile for these inputs",
@@ -31,36 +31,20 @@ _COMPLAINT = re.compile("out of (range|bounds)")
 _CHECKED = "options.Precision.checkIndices(False) before wrapping leaves this check out"
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledInputs:
-    """The arguments that a model was compiled for, defaults included.
-
-    Attributes:
-        args: in the order of the signature; tensors have the compiled shape and dtype.
-    """
-
-    args: tuple[Any, ...]
-
-
 class Inputs:
     """The compiled kind of inputs: checks later calls and prepares their tensors for the device."""
 
     def __init__(
-        self,
-        bound: Bound,
-        loops: Loops,
-        narrow_64bit: bool,
-        tensors_only: bool,
-        placeholders: bool = False,
+        self, bound: Bound, signature: Signature, spec: Spec, placeholders: bool = False
     ) -> None:
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
             if not placeholders:
                 refuse_odd(path, tensor)
-            _check_batch(path, tensor, loops)
-        self.bound = bound
+            _check_batch(path, tensor, spec.loops)
+        self.bound, self._signature = bound, signature
         self.looked_at = False  # whether what is compiled depends on the values
-        self._placeholders = placeholders
-        self._narrow = narrow_64bit
+        self._loops, self._placeholders = spec.loops, placeholders
+        self._narrow = spec.precision.narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
         # What a tensor must be like to be used as it is.
@@ -69,8 +53,9 @@ class Inputs:
         devices = [t.is_cpu for t in bound.tensors]
         self._ready = list(zip(self._dtypes, self._shapes, strides, same, devices, strict=True))
         self._warned: set[str] = set()
-        self._tensors_only = tensors_only  # a call with them alone, in their order, is one of these
-        if narrow_64bit:
+        # A call with them alone, in their order, is one of these.
+        self._tensors_only = signature.takes_tensors_alone(bound)
+        if self._narrow:
             for dtype in self._dtypes:
                 if dtype.is_floating_point:  # a double comes back as a float; labels never do
                     say_narrowed(dtype)
@@ -80,14 +65,14 @@ class Inputs:
                 "first call"
             )
 
-    def slots(self, loops: Loops) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[Slot, ...]:
         """The slots of one micro-batch."""
-        return tuple(
-            slots.batch_input(i, _micro_shape(t, loops), self._device_dtype(t.dtype))
-            for i, t in enumerate(self.bound.tensors)
-        )
+        slices = self._loops.slices
+        shapes = [(shape[0] // slices, *shape[1:]) if shape else () for shape in self._shapes]
+        kinds = enumerate(zip(shapes, map(self._device_dtype, self._dtypes), strict=True))
+        return tuple(slots.batch_input(i, shape, dtype) for i, (shape, dtype) in kinds)
 
-    def first_micro_batch(self, loops: Loops) -> list[torch.Tensor]:
+    def first_micro_batch(self) -> list[torch.Tensor]:
         if self._placeholders:
             raise Error(
                 "The model takes a path that depends on the values of its inputs",
@@ -98,7 +83,7 @@ class Inputs:
         whole = (
             tensor.detach().to(self._device_dtype(tensor.dtype)) for tensor in self.bound.tensors
         )
-        return [loops.cut(t)[0] if t.dim() else t for t in whole]
+        return [self._loops.cut(t)[0] if t.dim() else t for t in whole]
 
     def synthetic(self) -> list[torch.Tensor]:
         """Return tensors on the device that stand for every batch."""
@@ -109,19 +94,32 @@ class Inputs:
             for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
         ]
 
-    def take(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], signature: Signature
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def take(self, arguments: Arguments) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the tensors of a call, as they were given and ready for the device."""
-        given = self.quick(args, kwargs)
+        given = self._quick(arguments)
         if given is None:
-            bound = signature.bind(args, kwargs, like=self.bound)
+            bound = self._signature.bind(arguments, like=self.bound)
             self._check(bound)
             given = bound.tensors
         return given, self._prepare(given)
 
-    def quick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
+    def takes(self, arguments: Arguments) -> bool:
+        """Tell whether a call is of this kind."""
+        given = self._quick(arguments)
+        if given is None:
+            bound = self._signature.bind(arguments, like=self.bound)
+            parts = zip(self.bound.parts, bound.parts, strict=True)
+            if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
+                return False
+            given = bound.tensors
+        return len(given) == len(self._dtypes) and all(
+            tensor.dtype is dtype and not tensor.is_nested and tensor.shape == shape
+            for tensor, dtype, shape in zip(given, self._dtypes, self._shapes, strict=True)
+        )
+
+    def _quick(self, arguments: Arguments) -> list[torch.Tensor] | None:
         """Return the tensors of a call that gives them alone, or None for the long way."""
+        args, kwargs = arguments
         if not self._tensors_only or kwargs or len(args) != len(self._dtypes):
             return None
         for value in args:
@@ -129,21 +127,9 @@ class Inputs:
                 return None
         return list(args)
 
-    def fit(self, tensors: list[torch.Tensor]) -> bool:
-        return len(tensors) == len(self._dtypes) and all(
-            tensor.dtype is dtype and not tensor.is_nested and tensor.shape == shape
-            for tensor, dtype, shape in zip(tensors, self._dtypes, self._shapes, strict=True)
-        )
-
-    def accept(self, bound: Bound) -> bool:
-        parts = zip(self.bound.parts, bound.parts, strict=True)
-        return self.fit(bound.tensors) and not any(
-            trees.first_difference(expected, got) for (_, expected), (_, got) in parts
-        )
-
     def __str__(self) -> str:
         shapes = zip(self.bound.paths, self._dtypes, self._shapes, strict=True)
-        return ", ".join(f"{path} {dtype} {tuple(shape)}" for path, dtype, shape in shapes)
+        return ", ".join(f"{path} {type_text(dtype, shape)}" for path, dtype, shape in shapes)
 
     def _check(self, bound: Bound) -> None:
         for (name, expected), (_, got) in zip(self.bound.parts, bound.parts, strict=True):
@@ -221,12 +207,6 @@ def _mismatch(title: str, detail: str) -> None:
         got=f"{detail}; the inputs at run time differ from the compiled ones",
         fix=_RENEW,
     )
-
-
-def _micro_shape(tensor: torch.Tensor, loops: Loops) -> tuple[int, ...]:
-    if tensor.dim() == 0:
-        return ()
-    return (tensor.shape[0] // loops.slices, *tensor.shape[1:])
 
 
 def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
@@ -320,17 +300,13 @@ class Indices:
         if self.ranges and (error := self._first(self.ranges, batch, state, _CHECKED)):
             raise error
 
-    def explain(
-        self, error: BaseException, batch: Sequence[torch.Tensor], state: State
-    ) -> BaseException:
-        """Return what to raise for a call that failed: an error that names the input, if it can."""
-        if not isinstance(error, RuntimeError | IndexError) or not _COMPLAINT.search(str(error)):
-            return error
-        better = self._first(self.preconditions(), batch, state)
-        if better is None:
-            return error
-        better.__notes__ = getattr(error, "__notes__", [])
-        return better
+    def explain(self, error: BaseException, batch: Sequence[torch.Tensor], state: State) -> None:
+        """Raise an error that names the input for a call that failed, if there is one."""
+        if isinstance(error, RuntimeError | IndexError) and _COMPLAINT.search(str(error)):
+            better = self._first(self.preconditions(), batch, state)
+            if better is not None:
+                better.__notes__ = getattr(error, "__notes__", [])
+                raise better from error
 
     def _first(
         self, ranges: Iterable[Range], batch: Sequence[torch.Tensor], state: State, *more: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, NoReturn
@@ -12,14 +13,13 @@ from torch import nn
 from .. import _capture, _compile
 from .._base import log
 from .._base.errors import Error
-from .._ir.spec import Spec
 from ..optim import KINDS
 from ..optim.arguments import LARGEST
 from ..optim.freeze import freeze
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 from .random import Randomness
-from .session import Restored, Session
-from .weights import check_saved
+from .session import Session
+from .weights import check_saved, refuse_saved
 
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
@@ -53,10 +53,7 @@ def fill(
     values = _fitting(saved, optimizer)
     before = {path: tied.tensor.detach().clone() for path, tied in tensors.items()}
     were = [(target, {name: target[name] for name in new}) for target, new in values]
-
-    def undo() -> None:
-        _put(tensors, before, were)
-
+    undo = functools.partial(_put, tensors, before, were)
     try:
         _put(tensors, stored, values)
     except BaseException:
@@ -136,14 +133,15 @@ def _alike(new: Any, old: Any) -> bool:
 def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
     """Let the next compilation continue with the state in a file; ``random`` is of this process."""
     Randomness(0).set(random, None)
-    session.restored = Restored(saved.under(DEVICE), random)
+    session.restored = saved.under(DEVICE), random
 
 
-def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
+def resume(session: Session, saved: Saved, whole: bool) -> None:
     """Compile a model for the arguments of a file, or leave that to the first call.
 
     ``whole``: continue with the saved state of optimizer, device and random numbers too.
     """
+    spec = session.settings()
     if spec.training != (saved.algorithm is not None):
         raise Error("Invalid file: a training executable needs trainingModel, and the reverse")
     if session.optimizer is not None:
@@ -172,19 +170,13 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
         log.python.info("The file has no arguments to compile for: the first call compiles")
         return
     try:
-        args, kwargs = session.model.signature.assemble(saved.arguments)
+        arguments = session.model.signature.assemble(saved.arguments)
     except (KeyError, TypeError) as error:
-        raise Error(
-            "Invalid file: it was saved from another model",
-            got=f"arguments {', '.join(saved.arguments)} ({error}); "
-            f"here forward{session.model.signature}",
-        ) from error
+        asked = f"arguments {', '.join(saved.arguments)} ({error})"
+        refuse_saved(f"{asked}; here forward{session.model.signature}", error)
     try:
-        session.compile(args, kwargs, background=True, placeholders=True)
+        session.compile(arguments, background=True, placeholders=True)
     except Error:
         raise
     except Exception as error:  # forward's own, of whatever the file passes to it
-        raise Error(
-            "Invalid file: it was saved from another model",
-            got=f"forward does not take its arguments: {type(error).__name__}: {error}",
-        ) from error
+        refuse_saved(f"forward does not take its arguments: {type(error).__name__}: {error}", error)

@@ -21,7 +21,7 @@ from .._ir.spec import OptimSpec, Spec
 from .guards import Attributes
 from .inputs import Inputs
 from .signature import Bound, Signature
-from .weights import Grouping, GroupingRequest, ModelTensors, paths_of
+from .weights import Grouping, GroupingRequest, ModelTensors
 
 Mode = tuple[bool, ...]  # which modules train and which evaluate
 Situation = tuple[Mode, torch.dtype | None]  # and the type of an autocast around the call
@@ -57,6 +57,7 @@ class Model:
         trained: bool,
     ) -> None:
         self.module, self.users = module, users
+        self.freeze: Freeze | None = None  # reads the optimizer, in training
         self.wrapped_forward = users.__dict__.get("forward")
         self.signature = Signature(entry or module.forward, type(module).__name__)
         self.groupings: dict[str, GroupingRequest] = {}
@@ -113,27 +114,19 @@ class Model:
         for module, training in zip(self._modules, mode, strict=True):
             module.training = training
 
-    def paths(self) -> dict[int, str]:
-        """Return the paths of the parameters that there are now, for ``path_of``."""
-        return paths_of(_capture.tensors_of(self.module, values=False))
-
-    def task(
-        self, bound: Bound, spec: Spec, freeze: Freeze | None, placeholders: bool = False
-    ) -> Task:
-        """Return what compiling for these arguments starts from; ``freeze`` reads the optimizer."""
+    def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task:
+        """Return what compiling for these arguments starts from."""
         modes = dict(zip(map(id, self._modules), self._mode, strict=True))
         self._modules = list(self.module.modules())
         self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
         self.mode()
-        tensors_only = self.signature.takes_tensors_alone(bound)
-        narrow = spec.precision.narrow_64bit
-        inputs = Inputs(bound, spec.loops, narrow, tensors_only, placeholders)
-        if freeze is not None:
+        inputs = Inputs(bound, self.signature, spec, placeholders)
+        if self._trained:
             notices.other_counts(bound.tensors, spec.loops)
         reading = self._read(spec)
-        optim, hypers = (None, {}) if freeze is None else freeze(reading.paths, spec)
+        optim, hypers = (None, {}) if self.freeze is None else self.freeze(reading.paths, spec)
         request = self._request(reading, inputs, spec, optim)
-        attributes = Attributes(self.module, self.users, freeze is not None, bound.constants)
+        attributes = Attributes(self.module, self.users, self._trained, bound.constants)
         return Task(spec, reading, inputs, optim, hypers, request, attributes)
 
     def _read(self, spec: Spec) -> ModelTensors:
@@ -179,7 +172,7 @@ class Model:
             call=self.signature.caller(self._entry or self.module.__call__, bound),
             tensors=reading.tensors,
             state=state,
-            batch=inputs.slots(spec.loops),
+            batch=inputs.slots(),
             trained=trained,
             training=optim is not None,
             loss_scaling=scaling,
@@ -190,7 +183,7 @@ class Model:
             module_scopes=spec.module_scopes,
             grouped={path: grouping.of_replica for path, grouping in reading.groups.items()},
             arguments=dict(bound.parts),
-            examples=lambda: inputs.first_micro_batch(spec.loops),
+            examples=inputs.first_micro_batch,
         )
 
 

@@ -284,10 +284,8 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
             fix="make the optimizer from model.parameters() of the model that is wrapped",
         )
     log.python.warning(
-        "%d of the optimizer's %d parameters do not belong to the model and are not trained: %s",
-        len(strangers),
-        count,
-        guards.shorten(strangers),
+        f"{len(strangers)} of the optimizer's {count} parameters do not belong to the model and "
+        f"are not trained: {guards.shorten(strangers)}"
     )
 
 

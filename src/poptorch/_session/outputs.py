@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -18,14 +18,17 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-def _no_state() -> None:
-    """Results are pickled as plain tensors."""
-
-
 _INT32 = torch.iinfo(torch.int32)
 
-# On each result rather than on a subclass: the type of a result is torch.Tensor.
-_EXPLAINING = {"backward": _refuse_backward, "__getstate__": _no_state}
+# On each result rather than on a subclass: the type of a result is torch.Tensor, also pickled.
+_EXPLAINING = {"backward": _refuse_backward, "__getstate__": lambda: None}
+
+
+class LastCall(NamedTuple):
+    """The last call: its batch is handed over at once, and all its results are taken at once."""
+
+    moments: tuple[float, float, float, float]  # called, batch taken, results there, returned
+    anchors: Mapping[str, torch.Tensor]  # by short name
 
 
 class Outputs:

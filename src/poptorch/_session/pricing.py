@@ -12,7 +12,7 @@ from .._base import source
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._systems import ChipKind, System
-from .model import Freeze, Model
+from .model import Model
 from .signature import Bound
 
 
@@ -22,8 +22,8 @@ class Captures:
     Its weights and the arguments may be on the meta device.
     """
 
-    def __init__(self, model: Model, freeze: Freeze | None, bound: Bound) -> None:
-        self._model, self._freeze, self._bound = model, freeze, bound
+    def __init__(self, model: Model, bound: Bound) -> None:
+        self._model, self._bound = model, bound
         self.rows = max((t.shape[0] for t in bound.tensors if t.dim()), default=1)
         self._made: list[_compile.Capture] = []
         self._changed: dict[object, _compile.Capture] = {}
@@ -60,7 +60,7 @@ class Captures:
 
     def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> _compile.Capture:
         """The model as it is, for an optimizer as it is now."""
-        task = self._model.task(self._bound, spec, self._freeze, placeholders=True)
+        task = self._model.task(self._bound, spec, placeholders=True)
         request = task.request if dtype is None else _of_type(task.request, dtype)
         for before in self._made:
             if _same(before.request, request, before.micro):

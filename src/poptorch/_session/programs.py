@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from .._base.errors import Error
 from .._ir.plan import Plan
 from .._ir.slots import NORM, Kind
 from .guards import Guard
-from .inputs import CompiledInputs, Indices
-from .model import Model, Situation, Task
+from .inputs import Indices
+from .model import Situation, Task
 from .outputs import Outputs
+from .signature import Arguments
 from .store import StateStore
 
 
@@ -37,12 +37,6 @@ class Variant:
         self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
 
-    def takes(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        given = self.inputs.quick(args, kwargs)
-        if given is not None:
-            return self.inputs.fit(given)
-        return self.inputs.accept(model.signature.bind(args, kwargs, like=self.inputs.bound))
-
     def tensor_names(self) -> list[str]:
         """Return the names of the program's tensors, those that can be anchored first."""
         names = list(self.compiled.micro.names)
@@ -59,39 +53,34 @@ class Variant:
         names = (short for short, *_ in self.spec.anchors)
         return dict(zip(names, results[self.outputs.count :], strict=True))
 
-    def arguments(self) -> CompiledInputs:
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments that it was compiled for, defaults included."""
         bound = self.inputs.bound
         given = iter(bound.tensors)
-        return CompiledInputs(
-            tuple(s.unflatten([next(given) for _ in s.paths]) for _, s in bound.parts)
-        )
+        return tuple(s.unflatten([next(given) for _ in s.paths]) for _, s in bound.parts)
 
     def plan(self) -> Plan:
         """Return the compiled plan, cut into stages; the cutting is done when first asked for.
 
         Replicas that exchange tensors run side by side, which stages do not.
         """
-        compiled = self.compiled
-        side_by_side = compiled.micro.exchanging and compiled.plan.program.lanes is not None
-        if compiled.plan.staged is None and not side_by_side:
-            plan = _compile.with_stages(
-                compiled.plan, compiled.micro, self.task.request, self.task.optim
-            )
-            compiled = dataclasses.replace(compiled, plan=plan)
+        compiled, plan = self.compiled, self.compiled.plan
+        side_by_side = compiled.micro.exchanging and plan.program.lanes is not None
+        if plan.staged is None and not side_by_side:
+            plan = _compile.with_stages(plan, compiled.micro, self.task.request, self.task.optim)
         tier = compiled.executable.report().tier
-        if compiled.plan.tier != tier:
-            plan = dataclasses.replace(compiled.plan, tier=tier)
-            compiled = dataclasses.replace(compiled, plan=plan)
-        self.compiled = compiled
-        return compiled.plan
+        if plan.tier != tier:
+            plan = dataclasses.replace(plan, tier=tier)
+        self.compiled = dataclasses.replace(compiled, plan=plan)
+        return plan
 
 
 class Programs:
     """A program for each mode and kind of arguments, the present one last."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self) -> None:
         self.all: list[Variant] = []
-        self._model, self._told = model, False
+        self._told = False
 
     @property
     def now(self) -> Variant:
@@ -104,26 +93,21 @@ class Programs:
             )
         return programs[-1]
 
-    def find(
-        self, mode: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Variant | None:
+    def find(self, mode: Situation, arguments: Arguments) -> Variant | None:
         of_mode = (each for each in reversed(self.all) if each.mode == mode)
-        return next((each for each in of_mode if each.takes(self._model, args, kwargs)), None)
+        return next((each for each in of_mode if each.inputs.takes(arguments)), None)
 
     def use(self, variant: Variant) -> None:
         """Go on with a program; the oldest one of its mode goes if there are too many."""
         others = [other for other in self.all if other is not variant]
         alike = [other for other in others if other.mode == variant.mode]
-        for other in alike[: max(0, len(alike) + 1 - variant.spec.runtime.programs)]:
-            self._tell_dropped(other)
+        count = variant.spec.runtime.programs
+        for other in alike[: max(0, len(alike) + 1 - count)]:
+            (log.python.info if self._told else log.python.warning)(
+                f"Options.programs({count}) is full: the program for {other.inputs} goes, and such "
+                f"a call will compile again. options.programs({count + 1}) keeps one more; "
+                "poptorch.PadToSizes makes fewer shapes"
+            )
+            self._told = True
             others.remove(other)
         self.all = [*others, variant]
-
-    def _tell_dropped(self, variant: Variant) -> None:
-        said, self._told = self._told, True
-        count = variant.spec.runtime.programs
-        (log.python.info if said else log.python.warning)(
-            "Options.programs(%d) is full: the program for %s goes, and such a call will compile "
-            "again. options.programs(%d) keeps one more; poptorch.PadToSizes makes fewer shapes",
-            count, variant.inputs, count + 1,
-        )  # fmt: skip

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from .. import _capture, _compile
-from .._ir.slots import Kind, type_text
-from .counters import KEYS, Stamps
+from .._ir.slots import Kind
 from .model import Task
 from .pricing import Captures
 from .session import Session
+from .signature import Arguments
+
+Stamps = dict[str, list[list[float]]]
+Latency = tuple[float, float, float]
+_STAMPED = ("input", "input_complete", "output", "output_complete")
 
 
 def describe(session: Session) -> list[str]:
@@ -18,70 +19,71 @@ def describe(session: Session) -> list[str]:
     with session.lock():
         if not session.programs.all:
             return ["not compiled"]
-        bound = session.now.inputs.bound
-        inputs = (
-            f"{path} {type_text(tensor.dtype, tensor.shape)}"
-            for path, tensor in zip(bound.paths, bound.tensors, strict=True)
-        )
         newer = ", its weights are newer than the module's" if session.weights.device.newer else ""
         return [
             f"compiled, {session.now.compiled.executable.report().tier}",
-            f"inputs: {', '.join(inputs)}",
+            f"inputs: {session.now.inputs}",
             f"device: {'detached' if session.weights.store is None else 'attached'}{newer}",
             "print(executor.plan()) shows the program",
         ]
 
 
-def explain(
-    session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> _capture.Explanation:
+def explain(session: Session, arguments: Arguments) -> _capture.Explanation:
     """List what a capture for arguments of this kind would refuse or freeze."""
     with session.lock():
-        request = _task(session, args, kwargs).request
+        request = _task(session, arguments).request
         with session.model.in_mode():
             return _capture.explain(request)
 
 
 def shares(
-    session: Session,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    chips: int,
-    limit: int | None,
+    session: Session, arguments: Arguments, chips: int, limit: int | None
 ) -> list[_compile.Share]:
     """Return how to divide the model over so many chips."""
     with session.lock():
-        task = _task(session, args, kwargs)
+        task = _task(session, arguments)
         with session.model.in_mode():
             return _compile.shares(task.request, task.spec, task.optim, chips, limit)
 
 
-def _task(session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Task:
-    bound = session.model.signature.bind(args, kwargs)
+def _task(session: Session, arguments: Arguments) -> Task:
+    bound = session.model.signature.bind(arguments)
     session.weights.fetch()
-    return session.model.task(bound, session.settings(), session.freeze)
+    return session.model.task(bound, session.settings())
 
 
-def captures(session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captures:
+def captures(session: Session, arguments: Arguments) -> Captures:
     """Return what prices are made of; weights and arguments may be on the meta device."""
     with session.lock():
-        bound = session.model.signature.bind(args, kwargs)
+        bound = session.model.signature.bind(arguments)
         session.weights.fetch()
-        return Captures(session.model, session.freeze, bound)
+        return Captures(session.model, bound)
 
 
 def counters(session: Session) -> Stamps:
-    """Return the time stamps of the last call in PopTorch's form.
+    """Return the time stamps of the last call, in seconds: by kind, then by tensor.
 
     With synthetic data nothing travels: tensors have no stamps then.
     """
     with session.lock():
         if session.last is None:
-            return {key: [[]] for key in KEYS}
+            return {kind: [[]] for kind in _STAMPED}
         now = session.now
         loops, emit = now.spec.loops, now.compiled.plan.program.emit
-        slots = [slot for slot in emit.slots if slot.kind is not Kind.ANCHOR]
-        results, times = [emit.count(slot.key, loops) for slot in slots], loops.micro_batches
-        if now.synthetic is not None:
-            results, times = [0] * len(results), 0
-        return session.last.counters(len(now.inputs.bound.paths), results, times)
+        travels = now.synthetic is None
+        given = [travels * loops.micro_batches for _ in now.inputs.bound.paths]
+        returned = [
+            travels * emit.count(slot.key, loops)
+            for slot in emit.slots
+            if slot.kind is not Kind.ANCHOR
+        ]
+        rows = zip(_STAMPED, session.last.moments, (given, given, returned, returned), strict=True)
+        return {kind: [[moment] * count for count in counts] for kind, moment, counts in rows}
+
+
+def latency(session: Session, start: str, end: str) -> Latency:
+    """Return (min, max, mean) of the time between two kinds of stamps, each of which are equal."""
+    stamps = counters(session)
+    times = [stamps[kind][0][0] for kind in (start, end) if stamps[kind] and stamps[kind][0]]
+    elapsed = times[1] - times[0] if len(times) == 2 else 0.0
+    return elapsed, elapsed, elapsed

@@ -39,9 +39,8 @@ class Randomness:
             self._seed = _job.current().numbers(self._seed, "the random seed")[0]
             if seed is not None and seed != self._seed:
                 log.python.warning(
-                    "randomSeed(%d) has no effect on the model: process 0 of the job has another "
-                    "seed, which counts in all of them",
-                    seed,
+                    f"randomSeed({seed}) has no effect on the model: process 0 of the job has "
+                    "another seed, which counts in all of them"
                 )
         self._saved = first_state(self._seed)
         self.has_run = False

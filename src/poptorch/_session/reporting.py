@@ -1,15 +1,17 @@
-"""Profile reports: written when a model is compiled and after calls 1, 2, 4, 8, ... of it."""
+"""What is told of a model that runs: a bad loss, and profiles after calls 1, 2, 4, 8, ... of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import resource
-import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+import torch
 
 from .. import _compile
 from .._base import log, processes, source
@@ -20,8 +22,9 @@ from .._ir.blocks import product_settings
 from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, system_of
 from ..backends import Stopwatch, timing
-from .counters import LastCall
-from .model import Freeze, Model
+from ..enums import OutputMode
+from .model import Model
+from .outputs import LastCall
 from .pricing import Captures
 from .programs import Variant
 
@@ -38,11 +41,11 @@ class Reports:
 
     advise: Callable[[Captures, Estimate], Estimate] | None = None
 
-    def __init__(self, model: Model, freeze: Freeze | None) -> None:
-        self._model, self._freeze = model, freeze
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._now: Variant | None = None  # while there is a program
         self._began = self._ended = 0.0
-        self._unwritten = False
+        self._unwritten = self._has_bad_loss = False
         self._process = processes.forks
         self._reset()
         weakref.finalize(model, _finish, weakref.ref(self))  # a process that ends, above all
@@ -94,6 +97,27 @@ class Reports:
             self._write(now)
         self._ended = ended
 
+    def look_at_loss(self, now: Variant, results: Sequence[torch.Tensor], updates: int) -> None:
+        """Name the first update whose loss is no number, after a call that ended with this one."""
+        if self._has_bad_loss or now.loss_at is None:
+            return
+        losses = results[now.loss_at]
+        if math.isfinite(losses if losses.numel() == 1 else losses.sum()):  # 2 us
+            return
+        bad = losses.reshape(-1).isfinite().logical_not().nonzero()
+        if not len(bad):  # only the sum of them is too large
+            return
+        self._has_bad_loss, first, loops = True, int(bad[0]), now.spec.loops
+        of_update = loops.accumulation * loops.replicas
+        if now.compiled.plan.program.emit.mode is OutputMode.All:
+            updates += 1 + first // of_update - loops.iterations
+        log.python.warning(
+            f"The loss is {float(losses.reshape(-1)[first])} for the first time, in update "
+            f"{updates} of this run. Often a lower learning rate or max_grad_norm of the optimizer "
+            "helps. options.Precision.enableFloatingPointExceptions(True) stops at the operator "
+            "that makes it; torch's detect_anomaly sees nothing of a program"
+        )
+
     def finish(self) -> None:
         """Write the report of a program that is let go of, if calls are not in it yet."""
         if self._now is not None and self._count != self._written:
@@ -109,7 +133,7 @@ class Reports:
         """Price the compiled program: capture one micro-batch once more, without data."""
         if self._estimate is None:
             spec = now.spec
-            captures = Captures(self._model, self._freeze, now.inputs.bound)
+            captures = Captures(self._model, now.inputs.bound)
             captured = captures.capture(spec)
             kind = modelled(spec)
             needed = _compile.subject(captured, spec, System(kind, 1))
@@ -132,8 +156,8 @@ class Reports:
             return
         ran = now.compiled.executable.report()
         measured = profile.Measured(
-            ran.tier, ran.compile_seconds, self._count, tuple(self._calls), _process_bytes(),
-            *_timed(self._watch),
+            ran.tier, ran.compile_seconds, self._count, tuple(self._calls),
+            1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, *_timed(self._watch),
         )  # fmt: skip
         content = profile.profile(
             dataclasses.asdict(estimate), modelled(spec), measured,
@@ -195,8 +219,3 @@ def _timed(
         for kind, own in watch.operators.items()
     ]  # fmt: skip
     return tuple(actions), tuple(sorted(operators, key=lambda row: -row.seconds))
-
-
-def _process_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,27 +18,22 @@ from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting
 from .chips import Chips
-from .counters import LastCall
 from .inputs import dividing, return_inputs
-from .mistakes import LossWatch
 from .model import Model, Situation, Task
 from .optimizer import SessionOptimizer
+from .outputs import LastCall
 from .programs import Programs, Variant
 from .random import Randomness
+from .signature import Arguments
 from .store import DEVICE_ONLY, Layout, StateStore
 from .transfers import Transfers
-from .weights import check_saved
+from .weights import check_saved, paths_of
 from .wrapping import Owner
 
+# From a file, what the next compilation continues with: state that no host tensor mirrors, by key,
+# and the random state, None for a new sequence.
+Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Restored:
-    """State from a file that the next compilation continues with."""
-
-    device: Mapping[str, torch.Tensor]  # what no host tensor mirrors, by key
-    random: list[int] | None  # None for a new sequence
 
 
 class Session:
@@ -57,20 +51,19 @@ class Session:
         owner: Callable[[], Owner | None],
         progress: Progress,
     ) -> None:
-        self.model, self.programs = model, Programs(model)
+        self.model, self.programs = model, Programs()
         trains = optimizer is not None
         self.weights = Transfers(model.module, trains, self.programs, owner)
         self.lock = self.weights.lock
         self.is_trainer = False  # a model that was let go of is none any more
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
-        self.freeze = self.optimizer.frozen if self.optimizer is not None else None
-        self.reports = reporting.Reports(model, self.freeze)
+        model.freeze = self.optimizer.frozen if self.optimizer is not None else None
+        self.reports = reporting.Reports(model)
         self.random = Randomness(0)
         # State that no host tensor mirrors, by key, while detached.
         self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
         self.last: LastCall | None = None
-        self._losses = LossWatch()
         self._spec: Spec  # every program is compiled with these settings
         self.settings, self._progress = settings, progress
         self._chips = Chips()
@@ -85,24 +78,20 @@ class Session:
 
     @locked
     def compile(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        background: bool = False,
-        placeholders: bool = False,
+        self, arguments: Arguments, background: bool = False, placeholders: bool = False
     ) -> None:
         """Compile the first program; ``background``: optimised code may come later.
 
         A failure leaves everything as it was.
         """
         self._forks = forks.check(self._forks, bool(self.programs.all))
-        bound = self.model.signature.bind(args, kwargs)
+        bound = self.model.signature.bind(arguments)
         self.weights.fetch()
         spec = self.settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
         reporting.check(spec)
         try:
-            task = self.model.task(bound, spec, self.freeze, placeholders)
+            task = self.model.task(bound, spec, placeholders)
             self._begin(self._compiled(task, background))
         except BaseException:
             self._chips.release()
@@ -145,16 +134,16 @@ class Session:
 
     def _begin(self, variant: Variant) -> None:
         """Use the first program, without attaching."""
-        random, kept = Randomness(variant.spec.target.seed, variant.spec.runs_together), None
-        if self.restored is not None:
-            kept = self.restored.device
+        random = Randomness(variant.spec.target.seed, variant.spec.runs_together)
+        kept, state = self.restored or (None, None)
+        if kept is not None:
             slots = variant.compiled.plan.program.visible_slots().items()
             own = {key: slot for key, slot in slots if slot.kind in DEVICE_ONLY}
             check_saved(
                 {key: (value.shape, value.dtype) for key, value in kept.items()},
                 {key: (own[key].device_shape, own[key].dtype) for key in kept if key in own},
             )
-            random.set(self.restored.random, None)
+        random.set(state, None)
         if self.optimizer is not None:
             self.optimizer.compiled(variant.task)
         remember_compiled(variant, self.model.module)
@@ -164,35 +153,35 @@ class Session:
 
     # Running.
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, arguments: Arguments) -> Any:
         """Do one call on the device and return what ``forward`` returns; the caller has the lock.
 
         A first call that fails leaves everything as if it had not been made.
         """
         self._forks = forks.check(self._forks, bool(self.programs.all))
         if self.programs.all:
-            return self._call(args, kwargs)
+            return self._call(arguments)
         restored = self.restored
         try:
-            self.compile(args, kwargs, background=True)
-            return self._call(args, kwargs)
+            self.compile(arguments, background=True)
+            return self._call(arguments)
         except Exception:
             self._forget()
             self.restored = restored
             raise
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        now = self._program_for(args, kwargs)
+    def _call(self, arguments: Arguments) -> Any:
+        now = self._program_for(arguments)
         started = time.perf_counter()
         device = self.weights.device
         if device.near or device.stale:
             self.weights.fetch()
-        given, batch = now.inputs.take(args, kwargs, self.model.signature)
+        given, batch = now.inputs.take(arguments)
         taken = time.perf_counter()
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
         ready = time.perf_counter()
         if self.optimizer is not None:
-            self._losses.look(now, results, self.weights.attached.state.updates)
+            self.reports.look_at_loss(now, results, self.weights.attached.state.updates)
         if now.changed_inputs and now.synthetic is None:
             return_inputs(now.changed_inputs, given, batch)
         returned = now.outputs.build(results[: now.outputs.count])
@@ -201,7 +190,7 @@ class Session:
         self.reports.called(now, self.last)
         return returned
 
-    def _program_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
+    def _program_for(self, arguments: Arguments) -> Variant:
         """Attach, and go on with the program for the model's mode and these arguments."""
         if self.weights.store is None:
             if self.now.spec.runtime.connection == ConnectionType.Never:
@@ -213,11 +202,11 @@ class Session:
                 )
             self._attach()
         if self.optimizer is not None and self.optimizer.prepare_run():
-            self._compile_again(args, kwargs)
+            self._compile_again(arguments)
         now, mode = self.programs.all[-1], self.model.situation()
         several = now.spec.runtime.programs > 1
-        if mode != now.mode or (several and not now.takes(self.model, args, kwargs)):
-            now = self._change_program(now, mode, args, kwargs)
+        if mode != now.mode or (several and not now.inputs.takes(arguments)):
+            now = self._change_program(now, mode, arguments)
         return now
 
     def _execute(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -243,10 +232,8 @@ class Session:
                     device.undo(undo)
                 else:
                     self._ran(store.state.updates - before)
-                better = now.indices.explain(error, batch, store.state)
-                if better is error:
-                    raise
-                raise better from error
+                now.indices.explain(error, batch, store.state)
+                raise
             self._ran(store.state.updates - before)
         return results
 
@@ -257,15 +244,13 @@ class Session:
 
     # Several programs.
 
-    def _change_program(
-        self, now: Variant, mode: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Variant:
+    def _change_program(self, now: Variant, mode: Situation, arguments: Arguments) -> Variant:
         """Go on with the program for another mode or inputs; all share weights and state."""
-        variant = self.programs.find(mode, args, kwargs)
+        variant = self.programs.find(mode, arguments)
         if variant is None:
             if mode != now.mode:
                 log.python.info("train(), eval() or autocast: compiling for the other mode")
-            variant = self._new_variant(now, args, kwargs)
+            variant = self._new_variant(now, arguments)
             if mode == now.mode:
                 log.python.info("Options.programs: compiled for %s, too", variant.inputs)
         with interrupts.deferred():
@@ -273,10 +258,10 @@ class Session:
             self.programs.use(variant)
         return variant
 
-    def _compile_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _compile_again(self, arguments: Arguments) -> None:
         """Go on with a program for the optimizer as it is now, weights and all state kept."""
         log.python.info("The optimizer's structure changed: compiling again, with its state kept")
-        variant = self._new_variant(self.now, args, kwargs)
+        variant = self._new_variant(self.now, arguments)
         assert self.optimizer is not None
         with interrupts.deferred():
             self.optimizer.detach()
@@ -297,18 +282,16 @@ class Session:
             self.optimizer.attach(variant.store, restored)
         self.weights.store = variant.store
 
-    def _new_variant(
-        self, now: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Variant:
-        bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
+    def _new_variant(self, now: Variant, arguments: Arguments) -> Variant:
+        bound = self.model.signature.bind(arguments, like=now.inputs.bound)
         if now.spec.runtime.programs > 1:
             spec = dividing(bound, self._spec)
         else:
             spec = now.spec
-            now.inputs.take(args, kwargs, self.model.signature)
+            now.inputs.take(arguments)
         self.weights.fetch()
         self.weights.bring_down()
-        task = self.model.task(bound, spec, self.freeze)
+        task = self.model.task(bound, spec)
         variant = self._compiled(task, background=True)
         remember_compiled(variant, self.model.module)
         return variant
@@ -395,7 +378,8 @@ class Session:
         if self.optimizer is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         paths = self.now.reading.paths if self.programs.all else {}
-        paths |= self.model.paths()  # others, if the user assigned some
+        # Others, if the user assigned some.
+        paths |= paths_of(_capture.tensors_of(self.model.module, values=False))
         self.optimizer.take(optimizer, paths, relaxed)
 
     @locked

@@ -12,6 +12,8 @@ import torch
 from .._base import trees
 from .._base.errors import AssertionFailure, Error
 
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  # of a call, by position and by name
+
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -52,10 +54,9 @@ class Signature:
         self._var_positional = kinds.get(inspect.Parameter.VAR_POSITIONAL)
         self._var_keyword = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
-    def bind(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: Bound | None = None
-    ) -> Bound:
+    def bind(self, arguments: Arguments, like: Bound | None = None) -> Bound:
         """Match a call and flatten it; ``like``, the compiled call, gives dict keys their order."""
+        args, kwargs = arguments
         known = dict(like.parts) if like else {}
         tensors: list[torch.Tensor] = []
         parts = []
@@ -86,11 +87,6 @@ class Signature:
                 extra[name] = value
             else:
                 values[name] = value
-        return self._complete(values, rest, extra)
-
-    def _complete(
-        self, values: dict[str, Any], rest: tuple[Any, ...], extra: dict[str, Any]
-    ) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name, parameter in self._parameters.items():
             if name == self._var_positional:
@@ -130,7 +126,7 @@ class Signature:
 
         return call
 
-    def assemble(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def assemble(self, values: Mapping[str, Any]) -> Arguments:
         """Return the positional and the keyword arguments of a call.
 
         Who wraps ``forward`` in a function of his own, as hooks and decorators do, sees which are
@@ -170,7 +166,7 @@ class Signature:
     def takes_tensors_alone(self, bound: Bound) -> bool:
         """Tell whether a call with the tensors alone, in their order, is a call like this one."""
         try:
-            alone = self.bind(tuple(bound.tensors), {})
+            alone = self.bind((tuple(bound.tensors), {}))
         except Error:
             return False
         pairs = zip(bound.parts, alone.parts, strict=True)

@@ -115,14 +115,15 @@ def check_saved(there: Mapping[str, ShapeAndType], here: Mapping[str, ShapeAndTy
         saved, own = there.get(name, (None, None)), here.get(name, (None, None))
         shapes = [None if shape is None else tuple(shape) for shape, _ in (saved, own)]
         if shapes[0] != shapes[1]:
-            _refuse_saved(name, *shapes)
+            refuse_saved(f"{name}: {shapes[0]} in the file, {shapes[1]} in the model")
         if saved[1] and own[1] and not torch.can_cast(saved[1], own[1]):
-            _refuse_saved(name, saved[1], f"{own[1]}, which cannot hold its values,")
+            types = f"{saved[1]} in the file, {own[1]}, which cannot hold its values, in the model"
+            refuse_saved(f"{name}: {types}")
 
 
-def _refuse_saved(name: str, there: object, here: object) -> NoReturn:
+def refuse_saved(got: str, cause: Exception | None = None) -> NoReturn:
     raise Error(
         "Invalid file: it was saved from another model",
-        got=f"{name}: {there} in the file, {here} in the model",
+        got=got,
         fix="make the model that was saved",
-    )
+    ) from cause

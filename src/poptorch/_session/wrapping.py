@@ -135,11 +135,10 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
         elif caller := _clipping():
             told = True
             log.python.warning(
-                "%s finds no gradients in a model that is wrapped for training: they stay in the "
-                "program, and are not clipped. Give the limit to the optimizer: the argument "
-                "max_grad_norm of SGD, Adam and AdamW of poptorch.optim; of torch's, the "
-                "attribute, set before wrapping",
-                caller,
+                f"{caller} finds no gradients in a model that is wrapped for training: they stay "
+                "in the program, and are not clipped. Give the limit to the optimizer: the "
+                "argument max_grad_norm of SGD, Adam and AdamW of poptorch.optim; of torch's, the "
+                "attribute, set before wrapping"
             )
 
     _wrappings[module] = reference, announce
