@@ -23,8 +23,8 @@ from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._planning.repricing import Repricer
 from ._session import files, loading, questions, wrapping
+from ._session.grouping import groupable
 from ._session.model import Model
-from ._session.proxy import ParameterProxy
 from ._session.questions import Latency, Stamps
 from ._session.session import Session
 from ._session.signature import Arguments
@@ -438,7 +438,7 @@ class PoplarExecutor:
             raise AttributeError(name)
         value: Any = getattr(self._user_model, name)
         if isinstance(value, nn.Parameter):
-            value = ParameterProxy(value, name, self._session)
+            value = groupable(value, name, self._session)
         return value  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:

@@ -1,0 +1,55 @@
+"""``replicaGrouping``, a method of the parameters that an executor hands out."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+from .._base.errors import StateError
+from ..enums import CommGroupType, VariableRetrievalMode
+from .session import Session
+from .weights import GroupingRequest
+
+
+def groupable(parameter: nn.Parameter, name: str, session: Session) -> nn.Parameter:
+    """Give a parameter the method, for this session; copies and pickles of it have none."""
+    own, handed_out = weakref.ref(session), weakref.ref(parameter)
+
+    def replicaGrouping(  # noqa: N802
+        comm_group_type: CommGroupType,
+        shards: int,
+        variable_retrieval_mode: VariableRetrievalMode,
+    ) -> None:
+        """Let each group of replicas have its own value of this parameter, before compilation.
+
+        The host's tensor has a leading dimension with one value per group; ``forward`` sees the
+        value of its replica's group, without that dimension.
+
+        Args:
+            comm_group_type: how replicas form groups; ``All`` for one shared value.
+            shards: replicas per group; unused with ``NoGrouping``.
+            variable_retrieval_mode: read back one value per group, or one per replica.
+
+        Raises:
+            RuntimeError: the model is compiled.
+            ValueError: an argument is no member of its enum.
+        """
+        session = own()
+        if session is None or session.programs.all:
+            raise StateError(
+                "replicaGrouping must be called before the model is compiled",
+                got=f"parameter '{name}'",
+                fix="destroy() the executor first",
+            )
+        session.model.groupings[name] = GroupingRequest(
+            CommGroupType(comm_group_type), shards, VariableRetrievalMode(variable_retrieval_mode)
+        )
+
+    def state() -> dict[str, Any]:
+        return {key: value for key, value in vars(handed_out()).items() if key not in given}
+
+    given = ("replicaGrouping", "__getstate__")
+    vars(parameter).update(zip(given, (replicaGrouping, state), strict=True))
+    return parameter
