@@ -120,9 +120,9 @@ def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
         )
     if size > count:
         log.engine.warning(
-            "Device Id %d has %d IPUs and the model uses %d: %d are unused",
-            ipu_id, size, count, size - count,
-        )  # fmt: skip
+            f"Device Id {ipu_id} has {size} IPUs and the model uses {count}: {size - count} are "
+            "unused"
+        )
     return [ipu_id]
 
 

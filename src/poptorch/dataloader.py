@@ -446,9 +446,7 @@ class PadToSizes:
                 fix=f"cut it, or add a size of at least {longest}",
             )
         padded = [{key: _pad(v, size, self._fill[key]) for key, v in p.items()} for p in parts]
-        return default_collate(
-            [_with(sample, values) for sample, values in zip(samples, padded, strict=True)]
-        )
+        return default_collate([*map(_with, samples, padded)])
 
 
 def _pad(value: torch.Tensor, size: int, fill: float) -> torch.Tensor:

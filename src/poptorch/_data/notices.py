@@ -139,24 +139,27 @@ class EndingEarly(Iterator[Any]):
         raise StopIteration
 
 
-_iterated: list[tuple[list[weakref.ref[Any]], Arrangement]] = []  # the last loader
+_latest: tuple[list[weakref.ref[Any]], Arrangement] | None = (
+    None  # loader and iteration; their plan
+)
 
 
 def remember(loader: DataLoader[object], iteration: Any, plan: Arrangement) -> None:
     """Take a loader for the one whose batches a model gets next, while it or its loop lasts."""
-    _iterated[:] = [([weakref.ref(loader), weakref.ref(iteration)], plan)]
+    global _latest
+    _latest = [weakref.ref(loader), weakref.ref(iteration)], plan
 
 
 def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
     """Warn if a training model would make other updates of a loader's batches than were meant."""
+    global _latest
     rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
-    if loops.slices > 1 and rows and rows % loops.slices == 0:
-        _loaded_by_torch(rows, loops.slices)
-    for sources, plan in _iterated[:]:
-        is_over = all(source() is None for source in sources)
-        if is_over or plan.combined != rows or plan.steps == loops.slices:
-            continue
-        _iterated.clear()
+    sources, plan = _latest or ([], None)
+    if plan is None or plan.combined != rows or all(source() is None for source in sources):
+        if loops.slices > 1 and rows and rows % loops.slices == 0:
+            _loaded_by_torch(rows, loops.slices)
+    elif plan.steps != loops.slices:
+        _latest = None
         log.python.warning(
             f"The batch of {rows} samples is that of a DataLoader which makes it of {plan.steps} "
             f"micro-batches of {plan.micro}, and the model takes it as {loops.slices} of "
@@ -168,11 +171,7 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
 def _loaded_by_torch(rows: int, slices: int) -> None:
     """Warn if what is cut is as large as a batch of a loader that knows of no micro-batches."""
     samplers = (each for each in gc.get_objects() if type(each) is BatchSampler)  # once a program
-    ours = any(
-        plan.combined == rows and any(source() is not None for source in sources)
-        for sources, plan in _iterated
-    )
-    if not ours and any(sampler.batch_size == rows for sampler in samplers):
+    if any(sampler.batch_size == rows for sampler in samplers):
         log.python.warning(
             f"A batch of torch's DataLoader, batch_size={rows}, is taken as {slices} micro-batches "
             f"of {rows // slices}: device iterations, gradient accumulation and replicas cut it. "

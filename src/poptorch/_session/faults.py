@@ -22,8 +22,7 @@ def injected(place: str, error: BaseException) -> Iterator[None]:
 
 
 def check(place: str) -> None:
-    if _armed:
-        for fault in _armed:
-            if fault[0] == place:
-                _armed.remove(fault)
-                raise fault[1]
+    for fault in _armed:
+        if fault[0] == place:
+            _armed.remove(fault)
+            raise fault[1]
