@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import copy
 import functools
 import json
@@ -154,18 +155,15 @@ class Checkpoints:
         _check_states(self._stateful, facts["stateful"])
         loading.restore(executor._session, saved, facts["device"])
         before = {name: copy.deepcopy(s.state_dict()) for name, s in self._stateful.items()}
-        undo = None
-        try:
-            undo = loading.fill(saved, executor._user_model, optimizer, executor._loss)
+        with contextlib.ExitStack() as undo:
+            undo.callback(setattr, executor._session, "restored", None)
+            back = loading.fill(saved, executor._user_model, optimizer, executor._loss)
+            undo.callback(_load_states, self._stateful, before)
+            undo.callback(executor.setOptimizer, optimizer)
+            undo.callback(back)
             executor.setOptimizer(optimizer)  # it has other numbers now
             _load_states(self._stateful, facts["stateful"])
-        except BaseException:
-            executor._session.restored = None
-            if undo is not None:
-                undo()
-                executor.setOptimizer(optimizer)
-                _load_states(self._stateful, before)
-            raise
+            undo.pop_all()
 
     def batches(self, epochs: int) -> Iterator[Any]:
         """Yield the batches of so many epochs, those that are left.

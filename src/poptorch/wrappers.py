@@ -142,14 +142,7 @@ def load(
             got=f"{os.fspath(filename)} was saved with export_model=False",
             fix="wrap the model again and call executor.loadExecutable(path)",
         )
-    undo: Callable[[], None] | None = None
-    if model is not None:
-        module = _module(model)
-        undo = loading.fill(saved, module, optimizer, loss)
-    elif saved.trusted:
-        objects = saved.objects()
-        module, optimizer, loss = objects.model, objects.optimizer, objects.loss
-    else:
+    if model is None and not saved.trusted:
         raise Error(
             "A file is not trusted to make objects",
             got=f"{os.fspath(filename)}, without your signature, and no model to load it into",
@@ -160,21 +153,22 @@ def load(
                 "programs here",
             ),
         )
-    executor: PoplarExecutor | None = None
-    try:
+    with contextlib.ExitStack() as undo:
+        if model is not None:
+            module = _module(model)
+            undo.callback(loading.fill(saved, module, optimizer, loss))
+        else:
+            objects = saved.objects()
+            module, optimizer, loss = objects.model, objects.optimizer, objects.loss
         own = _options_of(saved) if options is None else options.clone()
         if edit_opts_fn is not None:
             edit_opts_fn(own)
         training = optimizer is not None
         executor = PoplarExecutor(module, prepare(own, training), optimizer, loss)
+        undo.callback(executor.destroy)
         loading.resume(executor._session, saved, whole=True)
-        return executor
-    except BaseException:
-        if executor is not None:
-            executor.destroy()
-        if undo is not None:
-            undo()
-        raise
+        undo.pop_all()
+    return executor
 
 
 def _options_of(saved: files.Saved) -> Options:
