@@ -78,9 +78,8 @@ class PoplarExecutor:
             options, captures, priced.system, training
         ).advised(priced)
         self._run = self._channel._event("modelExecution", self._session.run)
-        if training:
-            self._adopt_strategy()
-            self._wrap()
+        self._adopt_strategy()
+        self._wrap()
         # An executor that is dropped must not take trained weights with it.
         self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model, True)
         self._finalizer.atexit = False
@@ -104,7 +103,7 @@ class PoplarExecutor:
             return self._session.lock.run(self._call, (args, kwargs))
 
     def _call(self, arguments: Arguments) -> Any:
-        self._rewrap()
+        self._wrap()
         return self._run(arguments)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +112,7 @@ class PoplarExecutor:
             if self.isCompiled():
                 log.python.warning("Call to compile() ignored: the model is already compiled.")
                 return
-            self._rewrap()
+            self._wrap()
             self._session.compile((args, kwargs))
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
@@ -257,7 +256,7 @@ class PoplarExecutor:
                 log.python.warning("Call to loadExecutable() ignored: the model is compiled.")
                 return
             saved = files.read(filename, trusted)
-            self._rewrap()
+            self._wrap()
             loading.resume(self._session, saved, whole=False)
 
     def isAttachedToDevice(self) -> bool:
@@ -425,13 +424,11 @@ class PoplarExecutor:
             use_running_mean(self._options)
 
     def _wrap(self) -> None:
-        wrapping.wrap(self._user_model, self, self._session.model.module)
-        self._session.is_trainer = True
-
-    def _rewrap(self) -> None:
+        """Wrap the module for training, unless it is, or there is none."""
         if not self._session.is_trainer and self._optimizer is not None:
             wrapping.refuse_wrapped(self._user_model)
-            self._wrap()
+            wrapping.wrap(self._user_model, self, self._session.model.module)
+            self._session.is_trainer = True
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
         if name.startswith("__") or "_user_model" not in self.__dict__:

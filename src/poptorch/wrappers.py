@@ -132,6 +132,7 @@ def load(
     Raises:
         AssertionError: no such file of this version ("Invalid file"), or it was saved with
             ``export_model=False``.
+        RuntimeError: the model is wrapped for training already.
         poptorch.Error: there is neither a model nor trust, or model or optimizer are unlike the
             saved ones. They keep their values then.
     """

@@ -187,6 +187,12 @@ def test_what_is_loaded_into_must_fit(tmp_path: Path) -> None:
             poptorch.load(path, **given)
     torch.testing.assert_close(target["model"].state_dict(), before, rtol=0, atol=0)
     assert type(target["model"]) is Net
+    trainer = poptorch.trainingModel(options=options(), **target)
+    with pytest.raises(RuntimeError, match="already been wrapped"):
+        poptorch.load(path, **target)
+    torch.testing.assert_close(target["model"].state_dict(), before, rtol=0, atol=0)
+    trainer.destroy()
+    assert type(target["model"]) is Net
     trainer = poptorch.trainingModel(options=options(), **into("poptorch"))
     with pytest.raises(poptorch.Error, match=r"(?s)another optimizer.*sgd in the file, adam here"):
         trainer.loadExecutable(path)
