@@ -101,6 +101,7 @@ def with_hooks() -> nn.Module:
     layer.register_full_backward_pre_hook(lambda m, made: (made[0].flip(0) * 3,))
     layer.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
     layer.weight.register_hook(lambda gradient: gradient.flip(0))
+    layer.bias.register_hook(lambda gradient: gradient + 1)
     return layer
 
 

@@ -14,7 +14,22 @@ aten = torch.ops.aten
 # Torch has no public name for the class of operators like aten.add.Tensor.
 Operator = type(aten.add.Tensor)
 
-# Their schemas do not say so.
+# These give the same numbers in another shape.
+RESHAPES = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+}  # fmt: skip
+SAME_NUMBERS = RESHAPES | {
+    aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
+    aten.lift_fresh.default, aten.lift_fresh_copy.default,
+}  # fmt: skip
+# These read the shape of their operand, and none of its values.
+SHAPE_ONLY = {
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
+    aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default,
+    aten.new_full.default, aten.new_empty.default,
+}  # fmt: skip
+# Their schemas do not say that they may be views.
 _MAY_VIEW = {
     aten.reshape.default, aten.contiguous.default, aten.unsafe_chunk.default,
     aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten._unsafe_view.default,
@@ -92,6 +107,13 @@ def may_view(node: fx.Node) -> bool:
         return True
     first = target._schema.arguments[:1]
     return bool(first) and first[0].alias_info is not None
+
+
+def of_shape(node: fx.Node) -> Any:
+    """Compute one that reads a shape only, whatever its operand holds."""
+    like = node.all_input_nodes[0].meta["val"]
+    operand = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    return node.target(operand, *node.args[1:], **node.kwargs)  # type: ignore[operator]
 
 
 def storage_root(node: fx.Node) -> fx.Node:

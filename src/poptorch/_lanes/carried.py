@@ -14,21 +14,13 @@ import torch
 from torch import fx
 
 from .._ir.loops import Lanes
-from .batched import NotVectorisable, named
+from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY
+from .batched import NotVectorisable, named, nodes_in
 
 aten = torch.ops.aten
 _IN_TRAINING = aten._native_batch_norm_legit_functional.default
 # By normalization, the argument that tells whether it looks at its own batch alone.
 _TRAINS: dict[Any, int] = {_IN_TRAINING: 5, aten.native_batch_norm_backward.default: 7}
-_OF_SHAPE_ONLY = {
-    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
-    aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default,
-    aten.new_full.default, aten.new_empty.default,
-}  # fmt: skip
-
-
-def of_shape_only(node: fx.Node) -> bool:
-    return node.target in _OF_SHAPE_ONLY
 
 
 def running_statistic(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -44,7 +36,7 @@ def running_statistic(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def reads(node: fx.Node) -> list[fx.Node]:
     """The nodes whose values decide about this one's."""
-    if of_shape_only(node):
+    if node.target in SHAPE_ONLY:
         return []
     in_training = _TRAINS.get(node.target)
     ignored: tuple[int, ...] = ()
@@ -52,12 +44,8 @@ def reads(node: fx.Node) -> list[fx.Node]:
         ignored = (0,)
     elif in_training is not None and node.args[in_training]:
         ignored = (3, 4)
-    found: list[fx.Node] = []
-    for at, arg in enumerate(node.args):
-        if at not in ignored:
-            fx.map_arg(arg, found.append)
-    fx.map_arg(node.kwargs, found.append)
-    statistic = running_statistic(node)
+    args = [arg for at, arg in enumerate(node.args) if at not in ignored]
+    found, statistic = nodes_in([args, node.kwargs]), running_statistic(node)
     return [*found, statistic[1]] if statistic else found
 
 
@@ -101,8 +89,9 @@ class Chain:
 
     def _check(self, node: fx.Node) -> None:
         own = [at for at, arg in enumerate(node.args) if arg in self.nodes]
-        rule = _AFFINE.get(node.target)
-        if running_statistic(node) is None and (rule is None or not rule[0](own)):
+        square = node.target is aten.mul.Tensor and len(own) > 1
+        affine = node.target in _AFFINE and not square and _APART.get(node.target) not in own
+        if not affine and node.target not in _SAME and running_statistic(node) is None:
             raise named(node, f"{self.name} is no longer a multiple of what it was, and a sum")
         before, after = self.old.meta["val"].dtype, node.meta["val"].dtype
         if before.is_floating_point != after.is_floating_point:
@@ -121,8 +110,21 @@ class Chain:
             before = self.form(statistic[1], operand, rank)
             new = Affine(0, operand(statistic[0], rank, node.args[1]))
             return _plus(_times(before, 1 - momentum), _times(new, momentum))
-        form: Affine = _AFFINE[node.target][1](self, node, operand)
+        if node.target in _SAME:
+            return self._shaped(node, self.form(reads(node)[0], operand, rank))
+        forms = (self.form(arg, operand, rank) for arg in node.args)
+        form: Affine = _AFFINE[node.target](node, *forms)
         return form
+
+    def _shaped(self, node: fx.Node, form: Affine) -> Affine:
+        before, after = reads(node)[0].meta["val"], node.meta["val"]
+        if isinstance(form.factor, torch.Tensor) and before.shape != after.shape:
+            raise NotVectorisable(f"it gives {self.name} another shape")
+        if not isinstance(form.term, torch.Tensor):
+            return form
+        whole = form.term.expand(len(form.term), *before.shape)
+        shape = after.shape if before.numel() == after.numel() else before.shape
+        return Affine(form.factor, whole.reshape(-1, *shape).to(after.dtype))
 
 
 def _times(form: Affine, factor: Any) -> Affine:
@@ -143,87 +145,40 @@ def _is(value: Any, number: int) -> bool:
     return isinstance(value, int | float) and value == number
 
 
-def _forms(chain: Chain, node: fx.Node, operand: Operand, *places: int) -> list[Affine]:
-    rank = node.meta["val"].dim()
-    return [chain.form(node.args[at], operand, rank) for at in places]
+def _added(node: fx.Node, left: Affine, right: Affine) -> Affine:
+    sign = -1 if node.target is aten.sub.Tensor else 1
+    return _plus(left, _times(right, sign * node.kwargs.get("alpha", 1)))  # type: ignore[operator]
 
 
-def _sums(sign: int) -> Any:
-    def make(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
-        left, right = _forms(chain, node, operand, 0, 1)
-        return _plus(left, _times(right, sign * node.kwargs.get("alpha", 1)))  # type: ignore[operator]
-
-    return make
+def _product(node: fx.Node, left: Affine, right: Affine) -> Affine:
+    return _times(right, left.term) if _is(left.factor, 0) else _times(left, right.term)
 
 
-def _product(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
-    left, right = _forms(chain, node, operand, 0, 1)
-    first = node.args[0] in chain.nodes
-    return _times(left, right.term) if first else _times(right, left.term)
-
-
-def _quotient(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
-    left, right = _forms(chain, node, operand, 0, 1)
+def _quotient(node: fx.Node, left: Affine, right: Affine) -> Affine:
     return Affine(*(part if _is(part, 0) else part / right.term for part in left))
 
 
-def _negative(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
-    (form,) = _forms(chain, node, operand, 0)
-    return _times(form, -1)
-
-
-def _between(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
-    start, end, weight = _forms(chain, node, operand, 0, 1, 2)
+def _between(node: fx.Node, start: Affine, end: Affine, weight: Affine) -> Affine:
     return _plus(_times(start, 1 - weight.term), _times(end, weight.term))
 
 
-def _chosen(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
-    which, *both = _forms(chain, node, operand, 0, 1, 2)
+def _chosen(node: fx.Node, which: Affine, *both: Affine) -> Affine:
     return Affine(*(torch.where(which.term, *parts) for parts in zip(*both, strict=True)))
 
 
-def _same(at: int) -> Any:
-    def make(chain: Chain, node: fx.Node, operand: Operand) -> Affine:
-        (form,), (before, after) = _forms(chain, node, operand, at), _values(node, at)
-        if isinstance(form.factor, torch.Tensor) and before.shape != after.shape:
-            raise NotVectorisable(f"it gives {chain.name} another shape")
-        if isinstance(form.term, torch.Tensor):
-            whole = form.term.expand(len(form.term), *before.shape)
-            shape = after.shape if before.numel() == after.numel() else before.shape
-            form = Affine(form.factor, whole.reshape(-1, *shape).to(after.dtype))
-        return form
-
-    return make
-
-
-def _values(node: fx.Node, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return node.args[at].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-
-
-def _any(own: list[int]) -> bool:
-    return True
-
-
-# By operator: in which arguments it may read the old value, and what it makes of their forms.
-_AFFINE: dict[Any, tuple[Callable[[list[int]], bool], Any]] = {
-    aten.add.Tensor: (_any, _sums(1)),
-    aten.sub.Tensor: (_any, _sums(-1)),
-    aten.mul.Tensor: (lambda own: len(own) == 1, _product),
-    aten.div.Tensor: (lambda own: own == [0], _quotient),
-    aten.neg.default: (_any, _negative),
-    aten.lerp.Scalar: (_any, _between),
-    aten.lerp.Tensor: (lambda own: 2 not in own, _between),
-    aten.where.self: (lambda own: 0 not in own, _chosen),
-    aten.copy.default: (_any, _same(1)),
-    **dict.fromkeys(
-        (
-            aten.clone.default, aten.alias.default, aten._to_copy.default, aten.view.default,
-            aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
-            aten.squeeze.dim, aten.squeeze.dims,
-        ),
-        (_any, _same(0)),
-    ),
-}  # fmt: skip
+_SAME = SAME_NUMBERS | {aten.copy.default}
+# By operator, what it makes of the forms of its arguments, and which must not read the old value.
+_AFFINE: dict[Any, Callable[..., Affine]] = {
+    aten.add.Tensor: _added,
+    aten.sub.Tensor: _added,
+    aten.mul.Tensor: _product,
+    aten.div.Tensor: _quotient,
+    aten.neg.default: lambda node, form: _times(form, -1),
+    aten.lerp.Scalar: _between,
+    aten.lerp.Tensor: _between,
+    aten.where.self: _chosen,
+}
+_APART: dict[Any, int] = {aten.div.Tensor: 1, aten.lerp.Tensor: 2, aten.where.self: 0}
 
 
 # Both take the old value as (replicas, ...), and the form of a step.

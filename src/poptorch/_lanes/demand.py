@@ -68,14 +68,14 @@ class Demand:
             if node in self.summed and node not in self.wanted and not self.pushes(node):
                 self.wanted.add(node)
             if node in self.wanted:
-                if totals.sum_of(node, self.varies) is not None:
+                if totals.sum_of(node, self.varies):
                     self.apart.add(node.all_input_nodes[0])
                 self.wanted.update(reads(node))
             elif node in self.summed:
                 self._want_sum(node)
 
     def _want_sum(self, node: fx.Node) -> None:
-        if totals.sum_of(node, self.varies) or totals.contracts(node, self.varies):
+        if totals.sum_of(node, self.varies) or totals.contraction(node, self.varies):
             self.wanted.update(reads(node))
         else:
             self.summed.update(totals.linear_in(node, self.varies))
@@ -86,7 +86,7 @@ class Demand:
             linear = totals.linear_in(node, self.varies)
             self._pushed[node] = bool(
                 totals.sum_of(node, self.varies)
-                or totals.contracts(node, self.varies)
+                or totals.contraction(node, self.varies)
                 or (linear and all(map(self.pushes, linear)))
             )
         return self._pushed[node]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._base import private
+from .._base.trees import with_tensors
 from .._ir.operators import Operator
+from .._ops.dispatch import answering
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ class Recorder:
         self._orders: dict[fx.Node, tuple[fx.Node, tuple[int, ...]]] = {}
 
     def recording(self) -> Any:
-        return _mode()(self)
+        return answering(self._dispatched)
 
     def know(self, value: Any, node: fx.Node) -> None:
         if isinstance(value, torch.Tensor):
@@ -45,19 +45,9 @@ class Recorder:
     def node_of(self, value: torch.Tensor) -> fx.Node:
         return self._nodes[id(value)]
 
-    def nodes_in(self, arguments: Any) -> Any:
-        """Return nested arguments with nodes in the place of tensors."""
-        if isinstance(arguments, torch.Tensor):
-            return self.node_of(arguments)
-        if isinstance(arguments, list | tuple):
-            return type(arguments)(map(self.nodes_in, arguments))
-        if isinstance(arguments, dict):
-            return {name: self.nodes_in(value) for name, value in arguments.items()}
-        return arguments
-
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Any:
         """Add a node whose result is ``value``."""
-        node = self.graph.call_function(target, self.nodes_in(args), self.nodes_in(kwargs))
+        node = self.graph.call_function(target, *with_tensors(self.node_of, (args, kwargs)))
         self._note(node, value)
         self.know(value, node)
         if isinstance(value, list | tuple):
@@ -72,16 +62,18 @@ class Recorder:
         node.meta = {} if self.like is None else dict(self.like.meta)
         node.meta["val"] = value
 
-    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(func, Operator) or func.namespace == "prim":
+            return func(*args, **kwargs)
         if func._schema.is_mutable:
             raise Writes(str(func))
-        if func in _ORDERS:
+        if func in ORDERS:
             return self._permuted(func, args)
         if func in _VIEWS:
             return self._viewed(func, *args)
-        key = (func, _hashable(self.nodes_in(args)), _hashable(self.nodes_in(kwargs)))
         if torch.Tag.nondeterministic_seeded in func.tags:
             return self.call(func, args, kwargs, func(*args, **kwargs))
+        key = func, repr(with_tensors(self.node_of, (args, kwargs)))
         return self._once(key, lambda: self.call(func, args, kwargs, func(*args, **kwargs)))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -97,7 +89,7 @@ class Recorder:
         """Two changes of the order of dimensions that undo each other are none."""
         node = self.node_of(args[0])
         base, before = self._orders.get(node, (node, tuple(range(args[0].dim()))))
-        order = tuple(before[dim] for dim in _ORDERS[func](*args))
+        order = tuple(before[dim] for dim in ORDERS[func](*args))
         if order == tuple(range(len(order))):
             return self._again(base)
         value = self._once((base, order), lambda: self.call(func, args, {}, func(*args)))
@@ -132,33 +124,8 @@ def _swapped(x: torch.Tensor, first: int, second: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-_ORDERS: dict[Any, _Order] = {
+ORDERS: dict[Any, _Order] = {
     aten.t.default: lambda x: tuple(reversed(range(x.dim()))),
     aten.transpose.int: _swapped,
     aten.permute.default: lambda x, dims: tuple(dim % x.dim() for dim in dims),
 }
-
-
-def _hashable(arguments: Any) -> Any:
-    if isinstance(arguments, list | tuple):
-        return tuple(map(_hashable, arguments))
-    if isinstance(arguments, dict):
-        return tuple((name, _hashable(value)) for name, value in arguments.items())
-    return type(arguments), arguments  # 1 is not 1.0
-
-
-@functools.cache
-def _mode() -> Any:
-    class Recording(private.TorchDispatchMode):  # type: ignore[misc]
-        def __init__(self, recorder: Recorder) -> None:
-            super().__init__()
-            self._recorder = recorder
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-        ) -> Any:
-            if not isinstance(func, Operator) or func.namespace == "prim":
-                return func(*args, **(kwargs or {}))
-            return self._recorder.dispatched(func, args, kwargs or {})
-
-    return Recording

@@ -13,12 +13,12 @@ import torch
 from torch import fx
 
 from .._base import private
+from .._base.errors import Error
 from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
 from .._ir.loops import Lanes
-from .._ir.operators import acts, draws
+from .._ir.operators import SHAPE_ONLY, acts, draws, of_shape
 from .._ir.slots import Kind, Slot
 from .._ops import streams
-from .._ops.context import ReplicasApart
 from .._ops.effects import is_effect
 from .._ops.exchanges import exchange
 from . import carried, totals
@@ -48,12 +48,12 @@ def one_by_one(graph: Graph, replicas: int) -> Graph:
     return replace(graph, inputs=inputs, outputs=outputs)
 
 
-def apart(graph: Graph, replicas: int, why: str) -> ReplicasApart:
+def apart(graph: Graph, replicas: int, why: str) -> Error:
     """Return the error of replicas that exchange something and cannot run side by side."""
     parts = [part for part in graph.module.modules() if isinstance(part, fx.GraphModule)]
     found = (node for part in parts for node in part.graph.nodes if node.target is exchange)
     *_, name, where = next(found).args
-    return ReplicasApart(
+    return Error(
         f"Custom operator {name} needs all replicas side by side",
         got=f"{replicas} replicas one after another; {why}",
         where=str(where) or None,
@@ -93,11 +93,9 @@ class _Lanes:
         self._graph.output(tuple(map(self._recorder.node_of, results)))
         self._graph.eliminate_dead_code(is_impure_node=acts)
         self._graph.lint()
-        inputs, outputs = (
-            tuple(map(self._slot, ends)) for ends in (self._source.inputs, self._source.outputs)
-        )
+        ends = self._source.inputs, self._source.outputs
         module = graph_module(self._parts, self._graph)
-        return Graph(self._source.name, module, inputs, outputs)
+        return Graph(self._source.name, module, *(tuple(map(self._slot, each)) for each in ends))
 
     def _slot(self, slot: Slot) -> Slot:
         if slot.kind in OF_LANES:
@@ -158,7 +156,7 @@ class _Lanes:
         if draws(node) and node.target not in RULES:
             return drawn(call, self._draws[node])
         folded = None if node in self._demand.apart else totals.folded(node, self._demand.varies)
-        return batched(call) if folded is None else folded.rule(call)
+        return batched(call) if folded is None else folded(call)
 
     def _call(self, node: fx.Node) -> Call:
         return Call(
@@ -223,8 +221,8 @@ class _Lanes:
 
     def _shared(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
-        if carried.of_shape_only(node) and any(map(self._demand.varies, node.all_input_nodes)):
-            return _filled(node, node.meta["val"])
+        if node.target in SHAPE_ONLY and any(map(self._demand.varies, node.all_input_nodes)):
+            return of_shape(node)
         for each in node.all_input_nodes:
             self._value(each)
         copy = self._copies[node] = copy_node(self._graph, node, self._copies)
@@ -233,17 +231,12 @@ class _Lanes:
 
     def _seen(self, node: fx.Node) -> Any:
         """Return what lanes see of an input."""
-        own, slot, chain = (
-            self._inputs[node],
-            self._demand.slots[node],
-            self._demand.chains.get(node),
-        )
+        own, slot = self._inputs[node], self._demand.slots[node]
+        chain = self._demand.chains.get(node)
         if chain is not None:
             form = self._form(chain)
             return carried.before_each(self._old(node), form, self._sequence(slot))
-        if (
-            node in self._demand.varying and slot.kind is not Kind.BATCH
-        ):  # the number of the replica
+        if node in self._demand.varying and slot.kind is not Kind.BATCH:  # the replica's number
             return own + (torch.arange(self._count) % self._lanes.replicas).to(own.dtype)
         return own
 
@@ -283,16 +276,17 @@ class _Lanes:
         if node in self._demand.wanted or not self._demand.pushes(node):
             value = self._value(node)
             return value.sum(0, dtype=value.dtype)
-        if totals.sum_of(node, self._demand.varies) is not None:
+        if totals.sum_of(node, self._demand.varies):
             source, at = node.all_input_nodes[0], node.args[1]
             value = self._value(source)[at]
             return value.sum(0, dtype=value.dtype) if source in self._demand.apart else value
-        if totals.contracts(node, self._demand.varies):
-            return totals.total_of_contraction(self._call(node))
+        contraction = totals.contraction(node, self._demand.varies)
+        if contraction is not None:
+            return contraction(self._call(node))
         linear = totals.linear_in(node, self._demand.varies)
-        values = {n: None if n in linear else self._value(n) for n in reads(node)}
-        call = Call(node, values, self._demand.varies, self._count)
-        return totals.total_of_linear(call, {each: self._total(each) for each in linear})
+        summed = reads(node) if totals.in_all(node) else linear
+        values = {n: self._total(n) if n in summed else self._value(n) for n in reads(node)}
+        return Call(node, values, self._demand.varies, self._count).run()
 
     def _result(self, slot: Slot, node: fx.Node) -> torch.Tensor:
         if slot.kind is Kind.GRADIENT:
@@ -314,13 +308,6 @@ def _ends(nodes: Iterable[tuple[fx.Node, bool]], in_lanes: Kind) -> tuple[Slot, 
         Slot(kind, tuple(value.shape), value.dtype, index=at)
         for at, (value, kind) in enumerate(values)
     )
-
-
-def _filled(node: fx.Node, like: torch.Tensor) -> torch.Tensor:
-    values = {"zeros": 0, "ones": 1, "full": None, "empty": 0}
-    (value,) = (v for name, v in values.items() if name in str(node.target))
-    fill: Any = node.args[-1] if value is None else value
-    return torch.full(like.shape, fill, dtype=like.dtype, device=like.device)
 
 
 def drawn(call: Call, number: int) -> torch.Tensor:

@@ -63,13 +63,11 @@ def differences(
         streams.begin(seeds)
         found = several(dict(_side_by_side(several, state, rows)))
     precision = _precision(one)
-    return [
-        difference
+    compared = (
+        _compared(slot, found[slot.key], *expected[slot.key], near[slot.key][0], precision)
         for slot in several.outputs
-        for difference in _compared(
-            slot, found[slot.key], *expected[slot.key], near[slot.key][0], precision
-        )
-    ]
+    )
+    return [difference for difference in compared if difference is not None]
 
 
 def _nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -135,16 +133,15 @@ def _one_after_another(
                     each[key] = value
     expected = {}
     for slot in graph.outputs:
-        values_of = torch.stack(results[slot.key])
+        stacked = torch.stack(results[slot.key])
         if slot.kind is Kind.GRADIENT:
-            expected[slot.key] = values_of.sum(0, dtype=slot.dtype), values_of.abs().sum(0)
-        elif slot.key in own:
-            last = values_of[-lanes.replicas :]
-            expected[slot.key] = last, last.abs()
+            expected[slot.key] = stacked.sum(0, dtype=slot.dtype), stacked.abs().sum(0)
+            continue
+        if slot.key in own:
+            stacked = stacked[-lanes.replicas :]
         elif slot.key in state:
-            expected[slot.key] = values_of[-1], values_of[-1].abs()
-        else:
-            expected[slot.key] = values_of, values_of.abs()
+            stacked = stacked[-1]
+        expected[slot.key] = stacked, stacked.abs()
     return expected
 
 
@@ -155,21 +152,16 @@ def _compared(
     size: torch.Tensor,
     near: torch.Tensor,
     precision: float,
-) -> Iterator[Difference]:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        yield Difference(slot, float("inf"), 0.0)
-        return
-    if not found.numel():
-        return
+) -> Difference | None:
     known = torch.isfinite(wanted)
-    if not torch.equal(known, torch.isfinite(found)):
-        yield Difference(slot, float("inf"), 0.0)
-        return
+    alike = found.shape == wanted.shape and found.dtype == wanted.dtype
+    if not alike or not torch.equal(known, torch.isfinite(found)):
+        return Difference(slot, float("inf"), 0.0)
     if not known.any():
-        return
-    most, moved = (float((v.double() - wanted.double())[known].abs().max()) for v in (found, near))
+        return None
+    apart = (value.double() - wanted.double() for value in (found, near))
+    most, moved, largest = (float(value.double()[known].abs().max()) for value in (*apart, size))
     share = _TOLERANCE * precision if slot.dtype.is_floating_point else 0.0
     reach = _REACH * moved if moved < float("inf") else 0.0
-    allowed = share * (1 + float(size.double()[known].max())) + reach
-    if most > allowed:
-        yield Difference(slot, most, allowed)
+    allowed = share * (1 + largest) + reach
+    return Difference(slot, most, allowed) if most > allowed else None
