@@ -174,7 +174,7 @@ def _block_product(
 
 
 def _gather(call: _Call) -> torch.Tensor:
-    x, count = call.exchanged(), _replicas()
+    x, count = call.exchanged(), _replicas().total
     shapes: list[tuple[int, ...]] = [(count, *x.shape), (count * x.numel(),)]
     if x.dim():
         shapes.append((count * x.shape[0], *x.shape[1:]))
@@ -192,7 +192,7 @@ def _reduce(call: _Call) -> torch.Tensor:
     call.exchanged()
     call.choice("op", "sum", default="sum")
     in_backward = bool(call.integer("backwards", 0, 1, default=0))
-    count, key = _replicas(), "__collectiveReplicaGrouping"
+    count, key = _replicas().total, "__collectiveReplicaGrouping"
     grouping = call.list(key, int, default=[count, 1, count])
     if len(grouping) != 3 or grouping[2] != count or min(grouping) < 1:
         call.refuse(key, grouping, f"[replicas in a group, stride, {count} replicas in all]")
@@ -203,7 +203,7 @@ def _reduce(call: _Call) -> torch.Tensor:
 
 
 def _all_to_all(call: _Call) -> torch.Tensor:
-    x, count = call.exchanged(), _replicas()
+    x, count = call.exchanged(), _replicas().total
     if not x.dim() or x.shape[0] % count:
         call.refuse_inputs(
             f"pass a tensor whose leading dimension can be divided by {count}, the replicas"
@@ -223,15 +223,13 @@ _OPERATORS: dict[str, Callable[[_Call], torch.Tensor]] = {
 }
 
 
-def _replicas() -> int:
+def _replicas() -> Replicas:
     capture = listener()
-    return 1 if capture is None else capture.together().total
+    return Replicas() if capture is None else capture.together()
 
 
 def _exchange(call: _Call, kind: str, *settings: int) -> torch.Tensor:
-    capture = listener()
-    replicas = Replicas() if capture is None else capture.together()
-    x, name = call.inputs[0], call.name
+    x, name, replicas = call.inputs[0], call.name, _replicas()
     if replicas.count == 1:
         return exchanges.alone(x, kind, settings, replicas.processes)
     where = source.calling_line() or ""
