@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,16 +19,6 @@ Call = Callable[..., Any]
 Args = tuple[Any, ...]
 Named = dict[str, Any]
 
-# The weights of each layer, by position and by name; the activations are the first argument.
-_WEIGHTS: dict[Any, tuple[int, ...]] = {
-    **dict.fromkeys((F.linear, F.conv1d, F.conv2d, F.conv3d), (1, 2)),
-    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), (1, 2)),
-    **dict.fromkeys((F.layer_norm, F.group_norm, torch.layer_norm, torch.group_norm), (2, 3)),
-    F.bilinear: (2, 3),
-    F.rms_norm: (2,),
-    F.prelu: (1,),
-}
-_NAMES = ("weight", "bias")
 _MIXTURE = {torch.float16, torch.float32}
 _LABELS = frozenset({F.cross_entropy, F.nll_loss, F.one_hot, torch.gather, torch.Tensor.gather})
 # These decide in float whatever the operands are: 0.1 in half is not 0.1 in float.
@@ -55,23 +45,33 @@ _REFUSING = frozenset((
     "index_put", "index_reduce", "masked_scatter", "put", "scatter", "scatter_add",
     "scatter_reduce",
 )) | frozenset(LOSS_FUNCTIONS.values())  # fmt: skip
-_RECURRENT = frozenset(
-    getattr(torch, name + kind)
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("", "_cell")
-)  # fmt: skip
-_HEADS = inspect.signature(F.multi_head_attention_forward)
-_HEAD_WEIGHTS = (
-    "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "out_proj_weight", "out_proj_bias",
-    "q_proj_weight", "k_proj_weight", "v_proj_weight",
-)  # fmt: skip
-_WITH_STATISTICS = (F.batch_norm, F.instance_norm)
-_LAYERS = frozenset((*_WEIGHTS, *_RECURRENT, *_WITH_STATISTICS, F.multi_head_attention_forward))
+_HEADS, _WITH_STATISTICS = F.multi_head_attention_forward, (F.batch_norm, F.instance_norm)
+# What a layer's first arguments are called: its weights are those with such a name.
+_PARAMETERS: dict[Any, Sequence[str]] = {
+    **dict.fromkeys(
+        (
+            F.linear, F.prelu, F.conv1d, F.conv2d, F.conv3d,
+            F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+        ),
+        ("input", "weight", "bias"),
+    ),
+    **dict.fromkeys(
+        (F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm, torch.group_norm),
+        ("input", "shape", "weight", "bias"),
+    ),
+    **dict.fromkeys(_WITH_STATISTICS, ("input", "running_mean", "running_var", "weight", "bias")),
+    F.bilinear: ("input1", "input2", "weight", "bias"),
+    _HEADS: tuple(inspect.signature(_HEADS).parameters),
+    **{
+        getattr(torch, name + kind): ("input",)
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("", "_cell")
+    },
+}  # fmt: skip
 _TYPES = {
     HalfFloatCastingBehavior.FloatDowncastToHalf: torch.float16,
     HalfFloatCastingBehavior.HalfUpcastToFloat: torch.float32,
 }
 _ACTIVATIONS = ("input", "input1", "input2", "query", "key", "value")
-_SEVERAL_ACTIVATIONS: dict[Any, int] = {F.bilinear: 2, F.multi_head_attention_forward: 3}
 
 
 class Casting:
@@ -86,22 +86,17 @@ class Casting:
         dtype = self._common_type(name, args)
         if dtype is not None:
             args, kwargs = _mixture_in(dtype, args, kwargs)
-        if func in _LAYERS and self._chosen and not torch.is_autocast_enabled("cpu"):
-            args, kwargs = _activations_in(self._chosen, func, args, kwargs)
-        if func in _RECURRENT:
-            args = with_tensors(functools.partial(_like, activation=args[0]), args)
-        elif func in _WEIGHTS:
-            args, kwargs = _following(_WEIGHTS[func], args, kwargs)
-            if self._strided and func in (F.group_norm, torch.group_norm):
-                func = _strided_group_norm
-        elif func in _WITH_STATISTICS:
-            func = functools.partial(_with_statistics, func)
-        elif func is F.multi_head_attention_forward:
-            args, kwargs = _heads(args, kwargs)
+        if func in _PARAMETERS:
+            dtype = None if torch.is_autocast_enabled("cpu") else self._chosen
+            args, kwargs = _of_layer(_PARAMETERS[func], dtype, args, kwargs)
         elif func in _LABELS:
             args, kwargs = with_tensors(
                 lambda x: x.long() if x.dtype == torch.int32 else x, (args, kwargs)
             )
+        if self._strided and func in (F.group_norm, torch.group_norm):
+            func = _strided_group_norm
+        elif func in _WITH_STATISTICS:
+            func = functools.partial(_with_statistics, func)
         return func, args, kwargs
 
     def _common_type(self, name: str, args: Args) -> Any:
@@ -116,35 +111,26 @@ class Casting:
         return torch.float32 if name in _REFUSING else None
 
 
-def _activations_in(
-    dtype: torch.dtype, layer: Call, args: Args, kwargs: Named
+def _of_layer(
+    names: Sequence[str], dtype: torch.dtype | None, args: Args, kwargs: Named
 ) -> tuple[Args, Named]:
-    operands = args[:1] + args[3:] if layer in _WITH_STATISTICS else args
-    if not dtypes_of((operands, kwargs)) >= _MIXTURE:
-        return args, kwargs
-    count = _SEVERAL_ACTIVATIONS.get(layer, 1)
-    named = {name: value.to(dtype) for name, value in kwargs.items() if name in _ACTIVATIONS}
-    return (*(value.to(dtype) for value in args[:count]), *args[count:]), kwargs | named
+    named, rest = [*zip(names, args, strict=False), *kwargs.items()], args[len(names) :]
+    operands = [value for name, value in named if not name.startswith("running")]
+    mixed = dtype is not None and dtypes_of((operands, rest)) >= _MIXTURE
+    first = next((value for name, value in named if name in _ACTIVATIONS), None)
+    wanted = dtype if mixed else getattr(first, "dtype", None)
 
+    def like(value: Any) -> Any:
+        follows = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(wanted) if follows and wanted and wanted.is_floating_point else value
 
-def _like(value: Any, activation: torch.Tensor) -> Any:
-    if not isinstance(value, torch.Tensor) or not activation.is_floating_point():
-        return value
-    return value.to(activation.dtype) if value.is_floating_point() else value
+    def cast(name: str, value: Any) -> Any:
+        if name in _ACTIVATIONS:
+            return value.to(wanted) if mixed else value
+        return like(value) if "weight" in name or "bias" in name else value
 
-
-def _following(weights: tuple[int, ...], args: Args, kwargs: Named) -> tuple[Args, Named]:
-    activation = args[0] if args else kwargs["input"]
-    cast = tuple(_like(v, activation) if at in weights else v for at, v in enumerate(args))
-    return cast, {n: _like(v, activation) if n in _NAMES else v for n, v in kwargs.items()}
-
-
-def _heads(args: Args, kwargs: Named) -> tuple[Args, Named]:
-    bound = _HEADS.bind(*args, **kwargs)
-    for name in _HEAD_WEIGHTS:
-        if name in bound.arguments:
-            bound.arguments[name] = _like(bound.arguments[name], bound.arguments["query"])
-    return bound.args, bound.kwargs
+    positional = map(cast, names, args)
+    return (*positional, *with_tensors(like, rest)), {n: cast(n, v) for n, v in kwargs.items()}
 
 
 def _mixture_in(dtype: torch.dtype, args: Args, kwargs: Named) -> tuple[Args, Named]:
@@ -171,7 +157,7 @@ def _with_statistics(
     **named: Any,
 ) -> Any:
     """Running statistics keep a type of their own."""
-    operands = running_mean, running_var, _like(weight, input), _like(bias, input)
+    operands = running_mean, running_var, weight, bias
     if all(tensor is None or tensor.dtype == input.dtype for tensor in operands):
         return function(input, *operands, *rest, **named)
     wide = [None if tensor is None else tensor.float() for tensor in operands]
