@@ -22,7 +22,7 @@ torch: _foreach_add_ _foreach_addcmul_ _foreach_mul_ _fused_adamw_ _grouped_mm
 torch._C: _VariableFunctions._pack_padded_sequence _VariableFunctions._pad_packed_sequence
 torch._C: _aoti.alloc_tensors_by_stealing_from_void_ptrs _aoti.unsafe_alloc_void_ptrs_from_tensors
 torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_unwrapped
-torch._C: _functorch.is_batchedtensor _functorch.is_functorch_wrapped_tensor
+torch._C: _functorch.is_batchedtensor
 torch._C: _functorch._is_vmap_fallback_enabled _functorch._set_vmap_fallback_enabled
 torch._C: _AutoDispatchBelowAutograd
 torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
@@ -56,7 +56,7 @@ torch._subclasses.fake_tensor: FakeTensorMode UnsupportedOperatorException
 torch.distributed.distributed_c10d: _get_default_store
 torch.fx._lazy_graph_module: _get_graph_module_cls _use_lazy_graph_module
 torch.fx.experimental.proxy_tensor: disable_proxy_modes_tracing get_proxy_mode get_proxy_slot
-torch.fx.experimental.proxy_tensor: has_proxy_slot make_fx
+torch.fx.experimental.proxy_tensor: make_fx
 torch.fx.experimental.symbolic_shapes: ShapeEnv
 torch.fx.graph_module: _loader
 torch.fx.proxy: TracerBase.create_node

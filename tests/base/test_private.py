@@ -16,7 +16,7 @@ from helpers.cases import long
 from helpers.wrapped import normal, options
 from helpers.wrapping import Having, infer, runs_compiled
 from poptorch._base import private
-from poptorch._capture import substitutes, value_reads
+from poptorch._capture import substitutes
 from poptorch._compile import cache as code
 from poptorch._compile import tiers
 from poptorch.backends.inductor import Inductor, library
@@ -149,7 +149,6 @@ def test_training_without(names: list[str], cache: Path, monkeypatch, caplog) ->
     wanted = usual(model)
     for name in names:
         remove(name, monkeypatch)
-    value_reads._dispatch_mode.cache_clear()
     monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setattr(code.Store, "read", lambda self, key: None)
     refusal = ""

@@ -28,12 +28,10 @@ REQUIRED = {
         "torch.fx.experimental.proxy_tensor:disable_proxy_modes_tracing",
         "torch.fx.experimental.proxy_tensor:get_proxy_mode",
         "torch.fx.experimental.proxy_tensor:get_proxy_slot",
-        "torch.fx.experimental.proxy_tensor:has_proxy_slot",
         "torch.fx.experimental.symbolic_shapes:ShapeEnv",
         "torch.utils._python_dispatch:TorchDispatchMode",
         "torch._C:_functorch.is_batchedtensor",
         "torch._C:_functorch.get_unwrapped",
-        "torch._C:_functorch.is_functorch_wrapped_tensor",
         "torch._decomp.decompositions:native_batch_norm_decomposition",
     ),
     COMPILER: (

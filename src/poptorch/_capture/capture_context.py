@@ -12,14 +12,14 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .._base import source, trees
+from .._base import private, source, trees
 from .._ir.spec import Precision
-from .._ops.context import Candidate, Capture, listening
+from .._ops.context import Candidate, Capture, listening, outermost
 from . import marks, trace
 from .casting import Casting
 from .losses import LOSS_FUNCTIONS
 from .recorded import recorded, surroundings_waiting
-from .replaced import ModelTensor
+from .replaced import ModelTensor, changed
 from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, Frozen, ValueReads
 
@@ -33,8 +33,8 @@ class CaptureContext(Capture):
     reads: ValueReads = field(default_factory=ValueReads)
 
     def identify(self, tensor: torch.Tensor) -> int | None:
-        place = recorded(trace.outermost(tensor))
-        return None if place is None else list(place[0].graph.nodes).index(place[0])
+        node = recorded(outermost(tensor))
+        return None if node is None else list(node.graph.nodes).index(node)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -44,17 +44,16 @@ class CaptureContext(Capture):
     def body(
         self, function: Callable[..., list[torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        outer, self.groups = self.groups, {}
-        try:
-            with surroundings_waiting():
-                return trace.trace_part(
-                    lambda flat: function(*flat),
-                    inputs,
-                    lambda graph: marks.lower(graph, (), (), self.groups),
-                    self.stochastic,
-                )
-        finally:
-            self.groups = outer
+        own_groups = changed([(self, "groups", {})])
+        with own_groups, surroundings_waiting(), private.disable_proxy_modes_tracing():
+            with trace.mode_of(inputs):
+                examples = [torch.empty_like(tensor) for tensor in inputs]
+            return trace.trace(
+                lambda flat: function(*flat),
+                examples,
+                lambda graph: marks.lower(graph, (), (), self.groups),
+                stochastic=self.stochastic,
+            )
 
 
 class Overrides(TorchFunctionMode):
@@ -94,15 +93,15 @@ class Overrides(TorchFunctionMode):
                 self._note_end(called, args, result)
         elif func is torch.autograd.grad:
             outputs = args[0] if args else kwargs["outputs"]
-            self._context.differentiated += trees.flatten(outputs)[0]
+            self._context.differentiated += map(outermost, trees.flatten(outputs)[0])
         return result
 
     def _note_end(self, function: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
-            place = recorded(result)
-            if place is not None:
+            node = recorded(result)
+            if node is not None:
                 end = Candidate(result, resolve_name(function) or "", source.calling_line())
-                self._context.ends[place[0]] = end
+                self._context.ends[node] = end
 
     def _traced_of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

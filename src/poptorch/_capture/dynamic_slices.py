@@ -7,15 +7,11 @@ from typing import Any, NoReturn
 import torch
 
 from .._base.errors import Error
+from .._ir.operators import SAME_NUMBERS
 from .recorded import constant_value, recorded
 
 aten = torch.ops.aten
 
-_SAME = {
-    aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default,
-    aten.view.default, aten.squeeze.default, aten.squeeze.dim, aten.reshape.default,
-    aten.lift_fresh_copy.default, aten.unsqueeze.default,
-}  # fmt: skip
 _SIGN = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 
@@ -98,10 +94,9 @@ def _linear(bound: Any) -> tuple[Any, int]:
     known = constant_value(bound)
     if known is not None:
         return None, int(known)
-    place = recorded(bound)
-    node, offset = (place[0] if place else None), 0
+    node, offset = recorded(bound), 0
     while node is not None and node.op == "call_function":
-        if node.target in _SAME:
+        if node.target in SAME_NUMBERS:
             node = node.args[0]  # type: ignore[assignment]
         elif node.target in _SIGN and not node.kwargs and isinstance(node.args[1], int):
             offset += _SIGN[node.target] * node.args[1]

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import source
+from .._base import private, source
 from .._base.errors import Error
 from .._base.threads import one_at_a_time
 from . import micro
 from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward
-from .trace import forgetting_sources, run_recorded
+from .trace import forgetting_sources, torchs_settings
 from .value_reads import NUMBER_FIX, PRINT_FIX, SHAPE_FIX, Finding, Uncapturable, ValueReads
 
 
@@ -97,8 +97,8 @@ def explain(request: Request) -> Explanation:
 
     errors = []
     try:
-        with torch.random.fork_rng(devices=[]):
-            run_recorded(run, micro.real_inputs(request))
+        with torch.random.fork_rng(devices=[]), torchs_settings():
+            private.traced(run, [micro.real_inputs(request)])
     except Exception as error:
         raised = error.__cause__ or error
         own = isinstance(raised, Error)
@@ -111,11 +111,10 @@ def explain(request: Request) -> Explanation:
     noticed = sorted(dict.fromkeys(reads.findings), key=lambda finding: kinds.index(finding.fix))
     findings = Explanation([*noticed, *errors])
     known = {finding.line for finding in findings}
-    suspects = [(code, *suspect) for code in codes for suspect in _suspects(code)]
-    for code, line, what, fix in suspects:
-        place = source.describe(code.co_filename, line)
-        if (code.co_filename, line) not in lines and place not in known:
-            findings.append(Finding(what, place, True, False, fix))
+    for code in codes:
+        for line, suspect in _suspects(code):
+            if (code.co_filename, line) not in lines and suspect.line not in known:
+                findings.append(suspect)
     return findings
 
 
@@ -126,20 +125,15 @@ def search(module: nn.Module) -> Explanation:
         for cls in type(part).__mro__:
             functions = filter(inspect.isfunction, vars(cls).values())
             codes |= {f.__code__: None for f in functions}
-    suspects = (
-        Finding(what, source.describe(code.co_filename, line), True, False, fix)
-        for code in codes
-        if code.co_name != "__init__" and source.is_model_file(code.co_filename)
-        for line, what, fix in _suspects(code)
-    )
-    return Explanation(dict.fromkeys(suspects))
+    own = (c for c in codes if c.co_name != "__init__" and source.is_model_file(c.co_filename))
+    return Explanation(dict.fromkeys(suspect for code in own for _, suspect in _suspects(code)))
 
 
 _METHODS = {"item", "tolist", "numpy"}
 _SHAPES = {"nonzero", "unique", "masked_select", "unique_consecutive", "argwhere"}
 
 
-def _suspects(code: CodeType) -> Iterator[tuple[int, str, str]]:
+def _suspects(code: CodeType) -> Iterator[tuple[int, Finding]]:
     try:
         text, first = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(text)))
@@ -151,6 +145,9 @@ def _suspects(code: CodeType) -> Iterator[tuple[int, str, str]]:
             continue
         line, name = first + node.lineno - 1, node.func.attr
         if name in _METHODS and len(node.args) == 0:
-            yield line, f".{name}() needs a tensor's value", NUMBER_FIX
+            what, fix = f".{name}() needs a tensor's value", NUMBER_FIX
         elif name in _SHAPES:
-            yield line, f"{name}: the shape of its result depends on values", SHAPE_FIX
+            what, fix = f"{name}: the shape of its result depends on values", SHAPE_FIX
+        else:
+            continue
+        yield line, Finding(what, source.describe(code.co_filename, line), True, False, fix)

@@ -22,8 +22,8 @@ from .capture_context import CaptureContext, Overrides
 from .failures import explained
 from .losses import final_loss
 from .metrics import intercepted, refused
+from .recorded import recorded
 from .replaced import ModelTensor, replaced
-from .trace import is_traced
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
@@ -82,7 +82,7 @@ class Names:
     def __init__(self, module: nn.Module, scopes: bool) -> None:
         self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}
         self.tensors: dict[str, torch.Tensor] = {}
-        self._scoped: dict[str, str] = {}  # names of results with the user's name scopes
+        self._first: dict[str, str] = {}  # by path of a module, the name of its first result
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         free, number = name, 0
@@ -92,28 +92,19 @@ class Names:
         self.tensors[free] = tensor
 
     def find(self, name: str) -> torch.Tensor | None:
-        """Return the tensor of a name, the path of a module standing for its last result."""
-        return self.tensors.get(self._full(name))
-
-    def _full(self, name: str) -> str:
+        """Return the tensor of a name; the path of a module stands for its first result."""
         plain = name.removesuffix(":0")
-        if plain not in self.tensors:
-            for module, path in self._paths.items():
-                if path and path in (plain, plain.replace("/", ".")):
-                    return self._scoped.get(_name(path, module), _name(path, module))
-        return plain
+        of_module = self._first.get(plain.replace("/", "."), "")
+        return self.tensors.get(plain if plain in self.tensors else of_module)
 
     def heard(self, module: nn.Module, output: Any, scope: str) -> None:
-        name = _name(self._paths.get(module, ""), module)
-        scoped = f"{scope}/{name}" if scope else name
-        self._scoped.setdefault(name, scoped)
+        path = self._paths.get(module, "")
+        kind = type(module).__name__.removeprefix("Poptorch")
+        scoped = "/".join(filter(None, (scope, path.replace(".", "/"), kind)))
+        if path:
+            self._first.setdefault(path.replace("/", "."), scoped)
         for tensor in trees.flatten(output)[0]:
             self.add(scoped, tensor)
-
-
-def _name(path: str, module: nn.Module) -> str:
-    kind = type(module).__name__.removeprefix("Poptorch")
-    return f"{path.replace('.', '/')}/{kind}" if path else kind
 
 
 class OverwriteContextManager:
@@ -192,5 +183,5 @@ def run_forward(
     loss = None
     if request.training:
         loss = final_loss(context, request.module, tensors, structure)
-    hosts = {at: tensor for at, tensor in enumerate(tensors) if not is_traced(tensor)}
+    hosts = {at: tensor for at, tensor in enumerate(tensors) if recorded(tensor) is None}
     return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +16,9 @@ from .._base.errors import Error
 from .._ir.blocks import line_of
 from .._ir.operators import functions_before, reachable
 from .._ops.context import Candidate, Capture
-from .recorded import leads_to, original, recorded
-from .trace import outermost
+from .recorded import original, recorded
 
-_NAMES = (
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
-    "cross_entropy", "ctc_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss",
-    "kl_div", "l1_loss", "linear_cross_entropy", "margin_ranking_loss", "mse_loss",
-    "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss",
-    "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
-    "triplet_margin_with_distance_loss",
-)  # fmt: skip
+_NAMES = [name for name in dir(F) if re.search("_loss$|cross_entropy|^kl_div$", name)]
 MARK = "identity_loss"
 # Some of them exist under ``torch`` as well; the functions are others.
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
@@ -46,8 +40,12 @@ def final_loss(
         loss = _one(_last(marks), capture, model)
         _check_unchanged(loss, returned)
         return loss.tensor
-    losses = [each for each in capture.losses if _has_gradient(each.tensor)]
-    results = _results(returned, structure)
+    losses = [each for each in capture.losses if each.tensor.requires_grad]
+    results = [
+        Candidate(tensor, path, _line_of(tensor))
+        for tensor, path in zip(returned, structure.paths, strict=True)
+        if tensor.requires_grad
+    ]
     fitting = _named(results, structure)
     if not fitting:
         above = {each: _functions(each.tensor) for each in results}
@@ -73,28 +71,17 @@ def final_loss(
     return loss.tensor
 
 
-def _results(returned: Sequence[torch.Tensor], structure: trees.Structure) -> list[Candidate]:
-    return [
-        Candidate(tensor, path, _line_of(tensor))
-        for tensor, path in zip(returned, structure.paths, strict=True)
-        if _has_gradient(tensor)
-    ]
-
-
 def _named(results: Sequence[Candidate], structure: trees.Structure) -> list[Candidate]:
     """The outermost of the entries that are called ``loss``."""
-
-    def depths(part: trees.Structure, depth: int) -> Iterator[tuple[str, int]]:
-        keys = part.keys or (None,) * len(part.children)
-        for key, child in zip(keys, part.children, strict=True):
-            if key == "loss":
-                yield child.path, depth
-            yield from depths(child, depth + 1)
-
-    of_path = dict(depths(structure, 0))
-    named = [r for r in results if r.function in of_path and r.tensor.numel() == 1]
-    least = min((of_path[each.function] for each in named), default=0)
-    return [each for each in named if of_path[each.function] == least]
+    level = [structure]
+    while level:
+        entries = [zip(part.keys or (), part.children, strict=False) for part in level]
+        paths = {child.path for each in entries for key, child in each if key == "loss"}
+        named = [each for each in results if each.function in paths and each.tensor.numel() == 1]
+        if named:
+            return named
+        level = [child for part in level for child in part.children]
+    return []
 
 
 def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Candidate:
@@ -109,7 +96,7 @@ def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Ca
                 "or return it as the entry 'loss' of a dict or a dataclass",
             ),
         )
-    able = [each for each in fitting if _has_gradient(each.tensor)]
+    able = [each for each in fitting if each.tensor.requires_grad]
     if not able:
         raise _without_gradient(fitting[-1], capture)
     outer = [each for each in able if not _is_inner(each, capture)] or able
@@ -127,8 +114,8 @@ def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Ca
 
 
 def _without_gradient(loss: Candidate, capture: Capture) -> Error:
-    place = recorded(outermost(loss.tensor))
-    before = reachable([place[0]], lambda node: node.all_input_nodes) if place else ()
+    node = recorded(loss.tensor)
+    before = reachable([node] if node else [], lambda node: node.all_input_nodes)
     ends = [end for node, end in capture.ends.items() if node in before]
     got, where = f"{loss.function} at {loss.line}: no trained parameter leads to it", loss.line
     if ends:
@@ -159,42 +146,30 @@ def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
 
 
 def _last(losses: Sequence[Candidate]) -> list[Candidate]:
-    return [each for each in losses if not _feeds_another(each, losses)]
-
-
-def _feeds_another(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
-    later = False
-    for other in candidates:
-        if other is candidate:
-            later = True
-        elif candidate.tensor is other.tensor:
-            if later:  # the same tensor marked again: the later mark stands
-                return True
-        elif leads_to(outermost(candidate.tensor), outermost(other.tensor)):  # gradient or not
-            return True
-    return False
+    """Those that lead to no other, with a gradient or without; of marks of one tensor the last."""
+    latest = {id(each.tensor): each for each in losses}.values()
+    nodes = {one: recorded(one.tensor) for one in latest}
+    inputs = (node.all_input_nodes for node in nodes.values() if node is not None)
+    before = reachable(itertools.chain(*inputs), lambda node: node.all_input_nodes)
+    return [one for one in latest if nodes[one] not in before]
 
 
 def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two values are the same numbers: views, copies, means over a single element."""
     if first is second:
         return True
-    one, other = (original(outermost(tensor)) for tensor in (first, second))
+    one, other = original(first), original(second)
     return one is not None and one is other
-
-
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    return outermost(tensor).requires_grad
 
 
 def _functions(tensor: torch.Tensor) -> set[Any]:
     """What the backward pass of a tensor calls."""
-    first = outermost(tensor).grad_fn
+    first = tensor.grad_fn
     return set() if first is None else reachable([first], functions_before)
 
 
 def _is_in(loss: Candidate, functions: set[Any]) -> bool:
-    return outermost(loss.tensor).grad_fn in functions
+    return loss.tensor.grad_fn in functions
 
 
 def _is_inner(loss: Candidate, capture: Capture) -> bool:
@@ -202,6 +177,6 @@ def _is_inner(loss: Candidate, capture: Capture) -> bool:
 
 
 def _line_of(tensor: torch.Tensor) -> str | None:
-    place = recorded(outermost(tensor))
-    line = line_of(place[0]) if place else None
+    node = recorded(tensor)
+    line = line_of(node) if node else None
     return source.describe(*line) if line else None

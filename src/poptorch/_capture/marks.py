@@ -12,10 +12,9 @@ from torch import fx
 
 from .._base import log
 from .._base.errors import Error
-from .._ir.blocks import KEEP, MEMORY, PARTIALS
+from .._ir.blocks import KEEP, MEMORY, PARTIALS, marks, note_on
 from .._ir.operators import storage_root
 from .._ir.slots import Kind, Slot
-from .._ops.annotate import note_on, notes_on
 from .._ops.context import GROUP, Group
 from .._ops.identities import Hint, hint
 
@@ -142,7 +141,7 @@ def _lower_groups(graph: fx.Graph, groups: Mapping[int, Group]) -> None:
         members = [
             node
             for node in graph.nodes
-            if node.target is _CONVOLUTION and notes_on(node).get(GROUP) == number
+            if node.target is _CONVOLUTION and marks(node).get(GROUP) == number
         ]
         if not members:
             raise Error(
@@ -166,7 +165,7 @@ def _share_options(members: Sequence[fx.Node], group: Group) -> None:
             )
     for at, node in enumerate(members):
         for name, key in _PRICED.items():
-            if name in group.options and key not in notes_on(node):
+            if name in group.options and key not in marks(node):
                 values = group.options[name]
                 note_on(node, **{key: values[at if len(values) > 1 else 0]})
     idle = ", ".join(sorted({*group.options} - {*_PRICED}))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .._base.errors import Error
 from .._base.threads import by_thread
+from .replaced import changed
 
 _METHODS = frozenset({"update", "forward", "compute", "reset"})
 _KINDS = ("Metric", "MetricCollection", "MetricTracker")
 Method = Callable[[Any, str], Callable[..., Any]]
 
 
-@contextlib.contextmanager
-def intercepted(method: Method) -> Iterator[None]:
+def intercepted(method: Method) -> contextlib.AbstractContextManager[None]:
     """Within the block this thread's metrics have the methods that ``method`` makes.
 
     Metrics are found wherever they are kept; what they have as attributes of their own is wrapped
@@ -28,18 +28,10 @@ def intercepted(method: Method) -> Iterator[None]:
     def look_up(metric: Any, name: str) -> Any:
         return method(metric, name) if name in _METHODS else usual(metric, name)
 
-    usual = object.__getattribute__
-    before = [vars(kind).get("__getattribute__") for kind in kinds]
-    try:
-        for kind, own in zip(kinds, before, strict=True):
-            kind.__getattribute__ = by_thread(look_up, own or usual)
-        yield
-    finally:
-        for kind, own in zip(kinds, before, strict=True):
-            if own is None:
-                del kind.__getattribute__
-            else:
-                kind.__getattribute__ = own
+    name, usual = "__getattribute__", object.__getattribute__
+    return changed(
+        [(kind, name, by_thread(look_up, vars(kind).get(name, usual))) for kind in kinds]
+    )
 
 
 def refused(metric: Any, name: str) -> Callable[..., Any]:

@@ -181,9 +181,9 @@ class _Recording:
 
 def _needs_gradient(request: Request, path: str) -> bool:
     """Inference shows forward what eager torch shows it, and may differentiate in it."""
-    return (
-        path in request.trained if request.training else request.tensors[path].tensor.requires_grad
-    )
+    if request.training:
+        return path in request.trained
+    return request.tensors[path].tensor.requires_grad
 
 
 def capture(request: Request) -> Micro:

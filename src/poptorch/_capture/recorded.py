@@ -14,21 +14,13 @@ from torch import fx
 
 from .._base import private
 from .._base.threads import holding
-from .._ir.operators import Operator, draws, reachable, writes, written_by
+from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, Operator, draws, of_shape, writes, written_by
 from .trace import untraced, without_data
 
 aten = torch.ops.aten
 # These keep the numbers of a tensor where they keep how many there are.
-_KEEPING = {
-    aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
-    aten.mean.default, aten.mean.dim, aten.sum.default, aten.sum.dim_IntList,
-}  # fmt: skip
-
-# These read only the shape of their operand.
-_LIKE = {
-    aten.zeros_like.default, aten.ones_like.default, aten.new_zeros.default, aten.new_ones.default,
+_KEEPING = SAME_NUMBERS | {
+    aten.expand.default, aten.mean.default, aten.mean.dim, aten.sum.default, aten.sum.dim_IntList,
 }  # fmt: skip
 
 # Control flow records the graph of a body while those of its surroundings wait.
@@ -44,27 +36,15 @@ def surroundings_waiting() -> contextlib.AbstractContextManager[None]:
     return holding(_outer, _recorders())
 
 
-def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
-    """Also returns the module that holds what the graph reads from outside."""
-    for recorder in _recorders():
-        slot = private.get_proxy_slot(tensor, recorder, None)
-        if slot is not None:
-            return slot.proxy.node, recorder.root
-    return None
-
-
-def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
-    first, last = (recorded(tensor) for tensor in (source, result))
-    if first is None or last is None:
-        return False
-    return first[0] in reachable(last[0].all_input_nodes, lambda node: node.all_input_nodes)
+def recorded(tensor: torch.Tensor) -> fx.Node | None:
+    slots = (private.get_proxy_slot(tensor, recorder, None) for recorder in _recorders())
+    return next((slot.proxy.node for slot in slots if slot is not None), None)
 
 
 def original(tensor: torch.Tensor) -> fx.Node | None:
-    place = recorded(tensor)
-    if place is None:
+    node = recorded(tensor)
+    if node is None:
         return None
-    node = place[0]
     while node.target in _KEEPING and _size(node) == _size(node.all_input_nodes[0]):
         node = node.all_input_nodes[0]
     return node
@@ -75,10 +55,10 @@ def _size(node: fx.Node) -> int:
 
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    place = recorded(tensor)
-    if place is None:
+    node = recorded(tensor)
+    if node is None:
         return None if without_data(tensor) else tensor
-    known = _known(*place, {})
+    known = _known(node, {})
     return known[0] if known else None
 
 
@@ -86,17 +66,10 @@ def value_of_inputs(
     tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, frozenset[int]] | None:
     """The value, if constants and given inputs, by place, make it; and which of these do."""
-    place = recorded(tensor)
-    if place is None or len(_recorders()) > 1:  # the body of a loop has inputs of its own
+    node = recorded(tensor)
+    if node is None or len(_recorders()) > 1:  # the body of a loop has inputs of its own
         return None
-    return _known(*place, inputs)
-
-
-def _like(node: fx.Node) -> torch.Tensor:
-    """What has the shape of a tensor, and none of its values."""
-    target: Any = node.target
-    value = node.all_input_nodes[0].meta["val"]
-    return target(torch.empty(value.shape, dtype=value.dtype), *node.args[1:], **node.kwargs)  # type: ignore[no-any-return]
+    return _known(node, inputs)
 
 
 class _Evaluator:
@@ -129,8 +102,8 @@ class _Evaluator:
 
     def _call(self, node: fx.Node) -> None:
         target: Any = node.target
-        if target in _LIKE:
-            self._values[node] = _like(node), frozenset()
+        if target in SHAPE_ONLY:
+            self._values[node] = of_shape(node), frozenset()
             return
         known = [self._values[n] for n in node.all_input_nodes if n in self._values]
         inputs = frozenset[int]().union(*(used for _, used in known))
@@ -155,10 +128,12 @@ _evaluators = weakref.WeakKeyDictionary[fx.Graph, dict[bool, _Evaluator]]()
 
 
 def _known(
-    node: fx.Node, root: torch.nn.Module, given: Mapping[int, torch.Tensor]
+    node: fx.Node, given: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, frozenset[int]] | None:
     mine = _evaluators.setdefault(node.graph, {})
     if bool(given) not in mine:
+        # It holds what the graph reads from outside.
+        root = next(each.root for each in _recorders() if each.graph is node.graph)
         mine[bool(given)] = _Evaluator(root, given)
     return mine[bool(given)].value(node)
 

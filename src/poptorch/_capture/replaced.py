@@ -85,20 +85,17 @@ def replaced(
         return usual(chosen, *rest, **settings)
 
     reassigned: dict[str, torch.Tensor] = {}
+    # Checkpoints of the older kind start a backward pass inside of the one that is captured.
+    newer = staticmethod(by_thread(_newer_checkpoint, CheckpointFunction.apply))
     changes = [
         *_tensors(places, values, users),
         *_methods(root),
-        # Checkpoints of the older kind start a backward pass inside of the one that is captured.
-        (
-            CheckpointFunction,
-            "apply",
-            staticmethod(by_thread(_newer_checkpoint, CheckpointFunction.apply)),
-        ),
+        (CheckpointFunction, "apply", newer),
         # It would look at values.
         (Distribution, "_validate_args", OfThread(False, Distribution._validate_args)),
     ]
     try:
-        with _changed(changes), _checkpoints(checkpointed), _without_dynamo():
+        with changed(changes), _checkpoints(checkpointed), _without_dynamo():
             yield reassigned
             for path, tied in places.items():
                 _check(path, tied, values[path], reassigned)
@@ -107,7 +104,7 @@ def replaced(
 
 
 @contextlib.contextmanager
-def _changed(changes: list[Change]) -> Iterator[None]:
+def changed(changes: list[Change]) -> Iterator[None]:
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
     try:
         for change in changes:
@@ -119,9 +116,8 @@ def _changed(changes: list[Change]) -> Iterator[None]:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    kind = (
-        type if isinstance(owner, type) else object
-    )  # modules have a ``__setattr__`` of their own
+    # Modules have a ``__setattr__`` of their own.
+    kind = type if isinstance(owner, type) else object
     if value is _ABSENT:
         kind.__delattr__(owner, name)
     else:
@@ -151,11 +147,8 @@ def _check(
         now = getattr(owner, holder).get(name)
         if now is value:
             continue
-        kept = isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (
-            value.shape,
-            value.dtype,
-        )
-        if holder == "_buffers" and kept:
+        fits = isinstance(now, torch.Tensor) and now.shape == value.shape
+        if holder == "_buffers" and fits and now.dtype == value.dtype:
             reassigned[path] = now
             continue
         what = "parameter" if holder == "_parameters" else "buffer"

@@ -73,12 +73,12 @@ def trace(
         stochastic: the graph rounds to float16 at random.
         runs: the graph will be run, rather than looked at only.
     """
-    mode = _mode_of(inputs)
+    mode = mode_of(inputs)
     without_values = contextlib.nullcontext() if real else mode
     with (
         lazily(),
         fx_traceback.preserve_node_meta(),
-        _torchs_settings(),
+        torchs_settings(),
         contextlib.nullcontext() if runs else _attention_in_products(),
         _noting_lines(),
         without_values,
@@ -95,26 +95,6 @@ def trace(
     return pure, constants
 
 
-def trace_part(
-    function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
-    inputs: Tensors,
-    edit: Callable[[fx.Graph], object],
-    stochastic: bool,
-) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    with private.disable_proxy_modes_tracing():
-        mode = _mode_of(inputs)
-        with mode:
-            examples = [torch.empty_like(tensor) for tensor in inputs]
-        return trace(function, examples, edit, stochastic=stochastic)
-
-
-def outermost(tensor: torch.Tensor) -> torch.Tensor:
-    whole: torch.Tensor = tensor
-    if private.is_batchedtensor(tensor):
-        whole = private.get_unwrapped(tensor)
-    return whole
-
-
 def without_data(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "fake_mode") or tensor.is_meta or private.is_batchedtensor(tensor)
 
@@ -129,30 +109,14 @@ def fill_in_values(
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
 
 
-def is_traced(tensor: torch.Tensor) -> bool:
-    mode = private.get_proxy_mode()
-    assert mode is not None, "nothing is being traced"
-    if private.is_functorch_wrapped_tensor(tensor):
-        return True
-    return bool(private.has_proxy_slot(tensor, mode.tracer))
-
-
 def untraced() -> contextlib.AbstractContextManager[None]:
     """Within the block real work is done even while a capture is in progress."""
     outside = private.optional("disable_current_modes") or contextlib.nullcontext
     return outside()
 
 
-@one_at_a_time()
-def run_recorded(
-    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
-) -> None:
-    with _torchs_settings():
-        private.traced(function, [list(inputs)])
-
-
 @contextlib.contextmanager
-def _torchs_settings() -> Iterator[None]:
+def torchs_settings() -> Iterator[None]:
     # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
     # graph runs. Where our form of it does not apply the layer is taken apart into its steps.
     (enabled,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
@@ -185,7 +149,7 @@ def _honest() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def _mode_of(inputs: Tensors) -> Any:
+def mode_of(inputs: Tensors) -> Any:
     of_inputs = (t.fake_mode for t in inputs if hasattr(t, "fake_mode"))
     return next(of_inputs, None) or _active_mode.get() or fake_mode()
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .._base import log, private, source
+from .._base import log, source
 from .._base.errors import Error
+from .._ops.dispatch import answering
 from .recorded import constant_value, value_of_inputs
 from .trace import untraced
 
+aten: Any = torch.ops.aten
 _T = torch.Tensor
 _BRANCHES: dict[Any, str] = {
     _T.__bool__: "bool(tensor)", _T.is_nonzero: "is_nonzero()", torch.is_nonzero: "is_nonzero()",
@@ -63,7 +64,7 @@ class Frozen:
 
     @staticmethod
     def of(value: float, what: str, line: str | None) -> Frozen:
-        number = (_FrozenInt if isinstance(value, int) else _FrozenFloat)(value)
+        number: Frozen = _FROZEN[int if isinstance(value, int) else float](value)
         number.what, number.line = what, line
         return number
 
@@ -80,23 +81,14 @@ def _propagating(name: str, base: type) -> Callable[..., Any]:
     return call
 
 
-class _FrozenInt(Frozen, int):
-    pass
-
-
-class _FrozenFloat(Frozen, float):
-    pass
-
-
-_ARITHMETIC = "add sub mul truediv floordiv mod pow"
-for _cls, _base in ((_FrozenInt, int), (_FrozenFloat, float)):
-    for _name in (
-        *_ARITHMETIC.split(),
-        *(f"r{name}" for name in _ARITHMETIC.split()),
-        "neg",
-        "abs",
-    ):
-        setattr(_cls, f"__{_name}__", _propagating(f"__{_name}__", _base))
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_OPERATORS = (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), "neg", "abs")
+_FROZEN: dict[type, Any] = {
+    base: type("Frozen", (Frozen, base), {
+        f"__{name}__": _propagating(f"__{name}__", base) for name in _OPERATORS
+    })
+    for base in (int, float)
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,7 +173,7 @@ class ValueReads:
         self.branches[what, line] = decided
         return decided if isinstance(decided, bool) else Frozen.of(decided, what, line)
 
-    def shape(self, operator: str) -> None:
+    def _refuse_shape(self, operator: str) -> None:
         line = source.calling_line()
         if not self.collect:
             raise dynamic_shape(operator, line)
@@ -212,39 +204,23 @@ class ValueReads:
 
     def by_torch(self) -> Any:
         """Within the block the questions of torch's own compiled code are answered, too."""
-        return _dispatch_mode()(self)
+        return answering(self._answer_torch)
 
+    def _answer_torch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._decide(args[0])
+        if func is aten.equal.default:
+            first, second = args
+            return first.shape == second.shape and self._decide((first == second).all())
+        # Tensors without data refuse by themselves.
+        dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
+        selects = func is not aten.index.Tensor or any(map(_is_mask, args[1]))
+        if self.real and dynamic and selects:
+            self._refuse_shape(str(func).removesuffix(".default"))
+        return func(*args, **kwargs)
 
-@functools.cache
-def _dispatch_mode() -> Any:
-    aten: Any = torch.ops.aten
-
-    class Questions(private.TorchDispatchMode):  # type: ignore[misc]
-        supports_higher_order_operators = True
-
-        def __init__(self, reads: ValueReads) -> None:
-            super().__init__()
-            self._reads = reads
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-        ) -> Any:
-            if func is aten._local_scalar_dense.default:
-                return self._decided(args[0])
-            if func is aten.equal.default:
-                first, second = args
-                return first.shape == second.shape and self._decided((first == second).all())
-            # Tensors without data refuse by themselves.
-            dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
-            selects = func is not aten.index.Tensor or any(map(_is_mask, args[1]))
-            if self._reads.real and dynamic and selects:
-                self._reads.shape(str(func).removesuffix(".default"))
-            return func(*args, **(kwargs or {}))
-
-        def _decided(self, tensor: torch.Tensor) -> Any:
-            return self._reads.branch(tensor, lambda v: v.item(), "code of torch's own")
-
-    return Questions
+    def _decide(self, tensor: torch.Tensor) -> Any:
+        return self.branch(tensor, lambda v: v.item(), "code of torch's own")
 
 
 def _is_mask(index: Any) -> bool:

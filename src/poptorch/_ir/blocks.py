@@ -111,7 +111,7 @@ def label_of(node: fx.Node) -> Label:
 
 
 def relabel(node: fx.Node, label: Label) -> None:
-    node.meta["custom"] = {**marks(node), META: label}
+    note_on(node, **{META: label})
 
 
 def pass_of(node: fx.Node) -> StagePass | None:
@@ -124,7 +124,7 @@ def reader_passes(node: fx.Node) -> list[StagePass]:
 
 def keep_line(node: fx.Node, line: tuple[str, int] | None) -> None:
     if line is not None:
-        node.meta["custom"] = {**marks(node), LINE: line}
+        note_on(node, **{LINE: line})
 
 
 def line_of(node: fx.Node) -> tuple[str, int] | None:
@@ -141,6 +141,10 @@ def is_kept(node: fx.Node) -> bool:
 
 def forget_kept(node: fx.Node) -> None:
     node.meta["custom"] = {name: mark for name, mark in marks(node).items() if name != KEEP}
+
+
+def note_on(node: fx.Node, **values: Any) -> None:
+    node.meta["custom"] = {**marks(node), **values}
 
 
 def marks(node: fx.Node) -> Mapping[str, Any]:

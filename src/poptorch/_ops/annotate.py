@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 
 from .._base import private, source
 from .._base.threads import holding, only_here
-from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
+from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, marks, relabel
 from .._ir.operators import functions_before, reachable
 
 Heard = Callable[[nn.Module, Any, str], None]
@@ -88,13 +88,11 @@ def note(**values: Any) -> None:
 @contextlib.contextmanager
 def noted(**values: Any) -> Iterator[None]:
     """Notes under other keys that are made meanwhile stay."""
-    before = {key: value for key, value in _notes().items() if key in values}
     note(**values)
     try:
         yield
     finally:
-        others = {key: value for key, value in _notes().items() if key not in values}
-        _set_notes({**others, **before})
+        _set_notes({key: value for key, value in _notes().items() if key not in values})
 
 
 def _notes() -> dict[str, Any]:
@@ -166,17 +164,8 @@ def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             forward.setdefault(node.meta["seq_nr"], node)
     numbers, differentiated = sorted(forward), {}
     for node in graph.nodes:
-        if label_of(node).backward and notes_on(node).get(_DEPTH) and "seq_nr" in node.meta:
+        if label_of(node).backward and marks(node).get(_DEPTH) and "seq_nr" in node.meta:
             at = bisect.bisect_left(numbers, node.meta["seq_nr"])
             if at < len(numbers):
                 differentiated[node] = forward[numbers[at]]
     return differentiated
-
-
-def note_on(node: fx.Node, **values: Any) -> None:
-    node.meta["custom"] = {**notes_on(node), **values}
-
-
-def notes_on(node: fx.Node) -> Mapping[str, Any]:
-    custom: Mapping[str, Any] = node.meta.get("custom") or {}
-    return custom

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._base import source
+from .._base import private, source
 from .._base.errors import Error
 from .._base.threads import holding
 from . import annotate
@@ -29,12 +29,6 @@ class Replicas:
     @property
     def total(self) -> int:
         return self.count * self.processes
-
-
-class ReplicasApart(Error):  # noqa: N818 (as for every Error here)
-    """Replicas exchange something, but were to run one after another."""
-
-    __module__ = "poptorch"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +57,7 @@ class Capture(abc.ABC):
     _group_is_open: bool = False
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
-        self.losses.append(Candidate(loss, name, source.calling_line()))
+        self.losses.append(Candidate(outermost(loss), name, source.calling_line()))
 
     def together(self) -> Replicas:
         self.exchanging = True
@@ -99,6 +93,13 @@ class Capture(abc.ABC):
         self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         """A graph of a loop's or branch's body; outer tensors are its last arguments."""
+
+
+def outermost(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of what a function under ``vmap`` sees a part of: gradients flow through it."""
+    while private.is_batchedtensor(tensor):
+        tensor = private.get_unwrapped(tensor)
+    return tensor
 
 
 _capture: ContextVar[Capture | None] = ContextVar("poptorch_capture", default=None)

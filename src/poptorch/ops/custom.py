@@ -13,7 +13,7 @@ import torch
 
 from .._base import private
 from .._base.errors import Error, InvalidValue
-from .._ops.context import listener
+from .._ops.context import listener, outermost
 from .._ops.library import copied, define
 from . import check, known
 from .check import Kind, kinds_of
@@ -48,8 +48,7 @@ def register_custom_op(
 ) -> None:
     """Register an operator for ``custom_op``, or replace it.
 
-    The functions may do anything: a program calls them as they are. They may use NumPy or another
-    library. Source: PopTorch user guide, "PopTorch ops".
+    The functions may do anything, with any library: a program calls them as they are.
 
     Args:
         name, domain, version: its name for ``custom_op``.
@@ -79,7 +78,6 @@ def custom_op(
     underscores for dots in the domain, and takes the attributes by keyword. Its gradient is its
     own, or the operator ``<name>Grad`` of the inputs and the outputs' gradients. Some compiled
     plug-ins of public programs are known: see ``docs/guide/custom_ops.md``.
-    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         inputs: a tuple or list of tensors.
@@ -129,7 +127,7 @@ def _of_user(
         except Exception as error:
             raise _without_gradient(key, "forward cannot be looked into") from error
         check.like_examples(key, results, wanted)
-        if not any(_of_all_lanes(result).requires_grad for result in results):
+        if not any(outermost(result).requires_grad for result in results):
             raise _without_gradient(key)
         return results
     shapes = json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in wanted])
@@ -187,14 +185,7 @@ def _pair(operator: Any, gradient: Any) -> None:
 
 
 def _needs_gradient(tensors: list[torch.Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(_of_all_lanes(x).requires_grad for x in tensors)
-
-
-def _of_all_lanes(tensor: torch.Tensor) -> torch.Tensor:
-    """It tells whether gradients flow, which what a lane sees of it does not."""
-    while private.is_batchedtensor(tensor):
-        tensor = private.get_unwrapped(tensor)
-    return tensor
+    return torch.is_grad_enabled() and any(outermost(x).requires_grad for x in tensors)
 
 
 def _without_gradient(key: str, why: str = "") -> Error:
@@ -259,8 +250,6 @@ def _invalid(title: str, value: object) -> NoReturn:
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
     """Return the attributes behind the text by which a captured custom operator refers to them.
-
-    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         attribute_id_str: a JSON object, or ``"attr:0x0"`` for none.
@@ -386,7 +375,7 @@ def _has_gradient(
     """Try whether gradients flow through an operator, on copies of its inputs without data."""
     probes = [
         whole.detach().new_empty(x.shape).requires_grad_(whole.requires_grad)
-        for x, whole in zip(inputs, map(_of_all_lanes, inputs), strict=True)
+        for x, whole in zip(inputs, map(outermost, inputs), strict=True)
     ]
     outputs = _as_list(operator(*probes, **attributes))
     wanted = [probe for probe in probes if probe.requires_grad]
