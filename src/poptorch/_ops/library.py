@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def define(
     if backward is not None:
         torch.library.register_autograd(qualified, backward, setup_context=setup_context)
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    torch.library.register_vmap(qualified, vmap or one_by_one(operator))
+    torch.library.register_vmap(qualified, vmap or functools.partial(_one_by_one, operator))
     return operator
 
 
@@ -41,19 +42,16 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def one_by_one(operator: Any) -> Callable[..., Any]:
-    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-        calls = [
-            operator(*(_sample(a, d, at) for a, d in zip(args, in_dims, strict=True)))
-            for at in range(info.batch_size)
-        ]
-        if isinstance(calls[0], torch.Tensor):
-            return torch.stack(calls), 0
-        results = [torch.stack(same) for same in zip(*calls, strict=True)]
-        kind = type(calls[0])
-        return kind(results), kind([0] * len(results))
-
-    return rule
+def _one_by_one(operator: Any, info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+    calls = [
+        operator(*(_sample(a, d, at) for a, d in zip(args, in_dims, strict=True)))
+        for at in range(info.batch_size)
+    ]
+    if isinstance(calls[0], torch.Tensor):
+        return torch.stack(calls), 0
+    results = [torch.stack(same) for same in zip(*calls, strict=True)]
+    kind = type(calls[0])
+    return kind(results), kind([0] * len(results))
 
 
 def _sample(argument: Any, dim: Any, at: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .library import copied, define, one_by_one
+from .library import copied, define
 
 aten = torch.ops.aten
 
@@ -183,11 +183,6 @@ def _layer_backward(*args: Any) -> Tensors:
     return (*(grad.contiguous() for grad in (x_grad, w_x_grad, w_h_grad, b_grad)), *states)
 
 
-def _layer_backward_shape(*args: Any) -> Tensors:
-    x, w_x, w_h, b_x, _, h, c = args[3:10]
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (x, w_x, w_h, b_x, h, c))
-
-
 def _keep_workspace(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, ctx.reverse, keep = inputs
     assert keep, "the workspace was not kept"
@@ -206,22 +201,6 @@ def _lstm_backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
     return x_grad, w_x_grad, w_h_grad, b_grad, b_grad, h_grad, c_grad, None, None
 
 
-def _lstm_lanes(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
-    """Lanes that share their weights are more rows of the batch."""
-    if any(dim is not None for dim in in_dims[1:5]):
-        return one_by_one(lstm_layer)(info, in_dims, *args)
-
-    def rows(at: int) -> Any:
-        value, dim = args[at], in_dims[at]
-        if dim is None:
-            value, dim = value.expand(info.batch_size, *value.shape), 0
-        return value.movedim(dim, 1).flatten(1, 2)
-
-    y, h, c, workspace = lstm_layer(rows(0), *args[1:5], rows(5), rows(6), *args[7:])
-    y, h, c = (value.unflatten(1, (info.batch_size, -1)) for value in (y, h, c))
-    return (y, h, c, workspace), (1, 1, 1, None)
-
-
 _OPERANDS = "Tensor x, Tensor w_x, Tensor w_h, Tensor b_x, Tensor b_h, Tensor h, Tensor c"
 lstm_layer_backward = define(
     "lstm_layer_backward",
@@ -229,7 +208,7 @@ lstm_layer_backward = define(
     "Tensor c_last, Tensor workspace, bool reverse) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _layer_backward,
-    _layer_backward_shape,
+    lambda *args: tuple(like.new_empty(like.shape) for like in (*args[3:7], *args[8:10])),
 )
 lstm_layer = define(
     "lstm_layer",
@@ -238,7 +217,6 @@ lstm_layer = define(
     _layer_shape,
     backward=_lstm_backward,
     setup_context=_keep_workspace,
-    vmap=_lstm_lanes,
 )
 
 
