@@ -1,4 +1,4 @@
-"""PopTorch's own operators."""
+"""PopTorch's own operators. Source, where they name no other: its user guide, "PopTorch ops"."""
 
 from .._ops.autocast import autocast
 from .blocks import (

@@ -40,8 +40,7 @@ class Block(nn.Module):
     """Put the operators of a ``with`` scope into one block.
 
     Operators after the scope need a block of their own. You may enter a block inside another one,
-    but leaving the inner one does not restore the outer one. Source: PopTorch user guide,
-    "Parallel execution".
+    but leaving the inner one does not restore the outer one.
 
     Args:
         user_id: the id that stages name. Blocks of one id are one block. None draws a new id at
@@ -127,8 +126,6 @@ class LegacyBeginBlockFn:
 def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | None = None) -> Any:
     """Begin a block where a module's ``forward`` begins; it lasts until the next block.
 
-    Source: PopTorch user guide, "Parallel execution".
-
     Args:
         layer_to_call: a module, which is annotated in place; or another callable.
         user_id: the id that stages name; None draws one.
@@ -195,10 +192,7 @@ def removeBlocks(module: nn.Module) -> None:
 def BlockFunction(
     user_id: str | None = None, ipu_id: int | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Run a decorated function inside a ``Block``. After it no block is active.
-
-    Source: PopTorch user guide, "Parallel execution"; arguments as for ``Block``.
-    """
+    """Run the decorated function in a ``Block`` of these arguments; after it no block is active."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -216,7 +210,6 @@ class IPU:
 
     You may write ``x = IPU(1, self.layer)(x)`` in ``forward``: a layer that is on the device
     already does not change. ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers stay there.
-    Source: PopTorch user guide, "Parallel execution".
 
     Args:
         ipu_id: the device.

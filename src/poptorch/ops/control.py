@@ -21,7 +21,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
 
     Python runs the body once, to capture it, so its side effects on Python objects happen once.
     It may use tensors from outside. Inputs are passed by value. Outside a wrapped model Python
-    calls the body ``count`` times. Source: PopTorch user guide, "PopTorch ops".
+    calls the body ``count`` times.
 
     Args:
         count: number of iterations.
@@ -74,7 +74,7 @@ def cond(
 ) -> list[torch.Tensor]:
     """Run one of two bodies; a tensor decides which when the program runs.
 
-    Both are captured. Inputs are passed by value. Source: PopTorch user guide, "PopTorch ops".
+    Both are captured. Inputs are passed by value.
 
     Args:
         condition: boolean, one element.

@@ -39,7 +39,7 @@ def ipu_print_tensor(
 
     It prints once per micro-batch and replica, in the order of the program. Use the result instead
     of the tensor: a print is dropped if no output or loss depends on its result. Outside a wrapped
-    model it prints nothing. Source: PopTorch user guide, "PopTorch ops".
+    model it prints nothing.
 
     Args:
         tensor: of any shape and dtype.
@@ -78,8 +78,6 @@ def ipu_print_tensor(
 def nop(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor unchanged, by an operator that stays in the program.
 
-    Source: PopTorch user guide, "PopTorch ops".
-
     Raises:
         poptorch.Error: not a tensor.
     """
@@ -91,7 +89,6 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
     """Return the number of a tensor in the model that is being captured.
 
     Each tensor has its own number. Capturing the same model again gives the same numbers.
-    Source: PopTorch user guide, "PopTorch ops".
 
     Raises:
         poptorch.Error: no tensor of a model that is being captured.
@@ -135,8 +132,25 @@ class Layout:
 
 def tensor_text(title: str, tensor: torch.Tensor, layout: Layout) -> str:
     shown, cuts = _edges(tensor.detach().cpu(), layout)
-    texts = _writer(shown, layout)
-    return "\n".join(_block(texts, shown, cuts, layout, f"{title}: ", depth=0))
+    write, edge = _writer(shown, layout), layout.edge_items
+
+    def block(part: torch.Tensor, lead: str, depth: int) -> list[str]:
+        if part.dim() == 0:
+            return [f"{lead}{layout.open_bracket}{write(part)}{layout.close_bracket}"]
+        if part.dim() == 1:
+            values = [write(value) for value in part]
+            if cuts[depth]:
+                values.insert(edge, _ELLIPSIS)
+            return _row(values, layout, lead)
+        inner = " " * (depth + 1)
+        lines = [lead + layout.open_bracket]
+        for at, row in enumerate(part):
+            if cuts[depth] and at == edge:
+                lines.append(inner + _ELLIPSIS)
+            lines += block(row, inner, depth + 1)
+        return [*lines, " " * depth + layout.close_bracket]
+
+    return "\n".join(block(shown, f"{title}: ", 0))
 
 
 def _edges(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, list[bool]]:
@@ -148,31 +162,6 @@ def _edges(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, list[boo
             kept = torch.tensor([*range(edge), *range(size - edge, size)])
             tensor = tensor.index_select(dim, kept)
     return tensor, cuts
-
-
-def _block(
-    texts: Callable[[torch.Tensor], str],
-    tensor: torch.Tensor,
-    cuts: list[bool],
-    layout: Layout,
-    lead: str,
-    depth: int,
-) -> list[str]:
-    if tensor.dim() == 0:
-        return [f"{lead}{layout.open_bracket}{texts(tensor)}{layout.close_bracket}"]
-    cut, edge = cuts[0], layout.edge_items
-    if tensor.dim() == 1:
-        values = [texts(value) for value in tensor]
-        if cut:
-            values.insert(edge, _ELLIPSIS)
-        return _row(values, layout, lead)
-    inner = " " * (depth + 1)
-    lines = [lead + layout.open_bracket]
-    for at, part in enumerate(tensor):
-        if cut and at == edge:
-            lines.append(inner + _ELLIPSIS)
-        lines += _block(texts, part, cuts[1:], layout, inner, depth + 1)
-    return [*lines, " " * depth + layout.close_bracket]
 
 
 def _row(values: list[str], layout: Layout, lead: str) -> list[str]:

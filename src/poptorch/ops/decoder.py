@@ -20,7 +20,7 @@ def ctc_beam_search_decoder(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Find the most likely label sequences of a CTC network's output.
 
-    No gradient flows through it. Source: PopTorch user guide, "PopTorch ops".
+    No gradient flows through it.
 
     Args:
         probs: log-probabilities, of shape ``[steps, samples, classes]``.
@@ -105,39 +105,35 @@ def _decode(
     log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     scores = log_probs.detach().cpu().double().numpy()
-    steps, samples, _ = scores.shape
-    probability = np.full((samples, top_paths), -np.inf, dtype=np.float32)
-    length = np.zeros((samples, top_paths), dtype=np.int32)
-    path = np.full((samples, top_paths, steps), blank, dtype=np.int32)
+    results = _decoded_shapes(log_probs, lengths, blank, beam_width, top_paths)
+    probability, length, path = results
+    for result, start in zip(results, (-torch.inf, 0, blank), strict=True):
+        result.fill_(start)
     with np.errstate(invalid="ignore"):
-        for sample in range(samples):
+        for sample, steps in enumerate(lengths.tolist()):
             beam = _Beam([()], np.array([0.0]), np.array([-np.inf]))
-            for step in range(int(lengths[sample])):
+            for step in range(int(steps)):
                 beam = _advance(beam, scores[step, sample], blank, beam_width)
             total = beam.total
             for rank, at in enumerate(np.argsort(-total, kind="stable")[:top_paths]):
                 labels = beam.labels[at]
                 probability[sample, rank] = total[at]
                 length[sample, rank] = len(labels)
-                path[sample, rank, : len(labels)] = labels
-    device = log_probs.device
-    probabilities = torch.from_numpy(probability).to(device, _result_dtype(log_probs))
-    return probabilities, torch.from_numpy(length).to(device), torch.from_numpy(path).to(device)
+                path[sample, rank, : len(labels)] = torch.tensor(labels, dtype=torch.int32)
+    return results
 
 
 def _decoded_shapes(
     log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     steps, samples, _ = log_probs.shape
+    half = log_probs.dtype == torch.float16
+    paths = samples, top_paths
     return (
-        log_probs.new_empty((samples, top_paths), dtype=_result_dtype(log_probs)),
-        log_probs.new_empty((samples, top_paths), dtype=torch.int32),
-        log_probs.new_empty((samples, top_paths, steps), dtype=torch.int32),
+        log_probs.new_empty(paths, dtype=torch.float16 if half else torch.float32),
+        log_probs.new_empty(paths, dtype=torch.int32),
+        log_probs.new_empty((*paths, steps), dtype=torch.int32),
     )
-
-
-def _result_dtype(log_probs: torch.Tensor) -> torch.dtype:
-    return torch.float16 if log_probs.dtype == torch.float16 else torch.float32
 
 
 _ctc_beam_search = define(

@@ -20,7 +20,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """Limit the memory for temporaries of the operator that made a tensor.
 
     It is a hint for convolutions, matrix products, embedding lookups and indexing, also through a
-    view of their result. Source: PopTorch user guide, "PopTorch ops".
+    view of their result.
 
     Args:
         tensor: result of the operator.
@@ -80,7 +80,6 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     """Mark values that recomputation keeps, and does not compute again in the backward pass.
 
     It matters if recomputation is on: ``autoRecomputation`` of the PopART options.
-    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensors: tensors one by one, or one list or tuple of them.
@@ -94,7 +93,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
         given = tensors[0]
         kept = [_checkpoint(item) for item in given]
-        return type(given)(*kept) if hasattr(given, "_fields") else type(given)(kept)
+        return trees.sequence_of(type(given), kept)
     kept = [_checkpoint(item) for item in tensors]
     return kept[0] if len(kept) == 1 else tuple(kept)
 

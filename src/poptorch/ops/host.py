@@ -25,8 +25,7 @@ class CPU:
 
     Call it in ``forward``. The program then calls the function each time it gets there. When the
     model is captured, the function is called once with zeros, to learn the shapes of its results.
-    They must stay the same. poptorch's operators in it act as outside a model. Source: PopTorch
-    user guide, "PopTorch ops".
+    They must stay the same. poptorch's operators in it act as outside a model.
 
     Args:
         layer_to_call: the function or module. A module stops requiring gradients. Keep it out of

@@ -26,7 +26,7 @@ def serializedMatMul(
     """``torch.matmul`` in pieces, one after another, for less temporary memory.
 
     In a wrapped model the product and its gradients are computed piece by piece. Outside one this
-    is ``torch.matmul``. Source: PopTorch user guide, "PopTorch ops".
+    is ``torch.matmul``.
 
     Args:
         lhs: m x n, or a batch of such matrices, as for ``torch.matmul``.
@@ -124,11 +124,9 @@ def _summed(
     kept = [at for at in range(len(batch)) if at not in summed]
     row, column = len(batch), len(batch) + 1
     if summed:
-        lhs = (
-            _with_rank(lhs, column + 1).permute(*kept, row, *summed, column).flatten(len(kept) + 1)
-        )
-        rhs = _with_rank(rhs, column + 1).permute(*kept, *summed, row, column)
-        rhs = rhs.flatten(len(kept), -2)
+        lhs, rhs = (_with_rank(operand, column + 1) for operand in (lhs, rhs))
+        lhs = lhs.permute(*kept, row, *summed, column).flatten(len(kept) + 1)
+        rhs = rhs.permute(*kept, *summed, row, column).flatten(len(kept), -2)
     result: torch.Tensor = _serialized_matmul(lhs, rhs, cut, factor, exact)
     return result.reshape(shape)
 

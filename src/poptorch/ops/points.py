@@ -22,7 +22,7 @@ def fps(
     """Choose points far from each other, segment by segment.
 
     Each step picks the point that is farthest from all picked ones; of equals the first. No
-    gradient flows to ``src``. Source: PopTorch user guide, "PopTorch ops".
+    gradient flows to ``src``.
 
     Args:
         src: points, of shape ``[points, features]``.
@@ -68,8 +68,6 @@ def nearest(
     x: torch.Tensor, y: torch.Tensor, batch_x: Batch = None, batch_y: Batch = None
 ) -> torch.Tensor:
     """Find the nearest row of ``y`` of the same batch, for each row of ``x``.
-
-    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         x, y: points, of shape ``[points, features]``, or ``[points]`` for one feature.

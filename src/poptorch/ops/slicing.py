@@ -15,7 +15,6 @@ def dynamic_slice(
     """Return a window of a tensor; another tensor holds its start.
 
     The program reads the start as it runs. The size is fixed. Gradients flow.
-    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensor: the tensor to slice.
@@ -45,7 +44,7 @@ def dynamic_update(
 ) -> torch.Tensor:
     """Return a copy of a tensor with a window replaced; another tensor holds its start.
 
-    Gradients flow to both. Source: PopTorch user guide, "PopTorch ops".
+    Gradients flow to both.
 
     Args:
         input: the tensor to copy; it does not change.
