@@ -6,8 +6,6 @@ leave out. Unless that was made in a capture, torch_geometric's own functions ru
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,28 +13,20 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.pool.select import SelectOutput
 from torch_geometric.utils import scatter as _scatter
+from torch_geometric.utils import softmax as _softmax
 from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
-_absent: ContextVar[bool | None] = ContextVar("absent", default=None)  # None: no capture
-
-
-@contextlib.contextmanager
-def tracking() -> Iterator[None]:
-    token = _absent.set(False)
-    try:
-        yield
-    finally:
-        _absent.reset(token)
+absent: ContextVar[bool | None] = ContextVar("absent", default=None)  # None: no capture
 
 
 def mark_absent() -> None:
-    if _absent.get() is not None:
-        _absent.set(True)
+    if absent.get() is not None:
+        absent.set(True)
 
 
 def may_be_absent() -> bool:
-    return bool(_absent.get())
+    return bool(absent.get())
 
 
 def leave_out(edge_index: Tensor, mask: Tensor) -> Tensor:
@@ -86,28 +76,22 @@ def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | Non
     return scatter(ones, index, 0, num_nodes)
 
 
-def softmax_for(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def softmax(
-        src: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        num_nodes: int | None = None,
-        dim: int = 0,
-    ) -> Tensor:
-        if index is None or num_nodes is None or not may_be_absent():
-            return original(src, index, ptr, num_nodes, dim)
-        return _softmax(src, index, num_nodes, dim)
-
-    return softmax
-
-
-def _softmax(src: Tensor, index: Tensor, groups: int, dim: int = 0) -> Tensor:
+def softmax(
+    src: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    num_nodes: int | None = None,
+    dim: int = 0,
+) -> Tensor:
+    if index is None or num_nodes is None or not may_be_absent():
+        plain: Tensor = _softmax(src, index, ptr, num_nodes, dim)
+        return plain
     safe = somewhere(index)
-    most = scatter(src.detach(), index, dim, groups, "max").index_select(dim, safe)
+    most = scatter(src.detach(), index, dim, num_nodes, "max").index_select(dim, safe)
     there = _along(index >= 0, src, dim)
     # A large value that is gone must not make an infinity, whose gradient would be none.
     powers = torch.where(there, src - most, 0.0).exp() * there
-    total = scatter(powers, index, dim, groups) + 1e-16
+    total = scatter(powers, index, dim, num_nodes) + 1e-16
     return powers / total.index_select(dim, safe)
 
 
@@ -225,7 +209,7 @@ def select_top_k(module: Any, x: Tensor, batch: Tensor | None = None) -> SelectO
         score = module.act(score / module.weight.norm(p=2, dim=-1))
     else:
         mark_absent()
-        score = _softmax(score, batch, len(x))
+        score = softmax(score, batch, num_nodes=len(x))
     chosen = topk(score, module.ratio, batch, module.min_score)
     return SelectOutput(
         node_index=chosen,

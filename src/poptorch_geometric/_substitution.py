@@ -15,12 +15,11 @@ import torch_geometric.nn
 import torch_geometric.nn.conv.rgcn_conv
 import torch_geometric.nn.pool.connect.filter_edges
 import torch_geometric.nn.pool.select.topk
-import torch_geometric.utils
 from torch import Tensor
 from torch_geometric.experimental import set_experimental_mode
 from torch_geometric.utils import get_laplacian
 
-from poptorch._base.threads import OfThread, by_thread
+from poptorch._base.threads import OfThread, by_thread, holding
 
 from . import _static, ops
 
@@ -93,7 +92,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "utils": (
         _static.scatter,
         _static.degree,
-        _static.softmax_for(torch_geometric.utils.softmax),
+        _static.softmax,
         _static.remove_self_loops,
         _static.segregate_self_loops,
         _static.add_remaining_self_loops,
@@ -133,7 +132,7 @@ METHODS: tuple[tuple[Any, str, Any], ...] = (
 def substituted() -> Iterator[None]:
     """Other threads go on with the usual functions."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_static.tracking())
+        stack.enter_context(holding(_static.absent, False))
         mode: Any = OfThread(True, False)
         stack.enter_context(set_experimental_mode(mode, "disable_dynamic_shapes"))
         for owner, name, replacement in (*_places(len(sys.modules)), *METHODS):

@@ -33,8 +33,6 @@ class FixedSizeCollater:
             samples, False for the padding behind them.
         trim_nodes, trim_edges: leave out random nodes or edges if there are too many.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
-
-    Source: PopTorch user guide, "PopTorch ops".
     """
 
     def __init__(

@@ -49,8 +49,6 @@ class FixedSizeOptions:
 
     Raises:
         ValueError: there are fewer than 2 graphs.
-
-    Source: PopTorch user guide, "PopTorch ops".
     """
 
     num_nodes: Sizes

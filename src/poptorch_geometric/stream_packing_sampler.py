@@ -32,8 +32,6 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
     Raises:
         ValueError: ``max_num_graphs`` is missing or less than 1, there are fewer nodes or edges
             than graphs, or ``base_sampler`` has no samples.
-
-    Source: PopTorch user guide, "PopTorch ops".
     """
 
     _trims = False  # whether samples that are too large are micro-batches of their own
