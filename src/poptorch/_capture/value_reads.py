@@ -26,6 +26,7 @@ _NUMBERS: dict[Any, str] = {
     _T.__index__: "an index", _T.tolist: ".tolist()", _T.numpy: ".numpy()",
     _T.__array__: "numpy.asarray()",
 }  # fmt: skip
+_TORCHS_OWN = "code of torch's own"
 QUESTIONS = {**_BRANCHES, **_NUMBERS, **dict.fromkeys((_T.__repr__, _T.__format__), "")}
 
 
@@ -116,6 +117,7 @@ class ValueReads:
     # By question and line, what the first inputs decided.
     branches: dict[tuple[str, str | None], float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    _asked: str = _TORCHS_OWN
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def read(value: torch.Tensor) -> Any:
@@ -124,7 +126,11 @@ class ValueReads:
         what = QUESTIONS[func]
         # What is true or false is asked for a branch.
         if func in _BRANCHES or (func is _T.item and args[0].dtype is torch.bool):
-            return self.branch(*_comparison(func, args, kwargs), what)
+            self._asked = what
+            try:
+                return func(*args, **kwargs)  # which asks for one value
+            finally:
+                self._asked = _TORCHS_OWN
         if func is _T.item and not args[0].is_complex():
             return self.branch(args[0], func, what)
         known = constant_value(args[0])
@@ -212,6 +218,8 @@ class ValueReads:
         if func is aten.equal.default:
             first, second = args
             return first.shape == second.shape and self._decide((first == second).all())
+        if func is aten.allclose.default:
+            return self._decide(torch.isclose(*args, **kwargs).all())
         # Tensors without data refuse by themselves.
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
         selects = func is not aten.index.Tensor or any(map(_is_mask, args[1]))
@@ -220,7 +228,7 @@ class ValueReads:
         return func(*args, **kwargs)
 
     def _decide(self, tensor: torch.Tensor) -> Any:
-        return self.branch(tensor, lambda v: v.item(), "code of torch's own")
+        return self.branch(tensor, lambda v: v.item(), self._asked)
 
 
 def _is_mask(index: Any) -> bool:
@@ -230,17 +238,3 @@ def _is_mask(index: Any) -> bool:
 def _really(function: Callable[[_T], Any], tensor: torch.Tensor) -> Any:
     with untraced():
         return function(tensor.detach())
-
-
-def _comparison(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.Tensor, Callable[[_T], Any]]:
-    if func in (torch.equal, _T.equal):
-        same = args[0].shape == args[1].shape
-        whole = (args[0] == args[1]).all() if same else torch.zeros((), dtype=torch.bool)
-        return whole, bool
-    if func in (torch.allclose, _T.allclose):
-        return torch.isclose(*args, **kwargs).all(), bool
-    if func is _T.__contains__:
-        return (args[0] == args[1]).any(), bool
-    return args[0], func
