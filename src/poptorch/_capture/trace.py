@@ -185,17 +185,8 @@ def _noting_lines() -> contextlib.AbstractContextManager[object]:
         frames = [traceback.FrameSummary(*place, "forward") for place in places]
         return "".join(traceback.format_list(frames)).strip() or None
 
-    def create_node(
-        usual: Callable[..., fx.Node],
-        self: Any,
-        kind: Any,
-        target: Any,
-        args: Any,
-        kwargs: Any,
-        name: Any = None,
-        type_expr: Any = None,
-    ) -> fx.Node:
-        node = usual(self, kind, target, args, kwargs, name, type_expr)
+    def create_node(usual: Callable[..., fx.Node], self: Any, *args: Any, **named: Any) -> fx.Node:
+        node = usual(self, *args, **named)
         if not node.stack_trace and threading.get_ident() == thread:
             places, frame = [], sys._getframe(1)
             while frame is not None:
