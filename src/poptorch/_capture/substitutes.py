@@ -207,7 +207,7 @@ def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
             return RECURRENT[function]()(data, sizes, *rest)
         return function(*args)
     if function is torch.lstm:
-        result = lstm(*args, any_type=priced)  # type: ignore[misc]
+        result = lstm(*args, any_type=priced)
         if result is not NotImplemented:
             return result
     return function(*args)

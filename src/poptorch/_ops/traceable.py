@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -15,18 +14,10 @@ from .library import copied, define
 aten = torch.ops.aten
 
 
-def _ctc(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: torch.Tensor,
-    target_lengths: torch.Tensor,
-    blank: int,
-    zero_infinity: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    arguments = log_probs, targets, input_lengths, target_lengths
-    losses, workspace = aten._ctc_loss.Tensor(*arguments, blank, zero_infinity)
+def _ctc(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    losses, workspace = aten._ctc_loss.Tensor(*args)
     gradient = aten._ctc_loss_backward.Tensor(
-        torch.ones_like(losses), *arguments, losses, workspace, blank, zero_infinity
+        torch.ones_like(losses), *args[:4], losses, workspace, *args[4:]
     )
     return losses, gradient.contiguous()
 
@@ -105,19 +96,9 @@ Tensors = tuple[torch.Tensor, ...]
 _LSTM = 2  # the library's number for this kind of layer
 
 
-def lstm(
-    x: torch.Tensor,
-    state: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    any_type: bool = False,
-) -> Any:
+def lstm(*args: Any, any_type: bool = False) -> Any:
     """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` where the library has no layer."""
+    x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
     plain = has_biases and len(weights) == 4 * num_layers * directions  # no projections
     known = any_type or x.dtype == torch.float32
