@@ -163,18 +163,11 @@ def _pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
     return rows.flatten(0, 1).index_select(0, torch.tensor(places)), torch.tensor(sizes)
 
 
-def _pad(
-    data: torch.Tensor,
-    batch_sizes: torch.Tensor,
-    batch_first: bool,
-    padding_value: float,
-    total_length: int,
-) -> Any:
+def _pad(data: torch.Tensor, batch_sizes: torch.Tensor, *how: Any) -> Any:
     sizes = _as_numbers(batch_sizes)
     if not isinstance(sizes, list):
-        return private.pad_packed_sequence(
-            data, batch_sizes, batch_first, padding_value, total_length
-        )
+        return private.pad_packed_sequence(data, batch_sizes, *how)
+    batch_first, padding_value, total_length = how
     steps, rows = max(total_length, len(sizes)), sizes[0]
     places = [[len(data)] * rows for _ in range(steps)]  # the row of padding
     at = 0

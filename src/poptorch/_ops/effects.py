@@ -74,13 +74,11 @@ def _separate(tensors: Tensors) -> list[torch.Tensor]:
 _EFFECTS: set[Any] = set()
 
 
-def define_effect(
-    name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], **rest: Any
-) -> Any:
+def define_effect(name: str, *parts: Any, **rest: Any) -> Any:
     def refuse(*_: object) -> None:
         raise NotImplementedError(f"poptorch::{name} runs once per micro-batch, in order")
 
-    defined = define(name, schema, kernel, fake, vmap=refuse, **rest)
+    defined = define(name, *parts, vmap=refuse, **rest)
     _EFFECTS.add(defined)
     return defined
 

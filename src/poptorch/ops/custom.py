@@ -298,17 +298,12 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
 
 
-def _call_user_backward(
-    inputs: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    key: str,
-    attributes: str,
-) -> list[torch.Tensor]:
+def _call_user_backward(*args: Any) -> list[torch.Tensor]:
+    *tensors, key, attributes = args
     _, backward = _registered[key]
     assert backward is not None
-    parts = (_copies(inputs), _copies(outputs), _copies(gradients))
-    results = list(backward(*parts, json.loads(attributes)))
+    given: Any = (*map(_copies, tensors), json.loads(attributes))
+    results, inputs = list(backward(*given)), tensors[0]
     if len(results) != len(inputs):
         raise Error(
             f"The gradient of custom operator {key} does not fit its inputs",

@@ -75,13 +75,9 @@ class _Call:
         check.refuse(f"Custom operator {self.name} cannot take its inputs", got, fix)
 
 
-def call(
-    name: str,
-    inputs: Sequence[torch.Tensor],
-    attributes: Mapping[str, Any],
-    examples: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    return _OPERATORS[name](_Call(name, inputs, attributes, examples))
+def call(name: str, *given: Any) -> torch.Tensor:
+    """Compute an operator of inputs, attributes and example outputs."""
+    return _OPERATORS[name](_Call(name, *given))
 
 
 def versions(name: str, domain: str) -> list[int]:
