@@ -80,9 +80,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """For a quick look do not even import what a file needs in which everything is slow."""
     if not config.getoption("--quick") or collection_path.suffix != ".py":
         return None
-    slow = re.search(
-        r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", collection_path.read_text(), re.M
-    )
+    slow = re.search(r"^pytestmark = (\[\s*)?pytest.mark.slow\b", collection_path.read_text(), re.M)
     return slow is not None or None
 
 
@@ -114,11 +112,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file of tests leaves stays, too: modules, caches.
-
-    Every later look for garbage went through it, of which tests of loaders ask for several: two
-    seconds each, late in a run.
-    """
+    """What a file of tests leaves stays, too: each later look for garbage took two seconds."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -30,8 +30,6 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a model is used."""
-
     training: bool = True
     lanes: int = 0
     accumulation: int = 1
@@ -50,7 +48,6 @@ class Way:
 
     @property
     def rows(self) -> int:
-        """Of the batch of a call."""
         return ROWS * self.iterations * self.accumulation * self.replicas // self.group
 
     @property
@@ -65,7 +62,6 @@ class Way:
         return made
 
     def own_optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
-        """That of the wrapped model."""
         return self.optimizer_of(model)
 
     def options(self) -> poptorch.Options:
@@ -88,18 +84,9 @@ class Way:
 
 
 class Eager:
-    """The model once for each replica, with buffers of its own and the weights of the first.
+    """Replicas of a model: own buffers, the first's weights; ``draws`` seeds each micro-batch."""
 
-    ``draws`` seeds torch for each micro-batch.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], nn.Module],
-        loss: Callable[[Any], torch.Tensor],
-        way: Way,
-        draws: Iterator[None] | None = None,
-    ) -> None:
+    def __init__(self, make, loss, way, draws=None) -> None:
         self.loss, self.way, self.draws = loss, way, draws or itertools.repeat(None)
         self.models = [make() for _ in range(way.replicas)]
         for model in self.models[1:]:
@@ -151,8 +138,6 @@ class Eager:
 
 
 class Ours:
-    """The same model, wrapped."""
-
     def __init__(self, make: Callable[[], nn.Module], way: Way) -> None:
         self.model, opts = make(), way.options()
         if way.training:

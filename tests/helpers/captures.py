@@ -10,10 +10,7 @@ from poptorch._ir.blocks import label_of
 from poptorch._ir.slots import Kind
 
 
-def capture(
-    module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
-) -> Micro:
-    """Capture a module."""
+def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1) -> Micro:
     tensors = _capture.tensors_of(module)
     state = tuple(
         (slots.param if tied.is_parameter else slots.buffer)(

@@ -24,13 +24,7 @@ def relative(terms: float, steps: int = 1, dtype: torch.dtype = torch.float32) -
     return terms * steps * torch.finfo(dtype).eps
 
 
-def near(
-    terms: float, steps: int = 1, *, size: float = 1.0, dtype: torch.dtype = torch.float32
-) -> dict[str, float]:
-    """Tolerances of ``torch.testing.assert_close``, as of ``relative``.
-
-    Args:
-        size: of the largest number that was summed, where sums may be smaller than it.
-    """
+def near(terms, steps=1, *, size=1.0, dtype=torch.float32) -> dict[str, float]:
+    """``relative`` for ``assert_close``; size: of the largest summand, if sums may be smaller."""
     share = relative(terms, steps, dtype)
     return {"rtol": share, "atol": share * size}

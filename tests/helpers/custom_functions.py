@@ -1,7 +1,5 @@
 """Functions that call custom operators, each with the function that torch has for it."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -37,9 +35,7 @@ poptorch.register_custom_op(
 poptorch.register_custom_op("Plain", DOMAIN, 1, lambda inputs, attributes: [inputs[0].exp()])
 
 
-def call(
-    name: str, *inputs: torch.Tensor, outputs: Any = None, attributes: Any = None, version: int = 1
-) -> list[torch.Tensor]:
+def call(name, *inputs, outputs=None, attributes=None, version=1) -> list[torch.Tensor]:
     """Call an operator whose results are like its inputs, unless ``outputs`` says otherwise."""
     examples = inputs if outputs is None else outputs
     return poptorch.custom_op(inputs, name, DOMAIN, version, examples, attributes)

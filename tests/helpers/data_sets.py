@@ -4,15 +4,18 @@ import multiprocessing
 import os
 import signal
 import time
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from poptorch.argparsers import ICustomArgParser
+
+METHODS = multiprocessing.get_all_start_methods()
+Pair = namedtuple("Pair", "left right")
 
 
 class Numbers(Dataset):
@@ -30,19 +33,11 @@ class Numbers(Dataset):
         return torch.full(self.shape, index, dtype=self.dtype)
 
 
-METHODS = multiprocessing.get_all_start_methods()
-
-
 class StartMethod(Numbers):
     """Every sample is the place in METHODS of how the process that reads it starts others."""
 
     def __getitem__(self, index):
         return torch.tensor(METHODS.index(multiprocessing.get_start_method()))
-
-
-class Pair(NamedTuple):
-    left: torch.Tensor
-    right: torch.Tensor
 
 
 FORMS: dict[str, Callable[[torch.Tensor], Any]] = {  # what a number can be made
@@ -220,16 +215,12 @@ class Carrying:
     @staticmethod
     def values():
         return {
-            "big": torch.arange(100_000).reshape(100, 1000),
-            "half": torch.ones(3, dtype=torch.float16),
-            "bool": torch.tensor([True, False]),
-            "transposed": torch.arange(6.0).reshape(2, 3).t(),
-            "scalar": torch.tensor(5),
-            "empty": torch.empty(0, 3),
-            "expanded": torch.ones(1).expand(1000, 2),
+            "big": torch.arange(100_000).reshape(100, 1000), "scalar": torch.tensor(5),
+            "half": torch.ones(3, dtype=torch.float16), "bool": torch.tensor([True, False]),
+            "transposed": torch.arange(6.0).reshape(2, 3).t(), "empty": torch.empty(0, 3),
+            "expanded": torch.ones(1).expand(1000, 2), "array": torch.arange(10).numpy(),
             "weight": torch.nn.Parameter(torch.ones(3)),
-            "array": torch.arange(10).numpy(),
-        }
+        }  # fmt: skip
 
     def __len__(self):
         return 3
@@ -268,8 +259,6 @@ class Unpicklable(Numbers):
 
 
 class Unreadable(Numbers):
-    """Can be pickled but not unpickled."""
-
     def __reduce__(self):
         return _refuse, ()
 

@@ -9,10 +9,7 @@ from poptorch._ops import streams
 
 
 def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1) -> Iterator[None]:
-    """Seed torch as a device is for its next micro-batch, at each ``next``.
-
-    From the state of its sequence, for so many micro-batches of an iteration and a replica.
-    """
+    """Seed torch at each ``next`` as a device is for its next micro-batch, from the state given."""
     while True:
         key, state = streams.next_key(state)
         for step, replica in itertools.product(range(steps), range(replicas)):

@@ -16,13 +16,10 @@ EDGES = (("v0", "e0", "v1"), ("v1", "e1", "v0"), ("v0", "e2", "v0"))
 def graph(nodes: int, number: int = 0, of_nodes: bool = False) -> Data:
     """A ring of nodes; features tell which graph they belong to, ``place`` which node."""
     ring = torch.arange(nodes)
-    return Data(
-        x=torch.full((nodes, 2), float(number + 1)),
-        place=ring,
-        edge_index=torch.stack([ring, (ring + 1) % max(nodes, 1)]),
-        edge_attr=torch.full((nodes, 1), float(number + 1)),
-        y=torch.full((nodes if of_nodes else 1,), number),
-    )
+    return Data(x=torch.full((nodes, 2), float(number + 1)), place=ring,
+                edge_index=torch.stack([ring, (ring + 1) % max(nodes, 1)]),
+                edge_attr=torch.full((nodes, 1), float(number + 1)),
+                y=torch.full((nodes if of_nodes else 1,), number))  # fmt: skip
 
 
 def graphs(count: int = 9) -> list[Data]:
@@ -36,17 +33,13 @@ def random_graph(nodes: int = 60, edges: int = 240, classes: int = 3) -> Data:
     pairs = torch.randint(nodes, (2, edges), generator=generator)
     pairs = pairs[:, pairs[0] != pairs[1]]
     pairs = torch.unique(torch.cat([pairs, pairs.flip(0)], dim=1), dim=1)
-    return Data(
-        x=torch.randn(nodes, 4, generator=generator),
-        edge_index=pairs,
-        edge_attr=torch.arange(pairs.shape[1]).float(),
-        y=torch.randint(classes, (nodes,), generator=generator),
-        train_mask=torch.ones(nodes, dtype=torch.bool),
-    )
+    return Data(x=torch.randn(nodes, 4, generator=generator), edge_index=pairs,
+                edge_attr=torch.arange(pairs.shape[1]).float(),
+                y=torch.randint(classes, (nodes,), generator=generator),
+                train_mask=torch.ones(nodes, dtype=torch.bool))  # fmt: skip
 
 
 def hetero(v0: int = 3, v1: int = 4, number: int = 0) -> HeteroData:
-    """Two types of nodes, three of edges."""
     data = HeteroData()
     data["v0"].x = torch.full((v0, 2), float(number + 1))
     data["v1"].x = torch.full((v1, 3), float(number + 1))
@@ -66,7 +59,6 @@ def heteros(count: int = 6) -> list[HeteroData]:
 
 
 def hetero_graph() -> HeteroData:
-    """One large graph with types."""
     generator = torch.Generator().manual_seed(1)
     data = HeteroData()
     data["v0"].x = torch.randn(30, 2, generator=generator)
@@ -81,24 +73,16 @@ def hetero_graph() -> HeteroData:
 
 def shapes(batch: Any) -> dict[Any, Any]:
     """Shape and dtype of every tensor of a batch, by store and name."""
-    return {
-        (store._key, name): (tuple(value.shape), value.dtype)
-        for store in batch.stores
-        for name, value in store.items()
-        if isinstance(value, torch.Tensor)
-    }
+    return {(store._key, name): (tuple(value.shape), value.dtype) for store in batch.stores
+            for name, value in store.items() if isinstance(value, torch.Tensor)}  # fmt: skip
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two batches have equal tensors."""
     if shapes(first) != shapes(second):
         return False
-    return all(
-        torch.equal(ours[name], value)
-        for ours, theirs in zip(first.stores, second.stores, strict=True)
-        for name, value in theirs.items()
-        if isinstance(value, torch.Tensor)
-    )
+    return all(torch.equal(ours[name], value)
+               for ours, theirs in zip(first.stores, second.stores, strict=True)
+               for name, value in theirs.items() if isinstance(value, torch.Tensor))  # fmt: skip
 
 
 def sizes(nodes: int = 14, edges: int = 16, count: int = 4, **others: Any) -> pg.FixedSizeOptions:

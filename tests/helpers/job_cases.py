@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 import poptorch
+from helpers import wrapping
 from helpers.closeness import relative
+from helpers.wrapping import Having
 from poptorch import MeanReductionStrategy, _job
 from poptorch._ir.slots import Kind
 
@@ -24,6 +26,7 @@ LOCAL = 2
 """Replicas of each process."""
 SAVED = "stages, half, scaled automatically"
 """The case whose model is saved; before that its processes are given different batches."""
+sgd, adam, adamw = poptorch.optim.SGD, poptorch.optim.Adam, poptorch.optim.AdamW
 
 
 class Net(nn.Module):
@@ -41,7 +44,6 @@ class Net(nn.Module):
 
 
 def blocks(layer: Callable[[], nn.Module] = nn.Tanh) -> Net:
-    """Four stages."""
     model = Net(6, nn.Linear(6, 6), layer(), nn.Linear(6, 6), layer())
     layers = model.layers
     for number, first in enumerate((layers[0], layers[1], layers[3], model.second)):
@@ -55,18 +57,15 @@ def deep() -> Net:
     return Net(210, nn.Dropout(0.2), *wide)
 
 
-class Grouped(nn.Module):
+def grouped(groups: int) -> Having:
     """A matrix of which every group of replicas has its own."""
 
-    def __init__(self, groups: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(groups, 6, 3))
-        self.bias = nn.Parameter(torch.zeros(3))
-        self.loss = nn.CrossEntropyLoss()
+    def forward(model, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = x @ model.weight + model.bias
+        return out, nn.functional.cross_entropy(out, y)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = x @ self.weight + self.bias
-        return out, self.loss(out, y)
+    weight, bias = nn.Parameter(torch.randn(groups, 6, 3)), nn.Parameter(torch.zeros(3))
+    return Having(forward, weight=weight, bias=bias)
 
 
 class Exchanging(nn.Module):
@@ -144,15 +143,9 @@ def _running(options: poptorch.Options) -> None:
     options.outputMode(poptorch.OutputMode.Sum)
 
 
-sgd, adam, adamw = poptorch.optim.SGD, poptorch.optim.Adam, poptorch.optim.AdamW
+def _staged(strategy=poptorch.PipelinedExecution, optimizer=None, layer=nn.Tanh, **more) -> Case:
+    optimizer = optimizer or (lambda p: adamw(p, lr=0.01))
 
-
-def _staged(
-    strategy: Any = poptorch.PipelinedExecution,
-    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: adamw(p, lr=0.01),
-    layer: Callable[[], nn.Module] = nn.Tanh,
-    **more: Any,
-) -> Case:
     def options(made: poptorch.Options) -> None:
         made.setExecutionStrategy(strategy()).outputMode(poptorch.OutputMode.All)
         made.Training.setAutomaticLossScaling(more.get("dtype") is torch.float16)
@@ -168,12 +161,10 @@ CASES = {
             poptorch.ReductionType.Sum
         ),
     ),
-    "sgd, combined, chunks": Case(
-        lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True), accumulation=4, lanes=4
-    ),
+    "sgd, combined, chunks": Case(lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True),
+                                  accumulation=4, lanes=4),
     "adam, running, outputs added up": Case(
-        lambda p: adam(p, lr=0.01), accumulation=4, lanes=4, options=_running
-    ),
+        lambda p: adam(p, lr=0.01), accumulation=4, lanes=4, options=_running),
     "adam of torch, post and loss": Case(
         lambda p: torch.optim.Adam(p, lr=0.01),
         accumulation=2,
@@ -181,11 +172,8 @@ CASES = {
             MeanReductionStrategy.PostAndLoss
         ),
     ),
-    "adamw, clipped, anchors": Case(
-        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05),
-        accumulation=2,
-        options=_anchored_not_in_parts,
-    ),
+    "adamw, clipped, anchors": Case(lambda p: adamw(p, lr=0.01, max_grad_norm=0.05), accumulation=2,
+                                    options=_anchored_not_in_parts),
     "batch norm": Case(
         lambda p: sgd(p, lr=0.05),
         lambda replicas: Net(10, nn.BatchNorm1d(10)),
@@ -200,64 +188,39 @@ CASES = {
         dtype=torch.float16,
         tolerance=relative(2, dtype=torch.float16),  # whose sums depend on the order
     ),
-    "adam in parts": Case(
-        lambda p: adam(p, lr=0.01), lambda replicas: Net(400), accumulation=2, options=_in_parts
-    ),
+    "adam in parts": Case(lambda p: adam(p, lr=0.01), lambda replicas: Net(400), accumulation=2,
+                          options=_in_parts),
     "adamw in parts, clipped, float64": Case(
-        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05),
-        lambda replicas: Net(400),
-        accumulation=4,
-        lanes=4,
-        options=_in_parts_and_anchored,
-        dtype=torch.float64,
-        tolerance=relative(50, 10, torch.float64),
-    ),
-    "lamb in parts": Case(
-        lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
-        lambda replicas: Net(400),
-        accumulation=2,
-        options=_in_parts_and_every_second,
-    ),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05), lambda replicas: Net(400), accumulation=4,
+        lanes=4, options=_in_parts_and_anchored, dtype=torch.float64,
+        tolerance=relative(50, 10, torch.float64)),
+    "lamb in parts": Case(lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
+                          lambda replicas: Net(400), accumulation=2,
+                          options=_in_parts_and_every_second),
     "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=4),
-    "groups over processes": Case(
-        lambda p: adam(p, lr=0.01), lambda replicas: Grouped(replicas // 2), accumulation=2, group=2
-    ),
-    "machines": Case(
-        lambda p: sgd(p, lr=0.05, momentum=0.9),
-        lambda replicas: deep(),
-        dtype=torch.float64,
-        tolerance=relative(50, 10, torch.float64),
-        apart=True,
-    ),
+    "groups over processes": Case(lambda p: adam(p, lr=0.01),
+                                  lambda replicas: grouped(replicas // 2), accumulation=2, group=2),
+    "machines": Case(lambda p: sgd(p, lr=0.05, momentum=0.9), lambda replicas: deep(),
+                     dtype=torch.float64, tolerance=relative(50, 10, torch.float64), apart=True),
     "all stages in each": _staged(parts=1, replicas=LOCAL, backends=("staged", "reference")),
     "stages, grouped": _staged(infers=True),
     "stages, interleaved, clipped": _staged(
         lambda: poptorch.PipelinedExecution().useInterleavedSchedule(),
-        lambda p: adamw(p, lr=0.01, max_grad_norm=0.1),
-    ),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.1)),
     "stages, sharded, batch norm": _staged(
-        poptorch.ShardedExecution,
-        lambda p: sgd(p, lr=0.01, momentum=0.9),
-        lambda: nn.BatchNorm1d(6),
-        dtype=torch.float64,
-        tolerance=relative(50, 10, torch.float64),
-    ),
-    SAVED: _staged(
-        optimizer=lambda p: adamw(p, lr=0.01, loss_scaling=1.0),
-        dtype=torch.float16,
-        tolerance=relative(2, dtype=torch.float16),
-        infers=True,
-    ),
+        poptorch.ShardedExecution, lambda p: sgd(p, lr=0.01, momentum=0.9),
+        lambda: nn.BatchNorm1d(6), dtype=torch.float64, tolerance=relative(50, 10, torch.float64)),
+    SAVED: _staged(optimizer=lambda p: adamw(p, lr=0.01, loss_scaling=1.0), dtype=torch.float16,
+                   tolerance=relative(2, dtype=torch.float16), infers=True),
     "stages, dropout": _staged(
         layer=lambda: nn.Dropout(0.5),
         backends=("auto", "staged"),  # fused, later stages draw other numbers
     ),
     "stages, phased": _staged(
         lambda: poptorch.ParallelPhasedExecution([[f"b{number}"] for number in range(4)]),
-        infers=True,
-    ),
+        infers=True),
     "stages of two models": _staged(replicas=2),
-}
+}  # fmt: skip
 REFUSED = Case(
     lambda p: adam(p, lr=0.01), lambda replicas: Exchanging(replicas, 1), parts=2, replicas=1,
     accumulation=4, options=CASES[SAVED].options, backends=("auto", ""),
@@ -294,12 +257,10 @@ def rows(case: Case, replicas: int, call: int) -> list[torch.Tensor]:
 def wrapped(case: Case, process: int, processes: int, alone: bool) -> poptorch.PoplarExecutor:
     """Return the model of one process of several, or of one alone with what all have."""
     shares = processes // case.parts
-    options = poptorch.Options().deviceIterations(case.iterations).randomSeed(5)
-    options.showCompilationProgressBar(False)
-    options.backend(case.backends[alone]).lanes(case.lanes)
-    options.replicationFactor(case.replicas * (shares if alone else 1))
+    counts = {"iterations": case.iterations, "accumulation": case.accumulation}
+    counts["replicas"] = case.replicas * (shares if alone else 1)
+    options = wrapping.options(case.backends[alone], **counts).randomSeed(5).lanes(case.lanes)
     options.Precision.narrow64Bit(case.dtype is not torch.float64)
-    options.Training.gradientAccumulation(case.accumulation)
     options.Distributed.configureProcessId(process, 1 if alone else processes)
     options.Distributed.stageProcesses(1 if alone else case.parts)
     case.options(options)
@@ -312,14 +273,8 @@ def wrapped(case: Case, process: int, processes: int, alone: bool) -> poptorch.P
     return training
 
 
-def run(
-    case: Case, process: int, processes: int, alone: bool = False, file: Path | None = None
-) -> Result:
-    """Train, as one of several processes or, with all replicas and stages, alone.
-
-    The model is saved in a file, if there is one, after other batches than those of process 0 were
-    refused.
-    """
+def run(case: Case, process: int, processes: int, alone=False, file: Path | None = None) -> Result:
+    """Train as one of several or alone; refuse batches unlike process 0's, then save in a file."""
     training, result = wrapped(case, process, processes, alone), Result()
     share, shares = (0, 1) if alone else (process // case.parts, processes // case.parts)
     local = training.options.replication_factor
@@ -375,7 +330,6 @@ def infer(case: Case, training: poptorch.PoplarExecutor) -> list[torch.Tensor]:
 
 
 def main(folder: str, *names: str) -> None:
-    """Run cases as one process of a job."""
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     results = {}
     for name in names:

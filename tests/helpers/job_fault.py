@@ -1,7 +1,4 @@
-"""One process of a job in which process 1 does not do its part.
-
-Its ``main`` prints what is raised.
-"""
+"""One process of a job in which process 1 does not do its part; ``main`` prints what is raised."""
 
 import os
 import signal
@@ -19,15 +16,9 @@ from poptorch.backends.staged import Peers
 FORWARDS = ("killed while compiling", "other program")
 STAGES = ("killed between stages", "interrupted between stages")
 DIFFERENCES = (
-    "other program",
-    "other rate",
-    "other length",
-    "other weights",
-    "other numbers",
-    "other order",
-    "other written weights",
-    "other loaded state",
-)
+    "other program", "other rate", "other length", "other weights", "other numbers", "other order",
+    "other written weights", "other loaded state",
+)  # fmt: skip
 
 
 class Small(nn.Module):

@@ -35,11 +35,7 @@ def _ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[None]:
-    """Within the block there are HOSTS, each with its address at INTERFACE.
-
-    Raises:
-        UnavailableError: they cannot be made, or others use their names.
-    """
+    """Within the block there are HOSTS, each with its address at INTERFACE, or UnavailableError."""
     made = []
     try:
         for name in HOSTS:

@@ -1,7 +1,4 @@
-"""One process of a job of three in which the one that keeps the store ends before the others.
-
-Its ``main`` prints what is raised, or how many texts it was told.
-"""
+"""One of three processes; the store's ends first. ``main`` prints an error, or what it was told."""
 
 import os
 import signal

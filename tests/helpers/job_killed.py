@@ -1,7 +1,4 @@
-"""One process of a job that makes checkpoints, goes on from what it finds, and says what it does.
-
-Its ``main`` prints what it is about to do, a line each time, and a digest of the last weights.
-"""
+"""One process of a job with checkpoints; ``main`` prints each step and a digest of the weights."""
 
 import hashlib
 import os

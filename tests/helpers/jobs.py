@@ -1,8 +1,4 @@
-"""Jobs of several processes for tests, as a launcher would start them.
-
-The processes are forks of one that has imported everything already: starting Python and importing
-torch would take longer than what most tests do.
-"""
+"""Jobs as a launcher would start them: forks of a process that has imported everything already."""
 
 import atexit
 import importlib
@@ -23,7 +19,6 @@ from poptorch._cli import poprun
 
 
 def free_port() -> int:
-    """Return a port that nothing listens at."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -32,22 +27,14 @@ def free_port() -> int:
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment without a launcher's variables."""
     path = os.pathsep.join((str(PACKAGE.parent), str(ROOT / "tests")))
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("OMPI_", "PMIX_", "POPDIST_", "TORCHELASTIC_", "MASTER_"))
-        and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    }
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("OMPI_", "PMIX_", "POPDIST_", "TORCHELASTIC_", "MASTER_"))
+            and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}  # fmt: skip
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
-def fork(
-    module: str, arguments: Sequence[object], output: Path, variables: Mapping[str, str]
-) -> BaseProcess:
-    """Call ``main`` of a module with these arguments, as text, in another process.
-
-    What it returns is the process's status; all that is printed goes to the file ``output``.
-    """
+def fork(module, arguments, output, variables) -> BaseProcess:
+    """A process calls a module's ``main``, prints to ``output`` and ends with what it returns."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["helpers.job_prepared"])
     texts = [str(argument) for argument in arguments]
@@ -83,13 +70,8 @@ def _run(module: str, arguments: list[str], output: str, variables: dict[str, st
     os._exit(status)
 
 
-def start(
-    module: str, arguments: Sequence[object], count: int, folder: Path, **more: str
-) -> list[BaseProcess]:
-    """Start a job of so many processes, each of which is told who it is.
-
-    What process i prints goes to the file ``i.out`` of the folder.
-    """
+def start(module, arguments, count, folder, **more) -> list[BaseProcess]:
+    """Start processes, each told who it is; process i prints to ``i.out`` of the folder."""
     port, processes = str(free_port()), []
     for index in range(count):
         place = {"RANK": str(index), "WORLD_SIZE": str(count)}
@@ -101,11 +83,7 @@ def start(
 
 
 def status(process: BaseProcess, seconds: float = HANGS) -> int:
-    """Wait for the end of a process; return its status, negative for a signal.
-
-    Raises:
-        TimeoutError: it does not end.
-    """
+    """Wait for a process; return its status, negative for a signal, or raise TimeoutError."""
     process.join(seconds)
     if process.exitcode is None:
         raise TimeoutError(f"process {process.pid} has not ended")
@@ -113,22 +91,18 @@ def status(process: BaseProcess, seconds: float = HANGS) -> int:
 
 
 def end(processes: Sequence[BaseProcess]) -> None:
-    """End all of a job."""
     for process in processes:
         process.kill()
         process.join()
 
 
 def printed(folder: Path, index: int) -> str:
-    """Return what a process of a job has printed."""
     text = (folder / f"{index}.out").read_text()
     compiled.look(text)
     return text
 
 
-def run(
-    module: str, arguments: Sequence[object], count: int, folder: Path, **more: str
-) -> Mapping[int, tuple[int, str]]:
+def run(module, arguments, count, folder, **more) -> Mapping[int, tuple[int, str]]:
     """Run a job to its end; return exit status and output of each process."""
     processes = start(module, arguments, count, folder, **more)
     try:

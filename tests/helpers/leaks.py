@@ -14,10 +14,7 @@ _OF_TESTS = "program_server"
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
-    """Return (parent, start time) of a process, or None when there is none.
-
-    An orphan that has ended and waits for the system's first process to notice is none any more.
-    """
+    """(parent, start time) of a process, or None; an ended orphan that still waits is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -44,11 +41,8 @@ def descendants(root: int | None = None) -> dict[int, str]:
     while below:
         below = {pid for pid, (parent, _) in stats.items() if parent in below}
         found.update({pid: stats[pid][1] for pid in below})
-    return {
-        pid: start
-        for pid, start in found.items()
-        if not (stats[pid][0] == top and _is_helper(pid, top))
-    }
+    return {pid: start for pid, start in found.items()
+            if not (stats[pid][0] == top and _is_helper(pid, top))}  # fmt: skip
 
 
 def still_there(processes: dict[int, str]) -> list[int]:
@@ -79,23 +73,17 @@ def segments(pids: set[int]) -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left(seconds: float = HANGS) -> Iterator[dict[int, str]]:
-    """Assert that the block leaves nothing behind, some time after its end at the latest.
-
-    Yields a dict; processes that are put there (see :func:`descendants`) must be gone as well,
-    which finds those whose parent has ended.
-    """
+    """Assert that the block soon leaves nothing, nor processes that it puts in the yielded dict."""
     gc.collect()
     before, files, maps = descendants(), set(descriptors().items()), len(mappings())
     known: dict[int, str] = {}
     yield known
 
     def left() -> dict[str, list]:
-        remains = {
-            "processes": still_there(known) + [p for p in descendants() if p not in before],
-            "descriptors": sorted(set(descriptors().items()) - files),
-            "mappings": mappings()[maps:],
-            "segments": sorted(segments({os.getpid(), *known})),
-        }
+        remains = {"processes": still_there(known) + [p for p in descendants() if p not in before],
+                   "descriptors": sorted(set(descriptors().items()) - files),
+                   "mappings": mappings()[maps:],
+                   "segments": sorted(segments({os.getpid(), *known}))}  # fmt: skip
         if any(remains.values()):
             gc.collect()  # cycles may keep it; the next look tells
         return remains

@@ -12,9 +12,7 @@ ASYNC_MODES = [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched]
 def options(
     iterations=1, replicas=1, accumulation=1, group=1, process=None, processes=1, seed=None
 ):
-    made = Options()
-    made.deviceIterations(iterations)
-    made.replicationFactor(replicas)
+    made = Options().deviceIterations(iterations).replicationFactor(replicas)
     made.Training.gradientAccumulation(accumulation)
     if group > 1:
         made.inputReplicaGrouping(group)

@@ -6,9 +6,7 @@ from collections.abc import Callable
 HANGS = 120.0  # seconds after which something hangs; how soon it came decides nothing
 
 
-def eventually(
-    condition: Callable[[], object], seconds: float = HANGS, pause: float = 0.005
-) -> bool:
+def eventually(condition: Callable[[], object], seconds: float = HANGS, pause=0.005) -> bool:
     """Wait until a condition holds, asked after each pause; return whether it does."""
     end = time.monotonic() + seconds
     while not (holds := condition()) and time.monotonic() < end:

@@ -30,9 +30,7 @@ class Chain(nn.Module):
         return poptorch.identity_loss(x, "mean")
 
 
-def options(
-    strategy=None, *, accumulation: int = 99, iterations: int = 99, training: bool = True
-) -> poptorch.Options:
+def options(strategy=None, *, accumulation=99, iterations=99, training=True) -> poptorch.Options:
     """Return options with enough micro-batches for any pipeline of the tests."""
     opts = poptorch.Options().showCompilationProgressBar(False).deviceIterations(iterations)
     if training:
@@ -42,10 +40,7 @@ def options(
     return opts.autoRoundNumIPUs(True)
 
 
-def place(
-    model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options, training: bool = True
-) -> Layout:
-    """Capture and place a model."""
+def place(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options, training=True) -> Layout:
     micro = capture(model, *inputs, training=training)
     spec = freeze(opts, training)
     layout = _place.place(micro.graph, micro.visits, spec)
@@ -54,7 +49,6 @@ def place(
 
 
 def chain(*steps, strategy=None, training: bool = True, **counts: int) -> Layout:
-    """Place a ``Chain``."""
     opts = options(strategy, training=training, **counts)
     return place(Chain(*steps), X, opts=opts, training=training)
 

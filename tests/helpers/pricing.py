@@ -1,8 +1,6 @@
 """What models of tests cost on IPUs: their weights and batches are on the meta device."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -29,19 +27,12 @@ class Stack(nn.Module):
 
 
 def two_stages() -> nn.Sequential:
-    """Two layers, each on a chip."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
     poptorch.BeginBlock(model[1], "b", ipu_id=1)
     return model
 
 
-def wrapped(
-    make: Callable[[], nn.Module],
-    steps: int | None = None,
-    optimizer: str = "",
-    options: poptorch.Options | None = None,
-    **settings: Any,
-) -> poptorch.PoplarExecutor:
+def wrapped(make, steps=None, optimizer="", options=None, **settings) -> poptorch.PoplarExecutor:
     """Wrap a model: with the name of an optimizer for training, whose steps are accumulation."""
     options = options or poptorch.Options()
     if steps is not None and optimizer:
@@ -56,20 +47,12 @@ def wrapped(
     return poptorch.trainingModel(model, options, made)
 
 
-def priced(
-    make: Callable[[], nn.Module],
-    *batch: torch.Tensor,
-    system: str = "bow:4",
-    advice: bool = False,
-    **how: Any,
-) -> Estimate:
+def priced(make, *batch, system="bow:4", advice=False, **how) -> Estimate:
     """Return the estimate of a model that is wrapped so."""
     return price(wrapped(make, **how), *batch, system=system, advice=advice)
 
 
-def price(
-    executor: poptorch.PoplarExecutor, *batch: torch.Tensor, system: str, advice: bool = False
-) -> Estimate:
+def price(executor, *batch, system, advice=False) -> Estimate:
     """Return an estimate and destroy the executor; without advice it takes a fraction."""
     advised = nullcontext() if advice else patch.object(Repricer, "advised", lambda _, made: made)
     try:
@@ -84,12 +67,10 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def fullest(estimate: Estimate) -> float:
-    """Return the bytes of the fullest chip."""
     return max(chip.bytes for chip in estimate.chips)
 
 
 def off_chip(kind: str) -> poptorch.Options:
-    """Return options with a kind of tensors in streaming memory."""
     options = poptorch.Options()
     where = poptorch.TensorLocationSettings().useOnChipStorage(False)
     getattr(options.TensorLocations, f"set{kind}Location")(where)

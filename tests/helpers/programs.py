@@ -1,8 +1,6 @@
-"""Python programs of their own for tests, as a user would start them.
+"""Python programs as a user would start them: forks of a process that has imported torch only.
 
-They are forks of a process that has imported torch and its compiler, and nothing of ours: starting
-Python and importing these would take longer than what most of them do. Who counts imports, or needs
-another number of threads from the start, starts Python itself.
+Who counts imports, or needs another number of threads from the start, starts Python itself.
 """
 
 import atexit
@@ -14,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from helpers import compiled, program_server
@@ -29,20 +26,10 @@ class Program:
     given one, and a session of its own if wanted; ``stdout`` is a descriptor in a pipe's place.
     """
 
-    def __init__(
-        self,
-        *words: object,
-        environment: Mapping[str, str] | None = None,
-        folder: Path | None = None,
-        session: bool = False,
-        stdout: int | None = None,
-    ) -> None:
-        told = {
-            "words": [str(word) for word in words],
-            "environment": dict(with_ours() if environment is None else environment),
-            "folder": str(folder or Path.cwd()),
-            "session": session,
-        }
+    def __init__(self, *words, environment=None, folder=None, session=False, stdout=None) -> None:
+        told = {"words": [str(word) for word in words],
+                "environment": dict(with_ours() if environment is None else environment),
+                "folder": str(folder or Path.cwd()), "session": session}  # fmt: skip
         their_stdin, stdin = os.pipe()
         out, their_out = os.pipe()
         status, their_status = os.pipe()
@@ -66,7 +53,6 @@ class Program:
         return self.returncode
 
     def errors(self) -> str:
-        """Return what it has written to standard error so far."""
         file = self._errors.fileno()  # whose position is the program's
         return os.pread(file, os.fstat(file).st_size, 0).decode()
 
@@ -78,16 +64,13 @@ class Program:
         return out, self.errors()
 
     def send_signal(self, number: int) -> None:
-        """Signal the program, if it has not been seen to end."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it."""
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Forget its files."""
         compiled.look(self.errors())
         for file in (self.stdin, self.stdout, self._status, self._errors):
             file.close()

@@ -54,10 +54,7 @@ def options(process: int, processes: int) -> poptorch.Options:
 
 
 class Run:
-    """A model, its optimizer and scheduler, its data, and the checkpoints of all of them.
-
-    The seed is that of first weights and of the order of the data.
-    """
+    """Model, optimizer, scheduler, data and checkpoints; the seed is that of weights and order."""
 
     def __init__(self, folder: Path, seed: int, process: int = 0, processes: int = 1) -> None:
         self.alone = processes == 1
@@ -69,9 +66,8 @@ class Run:
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], 0.5)
         self.training = poptorch.trainingModel(model, opts, self.optimizer)
         loader = poptorch.DataLoader(opts, Noisy(), batch_size=4 // processes, shuffle=True)
-        self.checkpoints = poptorch.Checkpoints(
-            folder, self.training, loader, scheduler=self.scheduler
-        )
+        made = folder, self.training, loader
+        self.checkpoints = poptorch.Checkpoints(*made, scheduler=self.scheduler)
 
     def go_on(self, until: int | None = None) -> list[float]:
         """Return the losses up to a step, at which a checkpoint is made, or to the end."""
@@ -105,7 +101,6 @@ def whole_and_resumed(folder: Path, *place: int) -> tuple[list[float], list[floa
 
 
 def main(folder: str) -> None:
-    """Be one process of a job."""
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     losses, resumed = whole_and_resumed(Path(folder), index, count)
     torch.save((losses, resumed), Path(folder) / f"{index}.pt")

@@ -11,15 +11,11 @@ PACKAGE = ROOT / "src" / "poptorch"
 
 @functools.cache
 def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(), str(path))
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted target) of each import, relative ones resolved.
-
-    ``from a import b`` yields ``a.b``, whether b is a module or a name.
-    """
+    """Yield (line, absolute target) of each import; ``from a import b`` is ``a.b``, name or not."""
     package = module.split(".") if is_package else module.split(".")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

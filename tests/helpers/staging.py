@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -29,24 +28,13 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Captured:
-    """A captured model, of which plans for several strategies are made.
+    """A captured model, for plans of several strategies; each run starts from its values."""
 
-    Every run starts from the model's values; without an optimizer it is inference.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        inputs: tuple[torch.Tensor, ...],
-        optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
-    ) -> None:
+    def __init__(self, module, inputs, optimizer=None) -> None:
         self.module = copy.deepcopy(module)
         self.training = optimizer is not None
-        self._captured = functools.cache(
-            lambda replicas: capture(
-                self.module, *inputs, training=self.training, replicas=replicas
-            )
-        )
+        captured = functools.partial(capture, self.module, *inputs, training=self.training)
+        self._captured = functools.cache(lambda replicas: captured(replicas=replicas))
         self.micro: Micro = self._captured(1)
         self.optim, self.hypers = None, {}
         if optimizer is not None:
@@ -103,8 +91,6 @@ def assert_same_states(ours: State, theirs: State, program: Program, **tolerance
     for key in program.state_slots():
         if not key.startswith(f"{Kind.ACCUM}."):
             torch.testing.assert_close(
-                ours.tensors[key],
-                theirs.tensors[key],
-                **tolerances,
+                ours.tensors[key], theirs.tensors[key], **tolerances,
                 msg=lambda m, key=key: f"{key}: {m}",
-            )
+            )  # fmt: skip

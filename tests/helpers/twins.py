@@ -1,11 +1,8 @@
 """The same training twice, in eager torch and wrapped."""
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapped import options
@@ -18,13 +15,7 @@ class Twins:
     states are; with an ``rtol`` of 0, weights too.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        make: Callable[[Any], torch.optim.Optimizer],
-        opts: poptorch.Options | None = None,
-        **close: float,
-    ) -> None:
+    def __init__(self, model, make, opts=None, **close) -> None:
         self.model, self.eager = model, copy.deepcopy(model)
         self.theirs, self.ours = (make(m.parameters()) for m in (self.eager, self.model))
         self.wrapped = poptorch.trainingModel(self.model, opts or options(), self.ours)

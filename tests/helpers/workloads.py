@@ -1,7 +1,6 @@
 """Workloads for schedules: a chain of stages, without any graphs; and schedules from their text."""
 
 import re
-from collections.abc import Sequence
 
 from poptorch._ir.blocks import Direction, Stage, StagePass
 from poptorch._ir.schedule import Action, Schedule, Streaming, Traffic, Workload, padded
@@ -15,13 +14,8 @@ def backward(stage: int) -> StagePass:
     return StagePass(stage, Direction.BACKWARD)
 
 
-def chain(
-    chips: Sequence[int], micros: int, training: bool = True, phased: bool = False, rounds: int = 1
-) -> Workload:
-    """Return a workload in which every stage reads the one before it.
-
-    Phased: each stage is a phase of its own, everything is loaded and stored.
-    """
+def chain(chips, micros, training=True, phased=False, rounds=1) -> Workload:
+    """A workload whose stages each read the one before; phased, each is loaded and stored."""
     stages = range(len(chips))
     needs = {forward(s): frozenset({forward(s - 1)} if s else ()) for s in stages}
     if training:
@@ -41,14 +35,9 @@ def chain(
         for number in range(rounds if training else 0)
         for chip in sorted(set(chips))
     ]
-    return Workload(
-        tuple(Stage(chip, (), s if phased else None) for s, chip in enumerate(chips)),
-        micro_batches=micros,
-        training=training,
-        needs=needs,
-        updates=tuple(updates),
-        streaming=streaming,
-    )
+    return Workload(tuple(Stage(chip, (), s if phased else None) for s, chip in enumerate(chips)),
+                    micro_batches=micros, training=training, needs=needs, updates=tuple(updates),
+                    streaming=streaming)  # fmt: skip
 
 
 def action(text: str) -> Action:

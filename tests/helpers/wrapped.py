@@ -18,7 +18,6 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def saved(value: Any, weights_only: bool = True) -> Any:
-    """Return what comes out of a file that torch wrote."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)
@@ -50,7 +49,6 @@ class Regression(Graded):
 
 
 def inference(function, **counts: int) -> poptorch.PoplarExecutor:
-    """Wrap a function or a module for inference."""
     module = function if isinstance(function, nn.Module) else Calling(function)
     return poptorch.inferenceModel(module, options(**counts))
 

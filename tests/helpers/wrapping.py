@@ -22,8 +22,6 @@ def options(backend: str = "reference", **counts: int) -> poptorch.Options:
 
 
 class Calling(nn.Module):
-    """A module whose forward is a function."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -62,14 +60,9 @@ class Scaled(nn.Module):
 
 
 class Several(nn.Module):
-    """Functions like that of ``Scaled`` in one program, each with a factor and an input of its own.
+    """Functions like ``Scaled``'s in one program: compiling many takes little longer than one."""
 
-    The loss is the sum of theirs: compiling many at once takes little longer than one.
-    """
-
-    def __init__(
-        self, functions: Sequence[Callable[..., Any]], weights: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, functions: Sequence[Callable], weights: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.weights = nn.ParameterList(weight.clone() for weight in weights)
         self.functions = functions
@@ -87,13 +80,10 @@ def runs_compiled(executor: poptorch.PoplarExecutor) -> bool:
 
 
 def infer(function: Callable[..., Any], *args: Any, opts: poptorch.Options | None = None) -> Any:
-    """Call a function through an inference model."""
     return poptorch.inferenceModel(Calling(function), opts or options())(*args)
 
 
-def agrees(
-    function: Callable[..., Any], *args: Any, opts: poptorch.Options | None = None, **near: Any
-) -> Any:
+def agrees(function, *args, opts=None, **near) -> Any:
     """Call a function through an inference model; compare what comes with torch, and return it."""
     got = infer(function, *args, opts=opts)
     with torch.no_grad():
@@ -101,19 +91,8 @@ def agrees(
     return got
 
 
-def trains_alike(
-    model: nn.Module,
-    *inputs: torch.Tensor,
-    eager: nn.Module | None = None,
-    opts: poptorch.Options | None = None,
-    accumulation: int = 1,
-    steps: int = 2,
-    **settings: float,
-) -> Any:
-    """Train a model whose last result is its loss, and a copy of it (or ``eager``) with torch.
-
-    Compares what each call returns and all tensors at the end; settings are those of SGD.
-    """
+def trains_alike(model, *inputs, eager=None, opts=None, accumulation=1, steps=2, **settings) -> Any:
+    """Train a model that returns its loss last beside a copy (or ``eager``); compare everything."""
     eager, settings = eager or copy.deepcopy(model), {"lr": 0.1, **settings}
     plain = torch.optim.SGD(eager.parameters(), **settings)
     optimizer = torch.optim.SGD(model.parameters(), **settings)
@@ -137,11 +116,9 @@ def trains_alike(
 
 
 def training(model: nn.Module, opts: poptorch.Options | None = None, lr: float = 0.1) -> Any:
-    """Wrap a model for plain gradient descent."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     return poptorch.trainingModel(model, opts or options(), optimizer)
 
 
 def graph_of(executor: Any, name: str = "forward") -> torch.fx.Graph:
-    """The graph of a compiled executor."""
     return executor._session.now.compiled.plan.program.graphs[name].module.graph

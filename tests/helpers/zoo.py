@@ -13,9 +13,7 @@ from helpers.wrapping import Having
 ROWS = 4
 
 
-def scored(
-    forward: Callable[..., torch.Tensor], loss: Callable[..., torch.Tensor], **layers: nn.Module
-) -> nn.Module:
+def scored(forward: Callable, loss: Callable[..., torch.Tensor], **layers: nn.Module) -> nn.Module:
     """A model that returns what a function makes of its layers and an input, and its loss."""
 
     def both(model, x, y):
