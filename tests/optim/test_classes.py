@@ -35,23 +35,15 @@ ORDER = {
 }
 F16 = torch.float16
 OLD = {  # the positional order of the 1.x releases
-    "SGD": (
-        (0.1, 0.9, 0.0, 0.0, False, 128.0, None, True),
-        {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True},
-    ),
-    "Adam": (
-        (0.1, (0.8, 0.9), 1e-7, 0.1, False, 128.0, F16),
-        {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-7, "accum_type": F16},
-    ),
-    "AdamW": (
-        (0.1, (0.8, 0.9), 1e-7, 0.1, False, 128.0, False),
-        {"weight_decay": 0.1, "bias_correction": False},
-    ),
-    "RMSprop": (
-        (0.1, 0.9, 1e-7, 0.1, 0.5, True, 128.0, F16, None, None, True),
-        {"lr": 0.1, "centered": True, "use_tf_variant": True},
-    ),
-}
+    "SGD": ((0.1, 0.9, 0.0, 0.0, False, 128.0, None, True),
+            {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}),
+    "Adam": ((0.1, (0.8, 0.9), 1e-7, 0.1, False, 128.0, F16),
+             {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-7, "accum_type": F16}),
+    "AdamW": ((0.1, (0.8, 0.9), 1e-7, 0.1, False, 128.0, False),
+              {"weight_decay": 0.1, "bias_correction": False}),
+    "RMSprop": ((0.1, 0.9, 1e-7, 0.1, 0.5, True, 128.0, F16, None, None, True),
+                {"lr": 0.1, "centered": True, "use_tf_variant": True}),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -117,8 +109,7 @@ def test_the_order_of_1x_is_taken_and_said_once(name, weight, caplog, monkeypatc
         optimizer = getattr(optim, name)([weight], *args)
     group = optimizer.param_groups[0]
     got = {key: group[key] if key in group else getattr(optimizer, key) for key in wanted}
-    assert got == wanted
-    assert optimizer.loss_scaling == 128.0
+    assert (got, optimizer.loss_scaling) == (wanted, 128.0)
     assert (group["maximize"], group["foreach"]) == (False, None)
     assert not optimizer.variable_attrs.isConstant("loss_scaling")
     (record,) = caplog.records
@@ -131,11 +122,9 @@ def test_the_order_of_1x_is_taken_and_said_once(name, weight, caplog, monkeypatc
         getattr(optim, name)([weight], *args, loss_scaling=2.0)
 
 
-WRONG = [
-    ("SGD", {"lr": "0.1"}, "Expected a number for lr"),
-    ("Adam", {"maximize": 128.0}, "Expected a flag for maximize"),
-    ("RMSprop", {"foreach": 128.0}, "Expected a flag for foreach"),
-]
+WRONG = [("SGD", {"lr": "0.1"}, "Expected a number for lr"),
+         ("Adam", {"maximize": 128.0}, "Expected a flag for maximize"),
+         ("RMSprop", {"foreach": 128.0}, "Expected a flag for foreach")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), WRONG)

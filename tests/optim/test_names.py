@@ -11,10 +11,8 @@ from poptorch import optim
 
 def compiled(cls, *args, **settings):
     """An optimizer of this class whose model is compiled for gradients of 1 and 2, the inputs."""
-    model = Having(
-        lambda m, x: poptorch.identity_loss((m.weight * x).sum(), "none"),
-        weight=nn.Parameter(torch.zeros(2)),
-    )
+    model = Having(lambda m, x: poptorch.identity_loss((m.weight * x).sum(), "none"),
+                   weight=nn.Parameter(torch.zeros(2)))  # fmt: skip
     optimizer = cls(model.parameters(), *args, **settings)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     wrapped.compile(torch.tensor([1.0, 2.0]))
@@ -24,11 +22,8 @@ def compiled(cls, *args, **settings):
 @pytest.mark.parametrize("name", ["LAMB", "RMSprop"])
 def test_moment_types(name):
     half, single = torch.float16, torch.float32
-    optimizer, _ = compiled(
-        getattr(optim, name),
-        first_order_momentum_accum_type=half,
-        second_order_momentum_accum_type=single,
-    )
+    optimizer, _ = compiled(getattr(optim, name), first_order_momentum_accum_type=half,
+                            second_order_momentum_accum_type=single)  # fmt: skip
     dtypes = {k: v.dtype for k, v in optimizer.state_dict()["ipu_state"].items() if v.dim()}
     adam_like = {"Accl1___weight": half, "Accl2___weight": single}
     assert dtypes == ({"Accl1___weight": single} if name == "RMSprop" else adam_like)
@@ -71,18 +66,12 @@ PARAMS = [
         },
     ),
     ((optim.LAMB, {"lr": 0.1, "max_weight_norm": 2.0}), {"maxWeightNorm": 2.0, "adamEps": EPS}),
-    (
-        (optim.RMSprop, {"lr": 0.1, "alpha": 0.75, "momentum": 0.5}),
-        {"adaptiveAlpha": 0.75, "adaptiveMomentum": 0.5},
-    ),
-    (
-        (optim.SGD, {"lr": 0.5, "momentum": 0.25, "loss_scaling": 2.0}),
-        {"scaledLearningRate2": 0.25, "scaledMomentum2": 0.25},
-    ),
-    (
-        (optim.SGD, {"lr": 0.5, "use_combined_accum": True, "velocity_scaling": 4.0}),
-        {"scaledLearningRate1": 0.125},
-    ),
+    ((optim.RMSprop, {"lr": 0.1, "alpha": 0.75, "momentum": 0.5}),
+     {"adaptiveAlpha": 0.75, "adaptiveMomentum": 0.5}),
+    ((optim.SGD, {"lr": 0.5, "momentum": 0.25, "loss_scaling": 2.0}),
+     {"scaledLearningRate2": 0.25, "scaledMomentum2": 0.25}),
+    ((optim.SGD, {"lr": 0.5, "use_combined_accum": True, "velocity_scaling": 4.0}),
+     {"scaledLearningRate1": 0.125}),
 ]  # fmt: skip
 
 
@@ -94,10 +83,7 @@ def numbers(optimizer):
 
 @pytest.mark.parametrize(("made", "wanted"), PARAMS)
 def test_parameters_have_documented_values_and_are_taken_over(made, wanted):
-    """What was passed is variable: loaded values count, and read back as they were saved.
-
-    What was not is constant, and stays.
-    """
+    """What was passed is variable, loaded values too, and reads back; the rest is constant."""
     cls, settings = made
     optimizer, _ = compiled(cls, **settings)
     found = numbers(optimizer)

@@ -14,6 +14,7 @@ from helpers.wrapped import Graded, compilations, options
 from poptorch import optim
 
 X, Y = torch.ones(4, 3), torch.arange(8.0).view(4, 2)
+UNEXPECTED = "Ignoring unexpected "
 
 
 class Net(Graded):
@@ -49,35 +50,23 @@ BETAS = r"'betas' of parameter group 0 is 0.5; compiled: 0.9(?s:.*)markAsVariabl
 REFUSED = {  # what is compiled, what is set, what is said, and the error's class
     "type": (ADAM, SGD, "type of the optimizer"),
     "betas": (ADAM, of(optim.Adam, lr=0.01, group={"betas": (0.5, 0.999)}), BETAS),
-    "becomes variable": (
-        ADAM,
-        edited(lambda o: o.variable_attrs.markAsVariable("weight_decay")),
-        "'weight_decay' of.*cannot become variable",
-    ),
+    "becomes variable": (ADAM, edited(lambda o: o.variable_attrs.markAsVariable("weight_decay")),
+                         "'weight_decay' of.*cannot become variable"),
     "becomes constant": (of(optim.SGD, lr=0.1, loss_scaling=1.0), SGD, "compiled as variable"),
     "clipping": (ADAM, of(optim.Adam, lr=0.01, max_grad_norm=1.0), "max_grad_norm"),
-    "moments": (
-        ADAM,
-        of(optim.Adam, lr=0.01, first_order_momentum_accum_type=HALF),
-        "first_order_momentum_accum_type",
-    ),
+    "moments": (ADAM, of(optim.Adam, lr=0.01, first_order_momentum_accum_type=HALF),
+                "first_order_momentum_accum_type"),
     "bias correction": (ADAMW, of(optim.AdamW, lr=0.1, bias_correction=False), CONSTANT),
     "a group more": (
-        ADAM,
-        edited(lambda o: o.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})),
-        "number of parameter groups cannot change",
-    ),
+        ADAM, edited(lambda o: o.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})),
+        "number of parameter groups cannot change"),
     "members": (ADAM, lambda m, _: optim.Adam(m.first.parameters(), lr=0.01), "of a group cannot"),
     "unsupported": (ADAM, of(torch.optim.Adagrad), "Unsupported optimizer type", AssertionError),
     "no optimizer": (ADAM, lambda *_: "Adam", "Unsupported optimizer type", AssertionError),
     "amsgrad": (ADAM, of(optim.Adam, amsgrad=True), "Only non-amsgrad", ValueError),
     "half sums": (ADAM, of(optim.Adam, lr=0.01, accum_type=HALF), "needs MeanRed", ValueError),
-    "no number": (
-        ADAM,
-        edited(lambda o: o.param_groups[0].update(lr="fast")),
-        "Expected a number for lr",
-        AssertionError,
-    ),
+    "no number": (ADAM, edited(lambda o: o.param_groups[0].update(lr="fast")),
+                  "Expected a number for lr", AssertionError),
     **{
         f"too large, {kind.__module__}": (
             of(kind, lr=0.1),
@@ -87,12 +76,9 @@ REFUSED = {  # what is compiled, what is set, what is said, and the error's clas
         for kind in (optim.SGD, torch.optim.SGD)
     },
     "a state of torch's": (
-        ADAM,
-        edited(lambda o: o.load_state_dict(of(torch.optim.Adam)(Net()).state_dict())),
-        "Only IPU optimizer states can be loaded",
-        RuntimeError,
-    ),
-}
+        ADAM, edited(lambda o: o.load_state_dict(of(torch.optim.Adam)(Net()).state_dict())),
+        "Only IPU optimizer states can be loaded", RuntimeError),
+}  # fmt: skip
 
 
 def trained(make):
@@ -114,8 +100,7 @@ def everything(model, optimizer, _):
     return {**model.state_dict(), "state": state}
 
 
-@pytest.mark.spec("executor", 30)
-@pytest.mark.spec("optimizers", 8, 16)
+@pytest.mark.spec("executor", 30, "optimizers", 8, 16)
 @pytest.mark.parametrize("name", REFUSED)
 def test_set_optimizer_refuses_and_changes_nothing(name, compiled):
     make, change, said, *kinds = REFUSED[name]
@@ -212,9 +197,6 @@ def test_allowed_changes_cause_no_compile(make, change):
         wrapped.setOptimizer(change(model, optimizer))
         wrapped(X, Y)
     assert not programs
-
-
-UNEXPECTED = "Ignoring unexpected "
 
 
 def check(wrapped, optimizer, caplog):

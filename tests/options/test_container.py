@@ -3,7 +3,8 @@
 import pytest
 
 from poptorch import Error
-from poptorch.options import Options
+from poptorch.options import Attribute, Options
+from poptorch.options.attribute import current
 from poptorch.options.container import Container
 
 
@@ -15,9 +16,8 @@ def group() -> Container:
 @pytest.mark.spec("options", 4)
 def test_declared_values_are_attributes_that_keep_their_type(group: Container) -> None:
     assert (group.count, group.name, group("count")) == (1, "x", 1)
-    assert (group.exists("name"), group.exists("other"), hasattr(group, "other")) == (
-        True, False, False,
-    )  # fmt: skip
+    assert group.exists("name")
+    assert (group.exists("other"), hasattr(group, "other")) == (False, False)
     group.count = 4
     assert group.count == 4
     for change in (lambda: setattr(group, "count", "4"), lambda: group.set(on=False, name=3)):
@@ -39,20 +39,17 @@ def test_declared_values_are_attributes_that_keep_their_type(group: Container) -
     assert not group.exists("extra")
 
 
-@pytest.mark.parametrize(
-    ("use", "says"),
-    [
-        (lambda o: o.deviceIteration(4), r"did you mean options\.deviceIterations or"),
-        (lambda o: o.gradientAccumulation(2), r"options\.Training\.gradientAccumulation\?"),
-        (lambda o: setattr(o, "deviceIterations", 4), r"call it: deviceIterations\(4\)"),
-        (lambda o: o.deviceIterations(0), r"deviceIterations must be at least 1"),
-        (lambda o: o.Training.gradientAccumulation(-1), r"gradientAccumulation must be at least 1"),
-        (lambda o: o.Distributed.stageProcesses(0), r"stageProcesses must be at least 1"),
-        (lambda o: o.lanes(-1), r"lanes must be at least 0"),
-        (lambda o: o.maxRepeatLogs(-1), r"maxRepeatLogs must be at least 0"),
-        (lambda o: o.backend("cuda"), r"use one of auto, inductor, optimise, reference, staged"),
-    ],
-)
+@pytest.mark.parametrize("use, says", [
+    (lambda o: o.deviceIteration(4), r"did you mean options\.deviceIterations or"),
+    (lambda o: o.gradientAccumulation(2), r"options\.Training\.gradientAccumulation\?"),
+    (lambda o: setattr(o, "deviceIterations", 4), r"call it: deviceIterations\(4\)"),
+    (lambda o: o.deviceIterations(0), r"deviceIterations must be at least 1"),
+    (lambda o: o.Training.gradientAccumulation(-1), r"gradientAccumulation must be at least 1"),
+    (lambda o: o.Distributed.stageProcesses(0), r"stageProcesses must be at least 1"),
+    (lambda o: o.lanes(-1), r"lanes must be at least 0"),
+    (lambda o: o.maxRepeatLogs(-1), r"maxRepeatLogs must be at least 0"),
+    (lambda o: o.backend("cuda"), r"use one of auto, inductor, optimise, reference, staged"),
+])  # fmt: skip
 def test_a_mistake_is_refused_where_it_is_made_with_what_to_write(use, says):
     options = Options()
     with pytest.raises(Error, match=says) as caught:
@@ -133,3 +130,23 @@ def test_classes_of_users() -> None:
     clone = mine.clone()
     assert (type(clone.Distributed), clone._per_replica) == (Blocked, 2)
     assert repr(mine.deviceIterations(2)) == "Mine(device_iterations=2)"
+
+
+@pytest.mark.spec("ops", 25)
+def test_scopes_nest_and_restore() -> None:
+    outer = Attribute(__outline={"layer": "embedding", "part": "1"})
+    with outer:
+        with Attribute(__outline={"layer": "inner"}, other={"a": "b"}), outer:
+            assert current.get() == {"__outline": {"layer": "embedding", "part": "1"},
+                                     "other": {"a": "b"}}  # fmt: skip
+        assert current.get() == {"__outline": {"layer": "embedding", "part": "1"}}
+    assert current.get() == {}
+    with pytest.raises(KeyError), outer:
+        raise KeyError
+    assert current.get() == {}
+
+
+@pytest.mark.parametrize("value", ["text", {"a": 1}, {1: "a"}, None])
+def test_values_are_dictionaries_of_strings(value) -> None:
+    with pytest.raises(AssertionError):
+        Attribute(family=value)

@@ -5,17 +5,9 @@ import os
 
 import pytest
 
+import poptorch
 from poptorch.enums import AutoStage, CommGroupType, ConnectionType, Liveness, OutputMode
-from poptorch.options import (
-    ConfigFileError,
-    Options,
-    ParallelPhasedExecution,
-    Phase,
-    PipelinedExecution,
-    SerialPhasedExecution,
-    ShardedExecution,
-    Stage,
-)
+from poptorch.options import ConfigFileError, Options, Phase, PipelinedExecution, Stage
 from poptorch.options.files import apply_calls, as_calls
 
 
@@ -40,8 +32,7 @@ def test_what_is_no_file(tmp_path):
 
 @pytest.mark.spec("options", 27)
 def test_a_file_is_a_list_of_calls(config):
-    path = config(
-        """
+    path = config("""
         # a comment, then a blank line
 
         deviceIterations(4)   # a trailing comment
@@ -57,25 +48,19 @@ def test_a_file_is_a_list_of_calls(config):
         setAvailableMemoryProportion({"IPU0": 0.5})
         updatableNamedBuffers(["a", "b"])
         replicationFactor(2).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
-        """
-    )
+    """)
     options = Options()
     assert options.loadFromFile(path) is options
-    expected = Options().deviceIterations(8).replicationFactor(2)
-    assert options.device_iterations == expected.device_iterations
+    assert options.device_iterations == 8
     assert options.Training.gradient_accumulation == 2
     assert options.output_mode == OutputMode.All
     assert options.connection_type == ConnectionType.OnDemand
     assert options.TensorLocations.location_weight == {"onChip": 0}
-    assert options.available_memory_proportion == {0: 0.5}
-    assert options.input_group_size == 2
-    assert isinstance(options._execution_strategy, ShardedExecution)
-    assert repr(options._execution_strategy) == (
-        "ShardedExecution(Stage('a').ipu(1), Stage('b', 'c'))"
-    )
+    assert (options.available_memory_proportion, options.input_group_size) == ({0: 0.5}, 2)
+    strategy = "ShardedExecution(Stage('a').ipu(1), Stage('b', 'c'))"
+    assert repr(options._execution_strategy) == strategy
     popart = options._Popart.options
-    assert popart["outlineThreshold"] == 10.0
-    assert popart["patterns_level"] == -1
+    assert (popart["outlineThreshold"], popart["patterns_level"]) == (10.0, -1)
     assert popart["partialsTypeMatMuls"] == "half"
     assert popart["updatableNamedBuffers"] == ["a", "b"]
 
@@ -92,25 +77,16 @@ def test_a_syntax_error_names_the_effective_line_and_applies_nothing(config):
     assert repr(options) == repr(Options())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "deviceIterations(open('x'))",
-        "deviceIterations(__import__('os').system('true'))",
-        "deviceIterations.__func__(1)",
-        "Training._popart.set('a', 1)",
-        "logDir('{0.__class__}'.format(poptorch.OutputMode))",
-        "logDir(os.name)",
-        "logDir(poptorch._base)",
-        "deviceIterations(2 ** 3)",
-        "_Popart.set(**{'key': 'a', 'value': 1})",
-        "deviceIterations(4); logDir('x')",
-        "device_iterations = 4",
-        "set(x=lambda: 1)",
-        "deviceIterations(\x00)",
-        "setPartialsType" + "(" * 500,
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "deviceIterations(open('x'))",
+    "deviceIterations(__import__('os').system('true'))",
+    "deviceIterations.__func__(1)", "Training._popart.set('a', 1)",
+    "logDir('{0.__class__}'.format(poptorch.OutputMode))",
+    "logDir(os.name)", "logDir(poptorch._base)", "deviceIterations(2 ** 3)",
+    "_Popart.set(**{'key': 'a', 'value': 1})", "deviceIterations(4); logDir('x')",
+    "device_iterations = 4", "set(x=lambda: 1)", "deviceIterations(\x00)",
+    "setPartialsType" + "(" * 500,
+])  # fmt: skip
 def test_only_calls_with_plain_arguments_are_understood(config, line):
     options = Options()
     with pytest.raises(ConfigFileError, match="SyntaxError at line 1"):
@@ -118,19 +94,15 @@ def test_only_calls_with_plain_arguments_are_understood(config, line):
     assert repr(options) == repr(Options())
 
 
-@pytest.mark.parametrize(
-    "line, error",
-    [
-        ("unknownSetter(1)", AttributeError),
-        ("outputMode(poptorch.OutputMode.Nothing)", AttributeError),
-        ("logDir(torch.load)", AttributeError),
-        ("deviceIterations('4')", AssertionError),
-        ("inputReplicaGrouping(3, poptorch.CommGroupType.All)", ValueError),
-        ("device_iterations(4)", AttributeError),
-        ("logDir(poptorch.ConnectionType.Always.name.ljust(9))", AttributeError),
-        ("modelName(poptorch.ConnectionType.mro().pop().mro())", AttributeError),
-    ],
-)
+@pytest.mark.parametrize("line, error", [
+    ("unknownSetter(1)", AttributeError),
+    ("outputMode(poptorch.OutputMode.Nothing)", AttributeError),
+    ("logDir(torch.load)", AttributeError), ("deviceIterations('4')", AssertionError),
+    ("inputReplicaGrouping(3, poptorch.CommGroupType.All)", ValueError),
+    ("device_iterations(4)", AttributeError),
+    ("logDir(poptorch.ConnectionType.Always.name.ljust(9))", AttributeError),
+    ("modelName(poptorch.ConnectionType.mro().pop().mro())", AttributeError),
+])  # fmt: skip
 def test_errors_of_the_calls_come_after_the_earlier_lines(config, line, error):
     options = Options()
     with pytest.raises(error):
@@ -139,31 +111,23 @@ def test_errors_of_the_calls_come_after_the_earlier_lines(config, line, error):
 
 
 def test_deprecated_names_work_in_files(config, caplog):
-    options = Options().loadFromFile(
-        config("anchorMode(poptorch.AnchorMode.Sum)\nPopart.set('a', 1)")
-    )
-    assert options.output_mode == OutputMode.Sum
-    assert options._Popart.options["a"] == 1
+    path = config("anchorMode(poptorch.AnchorMode.Sum)\nPopart.set('a', 1)")
+    options = Options().loadFromFile(path)
+    assert (options.output_mode, options._Popart.options["a"]) == (OutputMode.Sum, 1)
     assert len([record for record in caplog.records if "deprecated" in record.message]) == 2
 
 
 @pytest.mark.spec("options", 29)
 def test_json_maps_setters_to_arguments():
-    text = json.dumps(
-        {
-            "deviceIterations": 4,
-            "Precision.enableFloatingPointExceptions": True,
-            "_Popart.set": ["outlineThreshold", 10.0],
-            "outputMode": "OutputMode.All",
-            "logDir": "not.anEnum",
-            "disableModuleNamescope": [],
-            "setAvailableMemoryProportion": {"IPU1": 0.25},
-        }
-    )
+    calls = {
+        "deviceIterations": 4, "Precision.enableFloatingPointExceptions": True,
+        "_Popart.set": ["outlineThreshold", 10.0], "outputMode": "OutputMode.All",
+        "logDir": "not.anEnum", "disableModuleNamescope": [],
+        "setAvailableMemoryProportion": {"IPU1": 0.25},
+    }  # fmt: skip
     options = Options()
-    assert options.from_json(text) is options
-    assert options.device_iterations == 4
-    assert options.output_mode == OutputMode.All
+    assert options.from_json(json.dumps(calls)) is options
+    assert (options.device_iterations, options.output_mode) == (4, OutputMode.All)
     assert options.log_dir == "not.anEnum"
     assert options.available_memory_proportion == {1: 0.25}
     assert options._module_namescope_enabled is False
@@ -171,9 +135,8 @@ def test_json_maps_setters_to_arguments():
     assert options._Popart.options["enableFloatingPointChecks"] is True
     with pytest.raises(AssertionError):  # only the sole argument is converted
         options.from_json('{"outputMode": ["OutputMode.All"]}')
-    assert options.from_json('{"modelName": "OutputMode.Unknown"}').model_name == (
-        "OutputMode.Unknown"
-    )
+    options.from_json('{"modelName": "OutputMode.Unknown"}')
+    assert options.model_name == "OutputMode.Unknown"
 
 
 UNKNOWN = (
@@ -182,13 +145,10 @@ UNKNOWN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text, error",
-    [
-        *((f'{{"deviceIterations": 7, {each}}}', AttributeError) for each in UNKNOWN),
-        *((each, ValueError) for each in ("", "{", "[1]", "4")),
-    ],
-)
+@pytest.mark.parametrize("text, error", [
+    *((f'{{"deviceIterations": 7, {each}}}', AttributeError) for each in UNKNOWN),
+    *((each, ValueError) for each in ("", "{", "[1]", "4")),
+])  # fmt: skip
 def test_json_that_is_refused_applies_nothing(text, error):
     options = Options()
     with pytest.raises(error):
@@ -196,19 +156,15 @@ def test_json_that_is_refused_applies_nothing(text, error):
     assert options.device_iterations == 1
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        PipelinedExecution(AutoStage.AutoIncrement).useInterleavedSchedule(),
-        PipelinedExecution("a", Stage("b")),
-        ShardedExecution(),
-        ParallelPhasedExecution([Stage("a"), Stage("b")], ["c"]).sendTensorsOffChipAfterFwd(),
-        SerialPhasedExecution(Phase(Stage("Stage", "b").ipu(3)), Phase("c"))
-        .useSeparateBackwardPhase()
-        .setTensorsLiveness(Liveness.OffChipAfterFwd),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("strategy", [
+    PipelinedExecution(AutoStage.AutoIncrement).useInterleavedSchedule(),
+    PipelinedExecution("a", Stage("b")),
+    poptorch.ShardedExecution(),
+    poptorch.ParallelPhasedExecution([Stage("a"), Stage("b")], ["c"]).sendTensorsOffChipAfterFwd(),
+    poptorch.SerialPhasedExecution(Phase(Stage("Stage", "b").ipu(3)), Phase("c"))
+    .useSeparateBackwardPhase()
+    .setTensorsLiveness(Liveness.OffChipAfterFwd),
+], ids=repr)  # fmt: skip
 def test_calls_rebuild_what_was_set(strategy):
     """One by one in test_settings.py; here strategies, quotes, several of one setter."""
     options = Options().setExecutionStrategy(strategy).modelName("it's Stage")

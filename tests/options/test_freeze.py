@@ -6,12 +6,7 @@ import poptorch
 from poptorch._base.errors import Error
 from poptorch._ir.spec import Location
 from poptorch.enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType
-from poptorch.options import (
-    Options,
-    SerialPhasedExecution,
-    ShardedExecution,
-    TensorLocationSettings,
-)
+from poptorch.options import Options, ShardedExecution, TensorLocationSettings
 from poptorch.options.freeze import engine_options, freeze, prepare, use_running_mean
 
 
@@ -51,42 +46,29 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared() -> Non
     assert options.deviceIterations(2).device_iterations == 2  # not frozen by the failure
 
 
-@pytest.mark.parametrize(
-    "configure, phrase",
-    [
-        (lambda o: o.Distributed.configureProcessId(2, 2), "process id"),
-        (lambda o: o.Distributed.configureProcessId(0, 0), "at least 1"),
-        (
-            lambda o: o.Distributed.configureProcessId(0, 3).stageProcesses(2),
-            "must divide the number of processes",
-        ),
-        (
-            lambda o: o.backend("reference").Distributed.configureProcessId(0, 2).stageProcesses(2),
-            "Only the staged backend",
-        ),
-        (lambda o: o.useIpuModel(True).useOfflineIpuTarget(), "not supported for the IPU model"),
-        (lambda o: o.useIpuId(1).useOfflineIpuTarget(), "useIpuId"),
-        (lambda o: o.useOfflineIpuTarget(3), "Invalid offline IPU version"),
-        (lambda o: o.anchorTensor("a", "b", OutputMode.EveryN, 2), "must divide deviceIterations"),
-        (
-            lambda o: o.outputMode(OutputMode.EveryN, 4).deviceIterations(6),
-            "must divide deviceIterations",
-        ),
-        (
-            lambda o: o.replicationFactor(4).inputReplicaGrouping(4).replicationFactor(6),
-            "must be a factor of",
-        ),
-        (lambda o: o._Popart.set("partialsTypeMatMuls", "double"), "float or half"),
-        (lambda o: setattr(o, "sync_pattern", 9), "sync_pattern holds no SyncPattern"),
-        (lambda o: o.setAvailableMemoryProportion({"IPU0": [1]}), "must be numbers"),
-        (lambda o: o.setAvailableMemoryProportion({"IPU0": 3}), "numbers from 0 to 1"),
-        (
-            lambda o: o._Popart.set("accumulationAndReplicationReductionType", 2),
-            "must be set to ReductionType",
-        ),
-        (lambda o: o._Popart.set("engineOptions", {"a": 1}), "engine options must be str"),
-    ],
-)
+@pytest.mark.parametrize("configure, phrase", [
+    (lambda o: o.Distributed.configureProcessId(2, 2), "process id"),
+    (lambda o: o.Distributed.configureProcessId(0, 0), "at least 1"),
+    (lambda o: o.Distributed.configureProcessId(0, 3).stageProcesses(2),
+     "must divide the number of processes"),
+    (lambda o: o.backend("reference").Distributed.configureProcessId(0, 2).stageProcesses(2),
+     "Only the staged backend"),
+    (lambda o: o.useIpuModel(True).useOfflineIpuTarget(), "not supported for the IPU model"),
+    (lambda o: o.useIpuId(1).useOfflineIpuTarget(), "useIpuId"),
+    (lambda o: o.useOfflineIpuTarget(3), "Invalid offline IPU version"),
+    (lambda o: o.anchorTensor("a", "b", OutputMode.EveryN, 2), "must divide deviceIterations"),
+    (lambda o: o.outputMode(OutputMode.EveryN, 4).deviceIterations(6),
+     "must divide deviceIterations"),
+    (lambda o: o.replicationFactor(4).inputReplicaGrouping(4).replicationFactor(6),
+     "must be a factor of"),
+    (lambda o: o._Popart.set("partialsTypeMatMuls", "double"), "float or half"),
+    (lambda o: setattr(o, "sync_pattern", 9), "sync_pattern holds no SyncPattern"),
+    (lambda o: o.setAvailableMemoryProportion({"IPU0": [1]}), "must be numbers"),
+    (lambda o: o.setAvailableMemoryProportion({"IPU0": 3}), "numbers from 0 to 1"),
+    (lambda o: o._Popart.set("accumulationAndReplicationReductionType", 2),
+     "must be set to ReductionType"),
+    (lambda o: o._Popart.set("engineOptions", {"a": 1}), "engine options must be str"),
+])  # fmt: skip
 @pytest.mark.spec("options", 15)
 def test_compile_time_conditions(configure, phrase: str) -> None:
     options = Options()
@@ -95,8 +77,7 @@ def test_compile_time_conditions(configure, phrase: str) -> None:
         freeze(options, training=True)
 
 
-@pytest.mark.spec("options", 17)
-@pytest.mark.spec("runtime", 8)
+@pytest.mark.spec("options", 17, "runtime", 8)
 def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def device(options: Options | None = None) -> tuple[str, int | None, int | None]:
         target = freeze(options or Options(), training=False).target
@@ -123,8 +104,7 @@ def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         device()
 
 
-@pytest.mark.spec("options", 20)
-@pytest.mark.spec("runtime", 28)
+@pytest.mark.spec("options", 20, "runtime", 28)
 def test_the_environments_engine_options_win(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     text = '{"autoReport.directory": "/env", "extra": "1"}'
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
@@ -134,12 +114,9 @@ def test_the_environments_engine_options_win(monkeypatch: pytest.MonkeyPatch, ca
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "autoReport.directory is overridden" in warning
     assert engine_options(poptorch.inferenceModel(abs, options).options) == {
-        "autoReport.directory": "/env",
-        "autoReport.all": "true",
-        "debug.allowOutOfMemory": "true",
-        "mine": "2",
-        "extra": "1",
-    }
+        "autoReport.directory": "/env", "autoReport.all": "true", "debug.allowOutOfMemory": "true",
+        "mine": "2", "extra": "1",
+    }  # fmt: skip
     for bad in ("{", "[]", '{"a": 1}'):
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", bad)
         with pytest.raises(Error, match="POPLAR_ENGINE_OPTIONS"):
@@ -148,7 +125,7 @@ def test_the_environments_engine_options_win(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_locations_default_to_off_chip_with_phases() -> None:
     assert freeze(Options(), training=True).locations.weight == Location(on_chip=True)
-    options = Options().setExecutionStrategy(SerialPhasedExecution("A"))
+    options = Options().setExecutionStrategy(poptorch.SerialPhasedExecution("A"))
     settings = TensorLocationSettings().useReplicatedTensorSharding().minElementsForOffChip(5)
     options.TensorLocations.setOptimizerLocation(settings)
     options.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage())

@@ -15,11 +15,9 @@ from poptorch.options.freeze import prepare
 from poptorch.options.legacy_call import read_call
 
 PRECISION = {
-    "runningVarianceAlwaysFloat": False,
-    "autocastEnabled": True,
+    "runningVarianceAlwaysFloat": False, "autocastEnabled": True, "halfFloatCasting": "anything",
     "autocastPolicy": Policy([torch.mm], [], [], []),
-    "halfFloatCasting": "anything",
-}
+}  # fmt: skip
 
 
 def anchored(options: Options) -> Any:
@@ -33,9 +31,8 @@ def period_written(options: Options) -> int:
 
 
 SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
-    "anchorMode": (
-        lambda o: o.anchorMode(AnchorMode.EveryN, anchor_return_period=2).output_return_period, 2,
-    ),
+    "anchorMode": (lambda o: o.anchorMode(
+        AnchorMode.EveryN, anchor_return_period=2).output_return_period, 2),
     "defaultAnchorMode": (lambda o: o.defaultAnchorMode(), True),
     "anchor_mode": (lambda o: o.anchor_mode, OutputMode.Default),
     "anchor_return_period": (period_written, 3),
@@ -43,19 +40,13 @@ SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
     "Popart": (lambda o: o.Popart is o._Popart, True),
     "_Popart.Set": (lambda o: o._Popart.Set("a", 1).options["a"], 1),
     "Popart.setPartialsType": (
-        lambda o: o._Popart.setPartialsType(torch.half).options["partialsTypeMatMuls"], "half",
-    ),
+        lambda o: o._Popart.setPartialsType(torch.half).options["partialsTypeMatMuls"], "half"),
     "GraphProcessing": (lambda o: o.GraphProcessing is o.Precision, True),
     "no pipelining": (
-        lambda o: type(o.enablePipelining(False)._execution_strategy), ShardedExecution,
-    ),
+        lambda o: type(o.enablePipelining(False)._execution_strategy), ShardedExecution),
     "profile": (lambda o: "engineOptions" in o.profile(True)._Popart.options, True),
-    "accumulationReductionType": (
-        lambda o: o.Training.accumulationReductionType(
-            ReductionType.Sum
-        ).accumulation_and_replication_reduction_type,
-        ReductionType.Sum,
-    ),
+    "accumulationReductionType": (lambda o: o.Training.accumulationReductionType(
+        ReductionType.Sum).accumulation_and_replication_reduction_type, ReductionType.Sum),
     "traceModel": (lambda o: o.Jit.traceModel(True) is o.Jit, True),
     **{
         n: (lambda o, n=n, v=v: getattr(o.Precision, n)(v) is o.Precision, True)
@@ -64,16 +55,12 @@ SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
 }  # fmt: skip
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-
-
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_old_spellings_of_options(name: str, caplog) -> None:
     use, expected = SPELLINGS[name]
     assert use(Options()) == expected
-    (warning,) = warnings(caplog)
-    assert "deprecated" in warning
+    (warning,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "deprecated" in warning.getMessage()
 
 
 def test_old_names_of_types() -> None:
@@ -89,35 +76,26 @@ def test_old_names_of_types() -> None:
 
 LOSS = torch.nn.MSELoss()
 OPTIMIZER = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+BOTH = {"loss": LOSS, "optimizer": OPTIMIZER}
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "positions": (
         (True, 4, 3, (2, True, True, LOSS)),
         {"loss": LOSS, "device_iterations": 4, "gradient_accumulation": 3,
-         "replication_factor": 2, "output_mode": OutputMode.Default},
-    ),
+         "replication_factor": 2, "output_mode": OutputMode.Default}),
     "of inference": (
-        (False, 5, 2), {"loss": None, "device_iterations": 5, "replication_factor": 2},
-    ),
+        (False, 5, 2), {"loss": None, "device_iterations": 5, "replication_factor": 2}),
     "keywords": (
         (True, None, OPTIMIZER, (),
          {"device_iterations": 6, "anchor_mode": "EveryN", "anchor_return_period": 3}),
         {"optimizer": OPTIMIZER, "device_iterations": 6, "output_mode": OutputMode.EveryN,
-         "output_return_period": 3},
-    ),
-    "one keyword": (
-        (True, None, None, (), {"replication_factor": 3}),
-        {"device_iterations": 1, "gradient_accumulation": 1, "replication_factor": 3},
-    ),
+         "output_return_period": 3}),
+    "one keyword": ((True, None, None, (), {"replication_factor": 3}),
+                    {"device_iterations": 1, "gradient_accumulation": 1, "replication_factor": 3}),
     "tracing": ((True, 4, None, (), {"trace_model": True}), {"device_iterations": 4}),
     "a mode in capitals": (
-        (False, 1, None, (), {"anchor_mode": "ALL"}), {"output_mode": OutputMode.All},
-    ),
-    "a loss, an optimizer": (
-        (True, Options(), LOSS, (OPTIMIZER,)), {"loss": LOSS, "optimizer": OPTIMIZER},
-    ),
-    "an optimizer, a loss": (
-        (True, Options(), OPTIMIZER, (LOSS,)), {"loss": LOSS, "optimizer": OPTIMIZER},
-    ),
+        (False, 1, None, (), {"anchor_mode": "ALL"}), {"output_mode": OutputMode.All}),
+    "a loss, an optimizer": ((True, Options(), LOSS, (OPTIMIZER,)), BOTH),
+    "an optimizer, a loss": ((True, Options(), OPTIMIZER, (LOSS,)), BOTH),
 }  # fmt: skip
 
 
@@ -125,15 +103,11 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 def test_calls_of_the_first_releases(name: str, caplog) -> None:
     arguments, expected = CALLS[name]
     call = read_call(*arguments)
-    values = {
-        **call.options._values,
-        **call.options.Training._values,
-        "loss": call.loss,
-        "optimizer": call.optimizer,
-    }
+    values = call.options._values | call.options.Training._values
+    values |= {"loss": call.loss, "optimizer": call.optimizer}
     assert {key: values[key] for key in expected} == expected
     assert ("engineOptions" in call.options._Popart.options) is (name == "positions")
-    assert len(warnings(caplog)) == 1
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
 
 
 def test_the_modern_call_does_not_warn_and_what_means_nothing_does(caplog) -> None:
@@ -146,33 +120,28 @@ def test_the_modern_call_does_not_warn_and_what_means_nothing_does(caplog) -> No
     assert "anchor_return_period=3 is ignored" in caplog.text
 
 
-def test_scripting_of_the_first_release_is_named_when_a_model_is_wrapped(
-    monkeypatch, caplog
-) -> None:
+def test_scripting_of_the_first_release_is_named_when_a_model_is_wrapped(monkeypatch, caplog):
     monkeypatch.setattr(overview, "_reported", set())
     options = read_call(True, 4, keywords={"trace_model": False}).options
     assert options.withoutEffect() == ["Jit.traceModel"]
     caplog.clear()
     for _ in range(2):
         prepare(options.clone(), training=True)
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = caplog.messages
     assert line.startswith("Jit.traceModel has no effect here.")
     assert "freezes Python's branches and numbers" in line
 
 
-@pytest.mark.parametrize(
-    "training, arguments, error",
-    [
-        (True, ("options",), Error),
-        (True, (Options(), None, (), {"device_iterations": 3}), Error),
-        (True, (4, None, (), {"device_iterations": 3}), TypeError),
-        (True, (4, None, (), {"anchor_mode": "some"}), ValueError),
-        (False, (Options(), torch.nn.MSELoss()), TypeError),
-        (False, (1, 1, (False, True, "ALL", None, "more")), TypeError),
-        (True, (Options(), torch.nn.MSELoss(), (torch.nn.MSELoss(),)), TypeError),
-        (True, (Options(), None, (), {"loss": torch.nn.MSELoss}), TypeError),
-    ],
-)
+@pytest.mark.parametrize("training, arguments, error", [
+    (True, ("options",), Error),
+    (True, (Options(), None, (), {"device_iterations": 3}), Error),
+    (True, (4, None, (), {"device_iterations": 3}), TypeError),
+    (True, (4, None, (), {"anchor_mode": "some"}), ValueError),
+    (False, (Options(), torch.nn.MSELoss()), TypeError),
+    (False, (1, 1, (False, True, "ALL", None, "more")), TypeError),
+    (True, (Options(), torch.nn.MSELoss(), (torch.nn.MSELoss(),)), TypeError),
+    (True, (Options(), None, (), {"loss": torch.nn.MSELoss}), TypeError),
+])  # fmt: skip
 def test_calls_that_are_refused(training: bool, arguments: tuple[Any, ...], error) -> None:
     with pytest.raises(error):
         read_call(training, *arguments)

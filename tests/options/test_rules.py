@@ -6,57 +6,42 @@ import pytest
 import torch
 
 import poptorch
-from poptorch.enums import (
-    CommGroupType,
-    ConnectionType,
-    HalfFloatCastingBehavior,
-    OutputMode,
-    ReductionType,
-    SyncPattern,
-    VariableRetrievalMode,
-)
+from poptorch.enums import CommGroupType, ConnectionType, OutputMode
 from poptorch.options import Options, PipelinedExecution, Stage, TensorLocationSettings
 from poptorch.options.freeze import freeze
-
-
-def reduce(options: Options, kind: object) -> None:
-    options.Training.accumulationAndReplicationReductionType(kind)
 
 
 def group(options: Options, size: int, kind: CommGroupType) -> None:
     options.replicationFactor(4).inputReplicaGrouping(size, kind)
 
 
-@pytest.mark.spec("options", 8, 10, 12, 21)
-@pytest.mark.spec("precision", 16)
-@pytest.mark.parametrize(
-    "call, values, error, phrase",
-    [
-        (reduce, [ReductionType.NoReduction, 0, "Mean"], ValueError, "must be set to"),
-        (lambda o, v: o.Precision.setPartialsType(v), ["half", torch.int8], ValueError, "must be"),
-        (lambda o, v: o.TensorLocations.numIOTiles(v), [33, 30, 194, True], AssertionError, "even"),
-        (lambda o, v: o.randomSeed(v), [1 << 64, -(10**20)], ValueError, "out of range"),
-        (lambda o, v: o.outputMode(OutputMode.EveryN, v), [None, 0, "2"], AssertionError, "period"),
-        (
-            lambda o, v: o.anchorTensor("a", "b", OutputMode.EveryN, v),
-            [None, 0], AssertionError, "needs a positive output_return_period",
-        ),
-        (
-            lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
-            ["CPU0", 0], AssertionError, "must start with IPU",
-        ),
-        (
-            lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
-            ["IPUx", "IPU"], ValueError, "must be an integer",
-        ),
-        (lambda o, v: o.connectionType(v), [1], AssertionError, "Unexpected type"),
-        (lambda o, v: o.updatableNamedBuffers(v), [(1, 2), "weight"], AssertionError, "type"),
-        (lambda o, v: o._Popart.setPatterns(*v), [([], 1), ({}, "1")], AssertionError, "type"),
-        (lambda o, v: group(o, 2, v), [CommGroupType.All], ValueError, "cannot be All"),
-        (lambda o, v: group(o, v, CommGroupType.Consecutive), [8], ValueError, "larger than"),
-        (lambda o, v: group(o, v, CommGroupType.Orthogonal), [3], ValueError, "a factor of"),
-    ],
-)  # fmt: skip
+@pytest.mark.spec("options", 8, 10, 12, 21, "precision", 16)
+@pytest.mark.parametrize("call, values, error, phrase", [
+    (lambda o, v: o.Training.accumulationAndReplicationReductionType(v),
+     [poptorch.ReductionType.NoReduction, 0, "Mean"], ValueError, "must be set to"),
+    (lambda o, v: o.Precision.setPartialsType(v), ["half", torch.int8], ValueError, "must be"),
+    (lambda o, v: o.TensorLocations.numIOTiles(v), [33, 30, 194, True], AssertionError, "even"),
+    (lambda o, v: o.randomSeed(v), [1 << 64, -(10**20)], ValueError, "out of range"),
+    (lambda o, v: o.outputMode(OutputMode.EveryN, v), [None, 0, "2"], AssertionError, "period"),
+    (
+        lambda o, v: o.anchorTensor("a", "b", OutputMode.EveryN, v),
+        [None, 0], AssertionError, "needs a positive output_return_period",
+    ),
+    (
+        lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
+        ["CPU0", 0], AssertionError, "must start with IPU",
+    ),
+    (
+        lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
+        ["IPUx", "IPU"], ValueError, "must be an integer",
+    ),
+    (lambda o, v: o.connectionType(v), [1], AssertionError, "Unexpected type"),
+    (lambda o, v: o.updatableNamedBuffers(v), [(1, 2), "weight"], AssertionError, "type"),
+    (lambda o, v: o._Popart.setPatterns(*v), [([], 1), ({}, "1")], AssertionError, "type"),
+    (lambda o, v: group(o, 2, v), [CommGroupType.All], ValueError, "cannot be All"),
+    (lambda o, v: group(o, v, CommGroupType.Consecutive), [8], ValueError, "larger than"),
+    (lambda o, v: group(o, v, CommGroupType.Orthogonal), [3], ValueError, "a factor of"),
+])  # fmt: skip
 def test_what_is_refused_at_once(call, values, error, phrase: str) -> None:
     for value in values:
         options = Options()
@@ -78,16 +63,16 @@ def test_how_values_are_stored() -> None:
     assert options.connection_type == ConnectionType.Never
     assert [options(name) for name in names] == [17, 0, True, "m", 2]
     options.connectionType(ConnectionType.OnDemand).outputMode(OutputMode.Sum)
-    options.syncPattern(SyncPattern.SinglePipeline)
+    options.syncPattern(poptorch.SyncPattern.SinglePipeline)
     stored = (options.connection_type, options.output_mode, options.sync_pattern)
     assert stored == (1, 3, 1)
     assert options.ipu_version == 2  # whatever the connection is then
     assert {type(value) for value in stored} == {int}
     assert options.maxRepeatLogs(None).max_repeat_logs == 2**64 - 1  # an int without a limit
-    assert (VariableRetrievalMode.AllReplicas, OutputMode.Final) == (2, 0)
+    assert (poptorch.VariableRetrievalMode.AllReplicas, OutputMode.Final) == (2, 0)
     options.sourceLocationExcludes(["a"]).appendToLocationExcludes("b", "c")
     assert options._source_location_excludes == ["a", "b", "c"]
-    for behaviour in HalfFloatCastingBehavior:
+    for behaviour in poptorch.HalfFloatCastingBehavior:
         precision = Options().Precision.halfFloatCasting(int(behaviour))
         assert precision.half_float_casting is behaviour
 
@@ -119,17 +104,14 @@ def test_an_anchors_period_is_one_unless_every_n() -> None:
     assert options.anchorTensor("a", "long", OutputMode.All, 7) is None
     options.anchorTensor("b", "long", OutputMode.EveryN, 7)
     options.anchorTensor("c", "long")
-    assert options.anchored_tensors == {
-        "a": ["long", False, OutputMode.All, 1],
-        "b": ["long", False, OutputMode.EveryN, 7],
-        "c": ["long", True, None, 1],
-    }
+    assert options.anchored_tensors == {"a": ["long", False, OutputMode.All, 1],
+                                        "b": ["long", False, OutputMode.EveryN, 7],
+                                        "c": ["long", True, None, 1]}  # fmt: skip
     options.anchorTensor("a", "other")
     assert options.anchored_tensors["a"][0] == "other"
 
 
-@pytest.mark.spec("options", 35)
-@pytest.mark.spec("programs", 10)
+@pytest.mark.spec("options", 35, "programs", 10)
 def test_memory_proportions_replace_each_other() -> None:
     options = Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU1": 2})
     assert options.available_memory_proportion == {0: 0.2, 1: 2}
@@ -138,18 +120,15 @@ def test_memory_proportions_replace_each_other() -> None:
     assert freeze(options, training=False).runtime.memory_proportions == ((3, 0), (4, 1))
 
 
-@pytest.mark.spec("runtime", 22)
-@pytest.mark.spec("options", 19)
+@pytest.mark.spec("runtime", 22, "options", 19)
 def test_profiling_is_engine_options_that_later_ones_replace() -> None:
     options = Options()
     options._Popart.setEngineOptions({"mine": "1"})
     options.enableProfiling("reports")
     assert options._Popart.options["engineOptions"] == {
-        "mine": "1",
-        "debug.allowOutOfMemory": "true",
-        "autoReport.directory": "reports",
+        "mine": "1", "debug.allowOutOfMemory": "true", "autoReport.directory": "reports",
         "autoReport.all": "true",
-    }
+    }  # fmt: skip
     options.enableProfiling()
     assert options._Popart.options["engineOptions"]["autoReport.directory"] == "."
     options._Popart.setEngineOptions({"mine": "1"})
@@ -159,8 +138,7 @@ def test_profiling_is_engine_options_that_later_ones_replace() -> None:
         options.enableProfiling()
 
 
-@pytest.mark.spec("options", 33)
-@pytest.mark.spec("precision", 16)
+@pytest.mark.spec("options", 33, "precision", 16)
 def test_dithering_discards_the_partials_of_convolutions_only() -> None:
     options = Options()
     for dtype, text in ((torch.float32, "float"), (torch.half, "half")):
@@ -233,13 +211,9 @@ def test_locations_are_snapshots_of_their_settings() -> None:
     settings.useOnChipStorage(False).useReplicatedTensorSharding()
     settings.useIOTilesToLoad().useIOTilesToStore(False)
     known = {
-        "minElementsForOffChip": 3,
-        "minElementsForReplicatedTensorSharding": 4,
-        "onChip": 0,
-        "useReplicatedTensorSharding": 1,
-        "useIOTilesToLoad": 1,
-        "useIOTilesToStore": 0,
-    }
+        "minElementsForOffChip": 3, "minElementsForReplicatedTensorSharding": 4, "onChip": 0,
+        "useReplicatedTensorSharding": 1, "useIOTilesToLoad": 1, "useIOTilesToStore": 0,
+    }  # fmt: skip
     assert settings.toDict() == known
     options = Options()
     options.TensorLocations.setWeightLocation(settings)
@@ -251,9 +225,7 @@ def test_locations_are_snapshots_of_their_settings() -> None:
             setter("1")
 
 
-@pytest.mark.spec("runtime", 13)
-@pytest.mark.spec("options", 16)
-@pytest.mark.spec("programs", 17)
+@pytest.mark.spec("runtime", 13, "options", 16, "programs", 17)
 def test_the_environment_is_read_at_construction(monkeypatch, tmp_path, caplog) -> None:
     before = Options()
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 3}')
@@ -299,8 +271,7 @@ def test_repr_compares_configurations() -> None:
     first, second = configured(1), configured(2)
     text = repr(first)
     assert text == repr(second)
-    assert " at 0x" not in text
-    assert "\n" not in text
+    assert not [part for part in (" at 0x", "\n") if part in text]
     assert text.startswith(
         "Options(replication_factor=4, device_iterations=2, available_memory_proportion="
         "{0: 0.1, 1: 0.2}, model_name='m', _execution_strategy=PipelinedExecution(Stage('a')), "
@@ -332,14 +303,10 @@ def test_to_dict_merges_every_group_flat() -> None:
     options._Popart.set("outlineThreshold", 1.5)
     options.setExecutionStrategy(poptorch.SerialPhasedExecution("A"))
     expected = {
-        "execution_mode": 2,
-        "serial_phases_execution": True,
-        "outlineThreshold": 1.5,
-        "replication_factor": 3,
-        "gradient_accumulation": 1,
-        "num_distributed_processes": 1,
+        "execution_mode": 2, "serial_phases_execution": True, "outlineThreshold": 1.5,
+        "replication_factor": 3, "gradient_accumulation": 1, "num_distributed_processes": 1,
         "numIOTiles": 32,
-    }
+    }  # fmt: skip
     result = options.toDict()
     assert {key: result[key] for key in expected} == expected
     assert callable(result["compilation_progress_bar_fn"])

@@ -18,31 +18,20 @@ from poptorch.options.popart import KEYS
 from poptorch.options.table import IDLE, UNSET, Setting
 
 OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
+LOCATED = ("Activation", "Weight", "Optimizer", "Accumulator")
 # Arguments where the default's type does not say enough.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "anchorTensor": ("short", "long"),
-    "backend": ("reference",),
-    "disableModuleNamescope": (),
-    "enableExecutableCaching": ("folder",),
-    "enableProfiling": ("reports",),
-    "inputReplicaGrouping": (2, CommGroupType.Consecutive),
-    "outputMode": (OutputMode.Sum,),
-    "setAvailableMemoryProportion": ({"IPU0": 0.1},),
-    "setExecutionStrategy": (ShardedExecution(),),
-    "sourceLocationExcludes": (["mine"],),
-    "updatableNamedBuffers": (["buffer"],),
-    "useIpuModel": (True,),
-    "useOfflineIpuTarget": (21,),
-    "Distributed.configureProcessId": (1, 2),
+    "anchorTensor": ("short", "long"), "backend": ("reference",), "disableModuleNamescope": (),
+    "enableExecutableCaching": ("folder",), "enableProfiling": ("reports",),
+    "inputReplicaGrouping": (2, CommGroupType.Consecutive), "outputMode": (OutputMode.Sum,),
+    "setAvailableMemoryProportion": ({"IPU0": 0.1},), "setExecutionStrategy": (ShardedExecution(),),
+    "sourceLocationExcludes": (["mine"],), "updatableNamedBuffers": (["buffer"],),
+    "useIpuModel": (True,), "useOfflineIpuTarget": (21,), "Distributed.configureProcessId": (1, 2),
     "Precision.autocastPolicy": (Policy([torch.mm], [], [], []),),
     "Precision.halfFloatCasting": (HalfFloatCastingBehavior.HalfUpcastToFloat,),
-    "Precision.setPartialsType": (torch.half,),
-    "TensorLocations.numIOTiles": (64,),
-    **{
-        f"TensorLocations.set{kind}Location": (OFF_CHIP,)
-        for kind in ("Activation", "Weight", "Optimizer", "Accumulator")
-    },
-}
+    "Precision.setPartialsType": (torch.half,), "TensorLocations.numIOTiles": (64,),
+    **{f"TensorLocations.set{kind}Location": (OFF_CHIP,) for kind in LOCATED},
+}  # fmt: skip
 # What the executor reads from the options themselves: session/test_figures.py, and below.
 READ_BY_THE_EXECUTOR = ("relaxOptimizerAttributesChecks",)
 # Besides hints, what may change without another compilation.
@@ -104,13 +93,9 @@ def change(options: Options, setting: Setting) -> Any:
         return setter(options, setting)(*example(setting))
     key = setting.row.values[0].name
     values = {
-        "bool": setting.row.values[0].default is not True,
-        "int": 0,
-        "float": 1.5,
-        "string": "text",
-        "list": ["0"],
-        "dictionary": {"key": "value"},
-    }
+        "bool": setting.row.values[0].default is not True, "int": 0, "float": 1.5,
+        "string": "text", "list": ["0"], "dictionary": {"key": "value"},
+    }  # fmt: skip
     value = next(value for kind, value in values.items() if key in KEYS[kind])
     return options._Popart.set(key, value)
 
@@ -137,10 +122,9 @@ def test_it_changes_something_or_says_that_it_does_not(setting, nothing_reported
     for _ in range(2):
         with caplog.at_level("INFO", logger="poptorch::python"):
             prepare(options.clone(), training=True)
-    lines = [r.getMessage() for r in caplog.records if "no effect here" in r.getMessage()]
+    lines = [text for text in caplog.messages if "no effect here" in text]
     if setting.row.effect in IDLE:
-        assert options.withoutEffect() == [setting.option]
-        assert len(lines) == 1
+        assert (options.withoutEffect(), len(lines)) == ([setting.option], 1)
         assert lines[0].startswith(f"{setting.option} has no effect here. ")
     else:
         assert options.withoutEffect() == lines == []
@@ -182,9 +166,7 @@ def test_wrong_values_are_refused_at_once_and_nothing_is_stored(setting) -> None
     options = start(setting)
     text = shown(options)
     for wrong in WRONG:
-        if (wrong == "no" and setting.option in TAKES_TEXTS) or (
-            wrong is None and setting.option in TAKES_NONE
-        ):
+        if setting.option in {"no": TAKES_TEXTS, None: TAKES_NONE}.get(wrong, ()):
             continue
         with pytest.raises((AssertionError, ValueError)):
             setter(options, setting)(wrong, *example(setting)[1:])
@@ -218,8 +200,7 @@ def test_what_is_asked_for_and_missing_is_a_warning(nothing_reported, caplog, mo
     text = '{"autoReport.all": "true", "debug.instrument": "true"}'
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
     prepare(Options(), training=True)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "POPLAR_ENGINE_OPTIONS: no effect here of debug.instrument"
+    assert caplog.messages == ["POPLAR_ENGINE_OPTIONS: no effect here of debug.instrument"]
 
 
 def test_hints_are_listed_in_the_order_of_the_table_unless_they_are_set_back(monkeypatch) -> None:
@@ -267,10 +248,8 @@ def test_excluded_files_are_not_the_users(tmp_path, caplog) -> None:
 
 
 def test_a_named_model_has_its_name_in_its_plan() -> None:
-    plain, named = (
-        poptorch.inferenceModel(lambda x: x + 1, options.backend("reference"))
-        for options in (Options(), Options().modelName("adder"))
-    )
+    plain, named = (poptorch.inferenceModel(lambda x: x + 1, options.backend("reference"))
+                    for options in (Options(), Options().modelName("adder")))  # fmt: skip
     for wrapper in (plain, named):
         wrapper.compile(torch.ones(1))
     assert str(named.plan()).startswith("model adder\n")

@@ -5,18 +5,14 @@ import pickle
 
 import pytest
 
+import poptorch
 from poptorch._ir.spec import NamedStage, Strategy
 from poptorch.enums import AutoStage, Liveness
-from poptorch.options import (
-    Options,
-    ParallelPhasedExecution,
-    Phase,
-    PipelinedExecution,
-    SerialPhasedExecution,
-    ShardedExecution,
-    Stage,
-)
+from poptorch.options import Options, Phase, PipelinedExecution, ShardedExecution, Stage
 from poptorch.options.freeze import freeze
+
+ParallelPhasedExecution = poptorch.ParallelPhasedExecution
+SerialPhasedExecution = poptorch.SerialPhasedExecution
 
 
 def placed(strategy):
@@ -26,10 +22,8 @@ def placed(strategy):
 REFUSED = {
     "Block IDs are supposed to be strings": [lambda: Stage(0)],
     "must either be block IDs": [
-        *(
-            lambda arguments=arguments: Phase(*arguments)
-            for arguments in ((), (0,), ("A", Stage("B")), (["A"],), (None,))
-        ),
+        lambda given=given: Phase(*given)
+        for given in ((), (0,), ("A", Stage("B")), (["A"],), (None,))
     ],
     "associated with more than one stage": [
         lambda cls=cls: cls(Stage("a", "b"), Stage("b"))
@@ -38,17 +32,10 @@ REFUSED = {
     "There is currently no AutoStage": [SerialPhasedExecution, ParallelPhasedExecution],
     "Unknown block": [lambda: ShardedExecution("a").stage("x")],
     ".": [
-        *(
-            lambda arguments=arguments: PipelinedExecution(*arguments)
-            for arguments in (
-                (0,), (AutoStage.SameAsIpu, "a"), (Phase("a"),), ([],), ([Stage("a")],), (None,),
-            )
-        ),
+        *(lambda given=given: PipelinedExecution(*given) for given in (
+            (0,), (AutoStage.SameAsIpu, "a"), (Phase("a"),), ([],), ([Stage("a")],), (None,))),
         lambda: Stage("a").ipu("3"),
-        *(
-            lambda number=number: SerialPhasedExecution("A", "B").phase(number)
-            for number in (-1, 2, "0", 1.0)
-        ),
+        *(lambda n=n: SerialPhasedExecution("A", "B").phase(n) for n in (-1, 2, "0", 1.0)),
         lambda: SerialPhasedExecution("A").useSeparateBackwardPhase(1),
         lambda: SerialPhasedExecution("A").setTensorsLiveness(1),
         lambda: ParallelPhasedExecution("A").sendTensorsOffChipAfterFwd("yes"),
@@ -67,8 +54,7 @@ def test_what_is_refused(title):
 
 @pytest.mark.spec("parallel", 26)
 def test_phases_of_blocks_and_of_stages():
-    assert len(Phase("A", "B").stages) == 1
-    assert Phase("A", "B").stage(0).blocks == ("A", "B")
+    assert (len(Phase("A", "B").stages), Phase("A", "B").stage(0).blocks) == (1, ("A", "B"))
     parallel = Phase(Stage("A"), Stage("B"))
     assert len(parallel.stages) == 2
     strategy = SerialPhasedExecution(parallel, Phase("C", "D"))
@@ -82,11 +68,9 @@ def test_phases_of_blocks_and_of_stages():
 def test_stages_by_position(cls):
     strategy = cls(Stage("a").ipu(5), "b", ["c", "d"], ("e",))
     assert placed(strategy).stages == (
-        NamedStage(("a",), 0, ipu=5),
-        NamedStage(("b",), 1),
-        NamedStage(("c", "d"), 2),
+        NamedStage(("a",), 0, ipu=5), NamedStage(("b",), 1), NamedStage(("c", "d"), 2),
         NamedStage(("e",), 3),
-    )
+    )  # fmt: skip
     assert strategy.stage("d").blocks == ("c", "d")
     assert cls(Stage("a", "a")).stage("a").blocks == ("a", "a")
     stage = Stage("a")
@@ -111,14 +95,9 @@ def test_automatic_stages_and_interleaving() -> None:
 def test_every_way_to_pass_phases():
     expected = placed(SerialPhasedExecution(Phase("A"), Phase("B")))
     for arguments in (
-        ("A", "B"),
-        (Stage("A"), Stage("B")),
-        (["A"], ["B"]),
-        ([Stage("A")], [Stage("B")]),
-        ([Phase("A"), Phase("B")],),
-        ([["A"], ["B"]],),
-        ((Phase("A"), "B"),),
-    ):
+        ("A", "B"), (Stage("A"), Stage("B")), (["A"], ["B"]), ([Stage("A")], [Stage("B")]),
+        ([Phase("A"), Phase("B")],), ([["A"], ["B"]],), ((Phase("A"), "B"),),
+    ):  # fmt: skip
         assert placed(SerialPhasedExecution(*arguments)) == expected
     one = SerialPhasedExecution(["A", "B"])
     assert [stage.blocks for stage in one.phase(0).stages] == [("A", "B")]
@@ -131,11 +110,9 @@ def test_phased_settings():
     assert serial.useSeparateBackwardPhase() is serial
     assert serial.setTensorsLiveness(Liveness.OffChipAfterEachPhase) is serial
     assert serial._backend_options() == {
-        "execution_mode": 2,
-        "separate_backward_phase": True,
-        "tensors_liveness": 3,
+        "execution_mode": 2, "separate_backward_phase": True, "tensors_liveness": 3,
         "serial_phases_execution": True,
-    }
+    }  # fmt: skip
     parallel = ParallelPhasedExecution("A", "B").sendTensorsOffChipAfterFwd()
     assert placed(parallel).liveness is Liveness.OffChipAfterFwd
     parallel.sendTensorsOffChipAfterFwd(False)
@@ -147,17 +124,12 @@ def test_phased_settings():
     )
 
 
-@pytest.mark.parametrize(
-    "liveness, separate, total",
-    [
-        (Liveness.AlwaysLive, False, 3),
-        (Liveness.AlwaysLive, True, 4),
-        (Liveness.OffChipAfterFwd, False, 6),
-        (Liveness.OffChipAfterFwd, True, 6),
-        (Liveness.OffChipAfterFwdNoOverlap, False, 8),
-        (Liveness.OffChipAfterEachPhase, True, 12),
-    ],
-)
+@pytest.mark.parametrize("liveness, separate, total", [
+    (Liveness.AlwaysLive, False, 3), (Liveness.AlwaysLive, True, 4),
+    (Liveness.OffChipAfterFwd, False, 6), (Liveness.OffChipAfterFwd, True, 6),
+    (Liveness.OffChipAfterFwdNoOverlap, False, 8),
+    (Liveness.OffChipAfterEachPhase, True, 12),
+])  # fmt: skip
 def test_internal_phases(liveness, separate, total):
     strategy = SerialPhasedExecution("A", "B", "C").setTensorsLiveness(liveness)
     strategy.useSeparateBackwardPhase(separate)

@@ -3,11 +3,16 @@
 import dataclasses
 import inspect
 import re
+from pathlib import Path
+
+import pytest
 
 from helpers.source_tree import PACKAGE
+from poptorch._base.errors import Error
 from poptorch._ir.spec import Spec
 from poptorch.options import Options
 from poptorch.options.overview import settings
+from poptorch.options.popart import KEYS, validate_popart
 
 # Public methods that stand for other options, or for none.
 NO_SETTERS = {
@@ -37,12 +42,8 @@ def test_every_field_of_the_spec_has_a_row_and_a_reader() -> None:
     reached = {path for name in named for path in fields() if f"{path}.".startswith(f"{name}.")}
     assert reached | elsewhere == fields().keys()
     assert named - fields().keys() <= {path.rpartition(".")[0] for path in fields()}
-    sources = [
-        path.read_text()
-        for path in PACKAGE.rglob("*.py")
-        if "options" not in path.relative_to(PACKAGE).parts
-    ]
-    read = set(re.findall(r"\.(\w+)\b(?!\s*=[^=])", "\n".join(sources)))
+    paths = [p for p in PACKAGE.rglob("*.py") if "options" not in p.relative_to(PACKAGE).parts]
+    read = set(re.findall(r"\.(\w+)\b(?!\s*=[^=])", "\n".join(map(Path.read_text, paths))))
     assert {path.rpartition(".")[2] for path in fields()} <= read, "give it a reader or remove it"
 
 
@@ -52,10 +53,44 @@ def test_every_setter_has_a_row() -> None:
     for prefix in ("", "Training.", "Precision."):
         group = getattr(Options(), prefix[:-1]) if prefix else None
         members = vars(type(group)).items() if group else inspect.getmembers(Options)
-        methods = {
-            prefix + name
-            for name, member in members
-            if inspect.isfunction(member) and not name.startswith("_")
-        }
+        public = {name for name, each in members if inspect.isfunction(each) and name[0] != "_"}
+        methods = {prefix + name for name in public}
         written = {name for name in rows if name.rpartition(".")[0] == prefix[:-1]}
         assert methods - NO_SETTERS == written
+
+
+GOOD = {
+    "bool": [True], "int": [1], "float": [1.5], "string": ["text"],
+    "list": [["a"], ("a", "b"), {0, 1}], "dictionary": [{"key": "value"}, {"key": True}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_every_key_takes_its_type_and_no_other(kind: str) -> None:
+    for key in KEYS[kind]:
+        for value in GOOD[kind]:
+            validate_popart({key: value})
+        for other in GOOD.keys() - {kind}:
+            assert key not in KEYS[other]
+            with pytest.raises(Error, match=f"Unknown {other} option: {key}") as caught:
+                validate_popart({key: GOOD[other][0]})
+            assert f"takes a value of type {kind}" in str(caught.value)
+
+
+@pytest.mark.parametrize("key, value, phrase", [
+    *(("nonsense", values[0], f"Unknown {kind} option") for kind, values in GOOD.items()),
+    ("nonsense", None, "Unknown value type"), ("dotChecks", [None], "Unknown value type"),
+    ("engineOptions", {1: "a"}, "Unknown value type"),
+    ("autoRecomputation", 5, "out of range"), ("virtualGraphMode", -1, "out of range"),
+    ("hardwareInstrumentations", [0, 2], "out of range"),
+    (7, True, "Unknown bool option: 7"),
+    ("outlineTreshold", 1.0, "did you mean outlineThreshold"),
+])  # fmt: skip
+def test_refused_settings(key, value, phrase: str) -> None:
+    with pytest.raises(Error, match=phrase):
+        validate_popart({key: value})
+
+
+def test_the_log_directory_is_ignored_with_a_warning(caplog) -> None:
+    validate_popart({"logDir": "x"})
+    assert "Options.logDir" in caplog.text

@@ -85,11 +85,9 @@ def whole():
     return run("Adam", stop=6)[-1]
 
 
-CASES = [
-    ("Adam", {"accumulation": 4, "lanes": 1}, torch.float32),
-    ("combined", {"accumulation": 2, "replicas": 2}, torch.float32),
-    ("RMSprop", {}, torch.float16),
-]
+CASES = [("Adam", {"accumulation": 4, "lanes": 1}, torch.float32),
+         ("combined", {"accumulation": 2, "replicas": 2}, torch.float32),
+         ("RMSprop", {}, torch.float16)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, counts, dtype", CASES)
@@ -135,9 +133,8 @@ def test_rates_of_groups_change_apart_and_weights_can_be_uploaded():
     wrapped(x, y)
     moved = {id(p) for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == {id(p) for p in optimizer.param_groups[0]["params"]}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
     wrapped.copyWeightsToDevice()
     assert float(wrapped(x, y)) == pytest.approx(float(torch.tensor(3.0).log()), rel=relative(8))
 

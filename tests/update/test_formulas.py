@@ -15,12 +15,9 @@ from helpers.zoo import ZOO
 STEPS = 8
 HALF, TINY = torch.float16, 2.0**-26  # half of the smallest half number
 STATE = {  # what users see of it: key of the plain implementation's state
-    "SGD": {"Accl1": "v"},
-    "Adam": {"Accl1": "m", "Accl2": "v"},
-    "AdamW": {"Accl1": "m", "Accl2": "v"},
-    "LAMB": {"Accl1": "m", "Accl2": "v"},
-    "RMSprop": {"Accl1": "v1", "Accl2": "v2", "Accl3": "v3"},
-}
+    "SGD": {"Accl1": "v"}, "RMSprop": {"Accl1": "v1", "Accl2": "v2", "Accl3": "v3"},
+    **{name: {"Accl1": "m", "Accl2": "v"} for name in ("Adam", "AdamW", "LAMB")},
+}  # fmt: skip
 SGD = ("SGD", plain.sgd)
 ADAM, ADAMW, LAMB = ("Adam", plain.adam), ("AdamW", plain.adamw), ("LAMB", plain.lamb)
 RMSPROP = ("RMSprop", plain.rmsprop)
@@ -94,10 +91,9 @@ def close(got, want, factor=1.0):
 
 
 @pytest.mark.spec("optimizers", 5, 6, 24)
-@pytest.mark.parametrize(
-    ("name", "function", "settings", "state_names", "constant", "net"),
-    [(*case, net) for case, net in zip(all_cases(), itertools.cycle(NETS), strict=False)],
-)
+@pytest.mark.parametrize(("name", "function", "settings", "state_names", "constant", "net"), [
+    (*case, net) for case, net in zip(all_cases(), itertools.cycle(NETS), strict=False)
+])  # fmt: skip
 def test_equals_plain_float64(name, function, settings, state_names, constant, net):
     """The plain form follows the executor's own gradients."""
     torch.manual_seed(0)
@@ -127,10 +123,8 @@ def test_equals_plain_float64(name, function, settings, state_names, constant, n
 
 def stepped(name, settings, start, gradients, dtype=torch.float32, library=poptorch.optim):
     """The weight, and the device's state, after updates with gradients that are given."""
-    model = Having(
-        lambda m, x: poptorch.identity_loss((m.weight.float() * x).sum(), "none"),
-        weight=nn.Parameter(torch.full((1,), start, dtype=dtype)),
-    )
+    model = Having(lambda m, x: poptorch.identity_loss((m.weight.float() * x).sum(), "none"),
+                   weight=nn.Parameter(torch.full((1,), start, dtype=dtype)))  # fmt: skip
     optimizer = getattr(library, name)(model.parameters(), **settings)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     for gradient in gradients:
@@ -145,52 +139,32 @@ PRECISE = {"Accl2": pytest.approx(0.001, rel=relative(1))}
 NESTEROV = {"lr": 1.0, "momentum": 0.5, "nesterov": True, "velocity_accum_type": HALF}
 DAMPENED = {"lr": 0.5, "dampening": 0.75, "weight_decay": 2.0}
 BY_HAND = {
-    "TensorFlow's variant": (
-        ("RMSprop", {"use_tf_variant": True}, 1.0, [0.5]),
-        (pytest.approx(1 - 0.01 * 0.5 / (0.99 + 0.01 * 0.25) ** 0.5), {}),
-    ),
+    "TensorFlow's variant": (("RMSprop", {"use_tf_variant": True}, 1.0, [0.5]),
+                             (pytest.approx(1 - 0.01 * 0.5 / (0.99 + 0.01 * 0.25) ** 0.5), {})),
     "LAMB trusts the update of a zero weight": (
-        ("LAMB", {"lr": 0.1}, 0.0, [1.0]),
-        (pytest.approx(-0.1), {}),
-    ),
+        ("LAMB", {"lr": 0.1}, 0.0, [1.0]), (pytest.approx(-0.1), {})),
     "LAMB takes a zero update": (("LAMB", {"lr": 0.1}, 0.0, [0.0]), (0.0, {})),
     "1 - 0.999 in float32 is off by 5e-5": (
-        ("LAMB", PLAIN_LAMB, 0.0, [1.0]),
-        (UNCORRECTED, PRECISE),
-    ),
-    "of a variable, too": (
-        ("LAMB", {**PLAIN_LAMB, "betas": (0.9, 0.999)}, 0.0, [1.0]),
-        (UNCORRECTED, PRECISE),
-    ),
+        ("LAMB", PLAIN_LAMB, 0.0, [1.0]), (UNCORRECTED, PRECISE)),
+    "of a variable, too": (("LAMB", {**PLAIN_LAMB, "betas": (0.9, 0.999)}, 0.0, [1.0]),
+                           (UNCORRECTED, PRECISE)),
     "the first gradient is not dampened": (
         ("SGD", {"lr": 1.0, "momentum": 0.5, "dampening": 0.75}, 0.0, [1.0, 1.0]),
-        (-1.75, {"Accl1": 0.75}),
-    ),
+        (-1.75, {"Accl1": 0.75})),
     "half weights are updated in single precision": (
-        ("SGD", {"lr": 2.0**15, "loss_scaling": 2.0**8}, 1.0, [TINY], HALF),
-        (1 - 2.0**-11, {}),
-    ),
+        ("SGD", {"lr": 2.0**15, "loss_scaling": 2.0**8}, 1.0, [TINY], HALF), (1 - 2.0**-11, {})),
     "a half velocity loses what is tiny": (
-        ("SGD", NESTEROV, 0.0, [TINY, TINY]),
-        (-TINY * (1.5 + 1.5), {"Accl1": 0.0}),
-    ),
+        ("SGD", NESTEROV, 0.0, [TINY, TINY]), (-TINY * (1.5 + 1.5), {"Accl1": 0.0})),
     "a half velocity is scaled like the gradients": (
         ("SGD", {**NESTEROV, "loss_scaling": 1024.0}, 0.0, [TINY, TINY]),
-        (-TINY * (1.5 + 1.75), {"Accl1": 1024 * 1.5 * TINY}),
-    ),
+        (-TINY * (1.5 + 1.75), {"Accl1": 1024 * 1.5 * TINY})),
     "dampening without momentum scales the rate": (
-        ("SGD", DAMPENED, 1.0, [4.0]),
-        (1 - 0.125 * 2 - 0.125 * 4, {}),
-    ),
+        ("SGD", DAMPENED, 1.0, [4.0]), (1 - 0.125 * 2 - 0.125 * 4, {})),
     "moments of half weights are float, where second ones would vanish": (
-        ("Adam", {"lr": 0.125}, 1.0, [2.0**-10, 2.0**-10], HALF, torch.optim),
-        (0.75, {}),
-    ),
-    "but not torch's": (
-        ("SGD", DAMPENED, 1.0, [4.0], torch.float32, torch.optim),
-        (1 - 0.5 * 2 - 0.5 * 4, {}),
-    ),
-}
+        ("Adam", {"lr": 0.125}, 1.0, [2.0**-10, 2.0**-10], HALF, torch.optim), (0.75, {})),
+    "but not torch's": (("SGD", DAMPENED, 1.0, [4.0], torch.float32, torch.optim),
+                        (1 - 0.5 * 2 - 0.5 * 4, {})),
+}  # fmt: skip
 
 
 @pytest.mark.spec("optimizers", 24, 25, 28)
@@ -198,5 +172,4 @@ BY_HAND = {
 def test_updates_by_hand(case):
     given, (weight, state) = BY_HAND[case]
     got, found = stepped(*given)
-    assert got == weight
-    assert {key: found[key] for key in state} == state
+    assert (got, {key: found[key] for key in state}) == (weight, state)
