@@ -12,6 +12,8 @@ from helpers.wrapped import normal
 from poptorch.backends import calls
 
 aten = torch.ops.aten
+STATE, GRADIENT, OTHER = (normal(4, 4, seed=seed) for seed in range(3))
+VALUES = (normal(4, 4).abs(), torch.ones(4, 4, dtype=torch.int64), torch.ones(4, 4) > 0)
 
 
 def rewritten(function: Any, *arguments: torch.Tensor) -> Any:
@@ -31,9 +33,6 @@ def written(graph: Any) -> list[str]:
     return [node.kwargs["out"].name for node in graph.nodes if "out" in node.kwargs]
 
 
-STATE, GRADIENT, OTHER = (normal(4, 4, seed=seed) for seed in range(3))
-
-
 def test_new_values_are_computed_where_they_are_kept() -> None:
     def momentum(weight: Any, velocity: Any, gradient: Any) -> Any:
         new = velocity * 0.9 + gradient
@@ -47,16 +46,13 @@ def test_new_values_are_computed_where_they_are_kept() -> None:
     assert {"weight_1", "velocity_1"} <= set(written(graph))
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        lambda old, new: (old.sum(),),  # an old value that is read later
-        lambda old, new: (old.t() * 2,),
-        lambda old, new: (new,),  # what is returned would change with the next call
-        lambda old, new: (new.t(),),
-        lambda old, new: (torch.linalg.cholesky(new @ new.t() + torch.eye(4)),),  # it may fail
-    ],
-)
+@pytest.mark.parametrize("after", [
+    lambda old, new: (old.sum(),),  # an old value that is read later
+    lambda old, new: (old.t() * 2,),
+    lambda old, new: (new,),  # what is returned would change with the next call
+    lambda old, new: (new.t(),),
+    lambda old, new: (torch.linalg.cholesky(new @ new.t() + torch.eye(4)),),  # it may fail
+])  # fmt: skip
 def test_what_is_read_or_may_fail_later_keeps_its_copy(after: Any) -> None:
     def step(state: Any, gradient: Any) -> Any:
         new = state + gradient
@@ -112,17 +108,14 @@ def the_same_under_another_name(x: Any, y: Any) -> Any:
     return ((same + 1.0) * product,)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        view_of_what_moved,
-        the_same_under_another_name,
-        lambda x, y: (x[0] * 2.0 + (x @ y)[:3].relu(),),  # of another shape
-        lambda x, y: ((x @ y) > 0.0,),  # of another type
-        lambda x, y: ((x @ y).t().exp() + 1.0 * x,),  # of another layout
-        lambda x, y: (torch.div(x @ y, y, rounding_mode="floor"),),
-    ],
-)
+@pytest.mark.parametrize("function", [
+    view_of_what_moved,
+    the_same_under_another_name,
+    lambda x, y: (x[0] * 2.0 + (x @ y)[:3].relu(),),  # of another shape
+    lambda x, y: ((x @ y) > 0.0,),  # of another type
+    lambda x, y: ((x @ y).t().exp() + 1.0 * x,),  # of another layout
+    lambda x, y: (torch.div(x @ y, y, rounding_mode="floor"),),
+])  # fmt: skip
 def test_what_has_no_room_gets_its_own(function: Any) -> None:
     rewritten(function, STATE, OTHER)
 
@@ -135,9 +128,6 @@ def test_operators_of_several_forms_keep_theirs() -> None:
         return (torch.clamp_min(x @ y, least), torch.clamp_min(x @ x, 0.5), torch.conj_physical(x))
 
     assert len(written(rewritten(function, STATE, OTHER))) == 2
-
-
-VALUES = (normal(4, 4).abs(), torch.ones(4, 4, dtype=torch.int64), torch.ones(4, 4) > 0)
 
 
 def calls_of(operator: Any) -> Iterator[tuple[torch.Tensor, Any]]:

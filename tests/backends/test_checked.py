@@ -19,19 +19,14 @@ def checking(backend="reference", **counts):
 
 
 CAUSES = {
-    "division by zero": [
-        (lambda x, y: x / y, [1.0], [0.0]),
-        (lambda x, y: (x * y).reciprocal(), [1.0], [0.0]),
-    ],
-    "invalid operation": [
-        (lambda x, y: x * y, [0.0], [INF]),
-        (lambda x, y: x - y, [INF], [INF]),
-        (lambda x, y: x.sqrt(), [-1.0], [0.0]),
-        (lambda x, y: x.log(), [-1.0], [0.0]),
-    ],
+    "division by zero": [(lambda x, y: x / y, [1.0], [0.0]),
+                         (lambda x, y: (x * y).reciprocal(), [1.0], [0.0])],
+    "invalid operation": [(lambda x, y: x * y, [0.0], [INF]), (lambda x, y: x - y, [INF], [INF]),
+                          (lambda x, y: x.sqrt(), [-1.0], [0.0]),
+                          (lambda x, y: x.log(), [-1.0], [0.0])],
     "comparison with NaN": [(lambda x, y: x > y, [1.0], [NAN])],
     "overflow": [(lambda x, y: x.exp(), [200.0], [0.0]), (lambda x, y: x.half(), [1e6], [0.0])],
-}
+}  # fmt: skip
 CASES = [(cause, *case) for cause, cases in CAUSES.items() for case in cases]
 
 
@@ -49,9 +44,8 @@ def test_causes(cause, function, x, y):
 def test_infinities_that_come_in_are_no_fault():
     x = torch.tensor([INF, 1.0, -INF])
     assert torch.equal(infer(lambda x: x.abs() + 1, x, opts=checking()), x.abs() + 1)
-    masked = infer(
-        lambda x: F.softmax(x.masked_fill(x > 0, -INF), 0), torch.tensor([1.0, -1]), opts=checking()
-    )
+    x = torch.tensor([1.0, -1.0])
+    masked = infer(lambda x: F.softmax(x.masked_fill(x > 0, -INF), 0), x, opts=checking())
     assert masked.tolist() == [0.0, 1.0]
 
 
@@ -90,8 +84,7 @@ def root():
 
 def rooted(**counts):
     model = root()
-    with torch.no_grad():
-        model.body[0].bias.zero_()
+    nn.init.zeros_(model.body[0].bias)
     return model, training(model, checking(**counts))
 
 
@@ -121,9 +114,8 @@ def test_the_error_names_operator_module_line_and_micro_batch(backend):
 def test_the_backward_pass_and_the_update_are_named():
     model, wrapped = rooted()
     wrapped(torch.randn(2, 3))
-    with torch.no_grad():
-        model.body[0].weight.zero_()
-        model.body[0].bias.zero_()
+    nn.init.zeros_(model.body[0].weight)
+    nn.init.zeros_(model.body[0].bias)
     wrapped.copyWeightsToDevice()
     with pytest.raises(poptorch.Error, match="division by zero") as caught:
         wrapped(torch.randn(2, 3))

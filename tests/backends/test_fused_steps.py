@@ -62,9 +62,8 @@ def graph(name: str, variable: bool, change: Any, extra: Callable[..., Any]) -> 
     def function(weight: Any, gradient: Any, *rest: Any) -> Any:
         old, scalars = dict(zip(moments, rest, strict=False)), rest[len(moments) :]
         given = dict(zip(numbers, scalars, strict=True)) if variable else numbers
-        new, advanced = ALGORITHMS[name].step(
-            weight, gradient, old, {**COMPILED_IN, **given} if is_sgd else given
-        )
+        given = {**COMPILED_IN, **given} if is_sgd else given
+        new, advanced = ALGORITHMS[name].step(weight, gradient, old, given)
         returned = extra(new, advanced, gradient)
         weight.copy_(new)
         for moment, place in old.items():
@@ -92,22 +91,14 @@ def is_taken(module: fx.GraphModule) -> bool:
 
 
 @pytest.mark.parametrize("variable", [True, False])
-@pytest.mark.parametrize(
-    "name, change",
-    [
-        *itertools.product(
-            ("adam", "adamw"),
-            (
-                {},
-                {"descent": 0.0, "shrink": 1.0},
-                {"first_share": 0.0},
-                {"second_share": 0.0},
-                {"eps": 0.0},
-            ),
-        ),
-        *itertools.product(("sgd",), ({}, {"descent": 0.0}, {"momentum": 0.0}, {"share": 0.0})),
-    ],
-)
+@pytest.mark.parametrize("name, change", [
+    *itertools.product(
+        ("adam", "adamw"),
+        ({}, {"descent": 0.0, "shrink": 1.0}, {"first_share": 0.0}, {"second_share": 0.0},
+         {"eps": 0.0}),
+    ),
+    *itertools.product(("sgd",), ({}, {"descent": 0.0}, {"momentum": 0.0}, {"share": 0.0})),
+])  # fmt: skip
 def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable: bool) -> None:
     """Also where the kernel's own formula has a division by zero; to the last bit for SGD."""
     module, arguments = graph(name, variable, change, nothing)
@@ -120,18 +111,15 @@ def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable
         torch.testing.assert_close(one, other, **close)
 
 
-@pytest.mark.parametrize(
-    "name, extra, taken",
-    [
-        ("adam", lambda new, moments, gradient: (new + 1,), False),
-        ("adam", lambda new, moments, gradient: (moments["first"].clone(),), False),
-        ("adam", lambda new, moments, gradient: (moments["second"].sqrt(),), False),
-        ("adam", lambda new, moments, gradient: (gradient.norm(),), True),
-        ("sgd", lambda new, moments, gradient: (new + 1,), False),
-        ("sgd", lambda new, moments, gradient: (moments["velocity"].clone(),), False),
-        ("sgd", lambda new, moments, gradient: (gradient.norm(),), True),
-    ],
-)
+@pytest.mark.parametrize("name, extra, taken", [
+    ("adam", lambda new, moments, gradient: (new + 1,), False),
+    ("adam", lambda new, moments, gradient: (moments["first"].clone(),), False),
+    ("adam", lambda new, moments, gradient: (moments["second"].sqrt(),), False),
+    ("adam", lambda new, moments, gradient: (gradient.norm(),), True),
+    ("sgd", lambda new, moments, gradient: (new + 1,), False),
+    ("sgd", lambda new, moments, gradient: (moments["velocity"].clone(),), False),
+    ("sgd", lambda new, moments, gradient: (gradient.norm(),), True),
+])  # fmt: skip
 def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: bool) -> None:
     module, arguments = graph(name, True, {}, extra)
     wanted = module(*[tensor.clone() for tensor in arguments])
@@ -140,13 +128,10 @@ def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: boo
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [torch.Tensor.double, torch.Tensor.t, lambda value: value[:1], lambda value: value[:, ::2]],
-)
-@pytest.mark.parametrize(
-    "name, which", [("adam", 0), ("adam", 2), ("adam", 3), ("sgd", 0), ("sgd", 2)]
-)
+@pytest.mark.parametrize("change", [
+    torch.Tensor.double, torch.Tensor.t, lambda value: value[:1], lambda value: value[:, ::2],
+])  # fmt: skip
+@pytest.mark.parametrize("name, which", [("adam", n) for n in (0, 2, 3)] + [("sgd", 0), ("sgd", 2)])
 def test_other_types_layouts_and_shapes_are_left_alone(change: Any, name: str, which: int) -> None:
     """Of a weight or a moment."""
     module, _ = graph(name, True, {}, nothing)
@@ -161,12 +146,9 @@ def test_a_gradient_may_lie_otherwise_than_was_traced(name: str) -> None:
     module, (weight, gradient, *rest) = graph(name, False, {}, nothing)
     fused_steps.fuse_steps(module)
     assert is_taken(module)
-    ends = [run(module, [weight, turned, *rest])[2:] for turned in (gradient, laid(gradient))]
+    both = gradient, gradient.t().contiguous().t()
+    ends = [run(module, [weight, turned, *rest])[2:] for turned in both]
     torch.testing.assert_close(*ends, rtol=0, atol=0)
-
-
-def laid(value: torch.Tensor) -> torch.Tensor:
-    return value.t().contiguous().t()
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])

@@ -39,9 +39,8 @@ def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
     shown = mask(None if causal else kind, columns)
     tensors = operands(columns)
     options = {"attn_mask": shown, "scale": scale}
-    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
-        *tensors, 0.0, causal, **options
-    )
+    forward = aten._scaled_dot_product_flash_attention_for_cpu
+    out, logsumexp = forward(*tensors, 0.0, causal, **options)
     grad = torch.randn_like(out)
     args = (grad, *tensors, out, logsumexp, 0.0, causal)
     ours, theirs = attention_backward(*args, **options), THEIRS(*args, **options)
@@ -50,8 +49,7 @@ def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
     result = F.scaled_dot_product_attention(*exact, attn_mask=wide, is_causal=causal, scale=scale)
     truth = torch.autograd.grad(result, exact, grad.double())
     for one, other, right in zip(ours, theirs, truth, strict=True):
-        assert one.dtype == torch.bfloat16
-        assert one.shape == right.shape
+        assert (one.dtype, one.shape) == (torch.bfloat16, right.shape)
         furthest = (other.double() - right).abs().max()
         assert (one.double() - right).abs().max() <= 2 * furthest
 

@@ -26,13 +26,8 @@ def dropping(w: torch.Tensor, momentum: torch.Tensor, x: torch.Tensor) -> tuple[
     return [out.detach(), out.detach().t()], [w - 0.1 * new, new]
 
 
-def norm(
-    w: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, x: torch.Tensor
-) -> tuple[Tensors, Tensors]:
-    """Dropout after a normalisation: its mask is written into a tensor, and read in fused loops.
-
-    And torch 2.13's generator drops ``alpha`` where it makes ``addmm`` of an addition.
-    """
+def norm(w, scale, shift, x) -> tuple[Tensors, Tensors]:
+    """A dropout's mask is written and read in loops; torch 2.13's ``addmm`` drops ``alpha``."""
     leaves = [value.detach().requires_grad_() for value in (w, scale, shift)]
     normal = F.batch_norm(x @ leaves[0], None, None, *leaves[1:], training=True)
     loss = (F.dropout(F.relu(normal), 0.3) @ leaves[0]).square().mean()
@@ -41,9 +36,7 @@ def norm(
     return [loss.detach(), added], [w - 0.1 * g for w, g in zip(leaves, gradients, strict=True)]
 
 
-def mlp(
-    w1: torch.Tensor, w2: torch.Tensor, m1: torch.Tensor, m2: torch.Tensor, x: torch.Tensor
-) -> tuple[Tensors, Tensors]:
+def mlp(w1, w2, m1, m2, x) -> tuple[Tensors, Tensors]:
     """A training step with momentum, every update written at the end."""
     leaves = [w.detach().requires_grad_() for w in (w1, w2)]
     loss = F.relu(x @ leaves[0].t()).mm(leaves[1].t()).square().sum()
@@ -62,11 +55,9 @@ def reading(w: torch.Tensor, x: torch.Tensor, through_view: bool = True) -> tupl
 
 
 STEPS: dict[str, tuple[Step, list[tuple[int, ...]]]] = {
-    "dropping": (dropping, [(6, 3), (6, 3), (4, 6)]),
-    "norm": (norm, [(4, 4), (4,), (4,), (8, 4)]),
-    "mlp": (mlp, [(6, 8), (4, 6), (6, 8), (4, 6), (5, 8)]),
-    "reading": (reading, [(4, 4), (4, 4)]),
-}
+    "dropping": (dropping, [(6, 3), (6, 3), (4, 6)]), "norm": (norm, [(4, 4), (4,), (4,), (8, 4)]),
+    "mlp": (mlp, [(6, 8), (4, 6), (6, 8), (4, 6), (5, 8)]), "reading": (reading, [(4, 4), (4, 4)]),
+}  # fmt: skip
 
 
 def examples(name: str) -> Tensors:

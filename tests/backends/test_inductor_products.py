@@ -21,9 +21,7 @@ def _nothing_kept():
         yield
 
 
-def step(
-    w: torch.Tensor, x: torch.Tensor, g: torch.Tensor, b: torch.Tensor
-) -> tuple[Tensors, Tensors]:
+def step(w, x, g, b) -> tuple[Tensors, Tensors]:
     """All layouts of a linear layer's products, with a bias and without."""
     everything = [
         torch.addmm(b, x, w.t()),  # forward
@@ -61,18 +59,15 @@ def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen
     assert {op: how for op, how in lowerings.items() if "poptorch" not in str(op)} == torchs
 
 
-@pytest.mark.parametrize(
-    "a,b,expected",
-    [
-        (((512, 256), (256, 1)), ((256, 1024), (1, 256)), True),  # a forward pass
-        (((512, 1024), (1024, 1)), ((1024, 256), (256, 1)), True),  # an input's gradient
-        (((1024, 512), (1, 1024)), ((512, 256), (256, 1)), False),  # a weight's gradient
-        (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), False),  # few rows
-        (((512, 256), (0, 1)), ((256, 1024), (1, 256)), False),  # rows that lie on each other
-        (((512, 256), (512, 2)), ((256, 1024), (1, 256)), False),  # with gaps
-        (((512, 256), (256, 1)), ((256, 1024), (1, 0)), False),
-    ],
-)
+@pytest.mark.parametrize("a,b,expected", [
+    (((512, 256), (256, 1)), ((256, 1024), (1, 256)), True),  # a forward pass
+    (((512, 1024), (1024, 1)), ((1024, 256), (256, 1)), True),  # an input's gradient
+    (((1024, 512), (1, 1024)), ((512, 256), (256, 1)), False),  # a weight's gradient
+    (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), False),  # few rows
+    (((512, 256), (0, 1)), ((256, 1024), (1, 256)), False),  # rows that lie on each other
+    (((512, 256), (512, 2)), ((256, 1024), (1, 256)), False),  # with gaps
+    (((512, 256), (256, 1)), ((256, 1024), (1, 0)), False),
+])  # fmt: skip
 def test_sizes_and_layouts_decide(monkeypatch: pytest.MonkeyPatch, a, b, expected: bool) -> None:
     monkeypatch.setattr(products, "_suits_processor", lambda: True)
     assert products.onednn_is_faster(a, b) is expected

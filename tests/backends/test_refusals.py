@@ -30,38 +30,26 @@ TABLE: dict[str, tuple[Any, list[Any], tuple[Any, ...]]] = {
     "embedding": (lambda i: F.embedding(i, ROWS), *INDEX),
     "cross_entropy": (lambda i: F.cross_entropy(ROWS[:3], i), [0, 1, 2], (3, -1)),
     "multi_margin_loss": (lambda i: F.multi_margin_loss(ROWS[:3], i), [0, 1, 2], (3, -1)),
-    "max_unpool2d": (
-        lambda i: F.max_unpool2d(PLANES, i.view(1, 2, 2, 2), 2), WINDOWS, (16, -1),
-    ),
-    "max_unpool3d": (
-        lambda i: F.max_unpool3d(PLANES[:, :, None], i.view(1, 2, 1, 2, 2), (1, 2, 2)),
-        WINDOWS, (16, -1),
-    ),
-    "binary_cross_entropy": (
-        lambda p: F.binary_cross_entropy(p, ROWS[0].sigmoid()), SHARES, (1.5, -0.1, float("nan")),
-    ),
+    "max_unpool2d": (lambda i: F.max_unpool2d(PLANES, i.view(1, 2, 2, 2), 2), WINDOWS, (16, -1)),
+    "max_unpool3d": (lambda i: F.max_unpool3d(PLANES[:, :, None], i.view(1, 2, 1, 2, 2), (1, 2, 2)),
+                     WINDOWS, (16, -1)),
+    "binary_cross_entropy": (lambda p: F.binary_cross_entropy(p, ROWS[0].sigmoid()), SHARES,
+                             (1.5, -0.1, float("nan"))),
     "binary_cross_entropy of labels": (
-        lambda p: F.binary_cross_entropy(ROWS[0].sigmoid(), p), SHARES, (1.5, -0.1),
-    ),
+        lambda p: F.binary_cross_entropy(ROWS[0].sigmoid(), p), SHARES, (1.5, -0.1)),
     "bernoulli": (torch.bernoulli, SHARES, (1.5, -0.1)),
     "multinomial": (lambda p: p.multinomial(1), SHARES, (-0.1, float("nan"))),
-    "segment_reduce": (
-        lambda i: torch.segment_reduce(ROWS[:3], "sum", lengths=i), [1, 1, 1], (2,),
-    ),
+    "segment_reduce": (lambda i: torch.segment_reduce(ROWS[:3], "sum", lengths=i), [1, 1, 1], (2,)),
     "//": (lambda i: NUMBERS // i, [1, 2, 4], (0,)),
     "%": (lambda i: NUMBERS % i, [1, 2, 4], (0,)),
     "fmod": (lambda i: torch.fmod(NUMBERS, i), [1, 2, 4], (0,)),
-    "repeat_interleave": (
-        lambda i: ROWS[:3].repeat_interleave(i, 0, output_size=5), [1, 2, 2], (-2,),
-    ),
+    "repeat_interleave": (lambda i: ROWS[:3].repeat_interleave(i, 0, output_size=5), [1, 2, 2],
+                          (-2,)),
 }  # fmt: skip
 
 
 def forward(model, zero, *inputs):
-    """Each row is computed with first, so that no check of inputs can see what is wrong.
-
-    Statistics have changed before, and buffers have changed places.
-    """
+    """No check of inputs sees what is wrong; statistics have changed, buffers changed places."""
     model.calls += 1
     old = model.now.clone()
     model.now.copy_(model.earlier)

@@ -14,21 +14,14 @@ from helpers.closeness import near
 from helpers.stage_zoo import ROWS, STAGE_ZOO
 from helpers.staging import Captured, assert_same_states, sgd
 from helpers.wrapping import Having, infer, options, training, trains_alike
-from poptorch import (
-    Liveness,
-    OutputMode,
-    ParallelPhasedExecution,
-    Phase,
-    PipelinedExecution,
-    SerialPhasedExecution,
-    ShardedExecution,
-    Stage,
-)
+from poptorch import Liveness, OutputMode, Phase, SerialPhasedExecution, ShardedExecution, Stage
 from poptorch._ir.blocks import StagePass
 from poptorch._ir.plan import Plan
 from poptorch.backends.chips import NotOnChip
 
 WIDTH = 3
+KINDS = ("product", "gate", "table", "both")
+KINDS_OF_STRATEGIES = ("grouped", "interleaved", "sharded", "serial", "separate", "parallel")
 
 
 class Random(nn.Module):
@@ -37,9 +30,7 @@ class Random(nn.Module):
     def __init__(self, layers: list[tuple[str, int, int]]) -> None:
         super().__init__()
         self.plan = layers
-        self.weights = nn.ParameterList(
-            nn.Parameter(0.5 * torch.randn(WIDTH, WIDTH)) for _ in layers
-        )
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(WIDTH, WIDTH) / 2) for _ in layers)
         self.register_buffer("steps", torch.zeros(()))
         self.register_buffer("table", torch.ones(WIDTH))
 
@@ -63,18 +54,12 @@ class Random(nn.Module):
         return out, nn.functional.mse_loss(out, y)
 
 
-KINDS = ("product", "gate", "table", "both")
-KINDS_OF_STRATEGIES = ("grouped", "interleaved", "sharded", "serial", "separate", "parallel")
-
-
 @st.composite
 def cases(draw):
     """A model, the device of each layer, a strategy, and the counts."""
     size = draw(st.integers(1, 5))
-    layers = [
-        (draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)), draw(st.integers(0, 9)))
-        for _ in range(size)
-    ]
+    layers = [(draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)), draw(st.integers(0, 9)))
+              for _ in range(size)]  # fmt: skip
     kind = draw(st.sampled_from(KINDS_OF_STRATEGIES))
     if kind == "parallel":
         chips = [draw(st.sampled_from([0, 2])) + i % 2 for i in range(size)]
@@ -95,10 +80,11 @@ def strategy_of(kind: str, chips: list[int], liveness: Liveness):
         return serial.useSeparateBackwardPhase(kind == "separate")
     if kind == "parallel":
         off = liveness != Liveness.AlwaysLive
-        return ParallelPhasedExecution(*map(Phase, stages)).sendTensorsOffChipAfterFwd(off)
+        phases = poptorch.ParallelPhasedExecution(*map(Phase, stages))
+        return phases.sendTensorsOffChipAfterFwd(off)
     if kind == "sharded":
         return ShardedExecution(*stages)
-    return PipelinedExecution(*stages).useInterleavedSchedule(kind == "interleaved")
+    return poptorch.PipelinedExecution(*stages).useInterleavedSchedule(kind == "interleaved")
 
 
 @pytest.mark.slow
@@ -182,9 +168,8 @@ def test_an_input_changed_in_place_comes_back() -> None:
 
 def layered(function) -> Having:
     """A layer, what is made of its result, and the mean of that."""
-    return Having(
-        lambda m, x: poptorch.identity_loss(function(m.layer(x)), "mean"), layer=nn.Linear(4, 4)
-    )
+    layer = nn.Linear(4, 4)
+    return Having(lambda m, x: poptorch.identity_loss(function(m.layer(x)), "mean"), layer=layer)
 
 
 def test_dropout_with_one_stage_draws_as_the_fused_program_does() -> None:
@@ -197,20 +182,12 @@ def test_dropout_with_one_stage_draws_as_the_fused_program_does() -> None:
     assert torch.equal(*losses)
 
 
-class Homonyms(nn.Module):
-    """A sub-module with the name of a moment, holding a layer with the name of another's."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.add_module(name, nn.ModuleDict({"fc": nn.Linear(4, 3)}))
-        self.name = name
-
-    def forward(self, x, y):
-        with poptorch.Block("start", ipu_id=0):
-            x = torch.tanh(self.fc(x))
-        with poptorch.Block("end", ipu_id=1):
-            return nn.functional.cross_entropy(self.get_submodule(self.name)["fc"](x), y)
+def homonyms(model, x, y):
+    """With a sub-module that is called as a moment is, whose layer is called as another is."""
+    with poptorch.Block("start", ipu_id=0):
+        x = torch.tanh(model.fc(x))
+    with poptorch.Block("end", ipu_id=1):
+        return nn.functional.cross_entropy(model.velocity["fc"](x), y)
 
 
 @pytest.mark.spec("parallel", 30)
@@ -218,7 +195,7 @@ def test_a_module_may_be_called_like_a_moment() -> None:
     """Whose moment ``optstate.velocity.fc.weight`` is cannot be told from its name."""
     opts = options("staged")
     opts.setExecutionStrategy(ShardedExecution())
-    model = Homonyms("velocity")
+    model = Having(homonyms, fc=nn.Linear(4, 4), velocity=nn.ModuleDict({"fc": nn.Linear(4, 3)}))
     inputs = torch.randn(8, 4), torch.arange(8) % 3
     trains_alike(model, *inputs, opts=opts, accumulation=4, steps=4, momentum=0.9)
 

@@ -66,7 +66,7 @@ def test_the_faster_number_stays_unless_calls_collapse_and_says_why(caplog) -> N
     machine.two = 0.001
     assert {machine.call() for _ in range(1000)} == {1}
     assert machine.threads.decision == fallen
-    assert [r.getMessage().partition("runs ")[2] for r in caplog.records] == [decided, fallen]
+    assert [text.partition("runs ")[2] for text in caplog.messages] == [decided, fallen]
 
 
 def test_a_number_that_another_thread_sets_is_kept() -> None:

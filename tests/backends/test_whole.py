@@ -26,10 +26,6 @@ def limited(limit: int) -> Iterator[None]:
     resource.setrlimit(limit, (soft, hard))
 
 
-def normalised(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(model.norm(model.layer(x)), y)
-
-
 def tearing(run: Compiled, at: int, runs: list[int]) -> Compiled:
     """Let the run of some number fail when it has written, as code that writes in place may."""
 
@@ -49,10 +45,8 @@ def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def in_place(wrapper: poptorch.PoplarExecutor, at: int) -> LoopExecutable:
     plan, runs = wrapper.plan(), list[int]()
-    parts = {
-        name: tearing(Reference().interpreted(graph), at, runs)
-        for name, graph in plan.program.graphs.items()
-    }
+    parts = {name: tearing(Reference().interpreted(graph), at, runs)
+             for name, graph in plan.program.graphs.items()}  # fmt: skip
     return LoopExecutable(plan, parts, program_report("toy", plan.program, 0.0), in_place=True)
 
 
@@ -69,7 +63,8 @@ def fails(executable: LoopExecutable, state: State, *batch: torch.Tensor) -> Non
 @pytest.mark.parametrize("lanes, limit", [(0, resource.RLIMIT_AS), (1, resource.RLIMIT_DATA)])
 def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     """Of two updates of two micro-batches the second tears."""
-    model = Having(normalised, layer=nn.Linear(4, 3), norm=nn.BatchNorm1d(3))
+    layers = {"layer": nn.Linear(4, 3), "norm": nn.BatchNorm1d(3)}
+    model = Having(lambda m, x, y: F.mse_loss(m.norm(m.layer(x)), y), **layers)
     opts = options(iterations=2, accumulation=2).lanes(lanes)
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
     wrapper = poptorch.trainingModel(model, opts, optimizer)
@@ -88,23 +83,18 @@ def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     assert not all(torch.equal(states[1][key], before[key]) for key in before)
 
 
-class Positions(nn.Module):
+def looking_up(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """As transformers do: a part of a buffer with more positions says which rows are looked up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows, self.kinds = nn.Embedding(4, 3), nn.Embedding(2, 3)
-        self.register_buffer("positions", torch.arange(4).expand(1, -1), persistent=False)
-        self.register_buffer("first", torch.zeros(1, 4, dtype=torch.int64), persistent=False)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        places = self.positions[:, :3]
-        kinds = torch.gather(self.first.expand(8, -1), 1, places.expand(8, -1))
-        return nn.functional.mse_loss((self.rows(places) + self.kinds(kinds)).sum(1) + x[:, :3], y)
+    places = model.positions[:, :3]
+    kinds = torch.gather(model.first.expand(8, -1), 1, places.expand(8, -1))
+    return nn.functional.mse_loss((model.rows(places) + model.kinds(kinds)).sum(1) + x[:, :3], y)
 
 
 def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None:
-    wrapper = training(Positions())
+    model = Having(looking_up, rows=nn.Embedding(4, 3), kinds=nn.Embedding(2, 3))
+    model.register_buffer("positions", torch.arange(4).expand(1, -1), persistent=False)
+    model.register_buffer("first", torch.zeros(1, 4, dtype=torch.int64), persistent=False)
+    wrapper = training(model)
     wrapper.compile(X, Y)
     state = wrapper._session.weights.store.state
     undisturbed = in_place(wrapper, at=0)

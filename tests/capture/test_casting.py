@@ -40,10 +40,7 @@ LAYERS = {
     "batch norm": (lambda: nn.BatchNorm1d(3), (6, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (6, 4)),
     "layer norm": (lambda: nn.LayerNorm(3), (6, 3)),
-    "instance norm": (
-        lambda: nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
-        (6, 3, 5),
-    ),
+    "instance norm": (lambda: nn.InstanceNorm1d(3, 1e-5, 0.1, True, True), (6, 3, 5)),
     "bilinear": (lambda: nn.Bilinear(3, 3, 4), (6, 3)),
     "prelu": (lambda: nn.PReLU(3), (6, 3)),
     "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), (2, 4, 8)),
@@ -73,10 +70,9 @@ def together(model, *inputs):
 
 @pytest.mark.slow
 @pytest.mark.spec("precision", 2, 3)
-@pytest.mark.parametrize(
-    "activation, weights, choice",
-    [(HALF, FLOAT, None), (FLOAT, HALF, None), (HALF, FLOAT, FLOAT), (FLOAT, HALF, HALF)],
-)
+@pytest.mark.parametrize("activation, weights, choice", [
+    (HALF, FLOAT, None), (FLOAT, HALF, None), (HALF, FLOAT, FLOAT), (FLOAT, HALF, HALF),
+])  # fmt: skip
 def test_weights_follow_the_activations_and_both_what_was_chosen(activation, weights, choice):
     """Without a choice they are trained, also two micro-batches side by side."""
     kind, lanes = choice or activation, 2 if (choice, weights) == (None, FLOAT) else 1
@@ -209,20 +205,16 @@ def cast(a, h):
 
 RULES = {
     "in place what changes keeps its type": (
-        lambda a, h: (a.clone().add_(h), h.clone().mul_(a), a.clone().addmm_(h, h),
-                      h.clone().addmm_(a, h)),
-        [FLOAT, HALF, FLOAT, HALF],
-    ),
+        lambda a,
+        h: (a.clone().add_(h), h.clone().mul_(a), a.clone().addmm_(h, h), h.clone().addmm_(a, h)),
+        [FLOAT, HALF, FLOAT, HALF]),
     "numbers and equal types are left alone": (
-        lambda a, h: (h + 1.5, a + a, a @ a, h.float()), [HALF, FLOAT, FLOAT, FLOAT],
-    ),
+        lambda a, h: (h + 1.5, a + a, a @ a, h.float()), [HALF, FLOAT, FLOAT, FLOAT]),
     "casts leave their operand alone": (cast, [HALF, FLOAT, HALF, FLOAT]),
     "half and float are compared in float": (
-        lambda a, h: (h == a, h < a, h.half() == a.half(), h == 0.5), [BOOL] * 4,
-    ),
+        lambda a, h: (h == a, h < a, h.half() == a.half(), h == 0.5), [BOOL] * 4),
     "comparisons are bool": (
-        lambda a, h: (a > 0, a == a, torch.isnan(a), ~(a > 0), (a > 0) & (a < 1)), [BOOL] * 5,
-    ),
+        lambda a, h: (a > 0, a == a, torch.isnan(a), ~(a > 0), (a > 0) & (a < 1)), [BOOL] * 5),
 }  # fmt: skip
 
 
@@ -349,8 +341,7 @@ def test_small_integers_half_buffers_and_labels_of_32_bits_mean_what_they_mean_i
 
 def test_groups_of_every_nth_channel():
     groups, x, norm = 3, torch.randn(4, 6, 5), nn.GroupNorm(3, 6)
-    with torch.no_grad():
-        norm.weight.copy_(torch.arange(6.0))
+    norm.weight = nn.Parameter(torch.arange(6.0))
     opts = options()
     opts._Popart.set("groupNormStridedChannelGrouping", True)
     apart = x.view(4, 6 // groups, groups, 5)

@@ -1,11 +1,15 @@
-"""One scan lists all that cannot be captured."""
+"""One scan lists all that cannot be captured; operators know the lines they come from."""
+
+import inspect
+import linecache
 
 import pytest
 import torch
 from torch import nn
+from torch.fx import graph_module
 
 import poptorch
-from helpers.wrapping import Calling, Having, Scaled, options, training
+from helpers.wrapping import Calling, Having, Scaled, graph_of, options, training
 
 
 def explained(model, *args):
@@ -95,3 +99,34 @@ def test_a_model_compiles_after_it_was_explained() -> None:
     assert out.tolist() == [4, 4]
     nothing = explained(nn.Linear(2, 2), torch.ones(3, 2))
     assert str(nothing) == "Nothing stands in the way of capturing this model."
+
+
+def test_nodes_know_the_lines_of_forward_and_no_others() -> None:
+    """Of the user's own forwards, outermost first; of no function that these call."""
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            return helper(x)
+
+    class Outer(nn.Sequential):
+        def forward(self, x):
+            return self[0](x + 1)
+
+    def helper(x):
+        return x * 2
+
+    kept = {*graph_module._loader.eval_cache, *linecache.cache}
+    wrapped = poptorch.inferenceModel(Outer(nn.Sequential(Inner())), options())
+    wrapped(torch.ones(3))
+    new = {*graph_module._loader.eval_cache, *linecache.cache} - kept
+    assert not [name for name in new if name.startswith("<eval_with_key>")]  # generated code
+    add, mul = (n.stack_trace for n in graph_of(wrapped).nodes if n.op == "call_function")
+    outer = f'File "{__file__}", line {_line_of(Outer)}, in forward\n    return self[0](x + 1)'
+    inner = f'File "{__file__}", line {_line_of(Inner)}, in forward\n    return helper(x)'
+    assert (add, mul) == (outer, f"{outer}\n  {inner}")
+
+
+def _line_of(model: type[nn.Module]) -> int:
+    """Return where the last line of a model's forward is."""
+    lines, first = inspect.getsourcelines(model.forward)
+    return first + len(lines) - 1

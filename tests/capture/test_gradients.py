@@ -11,6 +11,9 @@ from harden.parts import Reversed
 from helpers.wrapped import normal
 from helpers.wrapping import training, trains_alike
 
+X = normal(4, 3)
+MASK = torch.tensor([1.0, 0.0, 2.0])
+
 
 class Two(nn.Module):
     """Two layers; a function between them."""
@@ -26,9 +29,6 @@ class Two(nn.Module):
     def forward(self, x):
         out = self.second(self.between(self.first(x)))
         return out, poptorch.identity_loss(out.square(), "mean")
-
-
-X = normal(4, 3)
 
 
 def trained(model: nn.Module, eager: nn.Module | None = None) -> nn.Module:
@@ -94,24 +94,20 @@ poptorch.register_custom_op(
 
 
 @pytest.mark.spec("supported_ops", 21)
-@pytest.mark.parametrize(
-    "between, eager",
-    [(Reversed.apply, None), (straight_through, None), (proxied, straight_through)],
-)
+@pytest.mark.parametrize("between, eager", [
+    (Reversed.apply, None), (straight_through, None), (proxied, straight_through),
+])  # fmt: skip
 def test_gradients_of_ones_own_are_honoured(between, eager) -> None:
     model, plain = trained(Two(between), Two(eager) if eager else None), trained(Two())
     assert not torch.allclose(model.first.weight, plain.first.weight)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda m: torch.nn.utils.parametrizations.weight_norm(m.first),
-        lambda m: torch.nn.utils.parametrizations.spectral_norm(m.first),  # changes a buffer
-        lambda m: torch.nn.utils.weight_norm(m.first),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda m: torch.nn.utils.parametrizations.weight_norm(m.first),
+    lambda m: torch.nn.utils.parametrizations.spectral_norm(m.first),  # changes a buffer
+    lambda m: torch.nn.utils.weight_norm(m.first),
+])  # fmt: skip
 def test_parametrizations_and_old_weight_norm_train_as_in_torch(change) -> None:
     torch.manual_seed(0)
     model, eager = Two(), Two()
@@ -120,9 +116,6 @@ def test_parametrizations_and_old_weight_norm_train_as_in_torch(change) -> None:
     change(eager)
     eager.load_state_dict(copy.deepcopy(model.state_dict()))
     trained(model, eager)
-
-
-MASK = torch.tensor([1.0, 0.0, 2.0])
 
 
 def test_hooks_see_the_gradient_of_each_micro_batch() -> None:

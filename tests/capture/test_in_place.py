@@ -43,14 +43,11 @@ def clone(value):
 
 
 @pytest.mark.spec("supported_ops", 1, 2, 3)
-@pytest.mark.parametrize(
-    "function, inputs",
-    [
-        (nested, (normal(3, 2), {"list": [normal(3, 2)], "pair": (normal(3, 2), normal(3, 2))})),
-        (views, (normal(4, 2, 3), normal(2, 3, seed=1))),
-        (other_types, (normal(3, 2), torch.arange(2, dtype=torch.int32))),
-    ],
-)
+@pytest.mark.parametrize("function, inputs", [
+    (nested, (normal(3, 2), {"list": [normal(3, 2)], "pair": (normal(3, 2), normal(3, 2))})),
+    (views, (normal(4, 2, 3), normal(2, 3, seed=1))),
+    (other_types, (normal(3, 2), torch.arange(2, dtype=torch.int32))),
+])  # fmt: skip
 def test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call(function, inputs) -> None:
     wrapped = poptorch.inferenceModel(Calling(function), options())
     ours, theirs = clone(inputs), clone(inputs)
@@ -59,8 +56,7 @@ def test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call(function, in
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.spec("executor", 24)
-@pytest.mark.spec("supported_ops", 1)
+@pytest.mark.spec("executor", 24, "supported_ops", 1)
 def test_each_iteration_changes_its_slice_of_an_input() -> None:
     for x in (normal(6, 2), normal(2, 6).t(), normal(6, 2).double()):
         expected = torch.cat([part + part.sum() for part in x.float().split(2)])
@@ -141,5 +137,4 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
     model, x = poptorch.inferenceModel(module, options()), normal(3, 2)
     torch.testing.assert_close(model(x), F.batch_norm(x, None, None, training=True) + 1)
     model.copyWeightsToHost()
-    assert module.state == 1
-    assert module.norm.num_batches_tracked == 2
+    assert (module.state, module.norm.num_batches_tracked) == (1, 2)

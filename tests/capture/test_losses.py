@@ -1,5 +1,7 @@
 """Which value training starts from."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,16 +10,16 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, options, training, trains_alike
 
+X, Y = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, -1.0]])
+MICRO_BATCHES = [(X, Y), (X.flip(1) / 2, Y + 0.25)]
+CLASS = torch.tensor([2])
+mse, each = F.mse_loss, functools.partial(F.mse_loss, reduction="none")
+
 
 def model_of(losses) -> Having:
     """One weight per input column; what forward makes of ``out`` and ``y`` is a function's job."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     return Having(lambda model, x, y: losses(model.weight * x, y), weight=weight)
-
-
-X, Y = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, -1.0]])
-MICRO_BATCHES = [(X, Y), (X.flip(1) / 2, Y + 0.25)]
-CLASS = torch.tensor([2])
 
 
 def follows(losses, loss, lanes: int = 1) -> object:
@@ -42,10 +44,6 @@ def value_of(loss) -> torch.Tensor:
         return model_of(loss)(X, Y)
 
 
-def mse(out, y):
-    return F.mse_loss(out, y)
-
-
 def by_hand(out, y):
     return (out - y).square().mean()
 
@@ -63,21 +61,16 @@ NO_GRADIENT, NO_SCALAR = "has no gradient", "must be a scalar"
 REFUSED = {
     "times two": (lambda o, y: marked(o.sum() ** 2) * 2, NOT_FOLLOWED),
     "in a tuple": (lambda o, y: (o, {"total": [marked(o.sum() ** 2) / 4]}), NOT_FOLLOWED),
-    "two changed of one": (
-        lambda o, y: (lambda loss: (loss.exp(), loss * 2))(mse(o, y)), SEVERAL,
-    ),
+    "two changed of one": (lambda o, y: (lambda loss: (loss.exp(), loss * 2))(mse(o, y)), SEVERAL),
     "apart": (apart, SEVERAL),
     "two marked": (lambda o, y: tuple(map(marked, apart(o, y))), SEVERAL),
     "two that are called so": (lambda o, y: [{"loss": each} for each in apart(o, y)], SEVERAL),
     "a vector of both": (lambda o, y: torch.stack(apart(o, y)) * 2, SEVERAL),
-    "without a reduction": (
-        lambda o, y: (F.mse_loss(o, y, reduction="none"), mse(o, y)), SEVERAL,
-    ),
-    "a vector": (lambda o, y: F.mse_loss(o, y, reduction="none"), NO_SCALAR),
+    "without a reduction": (lambda o, y: (each(o, y), mse(o, y)), SEVERAL),
+    "a vector": (each, NO_SCALAR),
     "by hand": (by_hand, "Couldn't find a loss in graph"),
-    "only gradients of it": (
-        lambda o, y: torch.autograd.grad(mse(o, y), o)[0], "Couldn't find a loss in graph",
-    ),
+    "only gradients of it": (lambda o, y: torch.autograd.grad(mse(o, y), o)[0],
+                             "Couldn't find a loss in graph"),
     "detached": (lambda o, y: mse(o.detach() * 2, y), NO_GRADIENT),
     "of a choice": (lambda o, y: marked(o.argmax(1).float().mean()), NO_GRADIENT),
     "in no_grad": (torch.no_grad()(mse), NO_GRADIENT),
@@ -85,8 +78,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.spec("ops", 1, 2, 3, 4)
-@pytest.mark.spec("executor", 48)
+@pytest.mark.spec("ops", 1, 2, 3, 4, "executor", 48)
 @pytest.mark.parametrize("losses, title", REFUSED.values(), ids=REFUSED)
 def test_what_training_would_not_follow_is_an_error(losses, title: str) -> None:
     """The number that comes back would not be the one that training follows."""
@@ -99,27 +91,22 @@ RETURNED = {
     "plus a penalty": lambda out, y: mse(out, y) + 0.1 * out.square().sum(),
     "scaled by the share that is no padding": lambda out, y: mse(out, y) * out.size(1) / 2,
     "a mean of three": lambda out, y: sum(f(out, y) for f in (mse, F.l1_loss, F.huber_loss)) / 3,
-    "of losses without reduction": lambda out, y: F.mse_loss(out, y, reduction="none").sum().exp(),
+    "of losses without reduction": lambda out, y: each(out, y).sum().exp(),
     "marked, with a penalty": lambda o, y: marked(F.nll_loss(o, CLASS) + 0.1 * o.square().sum()),
-    "marked, without a reduction": lambda o, y: marked(
-        F.mse_loss(o, y, reduction="none") * 3, "sum"
-    ),
+    "marked, without a reduction": lambda o, y: marked(each(o, y) * 3, "sum"),
     "marked, its shape kept": lambda out, y: poptorch.identity_loss(by_hand(out, y)),
     "marked, both": lambda out, y: marked(sum(apart(out, y)), "sum"),
     "torch's own": lambda out, y: torch.poisson_nll_loss(out, y.abs(), True, False, 1e-8, 1),
     # Torch promises a shape of (1,) for it.
     "a margin loss of one sample": lambda out, y: marked(
         (F.multilabel_margin_loss(out[0], torch.tensor([0, -1, 1]), reduction="none") * 2).square(),
-        "sum",
-    ),
+        "sum"),
     "times a copied one": lambda out, y: marked(
-        out.square() * torch.tensor(0.0).add_(F.l1_loss(out, y).detach()), "sum"
-    ),
+        out.square() * torch.tensor(0.0).add_(F.l1_loss(out, y).detach()), "sum"),
 }  # fmt: skip
 
 
-@pytest.mark.spec("ops", 1, 2, 3, 4)
-@pytest.mark.spec("executor", 48)
+@pytest.mark.spec("ops", 1, 2, 3, 4, "executor", 48)
 @pytest.mark.parametrize("loss", RETURNED.values(), ids=RETURNED)
 def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(loss) -> None:
     """As ``loss.backward()`` of what forward returned would."""
@@ -133,36 +120,26 @@ def adapted(out, y):
     return F.l1_loss(out - 0.3 * step, y), inner
 
 
-def each(out, y):
-    return F.mse_loss(out, y, reduction="none")
-
-
 def penalised(out, y):
     return mse(out, y) + 0.1 * out.square().sum()
 
 
 FOLLOWED = {
     "all but what is detached": (lambda o, y: (o, penalised(o, y), mse(o, y).detach()), penalised),
-    "as a dict": (
-        lambda o, y: {"all": penalised(o, y), "part": mse(o, y).detach(), "out": o}, penalised,
-    ),
+    "as a dict": (lambda o, y: {"all": penalised(o, y), "part": mse(o, y).detach(), "out": o},
+                  penalised),
     "beside a copy": (lambda o, y: (mse(o, y).detach(), 3 * mse(o, y)), lambda o, y: 3 * mse(o, y)),
     "the entry": (lambda o, y: {"a": F.l1_loss(o, y), "loss": mse(o, y), "b": [mse(o, y)]}, mse),
-    "the outer entry": (
-        lambda o, y: {"part": {"loss": F.l1_loss(o, y)}, "loss": by_hand(o, y)}, by_hand,
-    ),
-    "the mean of samples": (
-        lambda o, y: (lambda rows: (rows, rows.mean()))(each(o, y)), mse,
-    ),
-    "a mark beside a metric": (
-        lambda o, y: (torch.no_grad()(F.l1_loss)(o, y), marked(mse(o, y))), mse,
-    ),
+    "the outer entry": (lambda o, y: {"part": {"loss": F.l1_loss(o, y)}, "loss": by_hand(o, y)},
+                        by_hand),
+    "the mean of samples": (lambda o, y: (lambda rows: (rows, rows.mean()))(each(o, y)), mse),
+    "a mark beside a metric": (lambda o, y: (torch.no_grad()(F.l1_loss)(o, y), marked(mse(o, y))),
+                               mse),
     "a mark beside a loss": (lambda o, y: (*apart(o, y), marked(by_hand(o, y))), by_hand),
     "a step": (lambda o, y: (o, adapted(o, y)[0]), lambda o, y: adapted(o, y)[0]),
     "a step and its inner loss": (adapted, lambda o, y: adapted(o, y)[0]),
-    "a step and its inner marked": (
-        lambda o, y: tuple(map(marked, adapted(o, y))), lambda o, y: adapted(o, y)[0],
-    ),
+    "a step and its inner marked": (lambda o, y: tuple(map(marked, adapted(o, y))), lambda o,
+                                    y: adapted(o, y)[0]),
     "not what is left over": (lambda o, y: (F.l1_loss(o, y), mse(o, y))[1:], mse),
 }  # fmt: skip
 
@@ -188,29 +165,26 @@ def test_what_is_made_of_a_loss_may_be_returned_beside_it(change) -> None:
     follows(lambda out, y: change(mse(out, y), out), mse, lanes=2)
 
 
+def after(*rest):
+    """Arguments of the loss's class, none, and its call with the output and these."""
+    return (), lambda f, o, y: f(o, *rest)
+
+
 KNOWN = {
-    "L1Loss": ((), lambda f, o, y: f(o, Y)),
-    "MSELoss": ((), lambda f, o, y: f(o, Y)),
-    "SmoothL1Loss": ((), lambda f, o, y: f(o, Y)),
-    "HuberLoss": ((), lambda f, o, y: f(o, Y)),
-    "NLLLoss": ((), lambda f, o, y: f(o, CLASS)),
+    **dict.fromkeys(("L1Loss", "MSELoss", "SmoothL1Loss", "HuberLoss"), after(Y)),
+    **dict.fromkeys(("NLLLoss", "CrossEntropyLoss", "MultiMarginLoss"), after(CLASS)),
+    **dict.fromkeys(("BCEWithLogitsLoss", "PoissonNLLLoss", "MultiLabelSoftMarginLoss"),
+                    after(Y.abs())),
+    **dict.fromkeys(("HingeEmbeddingLoss", "SoftMarginLoss"), after(Y.sign())),
+    **dict.fromkeys(("TripletMarginLoss", "TripletMarginWithDistanceLoss"), after(Y, Y + 1)),
+    "CosineEmbeddingLoss": after(Y, torch.ones(1)),
+    "MultiLabelMarginLoss": after(torch.tensor([[0, -1, 1]])),
     "NLLLoss2d": ((), lambda f, o, y: f(o.view(1, 3, 1, 1), CLASS.view(1, 1, 1))),
-    "CrossEntropyLoss": ((), lambda f, o, y: f(o, CLASS)),
     "BCELoss": ((), lambda f, o, y: f(o.sigmoid(), Y.abs())),
-    "BCEWithLogitsLoss": ((), lambda f, o, y: f(o, Y.abs())),
     "KLDivLoss": ((None, None, "sum"), lambda f, o, y: f(o, Y.abs())),
-    "PoissonNLLLoss": ((), lambda f, o, y: f(o, Y.abs())),
     "GaussianNLLLoss": ((), lambda f, o, y: f(o, Y, o.abs())),
-    "HingeEmbeddingLoss": ((), lambda f, o, y: f(o, Y.sign())),
     "MarginRankingLoss": ((), lambda f, o, y: f(o, 2 * o, Y.sign())),
-    "SoftMarginLoss": ((), lambda f, o, y: f(o, Y.sign())),
     "LinearCrossEntropyLoss": ((3, 4), lambda f, o, y: f(o, CLASS)),
-    "MultiMarginLoss": ((), lambda f, o, y: f(o, CLASS)),
-    "MultiLabelMarginLoss": ((), lambda f, o, y: f(o, torch.tensor([[0, -1, 1]]))),
-    "MultiLabelSoftMarginLoss": ((), lambda f, o, y: f(o, Y.abs())),
-    "CosineEmbeddingLoss": ((), lambda f, o, y: f(o, Y, torch.ones(1))),
-    "TripletMarginLoss": ((), lambda f, o, y: f(o, Y, Y + 1)),
-    "TripletMarginWithDistanceLoss": ((), lambda f, o, y: f(o, Y, Y + 1)),
     "CTCLoss": ((), lambda f, o, y: f(
         o.view(3, 1, 1).expand(3, 1, 2).log_softmax(2) * o.view(3, 1, 1),
         torch.ones(1, 1, dtype=torch.long), (3,), (1,))),
@@ -247,8 +221,7 @@ def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
     torch.testing.assert_close(got, value_of(nested))
 
 
-@pytest.mark.spec("executor", 47)
-@pytest.mark.spec("ops", 6)
+@pytest.mark.spec("executor", 47, "ops", 6)
 def test_identity_loss_outside_a_wrapper_is_a_plain_reduction() -> None:
     x = torch.randn(3, requires_grad=True)
     assert poptorch.identity_loss(x, "sum") == x.sum()

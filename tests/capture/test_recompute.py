@@ -27,21 +27,17 @@ def count(inputs, attributes):
     return [inputs[0].sin()]
 
 
-poptorch.register_custom_op(
-    "CountedSine", "recompute", 1, count, lambda i, o, g, a: [g[0] * i[0].cos()]
-)
+poptorch.register_custom_op("Sine", "recompute", 1, count, lambda i, o, g, a: [g[0] * i[0].cos()])
 
 
 def counting(x):
-    return poptorch.custom_op([x], "CountedSine", "recompute", 1, [x])[0]
+    return poptorch.custom_op([x], "Sine", "recompute", 1, [x])[0]
 
 
 class Deep(nn.Module):
     """A tower of layers with functions within and behind each, then a checkpoint if asked for."""
 
-    def __init__(
-        self, within=torch.tanh, behind=torch.tanh, checkpoints: bool = True, layers: int = 3
-    ) -> None:
+    def __init__(self, within=torch.tanh, behind=torch.tanh, checkpoints=True, layers=3) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
         self.within, self.behind, self.checkpoints = within, behind, checkpoints
@@ -95,15 +91,11 @@ def one(behind=lambda x: x) -> Having:
     return Having(forward, weight=nn.Parameter(torch.ones(WIDTH)))
 
 
-@pytest.mark.parametrize(
-    "model, backend, kind, times",
-    [
-        (lambda: Deep(counting), "reference", 0, 3),
-        (lambda: Deep(counting), "reference", 3, 6),
-        long(lambda: one(torch.cos), "inductor", 3, 2),
-        (one, "reference", 3, 1),
-    ],
-)
+@pytest.mark.parametrize("model, backend, kind, times", [
+    (lambda: Deep(counting), "reference", 0, 3), (lambda: Deep(counting), "reference", 3, 6),
+    long(lambda: one(torch.cos), "inductor", 3, 2),
+    (one, "reference", 3, 1),
+])  # fmt: skip
 def test_forward_work_is_done_again_by_compiled_code_too(model, backend, kind, times) -> None:
     executor = training(model(), recomputing(kind, backend))
     executor.compile(X)
@@ -117,8 +109,7 @@ def test_random_masks_and_prints_are_not_made_twice(capfd) -> None:
         x = poptorch.ipu_print_tensor((x * model.weight).exp(), "x", False)
         return poptorch.identity_loss(F.dropout(x).sin().cos(), "sum")
 
-    noisy_model = Having(noisy, weight=nn.Parameter(torch.ones(4)))
-    model = training(noisy_model, recomputing(3))
+    model = training(Having(noisy, weight=nn.Parameter(torch.ones(4))), recomputing(3))
     model(torch.ones(4))
     assert capfd.readouterr().err.count("x: ") == 1
     targets = [str(node.target) for node in graph_of(model, "step").nodes]

@@ -14,6 +14,9 @@ from helpers.wrapped import normal
 from helpers.wrapping import Having, options, training, trains_alike
 from poptorch._base import private
 
+X, Y = normal(8, 4), normal(8, 3, seed=1)
+Call = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
 
 @pytest.fixture(autouse=True)
 def validating() -> Iterator[None]:
@@ -21,10 +24,6 @@ def validating() -> Iterator[None]:
     before = Distribution._validate_args
     yield
     Distribution.set_default_validate_args(before)
-
-
-X, Y = normal(8, 4), normal(8, 3, seed=1)
-Call = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
 def by_checkpoint(block: Callable, x: torch.Tensor) -> torch.Tensor:
@@ -59,9 +58,7 @@ MAKE = {
     "a compiled function": lambda: Net(torch.compile(lambda block, x: block(x))),
     "older checkpoints": lambda: Net(lambda block, x: checkpoint(block, x, use_reentrant=True)),
     "newer checkpoints": lambda: Net(by_checkpoint),
-    "nested checkpoints": lambda: Net(
-        lambda block, x: by_checkpoint(lambda x: by_checkpoint(block, x), x)
-    ),
+    "nested": lambda: Net(lambda block, x: by_checkpoint(lambda x: by_checkpoint(block, x), x)),
 }
 
 

@@ -11,19 +11,19 @@ import poptorch
 from helpers.wrapped import normal
 from helpers.wrapping import Calling, Having, agrees, infer, options, training
 
+Point = collections.namedtuple("Point", "x y")
+LARGE = torch.finfo(torch.float16).max / 2
+SIGNS = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, -1.0]])
+
 
 @pytest.mark.spec("supported_ops", 16)
 def test_single_numbers_get_a_dimension_where_several_are_returned() -> None:
     def call(mode=poptorch.OutputMode.Final, **counts) -> torch.Tensor:
         return infer(torch.sum, torch.ones(6), opts=options(**counts).outputMode(mode))
 
-    assert call().shape == ()
-    assert call(iterations=3).shape == ()
+    assert (call().shape, call(iterations=3).shape) == ((), ())
     assert call(poptorch.OutputMode.All, iterations=3).tolist() == [2, 2, 2]
     assert call(replicas=2).tolist() == [3, 3]
-
-
-Point = collections.namedtuple("Point", "x y")
 
 
 @pytest.mark.spec("supported_ops", 17)
@@ -35,13 +35,8 @@ def test_structures_keep_their_kinds_and_plain_values() -> None:
     assert type(got) is list
     assert type(got[0]) is Point
     assert got[0].y is None
-    assert got[1] == (1, "text", [2.5])
-    assert got[2]["a"]["b"].tolist() == [2, 2]
+    assert (got[1], got[2]["a"]["b"].tolist()) == ((1, "text", [2.5]), [2, 2])
     assert got[2]["none"] is None
-
-
-LARGE = torch.finfo(torch.float16).max / 2
-SIGNS = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, -1.0]])
 
 
 @pytest.mark.spec("supported_ops", 22, 23, 24)
@@ -61,16 +56,13 @@ def test_models_without_inputs_outputs_or_parameters() -> None:
     assert [model().item() for _ in range(3)] == [2, 4, 6]
     assert infer(lambda x: None, torch.ones(1)) is None
     assert infer(lambda x: x + 1, torch.ones(1)) == 2
-    lonely = Having(
-        lambda model: poptorch.identity_loss(model.weight.square(), "none"),
-        weight=nn.Parameter(torch.tensor(3.0)),
-    )
+    weight = nn.Parameter(torch.tensor(3.0))
+    lonely = Having(lambda m: poptorch.identity_loss(m.weight.square(), "none"), weight=weight)
     assert training(lonely)() == 9
     assert lonely.weight == 3 - 0.1 * 6
 
 
-@pytest.mark.spec("precision", 17)
-@pytest.mark.spec("supported_ops", 26, 27)
+@pytest.mark.spec("precision", 17, "supported_ops", 26, 27)
 def test_inputs_have_a_position_or_a_name_and_unused_ones_are_still_checked() -> None:
     layer, x = nn.Linear(3, 2), normal(4, 3)
     model = poptorch.inferenceModel(layer, options())

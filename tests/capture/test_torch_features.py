@@ -118,10 +118,9 @@ def test_without_momentum_every_batch_has_the_same_share(norm, shape) -> None:
     agrees(model.eval(), x)  # in evaluation the averages are used
 
 
-@pytest.mark.parametrize(
-    "product, price",
-    [(lambda model, x: model.layer(x), True), (lambda model, x: x @ model.layer.weight[0], False)],
-)
+@pytest.mark.parametrize("product, price", [
+    (lambda model, x: model.layer(x), True), (lambda model, x: x @ model.layer.weight[0], False),
+])  # fmt: skip
 def test_operands_of_different_types_are_named_with_the_line(product, price: bool) -> None:
     """Eager torch refuses them, too."""
     model, x = Having(product, layer=nn.Linear(4, 4)), torch.ones(3, 4, dtype=torch.int32)

@@ -18,8 +18,7 @@ def constants(x):
     literal = torch.tensor([3, 4])
     grid = torch.arange(4).view(2, 2)
     grid[0] += 5
-    assert grid.tolist() == [[5, 6], [2, 3]]
-    assert CLOSED_OVER.numpy().tolist() == [10.0, 20.0]
+    assert (grid.tolist(), CLOSED_OVER.numpy().tolist()) == ([[5, 6], [2, 3]], [10.0, 20.0])
     assert float(CLOSED_OVER.max()) == 20.0
     assert 6 in grid
     assert torch.equal(literal, torch.tensor([3, 4]))
@@ -102,15 +101,10 @@ def test_the_first_micro_batch_decides_and_a_truth_is_a_branch(caplog) -> None:
     assert "(x.max() > 0).item()" in caplog.text
 
 
-NUMBERS = {
-    ".item()": lambda x: x * (2 - x.sum().item() // 3),
-    "int()": lambda x: int(x.sum()),
-    "float()": lambda x: float(x.sum()),
-    ".tolist()": lambda x: x.tolist(),
-    ".numpy()": lambda x: x.numpy(),
-    "numpy.asarray()": lambda x: np.asarray(x),
-    "an index": lambda x: range(x.int()[0]),
-}
+NUMBERS = {".item()": lambda x: x * (2 - x.sum().item() // 3), "int()": lambda x: int(x.sum()),
+           "float()": lambda x: float(x.sum()), ".tolist()": lambda x: x.tolist(),
+           ".numpy()": lambda x: x.numpy(), "numpy.asarray()": lambda x: np.asarray(x),
+           "an index": lambda x: range(x.int()[0])}  # fmt: skip
 
 
 def test_numbers_explain_themselves() -> None:
@@ -122,9 +116,7 @@ def test_numbers_explain_themselves() -> None:
         return x
 
     findings = poptorch.inferenceModel(Calling(forward), options()).explain(torch.ones(2))
-    assert [finding.what for finding in findings] == [
-        f"{n} needs a tensor's value" for n in NUMBERS
-    ]
+    assert [found.what for found in findings] == [f"{n} needs a tensor's value" for n in NUMBERS]
     for use in (lambda x, n: x[:n], lambda x, n: torch.full((2,), n), lambda x, n: x + -n):
         with pytest.raises(poptorch.Error, match="value is needed") as caught:
             infer(lambda x, use=use: use(x, x.sum().int().item()), torch.ones(2))
@@ -162,19 +154,16 @@ def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
 
 
 @pytest.mark.spec("supported_ops", 9, 10)
-@pytest.mark.parametrize(
-    "select, phrase",
-    [
-        (torch.nonzero, "dynamic output shapes"),
-        (lambda x: x[x > 1], "dynamic output shapes"),
-        (lambda x: x.masked_select(x > 1), "dynamic output shapes"),
-        (lambda x: torch.nonzero(x) if x.sum() > 0 else x, "dynamic output shapes"),
-        (lambda x: F.one_hot(x.long()), "`num_classes` must be specified and must be con"),
-        (lambda x: torch.bincount(x.long()), "`minlength` must be specified and must be a con"),
-        (lambda x: x[x.long()[1] :], "needs a constant length"),
-        (lambda x: x[x.long()[1] : 2 * x.long()[1]], "needs a constant length"),
-    ],
-)
+@pytest.mark.parametrize("select, phrase", [
+    (torch.nonzero, "dynamic output shapes"),
+    (lambda x: x[x > 1], "dynamic output shapes"),
+    (lambda x: x.masked_select(x > 1), "dynamic output shapes"),
+    (lambda x: torch.nonzero(x) if x.sum() > 0 else x, "dynamic output shapes"),
+    (lambda x: F.one_hot(x.long()), "`num_classes` must be specified and must be con"),
+    (lambda x: torch.bincount(x.long()), "`minlength` must be specified and must be a con"),
+    (lambda x: x[x.long()[1] :], "needs a constant length"),
+    (lambda x: x[x.long()[1] : 2 * x.long()[1]], "needs a constant length"),
+])  # fmt: skip
 def test_shapes_cannot_depend_on_values(select, phrase: str) -> None:
     with pytest.raises(poptorch.Error, match=phrase) as caught:
         infer(lambda x: select(x), torch.arange(4.0))
@@ -209,8 +198,7 @@ def test_slices_that_eager_torch_makes_shorter_are_refused(backend: str) -> None
             model(x, torch.tensor(start))
 
 
-@pytest.mark.spec("ops", 23)
-@pytest.mark.spec("executor", 50)
+@pytest.mark.spec("ops", 23, "executor", 50)
 def test_is_running_on_ipu_only_in_forward_of_a_wrapper() -> None:
     assert infer(lambda x: poptorch.isRunningOnIpu(), torch.ones(1)) is True
     assert poptorch.isRunningOnIpu() is False
@@ -250,8 +238,7 @@ def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(frozen: bool, caplog) -
     assert float(executor(x)) == 6.0
     assert executor.plan().program.lanes is not None
     assert "branches" not in caplog.text
-    with torch.no_grad():
-        executor.model.mask.zero_()
+    nn.init.zeros_(executor.model.mask)
     for _ in range(2):
         executor.copyWeightsToDevice()
         executor.detachFromDevice()

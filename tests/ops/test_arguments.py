@@ -39,10 +39,6 @@ def conv(method, value):
     return getattr(poptorch.MultiConv(), method)(value)
 
 
-def checkpoint(value):
-    return poptorch.recomputationCheckpoint(value)
-
-
 ROWS = [
     # Control flow
     (ValueError, "Object is not list", for_loop, 3, same, (ONE,)),
@@ -81,7 +77,7 @@ ROWS = [
     *((Error, "between 0 and 1", poptorch.set_available_memory, ONE, wrong)
       for wrong in (-0.1, 1.5, "half", True)),
     (Error, r"needs a poptorch\.OverlapMode", poptorch.set_overlap_for_input, ONE, "no_overlap"),
-    *((ValueError, "All inputs must be tensors", checkpoint, wrong)
+    *((ValueError, "All inputs must be tensors", poptorch.recomputationCheckpoint, wrong)
       for wrong in (3, [ONE, 3], None)),
     (AssertionError, "must be a string", poptorch.NameScope, 3),
     (Error, r"module is not an instance of torch\.nn\.Module", poptorch.BeginBlock, 3),
@@ -150,10 +146,6 @@ def test_arguments_that_do_not_fit_are_refused(row) -> None:
         function(*arguments)
 
 
-def bodies(body):
-    return lambda flag, x: cond(flag, body, [x], same, [x])
-
-
 INNER = CPU(same, "Inner")
 
 
@@ -164,24 +156,21 @@ def failing(x):
 
 
 @pytest.mark.spec("ops", 9, 18)
-@pytest.mark.parametrize(
-    "error, phrase, function, inputs",
-    [
-        *((Error, "must return", lambda x, b=body: for_loop(2, b, [x]), [ROW])
-          for body in (twice, torch.Tensor.int, lambda a: a[:1], lambda a: None)),
-        *((Error, "same number of tensors", bodies(body), [YES, ROW])
-          for body in (twice, torch.Tensor.int, lambda a: a[:1])),
-        *((Error, "must divide the dimension", lambda a, m=mode, f=factor:
-           poptorch.serializedMatMul(a, a, m, f), [torch.ones(4, 4)])
-          for mode in (Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels)
-          for factor in (3, 8)),
-        (Error, "must not overlap", CPU(lambda x: INNER(x), "Outer"), [ROW]),
-        (Error, "must return tensors", CPU(lambda x: 3, "Three"), [ROW]),
-        (Error, "results of host call 'Changing' changed",
-         CPU(lambda x: x[: 1 + int(x.sum())], "Changing"), [torch.ones(4)]),
-        (ArithmeticError, "on purpose", CPU(failing, "Failing"), [ROW]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("error, phrase, function, inputs", [
+    *((Error, "must return", lambda x, b=body: for_loop(2, b, [x]), [ROW])
+      for body in (twice, torch.Tensor.int, lambda a: a[:1], lambda a: None)),
+    *((Error, "same number of tensors", lambda f, x, b=body: cond(f, b, [x], same, [x]), [YES, ROW])
+      for body in (twice, torch.Tensor.int, lambda a: a[:1])),
+    *((Error, "must divide the dimension", lambda a, m=mode, f=factor:
+       poptorch.serializedMatMul(a, a, m, f), [torch.ones(4, 4)])
+      for mode in (Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels)
+      for factor in (3, 8)),
+    (Error, "must not overlap", CPU(lambda x: INNER(x), "Outer"), [ROW]),
+    (Error, "must return tensors", CPU(lambda x: 3, "Three"), [ROW]),
+    (Error, "results of host call 'Changing' changed",
+     CPU(lambda x: x[: 1 + int(x.sum())], "Changing"), [torch.ones(4)]),
+    (ArithmeticError, "on purpose", CPU(failing, "Failing"), [ROW]),
+])  # fmt: skip
 def test_what_a_compilation_or_a_call_finds_is_refused(error, phrase, function, inputs) -> None:
     with pytest.raises(error, match=phrase) as caught:
         infer(function, *inputs)

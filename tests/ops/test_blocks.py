@@ -1,7 +1,6 @@
 """Block annotations: what they mark while a model is captured; elsewhere they are inert."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -10,15 +9,15 @@ from torch import nn
 
 import poptorch
 from helpers.captures import capture, labels
-from helpers.wrapped import Graded
+from helpers.wrapped import Graded, saved
 from helpers.wrapping import Calling, Having
 from poptorch._ir.blocks import OUTSIDE, label_of
 
 X = torch.randn(3, 4)
+OF_LOOPS = ("while_loop", "getitem", "zeros", "clone")
 
 
 def layers() -> Graded:
-    """Three layers, to be annotated from outside."""
     first, second, third = (nn.Linear(4, 4) for _ in range(3))
     return Graded(both=True, first=first, one=nn.ReLU(), second=second, two=nn.ReLU(), third=third)
 
@@ -27,10 +26,8 @@ def places(module) -> list[tuple[str, str | None, int | None]]:
     """Return (operator, block, device) of the forward pass of a module or function."""
     micro = capture(module if isinstance(module, nn.Module) else Calling(module), X)
     nodes = [node for node in micro.graph.module.graph.nodes if node.op == "call_function"]
-    visits = {
-        OUTSIDE: ("outside", None),
-        **{n: (v.block, v.ipu) for n, v in enumerate(micro.visits)},
-    }
+    visits = {n: (v.block, v.ipu) for n, v in enumerate(micro.visits)}
+    visits[OUTSIDE] = "outside", None
     return [(n.target.__name__.split(".")[0], *visits[label_of(n).visit]) for n in nodes]
 
 
@@ -75,9 +72,6 @@ def counted(x):
     return x
 
 
-OF_LOOPS = ("while_loop", "getitem", "zeros", "clone")
-
-
 def looped(x):
     with poptorch.Block("A"):
         (x,) = poptorch.for_loop(3, lambda value: [value * 2], [x])
@@ -93,21 +87,17 @@ def named(x):
     return x + 1
 
 
-@pytest.mark.spec("parallel", 1, 2, 3, 15, 41)
-@pytest.mark.spec("programs", 9)
-@pytest.mark.parametrize(
-    "forward, expected",
-    [
-        (scopes, [("add", None, None), ("mul", "A", 1), ("relu", "B", 2)]),
-        # Leaving a scope clears the active block, even inside another.
-        (nested, [("mul", "B", None), ("relu", "outside", None), ("div", "C", 3),
-                  ("add", "outside", None)]),
-        (started, [("mul", "A", 1), ("add", "A", 1), ("relu", "B", None)]),
-        (counted, [("mul", f"layer{i}", i) for i in range(3)]),
-        (looped, [("relu", "A", None), ("add", "B", None)]),
-        (named, [("mul", "A", None), ("add", "A", None)]),
-    ],
-)  # fmt: skip
+@pytest.mark.spec("parallel", 1, 2, 3, 15, 41, "programs", 9)
+@pytest.mark.parametrize("forward, expected", [
+    (scopes, [("add", None, None), ("mul", "A", 1), ("relu", "B", 2)]),
+    # Leaving a scope clears the active block, even inside another.
+    (nested, [("mul", "B", None), ("relu", "outside", None), ("div", "C", 3),
+              ("add", "outside", None)]),
+    (started, [("mul", "A", 1), ("add", "A", 1), ("relu", "B", None)]),
+    (counted, [("mul", f"layer{i}", i) for i in range(3)]),
+    (looped, [("relu", "A", None), ("add", "B", None)]),
+    (named, [("mul", "A", None), ("add", "A", None)]),
+])  # fmt: skip
 def test_a_block_covers_its_scope_or_lasts_until_the_next(forward, expected) -> None:
     assert [place for place in places(forward) if place[0] not in OF_LOOPS] == expected
     assert "test_blocks.py" in capture(Calling(forward), X).visits[1].line
@@ -143,17 +133,13 @@ def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
     assert forward == [None] * 3 + ["B"] * 3 + ["C"] * 3
     first, *backward = [(name, block) for name, block, is_backward in found if is_backward]
     assert first == ("ones_like", None)  # the seed of the gradients, not the user's
-    order = ["C", "B", None]
-    assert [block for _, block in backward] == sorted(
-        (block for _, block in backward), key=order.index
-    )
+    blocks = [block for _, block in backward]
+    assert blocks == sorted(blocks, key=["C", "B", None].index)
     wanted = ("mse_loss_backward", "C"), ("threshold_backward", "B"), ("threshold_backward", None)
     assert set(wanted) < set(backward)
 
 
-@pytest.mark.spec("ops", 19)
-@pytest.mark.spec("parallel", 6, 7, 48)
-@pytest.mark.spec("programs", 8)
+@pytest.mark.spec("ops", 19, "parallel", 6, 7, 48, "programs", 8)
 def test_annotating_twice_is_refused_until_removed_and_changes_nothing_else() -> None:
     model = layers()
     second, keys, cls = model.second, list(model.state_dict()), type(model.second)
@@ -183,8 +169,7 @@ def test_other_callables_are_wrapped() -> None:
     assert places(lambda x: loaded(x) + 1) == [("mul", "S", 2), ("add", "S", 2)]
 
 
-@pytest.mark.spec("ops", 32)
-@pytest.mark.spec("parallel", 45, 50)
+@pytest.mark.spec("ops", 32, "parallel", 45, 50)
 def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
     model = layers()
     model.second.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,))
@@ -199,12 +184,9 @@ def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
 
 @pytest.mark.spec("parallel", 8)
 def test_annotations_survive_copies_and_pickles() -> None:
-    model, file = layers(), io.BytesIO()
+    model = layers()
     poptorch.BeginBlock(model.second, "B", ipu_id=1)
-    torch.save(model, file)
-    file.seek(0)
-    pickled = torch.load(file, weights_only=False)
-    for other in (copy.copy(model), copy.deepcopy(model), pickled):
+    for other in (copy.copy(model), copy.deepcopy(model), saved(model, weights_only=False)):
         assert visits_of(other) == [("B", 1)]
         assert "BeginBlock(user_id=B, ipu_id=1) Linear(" in poptorch.module_repr(other)
 

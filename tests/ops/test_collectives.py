@@ -9,6 +9,7 @@ from helpers.wrapping import Calling, Having, Scaled, infer, options, training
 from ops.test_known import GROUPING, op
 
 REPLICAS, ROWS = 4, 8
+WEIGHT = torch.tensor([0.5, 1.0, 1.5])
 
 
 def batch(steps: int = 1) -> torch.Tensor:
@@ -74,9 +75,6 @@ def test_inference(name: str) -> None:
         assert f"{3 * REPLICAS} lanes" in str(model.plan())
 
 
-WEIGHT = torch.tensor([0.5, 1.0, 1.5])
-
-
 def trained(function, x: torch.Tensor, opts: poptorch.Options) -> torch.Tensor:
     """Return the gradient of a weight that multiplies the input of a function."""
     model = Scaled(lambda a: function(a).sin(), tuple(WEIGHT.shape))
@@ -87,11 +85,8 @@ def trained(function, x: torch.Tensor, opts: poptorch.Options) -> torch.Tensor:
 
 def expected_gradient(eager, x: torch.Tensor, replicas: int = REPLICAS) -> torch.Tensor:
     copy = WEIGHT.clone().requires_grad_()
-    losses = [
-        result.sin().square().mean()
-        for step in x.view(-1, replicas, ROWS, 3)
-        for result in eager(list(copy * step))
-    ]
+    steps = [eager(list(copy * step)) for step in x.view(-1, replicas, ROWS, 3)]
+    losses = [result.sin().square().mean() for results in steps for result in results]
     torch.stack(losses).mean().backward()
     return copy.grad
 
@@ -108,9 +103,8 @@ def test_a_sum_in_backward_leaves_values_alone() -> None:
     torch.testing.assert_close(infer(function, x, opts=options(replicas=REPLICAS)), x)
     copy = WEIGHT.clone().requires_grad_()
     tensors = list(copy * x.view(REPLICAS, ROWS, 3))
-    gradients = torch.autograd.grad(
-        sum(tensor.sin().square().mean() for tensor in tensors), tensors, retain_graph=True
-    )
+    loss = sum(tensor.sin().square().mean() for tensor in tensors)
+    gradients = torch.autograd.grad(loss, tensors, retain_graph=True)
     torch.autograd.backward(tensors, [sum(gradients) / REPLICAS] * REPLICAS)
     torch.testing.assert_close(trained(function, x, options(replicas=REPLICAS)), copy.grad)
 
@@ -137,14 +131,6 @@ def test_of_one_replica_they_are_the_identity() -> None:
     torch.testing.assert_close(trained(function, x, options(accumulation=4)), wanted)
 
 
-def branching(a):
-    return poptorch.cond(a.sum() > 0, lambda b: [reduce()(b)], [a], lambda b: [b], [a])[0]
-
-
-def vmapped(a):
-    return torch.func.vmap(reduce())(a)
-
-
 def pipelined(a):
     with poptorch.Block("a", ipu_id=0):
         a = a + 1
@@ -152,14 +138,13 @@ def pipelined(a):
         return reduce()(a)
 
 
-@pytest.mark.parametrize(
-    ("function", "backend", "title", "reason"),
-    [
-        (branching, "reference", "needs all replicas side by side", "branches"),
-        (vmapped, "reference", "only where each of them is a lane", "torch.func"),
-        (pipelined, "staged", "needs all replicas side by side", "blocks on chips"),
-    ],
-)
+@pytest.mark.parametrize("function, backend, title, reason", [
+    (lambda a: poptorch.cond(a.sum() > 0, lambda b: [reduce()(b)], [a], lambda b: [b], [a])[0],
+     "reference", "needs all replicas side by side", "branches"),
+    (lambda a: torch.func.vmap(reduce())(a), "reference", "only where each of them is a lane",
+     "torch.func"),
+    (pipelined, "staged", "needs all replicas side by side", "blocks on chips"),
+])  # fmt: skip
 def test_replicas_apart_cannot_exchange(function, backend, title: str, reason: str) -> None:
     opts = options(backend, replicas=REPLICAS, iterations=2)
     with pytest.raises(poptorch.Error, match=title) as caught:
@@ -181,10 +166,8 @@ def test_weights_per_replica_and_an_exchange() -> None:
     opts = options(replicas=REPLICAS, accumulation=2).outputMode(poptorch.OutputMode.All)
     for short, name in (("own", "Gradient___own"), ("w", "common")):
         opts.anchorTensor(short, name)
-    executor = training(model, opts)
-    executor.own.replicaGrouping(
-        poptorch.CommGroupType.NoGrouping, 0, poptorch.VariableRetrievalMode.OnePerGroup
-    )
+    executor, one = training(model, opts), poptorch.VariableRetrievalMode.OnePerGroup
+    executor.own.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, one)
     out, loss = executor(x)
     steps = x.view(2, REPLICAS, ROWS, 3) * own[:, None]
     wanted = [part * common for step in steps for part in eager_to_all(list(step))]

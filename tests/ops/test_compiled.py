@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import poptorch
 from helpers import custom_functions
-from helpers.wrapping import Calling, Several, options, runs_compiled, training
+from helpers.wrapping import Calling, Having, Several, options, runs_compiled, training
 from ops import test_collectives, test_control, test_known
 from ops.test_debug import show
 
@@ -80,20 +79,14 @@ def test_custom_operators_and_prints_train_as_interpreted(capfd) -> None:
     assert titles == ["first", "second", "third", "second_gradient", "first_gradient"] * 2
 
 
-class Control(nn.Module):
-    """Nested loops and nested conditions, and a loop that prints."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.looped, self.conditions = test_control.LoopedLayer(), test_control.Conditions()
-
-    def forward(self, x, y, z):
-        (u,) = poptorch.for_loop(2, lambda a: show(a + 1, "in"), [show(x[:1] * 2, "before")])
-        return self.looped(z, x * 1, y), self.conditions(x, y), show(u, "after")
+def control(model, x, y, z):
+    (u,) = poptorch.for_loop(2, lambda a: show(a + 1, "in"), [show(x[:1] * 2, "before")])
+    return model.looped(z, x * 1, y), model.conditions(x, y), show(u, "after")
 
 
 def test_control_flow_is_that_of_python(capfd) -> None:
-    model, z = Control(), torch.randn(4, 3)
+    parts = {"looped": test_control.looped_layer(), "conditions": test_control.Conditions()}
+    model, z = Having(control, **parts), torch.randn(4, 3)
     wrapped = poptorch.inferenceModel(model, options("inductor"))
     for a, b in itertools.product((1.0, -0.5, -3.0), (1.0, -1.0)):
         given = torch.tensor([a, a + 0.25]), torch.tensor([b, 2 * b]), z

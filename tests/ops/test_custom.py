@@ -5,21 +5,12 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import wrapping
 from helpers.custom_functions import DOMAIN, FUNCTIONS, call
-from helpers.wrapping import (
-    Calling,
-    Having,
-    Scaled,
-    Several,
-    agrees,
-    graph_of,
-    infer,
-    options,
-    training,
-    trains_alike,
-)
+from helpers.wrapping import Having, Scaled, Several, agrees, infer, options, training
 
 seen: list[dict] = []
+X = torch.tensor([1.0, -2.0])
 
 
 def remember(inputs, attributes):
@@ -27,12 +18,8 @@ def remember(inputs, attributes):
     return [tensor + 1 for tensor in inputs]
 
 
-def opaque(inputs, attributes):
-    return [torch.from_numpy(inputs[0].numpy() * 2)]
-
-
 poptorch.register_custom_op("Remember", DOMAIN, 1, remember)
-poptorch.register_custom_op("Opaque", DOMAIN, 1, opaque)
+poptorch.register_custom_op("Opaque", DOMAIN, 1, lambda i, _: [torch.from_numpy(i[0].numpy() * 2)])
 poptorch.register_custom_op("Five", DOMAIN, 1, lambda inputs, attributes: [torch.full((2,), 5.0)])
 
 torch.library.define("test_ops::NoGradient", "(Tensor x) -> Tensor")
@@ -44,12 +31,7 @@ def no_formula(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-@no_formula.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-
-X = torch.tensor([1.0, -2.0])
+no_formula.register_fake(torch.empty_like)
 
 
 @pytest.mark.spec("ops", 14)
@@ -69,7 +51,7 @@ def test_gradients_are_the_registered_ones_or_those_of_what_is_called() -> None:
     weights = [torch.tensor([1.5, 0.5])] * len(FUNCTIONS)
     known, plain = (Several([f[at] for f in FUNCTIONS.values()], weights) for at in (0, 1))
     inputs = [torch.tensor([[1.0, -2.0], [3.0, 0.5]])] * len(FUNCTIONS)
-    trains_alike(known, *inputs, eager=plain, accumulation=2, lr=1e-3)
+    wrapping.trains_alike(known, *inputs, eager=plain, accumulation=2, lr=1e-3)
 
 
 @pytest.mark.parametrize("name", ["NoGradient", "NoFormula", "Opaque"])
@@ -94,10 +76,10 @@ def test_attributes_that_look_equal_in_python_are_different() -> None:
         return call("Remember", c)[0]
 
     seen.clear()
-    model = poptorch.inferenceModel(Calling(forward), options())
+    model = poptorch.inferenceModel(wrapping.Calling(forward), options())
     assert model(torch.zeros(1)) == 4
     assert repr(seen) == repr([dict(sorted(given.items())), {"numbers": [1.0, 2.0]}, {}, {}])
-    nodes = [n for n in graph_of(model).nodes if "custom_op" in str(n.target)]
+    nodes = [n for n in wrapping.graph_of(model).nodes if "custom_op" in str(n.target)]
     assert len(nodes) == 4  # one for each call
     assert poptorch.accessAttributes(nodes[0].args[2]) == given
     assert poptorch.accessAttributes("attr:0x0") == {}
@@ -115,10 +97,9 @@ def test_unknown_operators_say_how_to_register_them() -> None:
         call("Square", X, version=2)
 
 
-@pytest.mark.parametrize(
-    "name, outputs",
-    [("Square", [X, X]), ("Square", [X[:1]]), ("Square", [X.int()]), ("NoFormula", [X[:1]])],
-)
+@pytest.mark.parametrize("name, outputs", [
+    ("Square", [X, X]), ("Square", [X[:1]]), ("Square", [X.int()]), ("NoFormula", [X[:1]]),
+])  # fmt: skip
 def test_wrong_examples_are_an_error(name: str, outputs: list) -> None:
     for calling in (call, lambda *_, outputs: infer(lambda x: call(name, x, outputs=outputs), X)):
         with pytest.raises(poptorch.Error, match="something else than its example outputs"):
@@ -146,5 +127,5 @@ def test_a_gradient_is_found_by_name() -> None:
         return poptorch.custom_op([x, y], "Scaled", "paired.ops", 1, [x], {"by": 0.5})[0]
 
     plain = model(lambda x, y: x * y * 0.5)
-    trains_alike(model(ours), torch.randn(3, 2), eager=plain, accumulation=3)
+    wrapping.trains_alike(model(ours), torch.randn(3, 2), eager=plain, accumulation=3)
     del library

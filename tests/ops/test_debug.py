@@ -93,17 +93,13 @@ def test_layouts(tensor: torch.Tensor, layout: dict, expected: str) -> None:
     assert tensor_text("t", tensor, Layout(**layout)) == f"t: {expected}"
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype", "digits", "expected"),
-    [
-        (1.4962566, torch.float32, 8, "1.4962566"),
-        (0.00123456789, torch.float32, 12, "0.0012345678"),
-        (0.0, torch.float32, 9, "0.0000000"),
-        (1.4962566, torch.float16, 8, "1.4961"),
-        (1.4962566, torch.bfloat16, 8, "1.500"),
-        (2.0 / 3, torch.float64, 18, "0.66666666666666663"),
-    ],
-)
+@pytest.mark.parametrize("value, dtype, digits, expected", [
+    (1.4962566, torch.float32, 8, "1.4962566"),
+    (0.00123456789, torch.float32, 12, "0.0012345678"),
+    (0.0, torch.float32, 9, "0.0000000"), (1.4962566, torch.float16, 8, "1.4961"),
+    (1.4962566, torch.bfloat16, 8, "1.500"),
+    (2.0 / 3, torch.float64, 18, "0.66666666666666663"),
+])  # fmt: skip
 def test_no_more_digits_than_the_type_has(value, dtype, digits, expected) -> None:
     tensor = torch.tensor([value], dtype=dtype)
     layout = Layout(digits=digits, float_format="fixed")

@@ -1,6 +1,7 @@
 """Hints change no value; they are checked, and end up on the operators they are about."""
 
 import collections
+import functools
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from helpers.wrapping import Having, Scaled, agrees, graph_of, infer, options, t
 from poptorch import OverlapMode
 
 aten = torch.ops.aten
+LOOP = OverlapMode.OverlapAccumulationLoop
 
 
 def noted(executor, key: str, graph: str = "forward") -> dict:
@@ -20,21 +22,16 @@ def noted(executor, key: str, graph: str = "forward") -> dict:
 
 
 def marked(layer: nn.Module) -> Having:
-    """A hint behind a layer."""
     return Having(lambda model, x: poptorch.set_available_memory(model.layer(x), 0.25), layer=layer)
 
 
-@pytest.mark.parametrize(
-    "layer, x, target",
-    [
-        (nn.Linear(3, 2), torch.randn(4, 5, 3), aten.addmm.default),
-        (nn.Linear(3, 2, bias=False), torch.randn(4, 5, 3), aten.mm.default),
-        (nn.Conv1d(3, 2, 1), torch.randn(4, 3, 5), aten.convolution.default),
-        (nn.Embedding(5, 2), torch.randint(5, (4,)), aten.embedding.default),
-        (nn.ReLU(), torch.randn(4, 3), None),
-    ],
-    ids=["linear", "no bias", "conv", "embedding", "another"],
-)
+@pytest.mark.parametrize("layer, x, target", [
+    (nn.Linear(3, 2), torch.randn(4, 5, 3), aten.addmm.default),
+    (nn.Linear(3, 2, bias=False), torch.randn(4, 5, 3), aten.mm.default),
+    (nn.Conv1d(3, 2, 1), torch.randn(4, 3, 5), aten.convolution.default),
+    (nn.Embedding(5, 2), torch.randint(5, (4,)), aten.embedding.default),
+    (nn.ReLU(), torch.randn(4, 3), None),
+], ids=["linear", "no bias", "conv", "embedding", "another"])  # fmt: skip
 def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> None:
     model = poptorch.inferenceModel(marked(layer), options())
     torch.testing.assert_close(model(x), layer(x))
@@ -45,8 +42,7 @@ def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> 
     agrees(marked(layer), torch.cat([x, x]), opts=options(iterations=2))
 
 
-@pytest.mark.spec("ops", 17)
-@pytest.mark.spec("parallel", 29)
+@pytest.mark.spec("ops", 17, "parallel", 29)
 def test_checkpoint_keeps_the_container_and_marks_what_a_layer_returns() -> None:
     a, b = torch.ones(1), torch.zeros(1)
     Pair = collections.namedtuple("Pair", "first second")
@@ -71,9 +67,6 @@ def overlapping(tiles: bool = True) -> poptorch.Options:
     return opts
 
 
-LOOP = OverlapMode.OverlapAccumulationLoop
-
-
 @pytest.mark.spec("ops", 27)
 def test_overlap_keeps_structure_and_values() -> None:
     def forward(x, pair):
@@ -93,12 +86,8 @@ def test_overlap_keeps_structure_and_values() -> None:
     agrees(lambda x: poptorch.set_overlap_for_input(x, OverlapMode.NoOverlap) + x, x)
 
 
-def given(x):
-    return poptorch.set_overlap_for_input(x, LOOP)
-
-
-def returned(x):
-    return poptorch.set_overlap_for_output(x, LOOP)
+given = functools.partial(poptorch.set_overlap_for_input, mode=LOOP)
+returned = functools.partial(poptorch.set_overlap_for_output, mode=LOOP)
 
 
 def source_returned_too(x):
@@ -110,22 +99,19 @@ OVERLAPPING = overlapping()
 
 
 @pytest.mark.spec("ops", 27)
-@pytest.mark.parametrize(
-    "forward, opts, phrase",
-    [
-        (lambda x: given(x) + x, OVERLAPPING,
-         "set_overlap_for_input must be the only op applied to an input"),
-        (lambda x: given(x + 1), OVERLAPPING, "not a tensor input to the model"),
-        (lambda x: returned(x + 1) * 2, OVERLAPPING, "not a tensor output to the model"),
-        (source_returned_too, OVERLAPPING, "cannot be used with a tensor that is returned twice"),
-        (lambda x: given(x) * 2,
-         overlapping().setExecutionStrategy(poptorch.PipelinedExecution()),
-         r"not supported with poptorch\.PipelinedExecution"),
-        (lambda x: given(x) * 2, overlapping(tiles=False), "No IO tiles allocated"),
-        (lambda x: given(x) * 2, overlapping().outputMode(poptorch.OutputMode.Final),
-         "Unsupported output mode for over"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("forward, opts, phrase", [
+    (lambda x: given(x) + x, OVERLAPPING,
+     "set_overlap_for_input must be the only op applied to an input"),
+    (lambda x: given(x + 1), OVERLAPPING, "not a tensor input to the model"),
+    (lambda x: returned(x + 1) * 2, OVERLAPPING, "not a tensor output to the model"),
+    (source_returned_too, OVERLAPPING, "cannot be used with a tensor that is returned twice"),
+    (lambda x: given(x) * 2,
+     overlapping().setExecutionStrategy(poptorch.PipelinedExecution()),
+     r"not supported with poptorch\.PipelinedExecution"),
+    (lambda x: given(x) * 2, overlapping(tiles=False), "No IO tiles allocated"),
+    (lambda x: given(x) * 2, overlapping().outputMode(poptorch.OutputMode.Final),
+     "Unsupported output mode for over"),
+])  # fmt: skip
 def test_misplaced_overlap_and_missing_settings_are_errors(forward, opts, phrase: str) -> None:
     with pytest.raises(poptorch.Error, match=phrase) as caught:
         infer(forward, torch.ones(2), opts=opts)

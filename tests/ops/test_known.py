@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Scaled, Several, infer, options, training
+from helpers.wrapping import Scaled, Several, infer, training
 
 DOMAIN, GROUPING = "ai.graphcore", "__collectiveReplicaGrouping"
 X = torch.tensor([[0.3, -1.7], [2.0, 0.9], [-0.4, 3.1], [1.5, 0.6]])
 BLOCKS = {"n_rows": 4, "n_cols": 6, "block_size": 2, "rows": [2, 0, 0], "cols": [4, 0, 2]}
 VALUES = [float(v) for v in range(1, 13)]
 QUANT = {"exponent_bits": 4, "mantissa_bits": 3, "rounding": "nearest", "fwd": True, "bwd": "ste"}
+PRODUCT = {"mode": "sparse_dense", "values": VALUES, **BLOCKS}
 
 
 def op(name: str, *inputs: torch.Tensor, out: torch.Tensor, **attributes) -> torch.Tensor:
@@ -23,16 +24,14 @@ def quantised(**attributes):
 
 
 def sparse(mode: str, like):
-    attributes = {"mode": mode, "values": VALUES, **BLOCKS}
-    return lambda a: op("StaticSparseMatmul", a, out=like(a), **attributes)
+    return lambda a: op("StaticSparseMatmul", a, out=like(a), **PRODUCT | {"mode": mode})
 
 
 def update_of(function, x: torch.Tensor, weight: torch.Tensor):
     """Output, and the gradient of a weight that multiplies the input."""
     model = Scaled(function, tuple(weight.shape))
     model.weight.data.copy_(weight)
-    executor = training(model, options(), lr=1.0)
-    out, _ = executor(x)
+    out, _ = training(model, lr=1.0)(x)
     return out, weight - model.weight.detach()
 
 
@@ -51,46 +50,31 @@ def dense_matrix() -> torch.Tensor:
     return matrix
 
 
-def plain_distance(p: float):
-    return lambda a: (a[:, None] - X[None, :3]).abs().pow(p).sum(-1).pow(1 / p)
-
-
-def known_distance(name: str):
-    return lambda a: op(name, a, X[:3], out=torch.zeros(4, 3), root_path="/nowhere")
+def distances(p: int):
+    """The operator that is known, and its formula."""
+    return (lambda a: op(f"L{p}Distance", a, X[:3], out=torch.zeros(4, 3), root_path="/nowhere"),
+            lambda a: (a[:, None] - X[None, :3]).abs().pow(p).sum(-1).pow(1 / p))  # fmt: skip
 
 
 CASES = {
-    "L1": (known_distance("L1Distance"), plain_distance(1.0), X),
-    "L2": (known_distance("L2Distance"), plain_distance(2.0), X),
-    "proxy": (
-        lambda a: op("AutogradProxy", a.exp(), a * 3, out=a),
-        lambda a: a.exp().detach() + 3 * a - (3 * a).detach(),
-        X,
-    ),
-    "quantised": (
-        quantised(exponent_bits=5, mantissa_bits=10),
-        lambda a: a + (a.half().float() - a).detach(),
-        X,
-    ),
-    "sparse @ dense": (
-        sparse("sparse_dense", lambda a: a[:4]),
-        lambda a: dense_matrix() @ a,
-        torch.cat([X, X[:2]]),
-    ),
-    "dense @ sparse": (
-        sparse("dense_sparse", lambda a: torch.zeros(2, 6)),
-        lambda a: a @ dense_matrix(),
-        X.t().contiguous(),
-    ),
-}
+    "L1": (*distances(1), X),
+    "L2": (*distances(2), X),
+    "proxy": (lambda a: op("AutogradProxy", a.exp(), a * 3, out=a),
+              lambda a: a.exp().detach() + 3 * a - (3 * a).detach(), X),
+    "quantised": (quantised(exponent_bits=5, mantissa_bits=10),
+                  lambda a: a + (a.half().float() - a).detach(), X),
+    "sparse @ dense": (sparse("sparse_dense", lambda a: a[:4]), lambda a: dense_matrix() @ a,
+                       torch.cat([X, X[:2]])),
+    "dense @ sparse": (sparse("dense_sparse", lambda a: torch.zeros(2, 6)),
+                       lambda a: a @ dense_matrix(), X.t().contiguous()),
+}  # fmt: skip
 
 
 def test_values_and_gradients_are_those_of_the_formula() -> None:
     known, plain, inputs = zip(*CASES.values(), strict=True)
     weights = [torch.linspace(0.5, 1.5, x.shape[1]) for x in inputs]
     model = Several(known, weights)
-    executor = training(model, options(), lr=1.0)
-    outs, _ = executor(*inputs)
+    outs, _ = training(model, lr=1.0)(*inputs)
     for at, name in enumerate(CASES):
         ours = outs[at], weights[at] - model.weights[at].detach()
         wanted = eager_update(plain[at], inputs[at], weights[at])
@@ -104,8 +88,7 @@ def test_gradient_is_zero_at_distance_zero() -> None:
         return sum(op(f"L{n}Distance", a, point, out=torch.zeros(1, 1)) for n in (1, 2)) + 1
 
     out, gradient = update_of(function, point, weight)
-    assert out.item() == 1.0
-    assert gradient.tolist() == [0.0, 0.0]
+    assert (out.item(), gradient.tolist()) == (1.0, [0.0, 0.0])
 
 
 def grid(exponent_bits: int, mantissa_bits: int) -> torch.Tensor:
@@ -153,28 +136,22 @@ def test_gradients_are_quantised_passed_on_or_stopped(fwd: bool, bwd: str) -> No
     torch.testing.assert_close(gradient, passed * x)
 
 
-PRODUCT = {"mode": "sparse_dense", "values": VALUES, **BLOCKS}
-
-
-@pytest.mark.parametrize(
-    ("name", "shapes", "attributes", "title"),
-    [
-        ("AutogradProxy", [(2,), (3,)], {}, "cannot take its inputs"),
-        ("L1Distance", [(2, 3), (2, 4)], {}, "cannot take its inputs"),
-        ("L1Distance", [(2, 3), (2, 3)], {}, "something else than its example outputs"),
-        ("L2Distance", [(2,), (2, 4)], {}, "cannot take its inputs"),
-        ("SimulatedQuant", [(2,)], QUANT | {"exponent_bits": 6}, "attribute 'exponent_bits'"),
-        ("SimulatedQuant", [(2,)], QUANT | {"rounding": "up"}, "attribute 'rounding'"),
-        ("StaticSparseMatmul", [(4, 2)], PRODUCT, "cannot take its inputs"),
-        ("ReplicatedAllToAll", [()], {}, "cannot take its inputs"),
-        ("StaticSparseMatmul", [(2, 2)], {"mode": "dense"}, "attribute 'mode'"),
-        ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"values": VALUES[1:]}, "attribute 'values'"),
-        ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"rows": [2, 1, 0]}, "attribute 'rows'"),
-        ("ReplicatedAllReduceTP", [(2,)], {"op": "mean"}, "attribute 'op'"),
-        ("ReplicatedAllReduceTP", [(2,)], {GROUPING: [2, 1, 2]}, GROUPING),
-        ("ReplicatedAllGather", [(2,)], {}, "cannot return its example outputs"),
-    ],
-)
+@pytest.mark.parametrize("name, shapes, attributes, title", [
+    ("AutogradProxy", [(2,), (3,)], {}, "cannot take its inputs"),
+    ("L1Distance", [(2, 3), (2, 4)], {}, "cannot take its inputs"),
+    ("L1Distance", [(2, 3), (2, 3)], {}, "something else than its example outputs"),
+    ("L2Distance", [(2,), (2, 4)], {}, "cannot take its inputs"),
+    ("SimulatedQuant", [(2,)], QUANT | {"exponent_bits": 6}, "attribute 'exponent_bits'"),
+    ("SimulatedQuant", [(2,)], QUANT | {"rounding": "up"}, "attribute 'rounding'"),
+    ("StaticSparseMatmul", [(4, 2)], PRODUCT, "cannot take its inputs"),
+    ("ReplicatedAllToAll", [()], {}, "cannot take its inputs"),
+    ("StaticSparseMatmul", [(2, 2)], {"mode": "dense"}, "attribute 'mode'"),
+    ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"values": VALUES[1:]}, "attribute 'values'"),
+    ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"rows": [2, 1, 0]}, "attribute 'rows'"),
+    ("ReplicatedAllReduceTP", [(2,)], {"op": "mean"}, "attribute 'op'"),
+    ("ReplicatedAllReduceTP", [(2,)], {GROUPING: [2, 1, 2]}, GROUPING),
+    ("ReplicatedAllGather", [(2,)], {}, "cannot return its example outputs"),
+])  # fmt: skip
 def test_what_does_not_fit_is_an_error(name, shapes, attributes, title) -> None:
     inputs = [torch.ones(shape) for shape in shapes]
     with pytest.raises(poptorch.Error, match=title) as caught:

@@ -14,6 +14,7 @@ from poptorch import MultiConv, MultiConvPartialsType, MultiConvPlanType
 from poptorch._ir.blocks import label_of
 
 HALF, FLOAT = torch.float16, torch.float32
+GROUP = MultiConv()
 
 
 def test_name_scopes_nest_and_end_with_an_exception() -> None:
@@ -80,23 +81,16 @@ def convs(group: MultiConv, forward=both, channels=2, outs=3, size=1) -> Having:
 
 
 X = torch.randn(2, 2, 4)
-MIXED = (
-    MultiConv()
-    .availableMemoryProportions((0.1, 0.2))
-    .partialsTypes([HALF, MultiConvPartialsType.Float])
-)
-
-
-HALVES = MultiConv().partialsTypes(MultiConvPartialsType.Half)
-NOTED = [
-    (MIXED, {"available memory 0.1, partials type torch.float16",
-             "available memory 0.2, partials type torch.float32"}),
-    (HALVES, {"partials type torch.float16"}),
-]  # fmt: skip
+MIXED = MultiConv().availableMemoryProportions((0.1, 0.2))
+MIXED.partialsTypes([HALF, MultiConvPartialsType.Float])
 
 
 @pytest.mark.spec("ops", 24)
-@pytest.mark.parametrize("group, noted", NOTED)
+@pytest.mark.parametrize("group, noted", [
+    (MIXED, {"available memory 0.1, partials type torch.float16",
+             "available memory 0.2, partials type torch.float32"}),
+    (MultiConv().partialsTypes(MultiConvPartialsType.Half), {"partials type torch.float16"}),
+])  # fmt: skip
 def test_multi_conv_options_are_in_the_plan_and_the_profile(group, noted, tmp_path: Path) -> None:
     model = poptorch.inferenceModel(convs(group), options().enableProfiling(str(tmp_path)))
     model(X)
@@ -130,19 +124,13 @@ def test_multi_conv_says_what_has_no_effect(caplog) -> None:
     assert [text for text in caplog.messages if "no effect" in text] == []  # of what nobody set
 
 
-GROUP = MultiConv()
-
-
 @pytest.mark.spec("ops", 24)
-@pytest.mark.parametrize(
-    "group, forward, phrase",
-    [
-        (GROUP, none, "Unexpected end_multi_conv"),
-        (MultiConv(), nested, r"Nested poptorch\.MultiConv is not supported"),
-        (MultiConv().availableMemoryProportions([0.1] * 3), both,
-         "does not fit the number of convolutions"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("group, forward, phrase", [
+    (GROUP, none, "Unexpected end_multi_conv"),
+    (MultiConv(), nested, r"Nested poptorch\.MultiConv is not supported"),
+    (MultiConv().availableMemoryProportions([0.1] * 3), both,
+     "does not fit the number of convolutions"),
+])  # fmt: skip
 def test_multi_conv_rules_are_checked_at_compilation(group, forward, phrase: str) -> None:
     module = convs(group, forward)
     module(X)  # without a wrapper it has no effect

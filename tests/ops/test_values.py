@@ -37,17 +37,15 @@ def test_fps_picks_the_farthest_points_of_each_segment(ratio: float) -> None:
         own = farthest(src[start:end], math.ceil((end - start) * ratio))
         expected += [start + at for at in own]
     result = agrees(lambda x: poptorch.fps(x, ptr, ratio), src)
-    assert result.dtype == torch.int32
-    assert result.tolist() == expected
+    assert (result.dtype, result.tolist()) == (torch.int32, expected)
     points = torch.tensor([[0.0], [1.0], [-1.0], [1.0]])
     assert poptorch.fps(points, [0, 4], 0.75).tolist() == [0, 1, 2]  # the first of equals
 
 
 def test_fps_may_start_anywhere() -> None:
     src, ptr = torch.randn(40, 2), [0, 20, 40]
-    model = poptorch.inferenceModel(
-        Calling(lambda x: poptorch.fps(x, ptr, 0.2, random_start=True)), options().randomSeed(1)
-    )
+    anywhere = Calling(lambda x: poptorch.fps(x, ptr, 0.2, random_start=True))
+    model = poptorch.inferenceModel(anywhere, options().randomSeed(1))
     starts = set()
     for _ in range(8):
         picked = model(src).tolist()
@@ -71,8 +69,7 @@ def test_nearest_looks_within_the_batch(features: int, form: str) -> None:
     if features == 1:
         x, y = x[:, 0], y[:, 0]
     found = agrees(lambda a, b: poptorch.nearest(a, b, batch_x, batch_y), x, y, check_dtype=False)
-    assert found.tolist() == expected
-    assert found.dtype == torch.int32
+    assert (found.tolist(), found.dtype) == (expected, torch.int32)
     if form == "none":  # also of one side only, and in half precision
         assert poptorch.nearest(x.half(), x.half(), batch_x, [0] * 7).tolist() == [*range(7)]
 
@@ -95,10 +92,8 @@ def test_decoded_paths_are_exact_with_a_wide_beam() -> None:
     lengths = torch.tensor([5, 3, 1], dtype=torch.int32)
     results = agrees(lambda p, n: decoder(p, n, blank, 1000, 4), scores, lengths)
     probability, length, path = results
-    assert [(r.shape, r.dtype) for r in results[:2]] == [
-        ((3, 4), torch.float32), ((3, 4), torch.int32),
-    ]  # fmt: skip
-    assert path.shape == (3, 4, 5)
+    assert [r.dtype for r in results[:2]] == [torch.float32, torch.int32]
+    assert [r.shape for r in results] == [(3, 4), (3, 4), (3, 4, 5)]
     for sample, rank in itertools.product(range(3), range(4)):
         expected = every_path(scores[: lengths[sample], sample], blank)
         if rank >= len(expected):
@@ -122,12 +117,8 @@ def test_a_narrow_beam_still_finds_a_clear_path() -> None:
 
 
 def sliced(x, start):
-    return (
-        poptorch.dynamic_slice(x, 1, start, 3, 2),
-        poptorch.dynamic_slice(x, -1, start, 4, 1),
-        poptorch.dynamic_update(x, torch.full((2, 6), -1.0), 0, start, 2),
-        x,
-    )
+    return (poptorch.dynamic_slice(x, 1, start, 3, 2), poptorch.dynamic_slice(x, -1, start, 4, 1),
+            poptorch.dynamic_update(x, torch.full((2, 6), -1.0), 0, start, 2), x)  # fmt: skip
 
 
 @pytest.mark.spec("ops", 12, 13)
@@ -156,14 +147,11 @@ def decoded(model, x, lengths, target):
     return decoder(scores, lengths)[2], nn.functional.mse_loss(scores, target)
 
 
-@pytest.mark.parametrize(
-    "model, inputs",
-    [
-        (Scaled(lambda x: x[poptorch.fps(x, [0, 4], 0.5)]), [torch.arange(4.0).square()[:, None]]),
-        (Scaled(tripled), [torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1])]),
-        (Having(decoded, layer=nn.Linear(3, 3)),
-         [torch.randn(4, 2, 3), torch.tensor([4, 4]), torch.randn(4, 2, 3)]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("model, inputs", [
+    (Scaled(lambda x: x[poptorch.fps(x, [0, 4], 0.5)]), [torch.arange(4.0).square()[:, None]]),
+    (Scaled(tripled), [torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1])]),
+    (Having(decoded, layer=nn.Linear(3, 3)),
+     [torch.randn(4, 2, 3), torch.tensor([4, 4]), torch.randn(4, 2, 3)]),
+])  # fmt: skip
 def test_gradients_flow_through_or_pass_by(model, inputs) -> None:
     trains_alike(model, *inputs, lr=0.001)
