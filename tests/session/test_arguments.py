@@ -27,10 +27,6 @@ class Awkward:
     __hash__ = None
 
 
-def scaled(x, *rest, scale=2):
-    return sum(rest, x) * scale
-
-
 def total(*args, **kwargs):
     return sum(args) + sum(kwargs.values())
 
@@ -49,24 +45,15 @@ CALLS = {  # a function, calls that equal eager's, and others that are refused a
     "none": (lambda: torch.ones(2), [of(), of()], {}),
     "variadic": (total, [of(X, X, other=X), of(X, 2 * X, other=X)], {POSITIONS: of(X, other=X)}),
     "called like these": (total, [of(X, args=X, kwargs=X), of(X, args=2 * X, kwargs=X)], {}),
-    "another than the default": (
-        scaled,
-        [of(X, scale=3)],
-        {r"Value mismatch for scale\n.*expected 3 but got 2": of(X)},
-    ),
-    "a tensor as a default": (
-        lambda x, factor=THREE: x * factor,
-        [of(X), of(X, 2 * THREE), of(X)],
-        {"Shape mismatch": of(X, X)},
-    ),
+    "another than the default": (lambda x, scale=2: x * scale, [of(X, scale=3)],
+                                 {r"Value mismatch for scale\n.*expected 3 but got 2": of(X)}),
+    "a tensor as a default": (lambda x, factor=THREE: x * factor, [of(X), of(X, 2 * THREE), of(X)],
+                              {"Shape mismatch": of(X, X)}),
     "a scalar": (lambda x, s: x * s, [of(X, torch.tensor(2.0)), of(X, torch.tensor(3.0))], {}),
-    "constants": (
-        lambda x, how: x * how["by"] if how["kind"] == "times" else x,
-        [of(X, TIMES)],
-        {r"Value mismatch for (?s:.*)expected 3 but got 4": of(X, {**TIMES, "by": 4})},
-    ),
+    "constants": (lambda x, how: x * how["by"] if how["kind"] == "times" else x, [of(X, TIMES)],
+                  {r"Value mismatch for (?s:.*)expected 3 but got 4": of(X, {**TIMES, "by": 4})}),
     "no number": (lambda x, _: x, [of(X, NAN), of(X, NAN)], {"Type mismatch": of(X, Awkward())}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.spec("executor", 22, 66)
@@ -99,11 +86,8 @@ def test_warnings_come_once(caplog) -> None:
         for _ in range(2):
             got = wrapped(strange, {"y": X})
             assert not got.requires_grad
-    detached = (
-        "Input tensor has requires_grad=True set. This tensor will be detached because backward "
-        "pass via inputs is not supported."
-    )
-    for phrase in (detached, "not contiguous", "partially supported"):
+    detached = "has requires_grad=True set. This tensor will be detached because backward pass via"
+    for phrase in (f"Input tensor {detached} inputs", "not contiguous", "partially supported"):
         assert caplog.text.count(phrase) == 1
 
 

@@ -1,6 +1,7 @@
 """Training models that have modules in common, as a GAN's two: each goes on from the other's."""
 
 import copy
+import functools
 import random
 
 import pytest
@@ -13,6 +14,8 @@ from helpers.closeness import near
 from helpers.twins import Twins
 from helpers.wrapped import options
 from helpers.wrapping import Calling, Having
+
+adam = functools.partial(torch.optim.Adam, lr=0.05)
 
 
 def discriminate(models, real, noise):
@@ -43,10 +46,6 @@ def nets() -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)), Scores()
 
 
-def adam(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(module.parameters(), lr=0.05)
-
-
 class Wrapped:
     """Training models over common modules, and the same in plain torch."""
 
@@ -54,8 +53,10 @@ class Wrapped:
         self.nets = nets()
         made = [make(*self.nets) for make in makers]
         self.plain, copies = copy.deepcopy((self.nets, made))
-        self.executors = [poptorch.trainingModel(m, options(), adam(part)) for m, part in made]
-        self.eager = [(module, adam(part)) for module, part in copies]
+        self.executors = [
+            poptorch.trainingModel(m, options(), adam(part.parameters())) for m, part in made
+        ]
+        self.eager = [(module, adam(part.parameters())) for module, part in copies]
         self.draw = torch.Generator().manual_seed(1)
 
     def call(self, which: int, *shapes: tuple[int, ...]) -> None:
@@ -76,11 +77,9 @@ class Wrapped:
 
 REAL, NOISE = (8, 5), (8, 3)
 # What is wrapped, what is trained of it, and the shapes of its inputs.
-MAKERS = {
-    "D": (lambda g, d: (Having(discriminate, generator=g, discriminator=d), d), REAL, NOISE),
-    "G": (lambda g, d: (Having(generate, generator=g, discriminator=d), g), NOISE),
-    "S": (lambda g, d: (d, d), REAL, (8, 1)),
-}
+MAKERS = {"D": (lambda g, d: (Having(discriminate, generator=g, discriminator=d), d), REAL, NOISE),
+          "G": (lambda g, d: (Having(generate, generator=g, discriminator=d), g), NOISE),
+          "S": (lambda g, d: (d, d), REAL, (8, 1))}  # fmt: skip
 # The order of wrapping, then what happens: a letter for a call; h, d: copy weights to host or
 # device; x: detach; k: destroy; ?: compare
 SCRIPTS = {
@@ -151,7 +150,7 @@ def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
 
 @pytest.mark.parametrize("ends", ["destroyed", "dropped"])
 def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
-    twins = Twins(Scores(), lambda p: torch.optim.Adam(p, lr=0.05), **near(10, 2))
+    twins = Twins(Scores(), adam, **near(10, 2))
     x, y = torch.randn(4, 5), torch.randn(4, 1)
     validation = poptorch.inferenceModel(twins.model, options())
     twins.step(x, y)

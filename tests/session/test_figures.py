@@ -24,12 +24,10 @@ def batch(rows: int):
 @pytest.mark.spec("runtime", 19, 20)
 def test_compile_time_and_cycles(capsys) -> None:
     quiet = inference(lambda x: x)
-    for ask, said in (
-        (quiet.compilationTime, "Please compile the model"),
-        (quiet.cycleCount, "Cycle count logging is disabled"),
-    ):
-        with pytest.raises(poptorch.Error, match=said):
-            ask()
+    with pytest.raises(poptorch.Error, match="Please compile the model"):
+        quiet.compilationTime()
+    with pytest.raises(poptorch.Error, match="Cycle count logging is disabled"):
+        quiet.cycleCount()
     quiet(torch.ones(2))
     assert capsys.readouterr().err == ""
     with pytest.raises(poptorch.Error, match="showCompilationProgressBar"):
@@ -46,14 +44,9 @@ def test_compile_time_and_cycles(capsys) -> None:
 
 
 ANCHORS = {
-    "x": "input",
-    "loss": "loss",
-    "weight": "head.weight",
-    "grad": "Gradient___head.weight",
-    "new": "UpdatedVar___head.weight",
-    "hidden": "body/1/ReLU",
-    "module": "body.0",
-}
+    "x": "input", "loss": "loss", "weight": "head.weight", "grad": "Gradient___head.weight",
+    "new": "UpdatedVar___head.weight", "hidden": "body/1/ReLU", "module": "body.0",
+}  # fmt: skip
 
 
 def test_anchored_tensors() -> None:
@@ -81,13 +74,8 @@ def test_anchored_tensors() -> None:
         torch.testing.assert_close(training.getAnchoredTensor(short), value)
     with pytest.raises(AssertionError, match="No tensor with name other"):
         training.getAnchoredTensor("other")
-    names = {
-        *ANCHORS.values(),
-        "input/1",
-        "head/Linear",
-        "scaledLearningRate0___specific___head.weight",
-    }
-    assert names - {"body.0"} <= {*training.getTensorNames()}
+    names = {"input/1", "head/Linear", "scaledLearningRate0___specific___head.weight"}
+    assert {*ANCHORS.values()} - {"body.0"} | names <= {*training.getTensorNames()}
     plain = poptorch.inferenceModel(net(), options().disableModuleNamescope())
     plain(*batch(2))
     assert "Linear" in plain.getTensorNames()

@@ -24,10 +24,8 @@ from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
-OPTIMIZERS = {
-    "poptorch": lambda p: poptorch.optim.Adam(p, lr=0.01),
-    "torch": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-}
+OPTIMIZERS = {"poptorch": lambda p: poptorch.optim.Adam(p, lr=0.01),
+              "torch": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)}  # fmt: skip
 
 
 def into(optimizer: str | None = None) -> dict:
@@ -47,8 +45,7 @@ def training(optimizer: str = "poptorch", opts: poptorch.Options | None = None):
 @pytest.mark.slow
 @pytest.mark.spec("executor", 40, 53, 62)
 @pytest.mark.parametrize(
-    ("backend", "optimizer", "trusted"),
-    [("reference", "poptorch", False), ("staged", "torch", True)],
+    "backend, optimizer, trusted", [("reference", "poptorch", False), ("staged", "torch", True)]
 )
 def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool, tmp_path) -> None:
     opts = options(accumulation=2).randomSeed(3).backend(backend)
@@ -75,8 +72,7 @@ def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool,
 
 
 @pytest.mark.slow
-@pytest.mark.spec("executor", 63)
-@pytest.mark.spec("runtime", 24)
+@pytest.mark.spec("executor", 63, "runtime", 24)
 def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, caplog) -> None:
     first, path = training(), tmp_path / "m.poptorch"
     first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
@@ -84,8 +80,7 @@ def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, c
     model = Net()
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1, loss_scaling=2.0)
     second = poptorch.load(path, options=first.options, model=model, optimizer=optimizer)
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    assert optimizer.loss_scaling == 4.0
+    assert (optimizer.param_groups[0]["lr"], optimizer.loss_scaling) == (0.5, 4.0)
     assert second.plan().describe() == first.plan().describe()
     expected = first(X, Y)
     for again in (second, poptorch.load(path, trusted=True)):
@@ -107,9 +102,7 @@ def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, c
     assert json.loads(done.stdout) == pytest.approx(expected[1].tolist(), rel=relative(8))
 
 
-@pytest.mark.spec("executor", 42)
-@pytest.mark.spec("options", 38)
-@pytest.mark.spec("runtime", 24, 25)
+@pytest.mark.spec("executor", 42, "options", 38, "runtime", 24, 25)
 def test_compiled_without_a_device(tmp_path: Path, caplog) -> None:
     model = Net().eval()
     offline = poptorch.inferenceModel(model, options(iterations=2).useOfflineIpuTarget(21))
@@ -224,10 +217,9 @@ def test_arguments_of_plain_types(tmp_path: Path) -> None:
     def made() -> nn.Module:
         return Calling(lambda x, *more, flag=None, **named: (x + len(more), flag, named))
 
-    poptorch.inferenceModel(made(), options()).compileAndExport(
-        tmp_path / "m", X, X, flag=value, other=X
-    )
-    second = poptorch.load(tmp_path / "m", model=made())
+    first, path = poptorch.inferenceModel(made(), options()), tmp_path / "m"
+    first.compileAndExport(path, X, X, flag=value, other=X)
+    second = poptorch.load(path, model=made())
     assert second.isCompiled()
     assert torch.equal(second(X, X, flag=value, other=X)[0], X + 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import pickle
 import time
@@ -23,6 +24,7 @@ from helpers.wrapped import inference, normal, options, saved
 from helpers.wrapping import PAUSE, Having, training
 
 X, Y = normal(4, 3), normal(4, 2, seed=1)
+adam = functools.partial(torch.optim.Adam, lr=0.05)
 
 
 class Net(nn.Module):
@@ -35,27 +37,18 @@ class Net(nn.Module):
         return out if y is None else nn.functional.mse_loss(out, y)
 
 
-def adam(parameters) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.05)
+def listed(model: nn.Module, optimizer: object) -> list[nn.Parameter]:
+    return list(model.parameters())
 
 
 # What somebody holds before training, and how he reads the weight of it.
 HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "a weight": (lambda m, o: m.fc.weight, lambda w: w + 0),
-    "a list": (lambda m, o: list(m.parameters()), lambda held: held[0].clone()),
+    "a list": (listed, lambda held: held[0].clone()),
     "groups": (lambda m, o: o.param_groups, lambda held: held[0]["params"][0][:]),
-    "a vector": (
-        lambda m, o: list(m.parameters()),
-        lambda held: nn.utils.parameters_to_vector(held)[:6].view(2, 3),
-    ),
-    "an average": (
-        lambda m, o: list(m.parameters()),
-        lambda held: torch._foreach_lerp([torch.zeros(2, 3)], held[:1], 1.0)[0],
-    ),
-    "another module": (
-        lambda m, o: Having(lambda own, x: own.layer(x), layer=m.fc.weight),
-        lambda held: held.layer * 1,
-    ),
+    "a vector": (listed, lambda held: nn.utils.parameters_to_vector(held)[:6].view(2, 3)),
+    "an average": (listed, lambda held: torch._foreach_lerp([torch.zeros(2, 3)], held[:1], 1)[0]),
+    "another module": (lambda m, o: Having(None, layer=m.fc.weight), lambda held: held.layer * 1),
     "a parameter of it": (lambda m, o: m.fc.weight, lambda w: nn.Parameter(w) + 0),
     "a copy": (lambda m, o: m.fc.weight, copy.deepcopy),
     "a pickle": (lambda m, o: m.fc.weight, lambda w: pickle.loads(pickle.dumps(w))),
@@ -87,9 +80,7 @@ def test_who_holds_a_tensor_reads_trained_values() -> None:
 
 
 def written(executor: Any) -> list[weakref.ref[torch.Tensor]]:
-    return [
-        weakref.ref(tensor) for tensor in executor._session.weights.store.state.tensors.values()
-    ]
+    return [weakref.ref(each) for each in executor._session.weights.store.state.tensors.values()]
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
@@ -112,16 +103,15 @@ def test_a_devices_tensors_go_when_it_goes(library) -> None:
                 getattr(executor, way)()
             kept = [] if executor is None else [*(executor._session.kept or {}).values()]
             assert {id(each()) for each in held if each() is not None} <= {*map(id, kept)}
-            assert len(kept) == (
-                9 if way == "detachFromDevice" else 0
-            )  # the optimizer's, for the next device
+            # The optimizer's, for the next device.
+            assert len(kept) == (9 if way == "detachFromDevice" else 0)
     finally:
         gc.enable()
 
 
 def test_a_program_that_is_replaced_goes_at_once() -> None:
     model = Net()
-    executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
+    executor = training(model)
     executor(X, Y)
     gc.collect()
     gc.disable()
@@ -218,8 +208,7 @@ class Tagged(nn.Linear):
 
 def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
     model, plain = Tagged(3, 2), Tagged(3, 2)
-    executor = training(model)
-    executor(X, Y)
+    training(model)(X, Y)
     assert Tagged.made == []
     for wrapped, unwrapped in (
         (copy.deepcopy(model), copy.deepcopy(plain)),
@@ -253,28 +242,19 @@ class Setting(Net):
 
 # What is done after the first call, and what is said of it at the next one.
 SAID: dict[str, tuple[Callable[..., Any], str]] = {
-    "assigned": (
-        lambda m, a: setattr(m.fc, "weight", nn.Parameter(torch.ones(2, 3))),
-        "'fc.weight' on the host, while the device goes on with its own",
-    ),
+    "assigned": (lambda m, a: setattr(m.fc, "weight", nn.Parameter(torch.ones(2, 3))),
+                 "'fc.weight' on the host, while the device goes on with its own"),
     "assigned by loading": (
         lambda m, a: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}, assign=True),
-        "'fc.weight' on the host, while",
-    ),
-    "a buffer that moves": (
-        lambda m, a: m.norm.running_mean.fill_(3.0),
-        "'norm.running_mean' on the host, while",
-    ),
-    "settings that are others": (
-        lambda m, a: setattr(m, "config", argparse.Namespace(scale=3.0)),
-        "Namespace.scale of config was 2.0 and is 3.0",
-    ),
+        "'fc.weight' on the host, while"),
+    "a buffer that moves": (lambda m, a: m.norm.running_mean.fill_(3.0),
+                            "'norm.running_mean' on the host, while"),
+    "settings that are others": (lambda m, a: setattr(m, "config", argparse.Namespace(scale=3.0)),
+                                 "Namespace.scale of config was 2.0 and is 3.0"),
     "an array": (lambda m, a: a["factors"].fill(3.0), "the array of argument 'factors'"),
-    "an object": (
-        lambda m, a: setattr(a["extra"], "scale", 4.0),
-        "Extra.scale of extra was 1.0 and is 4.0",
-    ),
-}
+    "an object": (lambda m, a: setattr(a["extra"], "scale", 4.0),
+                  "Extra.scale of extra was 1.0 and is 4.0"),
+}  # fmt: skip
 
 
 def arguments() -> dict[str, Any]:

@@ -24,7 +24,6 @@ PAGE = resource.getpagesize()
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 

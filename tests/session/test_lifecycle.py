@@ -17,17 +17,13 @@ X, Y = normal(4, 4), normal(4, 2, seed=1)
 
 def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None):
     model = model or Net()
-    return poptorch.trainingModel(
-        model, opts or options(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return poptorch.trainingModel(model, opts or options(), optimizer)
 
 
-@pytest.mark.spec("executor", 41)
-@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+@pytest.mark.spec("executor", 41, "programs", 4, 7, 15, 24, 27, 29)
 def test_attach_detach_and_destroy() -> None:
-    model = Calling(
-        lambda x, y: poptorch.identity_loss((model.layer(x) - y).square().mean(), "none")
-    )
+    model = Calling(lambda x, y: poptorch.identity_loss((model.layer(x) - y).square(), "mean"))
     model.layer = nn.Linear(4, 2)
     training = wrapped(model=model)
     assert training.layer is training.model.layer
@@ -62,8 +58,7 @@ def test_attach_detach_and_destroy() -> None:
         poptorch.registerPreCompileHook(3)
 
 
-@pytest.mark.spec("executor", 64)
-@pytest.mark.spec("programs", 16)
+@pytest.mark.spec("executor", 64, "programs", 16)
 def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gone() -> None:
     model = Net()
     training = wrapped(options().useIpuId(2), model)
@@ -75,13 +70,11 @@ def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gon
     after = validation(X)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, model(X).detach())
-    with torch.no_grad():
-        model.layer.weight.zero_()
+    nn.init.zeros_(model.layer.weight)
     assert torch.equal(validation(X), after)  # only once
 
 
-@pytest.mark.spec("programs", 17, 18, 21, 30)
-@pytest.mark.spec("runtime", 33)
+@pytest.mark.spec("programs", 17, 18, 21, 30, "runtime", 33)
 def test_connection_types(caplog, tmp_path) -> None:
     half, x, y = Net().half(), X.half(), Y.half()
     mode = poptorch.OutputMode["All"]
@@ -111,9 +104,8 @@ def test_connection_types(caplog, tmp_path) -> None:
 @pytest.mark.spec("executor", 56)
 def test_random_state() -> None:
     dropout, ones = nn.Dropout(0.5).train(), torch.ones(64)
-    wrapper, again = (
-        poptorch.inferenceModel(dropout, options(iterations=2).randomSeed(7)) for _ in range(2)
-    )
+    opts = options(iterations=2).randomSeed(7)
+    wrapper, again = (poptorch.inferenceModel(dropout, opts) for _ in range(2))
     wrapper.compile(ones)
     assert wrapper.rng_state == [7]
     first = wrapper(ones)

@@ -1,7 +1,4 @@
-"""Files that are damaged, or that a stranger wrote with care: refused, and nothing has changed.
-
-Where all digests are right, what is said is not. Nothing of a file runs unless it is trusted.
-"""
+"""Files that are damaged, or of strangers with right digests: refused, nothing changed or run."""
 
 import json
 import os
@@ -23,6 +20,8 @@ from poptorch._base import archive
 
 X = normal(4, 2)
 Facts, Tensors = dict[str, Any], dict[str, torch.Tensor]
+CALLED: list[str] = []
+NAME = "a=__import__('os').system('touch poptorch_was_here')"
 
 
 class Net(nn.Module):
@@ -66,12 +65,7 @@ def seen(target: dict[str, Any]) -> tuple[Any, ...]:
     return type(model), weights, groups, optimizer.loss_scaling
 
 
-def refused(
-    path: Path,
-    match: str | None = None,
-    kind: type[Exception] = poptorch.Error,
-    target: dict[str, Any] | None = None,
-) -> str:
+def refused(path: Path, match: Any = None, kind: Any = poptorch.Error, target: Any = None) -> str:
     target = target or made()
     before = seen(target)
     with pytest.raises(kind, match=match) as caught:
@@ -88,11 +82,8 @@ def changed(path: Path, change: Callable[[Facts, Tensors], object]) -> None:
     facts = json.loads(parts["facts.json"])
     tensors = safetensors.torch.load(parts["tensors.safetensors"])
     change(facts, tensors)
-    new = {
-        "facts.json": json.dumps(facts).encode(),
-        "tensors.safetensors": safetensors.torch.save(tensors),
-    }
-    archive.write(path, parts | new)
+    new, said = safetensors.torch.save(tensors), json.dumps(facts).encode()
+    archive.write(path, parts | {"facts.json": said, "tensors.safetensors": new})
 
 
 def rewritten(path: Path, **changes: bytes) -> None:
@@ -130,9 +121,7 @@ CHANGES = {
     "too many": argument([None] * 60_000),
     "a parameter that there is not": fact(arguments={"x": None, "self": 1}),
     "no parameter": fact(arguments={}),
-    "a shape of a weight that is a number": lambda facts, _: facts["shapes"].update(
-        dict.fromkeys(facts["shapes"], 3)
-    ),
+    "a number for a shape": lambda f, _: f["shapes"].update(dict.fromkeys(f["shapes"], 3)),
     "another algorithm": fact(algorithm="sgd"),
     "hyper-parameters that are none": fact(hypers=7),
     "a random state that is none": fact(random=["import os"]),
@@ -143,9 +132,7 @@ CHANGES = {
     "a flag that is a rate": hyper(amsgrad=0.5),
     "an anchor that is a text": opts("createOrSet(anchored_tensors={'a': 'b'})"),
     "a location that is a number": opts("TensorLocations.createOrSet(location_weight=1)"),
-    "a text without an end": opts(
-        f"createOrSet(model_name=poptorch.ConnectionType.Always.name.ljust({1 << 60}))"
-    ),
+    "a long text": opts(f"createOrSet(model_name=poptorch.OutputMode.All.name.ljust({1 << 60}))"),
     "JSON": opts("from_json('{}')"),
     "an import": opts("deviceIterations(__import__('os').system('true'))"),
     "a private name": opts("_freeze()"),
@@ -203,12 +190,8 @@ def another_version(path: Path) -> None:
     packed(path, {**parts, archive.HEADER: json.dumps(header).encode()})
 
 
-def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return damage
+def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda path: (path.unlink(), make(path))
 
 
 def overlapping(path: Path) -> None:
@@ -234,18 +217,13 @@ def deep(depth: int) -> Callable[[Path], None]:
 
 
 DAMAGES = {
-    "foreign": lambda path: torch.save({"a": 1}, path),
-    "another version": another_version,
-    "no parts": lambda path: archive.write(path, {}),
-    "a pipe": instead(os.mkfifo),
-    "a folder": instead(Path.mkdir),
-    "a loop": instead(lambda path: path.symlink_to(path)),
+    "foreign": lambda path: torch.save({"a": 1}, path), "another version": another_version,
+    "no parts": lambda path: archive.write(path, {}), "a pipe": instead(os.mkfifo),
+    "a folder": instead(Path.mkdir), "a loop": instead(lambda path: path.symlink_to(path)),
     "compressed": lambda path: packed(path, unpacked(path), zipfile.ZIP_DEFLATED),
-    "overlapping": overlapping,
-    "twice": twice,
-    "deep facts": deep(900),
+    "overlapping": overlapping, "twice": twice, "deep facts": deep(900),
     "deeper facts": deep(100_000),
-}
+}  # fmt: skip
 
 
 @pytest.mark.spec("runtime", 26)
@@ -262,9 +240,6 @@ def test_damaged_files(damage: str, path: Path) -> None:
     path.unlink() if path.is_file() else path.rename(path.with_name("away"))
     with pytest.raises(FileNotFoundError):
         poptorch.load(path)
-
-
-CALLED: list[str] = []
 
 
 def touch(*args: object) -> list[str]:
@@ -315,9 +290,6 @@ def test_pickles_of_strangers(attack: str, path: Path, monkeypatch: pytest.Monke
     runs_nothing(path)
     assert not [name for name in {*sys.modules} - before if name.startswith("torch_geometric")]
     assert poptorch.OutputMode.All.value == value
-
-
-NAME = "a=__import__('os').system('touch poptorch_was_here')"
 
 
 def test_graphs_of_strangers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from helpers.wrapping import Calling, Having
 
 
 def with_loss() -> nn.Module:
-    """Returns a prediction and a loss."""
     torch.manual_seed(1)
     return Graded(both=True, layer=nn.Linear(3, 2))
 
@@ -28,29 +27,25 @@ SHAPES = [
 ]
 
 
-@pytest.mark.spec("executor", 10, 11, 12, 13, 14, 45)
+@pytest.mark.spec("executor", 10, 11, 12, 13, 14, 45, "programs", 13, 14, 26)
 @pytest.mark.parametrize(("d", "g", "r", "mode", "period", "count", "loss"), SHAPES)
-@pytest.mark.spec("programs", 13, 14, 26)
 def test_shapes_contents_and_counters_of_outputs(d, g, r, mode, period, count, loss) -> None:
     way = Way(iterations=d, accumulation=g, replicas=r, mode=mode, period=period)
-    eager, training = (
-        Eager(with_loss, lambda results: results[1], way),
-        Ours(with_loss, way).wrapper,
-    )
+    eager = Eager(with_loss, lambda results: results[1], way)
+    training = Ours(with_loss, way).wrapper
     x, y = torch.randn(way.rows, 3), torch.randn(way.rows, 2)
     empty = training.getPerfCounters()
     assert empty == {k: [[]] for k in ("input", "input_complete", "output", "output_complete")}
     assert training.getLatency() == (0.0, 0.0, 0.0)
     out, got = training(x, y)
-    assert out.shape == (count * ROWS, 2)
-    assert got.shape == loss
+    assert (out.shape, got.shape) == ((count * ROWS, 2), loss)
     torch.testing.assert_close((out, got), eager(x, y))
     counters = training.getPerfCounters()
     for key, stamps in (("input", d * g * r), ("output", count)):
         for name in (key, f"{key}_complete"):
             assert [len(each) for each in counters[name]] == [stamps] * 2
-    parts = [training.getHostIpuLatency(), training.getComputeLatency()]
-    parts.append(training.getIpuHostLatency())
+    of_parts = training.getHostIpuLatency, training.getComputeLatency, training.getIpuHostLatency
+    parts = [latency() for latency in of_parts]
     assert all(0 <= part[0] <= part[2] <= part[1] for part in parts)
     whole = [sum(each) for each in zip(*parts, strict=True)]
     assert whole == pytest.approx(training.getLatency())
@@ -76,8 +71,7 @@ def test_dtypes() -> None:
     labels = torch.tensor([3, 0])
     got = inference(forward)(torch.randn(2, 2), labels)
     wanted = (torch.float32, torch.int32, torch.int32, torch.float16, torch.bool, torch.uint8)
-    assert tuple(t.dtype for t in got) == wanted
-    assert got[1].tolist() == [3, 0]
+    assert (tuple(t.dtype for t in got), got[1].tolist()) == (wanted, [3, 0])
     assert inference(lambda x: None)(torch.ones(1)) is None
 
 
@@ -122,8 +116,7 @@ def test_tensors_of_the_host_come_back_as_they_are() -> None:
     with pytest.warns(UserWarning, match="Output expected to be on the IPU"):
         _, note, last = wrapped(torch.zeros(4, 1))
     assert torch.equal(note, torch.arange(3))  # neither batched nor narrowed
-    assert note.dtype == torch.int64
-    assert last.shape == (4, 1)
+    assert (note.dtype, last.shape) == (torch.int64, (4, 1))
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1])

@@ -1,7 +1,4 @@
-"""Several programs over the same weights: one for each mode, and of ``Options.programs`` kinds.
-
-``train()`` and ``eval()`` between calls are followed; kinds of inputs are as many as are asked for.
-"""
+"""Several programs over the same weights: one for each mode, and as many kinds as are asked for."""
 
 import copy
 

@@ -12,6 +12,8 @@ from helpers.wrapped import inference, options
 from helpers.wrapping import Having, Scaled
 from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
 
+ONE, EVERY = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
+
 
 @pytest.mark.spec("parallel", 35)
 @pytest.mark.parametrize(
@@ -34,16 +36,13 @@ def grouped(groups: int) -> nn.Module:
     return Having(forward, weight=nn.Parameter(torch.arange(groups * 3.0).reshape(groups, 3) / 10))
 
 
-GROUPINGS = [
-    (CommGroupType.Consecutive, 2, [0, 0, 1, 1], "reference"),
-    (CommGroupType.Orthogonal, 2, [0, 1, 0, 1], "staged"),
-    (CommGroupType.NoGrouping, 9, [0, 1, 2, 3], "reference"),
-]
+GROUPINGS = [(CommGroupType.Consecutive, 2, [0, 0, 1, 1], "reference"),
+             (CommGroupType.Orthogonal, 2, [0, 1, 0, 1], "staged"),
+             (CommGroupType.NoGrouping, 9, [0, 1, 2, 3], "reference")]  # fmt: skip
 
 
-@pytest.mark.spec("parallel", 32, 33, 34)
+@pytest.mark.spec("parallel", 32, 33, 34, "programs", 28)
 @pytest.mark.parametrize(("kind", "size", "of_replica", "backend"), GROUPINGS)
-@pytest.mark.spec("programs", 28)
 def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str) -> None:
     groups = max(of_replica) + 1
     model = grouped(groups)
@@ -68,9 +67,6 @@ def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str)
         torch.testing.assert_close(out, torch.cat(outs))
     torch.testing.assert_close(model.weight, eager.weight)
     assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].shape == (groups, 3)
-
-
-ONE, EVERY = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
 
 
 def test_reading_the_weights_of_all_replicas() -> None:
@@ -122,15 +118,13 @@ def counts() -> nn.Module:
     return module
 
 
-@pytest.mark.spec("executor", 25, 26, 70)
-@pytest.mark.spec("programs", 25)
+@pytest.mark.spec("executor", 25, 26, 70, "programs", 25)
 def test_buffers_persist_and_plain_tensors_do_not() -> None:
     module = counts()
     wrapped = inference(module, iterations=3)
     for expected in ([1, 2, 3], [4, 5, 6]):
         seen, plain = wrapped(torch.ones(3))
-        assert seen.tolist() == expected
-        assert plain.tolist() == [1, 1, 1]
+        assert (seen.tolist(), plain.tolist()) == (expected, [1, 1, 1])
     assert module.plain.item() == 0
     assert module.seen.item() == 0  # inference never downloads by itself
     wrapped.copyWeightsToHost()

@@ -16,6 +16,9 @@ from poptorch._ipu_model import page, profile
 from poptorch._ipu_model.advice import Adviser
 from poptorch._ipu_model.parts import Advice
 
+X, Y = torch.ones(12, 8), torch.zeros(12, dtype=torch.long)
+FILES = {"profile.json", "profile.pop", "trace.json", "report.html"}
+
 
 class Net(nn.Module):
     """Two linear layers on two chips."""
@@ -28,9 +31,6 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
         out = self.second(torch.relu(self.first(x)))
         return out if y is None else nn.functional.cross_entropy(out, y)
-
-
-X, Y = torch.ones(12, 8), torch.zeros(12, dtype=torch.long)
 
 
 @pytest.fixture
@@ -53,9 +53,6 @@ def training(opts: poptorch.Options) -> poptorch.PoplarExecutor:
     opts.Training.gradientAccumulation(3)
     model = Net()
     return poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.1))
-
-
-FILES = {"profile.json", "profile.pop", "trace.json", "report.html"}
 
 
 def names(directory: Path) -> set[str]:

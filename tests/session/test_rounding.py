@@ -13,10 +13,8 @@ COUNT = 20_000
 
 
 def weights(dtype=torch.float16):
-    return Having(
-        lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
-        weight=nn.Parameter(torch.ones(COUNT, dtype=dtype)),
-    )
+    return Having(lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
+                  weight=nn.Parameter(torch.ones(COUNT, dtype=dtype)))  # fmt: skip
 
 
 def rounding(seed=1, enabled=True, **counts):
@@ -101,13 +99,8 @@ def test_batch_norms_in_half_train():
         def forward(self, x, y):
             return nn.functional.mse_loss(super().forward(x), y)
 
-    twins = Twins(
-        Normed(4).half(),
-        lambda p: torch.optim.SGD(p, lr=0.125),
-        rounding(),
-        rtol=0,
-        atol=relative(4, dtype=torch.half),
-    )
+    close = {"rtol": 0, "atol": relative(4, dtype=torch.half)}
+    twins = Twins(Normed(4).half(), lambda p: torch.optim.SGD(p, 0.125), rounding(), **close)
     twins.step(torch.randn(8, 4).half(), torch.zeros(8, 4).half(), count=3)
     assert twins.model.running_mean.dtype == torch.half
     twins.compare()

@@ -1,6 +1,7 @@
 """Weights on the device and on the host: who has the newer ones, and when they travel."""
 
 import copy
+import functools
 import gc
 import logging
 import pickle
@@ -12,6 +13,10 @@ from torch import nn
 import poptorch
 from helpers.twins import Twins
 from helpers.wrapped import normal, options, saved
+from helpers.wrapping import training
+
+X, Y = normal(4, 4), normal(4, 2, seed=1)
+sgd = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 class Net(nn.Module):
@@ -25,34 +30,24 @@ class Net(nn.Module):
         return out if y is None else (out, nn.functional.mse_loss(out, y))
 
 
-X, Y = normal(4, 4), normal(4, 2, seed=1)
-
-
-def sgd(parameters) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def trained(model: nn.Module, calls: int = 3) -> poptorch.PoplarExecutor:
-    training = poptorch.trainingModel(model, options(), sgd(model.parameters()))
-    for _ in range(calls):
-        training(X, Y)
-    return training
+def trained(model: nn.Module) -> poptorch.PoplarExecutor:
+    executor = training(model)
+    for _ in range(3):
+        executor(X, Y)
+    return executor
 
 
 LOOKS = {
-    "attribute": lambda m, t: m.layer.weight,
-    "executor attribute": lambda m, t: t.layer.weight,
+    "attribute": lambda m, t: m.layer.weight, "executor attribute": lambda m, t: t.layer.weight,
     "parameters": lambda m, t: next(iter(m.layer.parameters())),
     "named_parameters": lambda m, t: dict(m.named_parameters())["layer.weight"],
     "state_dict": lambda m, t: m.state_dict()["layer.weight"],
-    "deepcopy": lambda m, t: copy.deepcopy(m).layer.weight,
-    "forward": lambda m, t: m(X),
+    "deepcopy": lambda m, t: copy.deepcopy(m).layer.weight, "forward": lambda m, t: m(X),
     "pickle": lambda m, t: pickle.loads(pickle.dumps(m)).layer.weight,
-}
+}  # fmt: skip
 
 
-@pytest.mark.spec("executor", 4, 5, 55, 58)
-@pytest.mark.spec("programs", 5)
+@pytest.mark.spec("executor", 4, 5, 55, 58, "programs", 5)
 def test_every_look_sees_trained_values() -> None:
     twins = Twins(Net(), sgd)
     for look in LOOKS.values():
@@ -67,12 +62,9 @@ def transfers(caplog) -> list[int]:
     return [caplog.text.count(f"Writing weights {way}") for way in ways]
 
 
-@pytest.mark.spec("executor", 6, 39, 57, 58, 59)
-@pytest.mark.spec("programs", 6)
+@pytest.mark.spec("executor", 6, 39, 57, 58, 59, "programs", 6)
 @pytest.mark.parametrize("first", ["training", "inference"])
-def test_each_burst_of_training_comes_down_once_and_validation_refreshes_itself(
-    first: str, caplog
-) -> None:
+def test_a_burst_of_training_comes_down_once_and_validation_refreshes_itself(first, caplog) -> None:
     caplog.set_level(logging.DEBUG, "poptorch:cpp")
     twins = Twins(Net(), sgd)
     if first == "inference":
@@ -100,8 +92,7 @@ def test_host_edits_wait_for_an_explicit_copy() -> None:
     model = Net()
     inference = poptorch.inferenceModel(model, options())
     before = inference(X)
-    with torch.no_grad():
-        model.layer.weight.zero_()
+    nn.init.zeros_(model.layer.weight)
     assert torch.equal(inference(X), before)
     inference.copyWeightsToDevice()
     assert torch.equal(inference(X), model(X))
@@ -115,12 +106,12 @@ def test_uploading_discards_progress_and_host_tensors_keep_identity_and_storage(
     model.twin = nn.Linear(4, 2)
     model.twin.weight = weight = model.layer.weight
     before, storage = weight.clone(), weight.data_ptr()
-    training = trained(model)
-    training.copyWeightsToDevice()
-    training.copyWeightsToHost()
+    executor = trained(model)
+    executor.copyWeightsToDevice()
+    executor.copyWeightsToHost()
     assert torch.equal(weight, before)
-    training(X, Y)
-    training.copyWeightsToHost()
+    executor(X, Y)
+    executor.copyWeightsToHost()
     assert not torch.equal(weight, before)
     assert model.twin.weight is model.layer.weight is weight  # tied weights stay tied
     state = model.state_dict()
@@ -130,27 +121,27 @@ def test_uploading_discards_progress_and_host_tensors_keep_identity_and_storage(
 @pytest.mark.spec("executor", 1, 2, 3, 36, 51, 52)
 def test_wrapping_destroying_and_wrapping_again() -> None:
     twins = Twins(Net(), sgd)
-    model, training = twins.model, twins.wrapped
+    model, executor = twins.model, twins.wrapped
     twins.step(X, Y)
     assert type(model).__name__ == "PoptorchNet"
     assert isinstance(model, Net)
-    assert training.model is model
-    assert poptorch.inferenceModel(training, options()).model is not model
-    training.note = 3
-    training.destroy()
-    assert not training.isCompiled()
+    assert executor.model is model
+    assert poptorch.inferenceModel(executor, options()).model is not model
+    executor.note = 3
+    executor.destroy()
+    assert not executor.isCompiled()
     assert type(model) is Net
     assert type(model.layer._parameters) is dict
     twins.compare()
     twins.step(X[:2], Y[:2])  # compiles again
     assert type(model).__name__ == "PoptorchNet"
     assert not hasattr(model, "note")  # what is assigned on the executor stays there
-    training.destroy()
+    executor.destroy()
     twins.wrapped = poptorch.trainingModel(model, options(), twins.ours)
     twins.step(X, Y)
     with pytest.raises(RuntimeError, match="already been wrapped"):
-        training(X, Y)  # another one has the model now
-    del training
+        executor(X, Y)  # another one has the model now
+    del executor
     gc.collect()  # and keeps it when the first one goes
     twins.step(X, Y)
     twins.compare()
@@ -158,18 +149,17 @@ def test_wrapping_destroying_and_wrapping_again() -> None:
 
 def test_copies_and_pickles_are_ordinary_modules() -> None:
     model = Net()
-    training = trained(model)
+    executor = trained(model)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert type(twin) is Net
-        assert type(twin._parameters) is dict
+        assert (type(twin), type(twin._parameters)) == (Net, dict)
     assert torch.equal(saved(model.state_dict())["layer.weight"], model.layer.weight)
     shallow = copy.copy(model)
-    training(X, Y)
+    executor(X, Y)
     assert torch.equal(shallow.layer.weight, model.layer.weight)
 
 
 def test_an_executor_may_be_collected_while_another_is_captured() -> None:
-    twins = Twins(Net(), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    twins = Twins(Net(), functools.partial(sgd, momentum=0.9))
     twins.step(X, Y)
 
     class Dropping(Net):
@@ -186,9 +176,9 @@ def test_an_executor_may_be_collected_while_another_is_captured() -> None:
 
 def test_gradients_of_the_hosts_own_are_forgotten_and_move_no_weights() -> None:
     model = Net()
-    training = trained(model)
+    executor = trained(model)
     model.zero_grad()
-    assert training.copyWeightsToHostIfNeeded()
+    assert executor.copyWeightsToHostIfNeeded()
     (model.top * 2).sum().backward()
     assert model.top.grad is not None
     model.zero_grad(set_to_none=False)
@@ -200,8 +190,8 @@ def test_an_executor_is_saved_before_it_is_compiled() -> None:
     model = Net()
     expected = copy.deepcopy(model)(X, Y)[1].detach()
     poptorch.BeginBlock(model.layer, "A", ipu_id=1)
-    training = poptorch.trainingModel(model, options(accumulation=4))
-    loaded = saved(training, weights_only=False)
+    executor = poptorch.trainingModel(model, options(accumulation=4))
+    loaded = saved(executor, weights_only=False)
     torch.testing.assert_close(loaded(X.repeat(4, 1), Y.repeat(4, 1))[1], expected)
     assert [stage.chip for stage in loaded.plan().layout.stages if "A" in stage.blocks] == [1]
-    assert not training.isCompiled()
+    assert not executor.isCompiled()

@@ -1,4 +1,4 @@
-"""Threads beside training: every public method sees the state between two calls."""
+"""Threads beside training see the state between two calls; a forked process says so."""
 
 import contextlib
 import random
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import programs
 from helpers.cases import few
 from helpers.closeness import near
 from helpers.twins import Twins
@@ -62,12 +63,9 @@ def documented(function: Callable[[], object]) -> Callable[[], None]:
 @pytest.mark.parametrize("tier", few(["reference", "inductor"], "reference"))
 def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
     """The weights are those of the same calls one after another."""
-    twins = Twins(
-        with_loss(layers(), nn.functional.mse_loss),
-        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        options(tier),
-        **near(8, 10, size=0.1),
-    )
+    twins = Twins(with_loss(layers(), nn.functional.mse_loss),
+                  lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), options(tier),
+                  **near(8, 10, size=0.1))  # fmt: skip
     model, executor, ours = twins.model, twins.wrapped, twins.ours
     validation = poptorch.inferenceModel(model.inner, options(tier))
     methods: list[Callable[[], object]] = [
@@ -97,14 +95,58 @@ def with_loss(inner: nn.Module, loss: Callable[..., torch.Tensor]) -> nn.Module:
 def test_two_trainers_of_common_weights_wait_for_one_another() -> None:
     """Each thread locks both, in one order."""
     model = layers()
-    losses = nn.functional.mse_loss, lambda x: poptorch.identity_loss(x.pow(2).mean(), "none")
-    executors = [
-        poptorch.trainingModel(with_loss(inner, loss), options())
-        for inner, loss in zip((model, model[0]), losses, strict=True)
-    ]
+    squared = with_loss(model[0], lambda x: poptorch.identity_loss(x.pow(2), "mean"))
+    both = with_loss(model, nn.functional.mse_loss), squared
+    executors = [poptorch.trainingModel(each, options()) for each in both]
     for executor, arguments in zip(executors, ((X, Y), (X,)), strict=True):
         executor(*arguments)
     with beside(lambda: executors[1](X), model.state_dict):
         for _ in range(50):
             executors[0](X, Y)
     assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+PROGRAM = """
+import os, sys, threading, torch, poptorch
+from poptorch._residency import cells
+torch.set_num_threads(2)
+options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+model = torch.nn.Linear(512, 512)
+wrapper = poptorch.inferenceModel(model, options)
+x = torch.randn(512, 512)
+expected = wrapper(x)
+for _ in range(8):  # both numbers of threads are tried
+    wrapper(x)
+torch.mm(x, x)
+held, ended = threading.Event(), threading.Event()
+
+def hold():  # as a thread that wraps a model while it is in a call of this one
+    with wrapper._session.lock(), cells._making.now:
+        held.set()
+        ended.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+if os.fork() == 0:
+    try:
+        wrapper(x)
+    except RuntimeError as error:
+        print("refused", "before this process was forked" in str(error), flush=True)
+    again = poptorch.inferenceModel(model, options.clone())
+    rounded = 512**0.5 * torch.finfo(x.dtype).eps
+    print("equal", torch.allclose(again(x), expected, atol=rounded), flush=True)
+    print("threads", torch.get_num_threads(), flush=True)
+    os._exit(0)
+os.wait()
+ended.set()
+print("parent", torch.equal(wrapper(x), wrapper(x)))
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_says_so_and_runs_what_is_new() -> None:
+    run = programs.run("-c", PROGRAM)
+    assert run.returncode == 0, run.stderr
+    expected = ["refused", "True", "equal", "True", "threads", "1", "parent", "True"]
+    assert run.stdout.split() == expected
+    assert "forked from one whose operators ran on several threads" in run.stderr

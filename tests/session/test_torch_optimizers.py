@@ -48,9 +48,7 @@ def load(twins: Twins, state: dict[str, Any]) -> None:
 MAKERS: dict[str, Maker] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "dampened": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5, maximize=True),
-    "nesterov": lambda p: torch.optim.SGD(
-        p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.01
-    ),
+    "nesterov": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
     "plain": lambda p: torch.optim.SGD(p, lr=0.1),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-6),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, eps=1e-6, weight_decay=0.1),
@@ -62,9 +60,8 @@ MAKERS: dict[str, Maker] = {
 @pytest.mark.parametrize("name", MAKERS)
 def test_double_precision_is_that_of_numbers_and_moments_too(name: str) -> None:
     opts = options(accumulation=3)
-    opts.Training.setMeanAccumulationAndReplicationReductionStrategy(
-        poptorch.MeanReductionStrategy.Running
-    )
+    running = poptorch.MeanReductionStrategy.Running
+    opts.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
     opts.Precision.narrow64Bit(False)
     twins = Twins(net().double(), MAKERS[name], opts, **near(8 + FUNCTION, 6, dtype=torch.float64))
     whole = X.double(), Y.double()
@@ -119,8 +116,7 @@ def test_the_state_itself_can_be_read_copied_cleared_and_changed() -> None:
     twins.step(X, Y)
     torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
     for twin in (copy.copy(twins.ours.state), pickle.loads(pickle.dumps(twins.ours)).state):
-        assert type(twin).__name__ == "defaultdict"
-        assert len(twin) == 6
+        assert (type(twin).__name__, len(twin)) == ("defaultdict", 6)
     for optimizer in twins.both:
         optimizer.state.clear()
     twins.step(X, Y, count=2)
@@ -166,13 +162,9 @@ def test_a_step_by_hand_counts_and_a_change_of_what_was_read_earlier_is_said_onc
 SCHEDULES: dict[str, tuple[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]]] = {
     "OneCycle": ("Adam", lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=9)),
     "OneCycle to zero": (
-        "SGD",
-        lambda o: lr_scheduler.OneCycleLR(
-            o, max_lr=0.05, total_steps=9, base_momentum=0.0, max_momentum=0.9
-        ),
-    ),
+        "SGD", lambda o: lr_scheduler.OneCycleLR(o, 0.05, 9, base_momentum=0.0, max_momentum=0.9)),
     "Plateau": ("AdamW", lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -202,24 +194,18 @@ CHANGES: dict[str, tuple[Maker, list[dict[str, Any]], int]] = {
         ],
         8,
     ),
-    "dampened momentum": (
-        lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5),
-        [{"momentum": 0.9}, {"dampening": 0.25}],
-        2,
-    ),
+    "dampened momentum": (lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5),
+                          [{"momentum": 0.9}, {"dampening": 0.25}], 2),
     "Adam": (MAKERS["Adam"], [{"weight_decay": 0.1}, {"betas": (0.5, 0.9), "eps": 1e-4}], 2),
     "RMSprop": (MAKERS["RMSprop"], [{"momentum": 0.0}, {"momentum": 0.5}], 3),
 }  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("SGD", "attached"), ("dampened momentum", "other mode"), ("Adam", "detached"),
-        ("RMSprop", "attached"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, way", [
+    ("SGD", "attached"), ("dampened momentum", "other mode"), ("Adam", "detached"),
+    ("RMSprop", "attached"),
+])  # fmt: skip
 @pytest.mark.spec("executor", 61)
 def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(name: str, way: str) -> None:
     make, changes, number = CHANGES[name]
@@ -257,9 +243,8 @@ def test_a_new_optimizer_goes_on_with_the_moments(numbers: dict[str, float]) -> 
     """Scripts make a new one to change the learning rate, or another structure."""
     twins = trained(MAKERS["SGD"])
     twins.step(X, Y, count=2)
-    twins.ours = torch.optim.SGD(
-        twins.model.parameters(), **{"lr": 0.05, "momentum": 0.9, **numbers}
-    )
+    settings = {"lr": 0.05, "momentum": 0.9, **numbers}
+    twins.ours = torch.optim.SGD(twins.model.parameters(), **settings)
     twins.wrapped.setOptimizer(twins.ours)
     twins.theirs.param_groups[0].update(numbers)
     twins.step(X, Y, count=3)
@@ -271,14 +256,11 @@ def test_the_random_sequence_goes_on() -> None:
     losses = []
     for changed in (False, True):
         torch.manual_seed(0)
-        twins = Twins(
-            net(dropout=0.5), lambda p: torch.optim.SGD(p, lr=0.0), options().randomSeed(3)
-        )
+        twins = Twins(net(dropout=0.5), lambda p: torch.optim.SGD(p, 0.0), options().randomSeed(3))
         twins.wrapped(X, Y)
         change(twins, **({"momentum": 0.9} if changed else {}))
         losses.append([twins.wrapped(X, Y).item() for _ in range(3)])
-    assert losses[0] == losses[1]
-    assert len(set(losses[0])) == 3
+    assert (losses[0], len(set(losses[0]))) == (losses[1], 3)
 
 
 def test_a_structural_change_waits_for_set_optimizer_or_is_refused(caplog) -> None:
