@@ -32,10 +32,8 @@ def lost_without(name: str) -> str:
     return private.ROWS[name][1]
 
 
-REQUIRED, OPTIONAL = (
-    {lost: [name_of(path) for path in paths] for lost, paths in table.items()}
-    for table in (private.REQUIRED, private.OPTIONAL)
-)
+REQUIRED, OPTIONAL = ({lost: [name_of(path) for path in paths] for lost, paths in table.items()}
+                      for table in (private.REQUIRED, private.OPTIONAL))  # fmt: skip
 IN_COMPILER = (
     private.KEPT_CODE, private.PRODUCTS, lost_without("CppCompileError"),
     lost_without("layout_optimization"), lost_without("vec_isa_ok"),
@@ -89,8 +87,6 @@ def losses(make: Callable[[], Having], backend: str = "reference") -> torch.Tens
 
 
 usual = functools.cache(losses)  # with all names
-
-
 IMPORT = """
 import importlib
 usual = importlib.import_module
@@ -167,15 +163,12 @@ torch.library.define("without_shapes::plain", "(Tensor x) -> Tensor")
 torch.library.impl("without_shapes::plain", "cpu", lambda x: x * 2)
 
 
-@pytest.mark.parametrize(
-    "name, function",
-    [
-        ("while_loop_op", lambda x: poptorch.for_loop(3, lambda x: x * 2, [x])[0]),
-        ("cond_op", lambda x: poptorch.cond(x.sum() > 0, lambda: x * 2, [], lambda: x, [])[0]),
-        ("UnsupportedOperatorException",
-         lambda x: poptorch.custom_op([x], "plain", "without_shapes", 1, [x])[0]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, function", [
+    ("while_loop_op", lambda x: poptorch.for_loop(3, lambda x: x * 2, [x])[0]),
+    ("cond_op", lambda x: poptorch.cond(x.sum() > 0, lambda: x * 2, [], lambda: x, [])[0]),
+    ("UnsupportedOperatorException",
+     lambda x: poptorch.custom_op([x], "plain", "without_shapes", 1, [x])[0]),
+])  # fmt: skip
 def test_operators_without(name: str, function, monkeypatch) -> None:
     remove(name, monkeypatch)
     with pytest.raises(poptorch.Error, match="has no torch") as caught:
@@ -198,9 +191,7 @@ def test_compiling_and_loading_code_without(name: str, use, monkeypatch) -> None
 @pytest.mark.slow
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("backend", ["optimise", "inductor"])
-def test_the_reference_backend_takes_the_place_of_compiled_code(
-    backend: str, monkeypatch, caplog, tmp_path
-) -> None:
+def test_the_interpreter_takes_the_place_of_compiled_code(backend, monkeypatch, caplog, tmp_path):
     remove(REQUIRED[private.COMPILER][0], monkeypatch)
     monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -51,11 +51,8 @@ def tensor(value):
 
 
 def nested():
-    return {
-        "pair": Pair(tensor(1), [tensor(2), "text"]),
-        "none": None,
-        3: (tensor(3), Options(b=tensor(5), a=tensor(4)), ()),
-    }
+    return {"pair": Pair(tensor(1), [tensor(2), "text"]), "none": None,
+            3: (tensor(3), Options(b=tensor(5), a=tensor(4)), ())}  # fmt: skip
 
 
 def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_constants():
@@ -76,16 +73,14 @@ def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_co
     assert value["pair"].right[1] == "text"
     assert value["pair"].left is tensors[0]
     assert type(value[3][1]) is Options
-    assert list(value[3][1]) == ["b", "a"]
-    assert value[3][2] == ()
+    assert (list(value[3][1]), value[3][2]) == (["b", "a"], ())
     with pytest.raises(ValueError, match="1 tensors for a structure of 5"):
         structure.unflatten([tensor(1)])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [collections.defaultdict(list, a=tensor(1)), torch.ones(2, 3).max(dim=1), torch.Size([2, 3])],
-)
+@pytest.mark.parametrize("value", [
+    collections.defaultdict(list, a=tensor(1)), torch.ones(2, 3).max(dim=1), torch.Size([2, 3]),
+])  # fmt: skip
 def test_containers_with_unusual_constructors(value):
     tensors, structure = trees.flatten(value)
     again = structure.unflatten(tensors)
@@ -102,20 +97,17 @@ def test_keys_are_read_in_the_order_of_the_first_value():
     assert trees.first_difference(first, got) is None
 
 
-@pytest.mark.parametrize(
-    "expected, got, message",
-    [
-        ([1, 2], (1, 2), "Type mismatch for x: expected list but got tuple"),
-        (True, 1, "Type mismatch for x: expected bool but got int"),
-        ([tensor(0)], [3], "Type mismatch for x[0]: expected torch.Tensor but got int"),
-        ([1, [2, 3]], [1, [2]], "Length mismatch for x[1]: expected 2 but got 1"),
-        ({"a": 1, "d": 1, "c": 1}, {"a": 1, "z": 1, "y": 1},
-         "Keys mismatch for x: Unexpected arguments: y, z. Missing arguments: c, d"),
-        (Pair(1, 2), Pair(1, 3), "Value mismatch for x[1]: expected 2 but got 3"),
-        ([np.arange(2), float("nan")], [np.arange(2), 5.0],
-         "Value mismatch for x[1]: expected nan but got 5.0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("expected, got, message", [
+    ([1, 2], (1, 2), "Type mismatch for x: expected list but got tuple"),
+    (True, 1, "Type mismatch for x: expected bool but got int"),
+    ([tensor(0)], [3], "Type mismatch for x[0]: expected torch.Tensor but got int"),
+    ([1, [2, 3]], [1, [2]], "Length mismatch for x[1]: expected 2 but got 1"),
+    ({"a": 1, "d": 1, "c": 1}, {"a": 1, "z": 1, "y": 1},
+     "Keys mismatch for x: Unexpected arguments: y, z. Missing arguments: c, d"),
+    (Pair(1, 2), Pair(1, 3), "Value mismatch for x[1]: expected 2 but got 3"),
+    ([np.arange(2), float("nan")], [np.arange(2), 5.0],
+     "Value mismatch for x[1]: expected nan but got 5.0"),
+])  # fmt: skip
 def test_the_first_difference_says_what_and_where(expected, got, message):
     _, first = trees.flatten(expected, "x")
     _, second = trees.flatten(got, "x", like=first)
@@ -158,14 +150,11 @@ def test_an_adapter_comes_when_its_package_is_there(monkeypatch, caplog):
     assert caplog.text.count("ours_for_others cannot be used: No module named") == 1
 
 
-@pytest.mark.parametrize(
-    "inside, holds",
-    [
-        (["text", {1: (tensor(0),)}], True),
-        ([*map(str, range(20_000)), [tensor(0)]], True),
-        (iter([tensor(0)]), True),
-        (["text", 1, torch.float32, tensor, Box, sys, torch.Generator()], False),
-    ],
-)
+@pytest.mark.parametrize("inside, holds", [
+    (["text", {1: (tensor(0),)}], True),
+    ([*map(str, range(20_000)), [tensor(0)]], True),
+    (iter([tensor(0)]), True),
+    (["text", 1, torch.float32, tensor, Box, sys, torch.Generator()], False),
+])  # fmt: skip
 def test_tensors_are_found_in_any_object(inside, holds):
     assert trees.holds_tensors(Box(types.SimpleNamespace(inside=inside))) == holds

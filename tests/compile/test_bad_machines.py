@@ -25,9 +25,7 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done
 """
 COMPILERS = {  # a script, and what the warning has of it
     "fails": ("echo 'fatal error: on strike' >&2; exit 1", "No working C++ compiler"),
-    "writes nonsense": (
-        'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo no > "$2"; shift; done', "",
-    ),
+    "writes nonsense": ('while [ $# -gt 0 ]; do [ "$1" = -o ] && echo no > "$2"; shift; done', ""),
     "fails on the kernels": (
         REFUSING.format(
             refused='test -f "$argument" && grep -q "for(int64_t" "$argument"',
@@ -66,14 +64,10 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.compiling_fails
-@pytest.mark.parametrize(
-    ("backend", "kind", "sources"),
-    [
-        *(("optimise", kind, 1) for kind in COMPILERS),
-        ("optimise", "fails on the kernels", 2),
-        long("auto", "writes nonsense", 1),
-    ],
-)
+@pytest.mark.parametrize("backend, kind, sources", [
+    *(("optimise", kind, 1) for kind in COMPILERS),
+    ("optimise", "fails on the kernels", 2), long("auto", "writes nonsense", 1),
+])  # fmt: skip
 def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog) -> None:
     from torch._inductor import config
 
@@ -104,16 +98,13 @@ def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "place", "value", "said"),
-    [
-        ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
-        ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
-        ("auto", "TORCHINDUCTOR_CACHE_DIR", "/my cache", "paths with spaces, as in '/my cache"),
-        ("auto", torch, "/my torch/__init__.py", "paths with spaces, as in '/my torch"),
-        ("optimise", toolchain.sysconfig, "/my python", "paths with spaces, as in '/my python"),
-    ],
-)
+@pytest.mark.parametrize("backend, place, value, said", [
+    ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
+    ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
+    ("auto", "TORCHINDUCTOR_CACHE_DIR", "/my cache", "paths with spaces, as in '/my cache"),
+    ("auto", torch, "/my torch/__init__.py", "paths with spaces, as in '/my torch"),
+    ("optimise", toolchain.sysconfig, "/my python", "paths with spaces, as in '/my python"),
+])  # fmt: skip
 def test_what_is_missing_is_named(backend, place, value, said, monkeypatch, caplog) -> None:
     """Torch's compiler is given its own folder and that of Python's library, too."""
     monkeypatch.delenv("CXX", raising=False)

@@ -48,28 +48,19 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.popef"))
 
 
-HITS = [
-    {},
-    {"lr": 0.5},
-    {"edit": lambda opts: opts.randomSeed(4)},
-    {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)},
-]
+HITS = [{}, {"lr": 0.5}, {"edit": lambda opts: opts.randomSeed(4)},
+        {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)}]  # fmt: skip
 MISSES = [
     ({"rows": 4}, r"input 0: float32\[4, 4\] here, float32\[8, 4\] there"),
     ({"edit": lambda opts: opts.deviceIterations(2)}, "loops.iterations: 2 here, 1 there"),
-    (
-        {"edit": lambda opts: opts.Training.gradientAccumulation(4)},
-        "loops.accumulation: 4 here, 1 there",
-    ),
+    ({"edit": lambda o: o.Training.gradientAccumulation(4)}, "loops.accumulation: 4 here, 1 there"),
     ({"edit": lambda opts: opts.outputMode(poptorch.OutputMode.All)}, "output.mode: .* here"),
     ({"times": 3}, "constant times: 3 here, 1 there"),
     ({"factor": 3.0}, r"operator \d+: aten.mul.*test_cache.py:\d+ here"),
 ]
 
 
-def test_what_has_no_text_form_runs_and_of_many_entries_a_miss_reads_a_few(
-    folder: Path, caplog, monkeypatch
-) -> None:
+def test_what_has_no_text_form_runs_and_a_miss_reads_a_few_entries(folder, monkeypatch) -> None:
     folder.mkdir(parents=True)
     for at in range(2 * cache.NEAREST_OF):
         (folder / f"{at}.popef").write_bytes(b"no entry")
@@ -98,8 +89,7 @@ def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch
         caplog.clear()
         trained(folder, **changes)
         assert f"hit, {first}" in caplog.text
-        assert files(folder) == [first.name]
-        assert first.read_bytes() == before
+        assert (files(folder), first.read_bytes()) == ([first.name], before)
     for changes, text in MISSES:
         caplog.clear()
         trained(folder, **changes)
@@ -169,15 +159,11 @@ def full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache.archive, "write", write)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (a_file, "File exists"),
-        (of_everybody, "others can write to it (chmod go-w)"),
-        (of_another, "it belongs to another user"),
-        (full, "No space left on device"),
-    ],
-)
+@pytest.mark.parametrize("spoil, said", [
+    (a_file, "File exists"),
+    (of_everybody, "others can write to it (chmod go-w)"),
+    (of_another, "it belongs to another user"), (full, "No space left on device"),
+])  # fmt: skip
 def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said, caplog, monkeypatch) -> None:
     spoil(folder, monkeypatch)
     for _ in range(2):

@@ -81,9 +81,7 @@ def store(tmp_path: Path, monkeypatch) -> cache.Store:
 
 
 @pytest.mark.parametrize("wrong", ["damage", "no digest", "another key", "another graph"])
-def test_code_that_is_not_as_it_was_kept_is_made_again(
-    wrong, store, tmp_path, monkeypatch, caplog
-) -> None:
+def test_code_that_is_not_as_it_was_kept_is_made_again(wrong, store, tmp_path, monkeypatch, caplog):
     if wrong == "no digest":
         store.folder.mkdir(mode=0o700)
         archive.write(store.path("key"), {"code": b"theirs"})
@@ -127,9 +125,7 @@ def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog
         assert keyed.digest("name", b"code") != mine
 
 
-def test_the_users_folder_is_below_one_where_nobody_else_writes(
-    tmp_path, monkeypatch, caplog
-) -> None:
+def test_the_users_folder_is_below_one_where_nobody_else_writes(tmp_path, monkeypatch, caplog):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(folders, "temporary", lambda: str(tmp_path))
     own = tmp_path / f"poptorch-code-{os.getuid()}"
@@ -145,9 +141,7 @@ def test_the_users_folder_is_below_one_where_nobody_else_writes(
     assert "others can write to it" in caplog.text
 
 
-def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(
-    tmp_path, monkeypatch, caplog
-) -> None:
+def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkeypatch, caplog):
     seen = []
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
@@ -179,5 +173,4 @@ def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
     assert cache.key_of(part, BUILDER) is None
     plan: Any = SimpleNamespace(program=SimpleNamespace(graphs={"odd": part}))
     odd = tiers.PlanCode(plan, BUILDER, store)
-    assert odd.missing() == {}
-    assert odd.found() == {}
+    assert (odd.missing(), odd.found()) == ({}, {})

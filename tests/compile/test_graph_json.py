@@ -17,13 +17,13 @@ from poptorch._ir import graph_json, slots, verify
 from poptorch._ir.plan import Plan
 from poptorch.backends.reference import Reference
 
+CLASSES = {"Slot": slots.Slot, "Kind": slots.Kind}
+
 
 def read_back(plan: Plan) -> Plan:
     """Return the plan with its graphs as a compiler process reads them."""
-    graphs = {
-        name: helper.decoded(json.loads(json.dumps(graph_json.encode(graph))))
-        for name, graph in plan.program.graphs.items()
-    }
+    graphs = {name: helper.decoded(json.loads(json.dumps(graph_json.encode(graph))))
+              for name, graph in plan.program.graphs.items()}  # fmt: skip
     return replace(plan, program=replace(plan.program, graphs=graphs))
 
 
@@ -66,25 +66,14 @@ def test_special_values() -> None:
         json_codec.encode(nn.Linear(1, 1))
 
 
-CLASSES = {"Slot": slots.Slot, "Kind": slots.Kind}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"value": ["Popen", {}]},
-        {"value": ["Slot", {"nonsense": 1}]},
-        {"value": ["Kind", {}]},
-        {"enum": ["Kind", "NEVER"]},
-        {"enum": ["Slot", "shape"]},
-        {"dtype": "load"},
-        {"layout": "os"},
-        {"call": "os.system"},
-        {"op": "call_function", "target": "os.system"},
-        {"op": "call_function", "target": "aten.nothing.default"},
-        {"op": "call_method", "target": "to"},
-    ],
-)
+@pytest.mark.parametrize("data", [
+    {"value": ["Popen", {}]}, {"value": ["Slot", {"nonsense": 1}]}, {"value": ["Kind", {}]},
+    {"enum": ["Kind", "NEVER"]}, {"enum": ["Slot", "shape"]}, {"dtype": "load"},
+    {"layout": "os"}, {"call": "os.system"},
+    {"op": "call_function", "target": "os.system"},
+    {"op": "call_function", "target": "aten.nothing.default"},
+    {"op": "call_method", "target": "to"},
+])  # fmt: skip
 def test_values_and_operators_that_are_not_known_are_refused(data) -> None:
     with pytest.raises(json_codec.Unreadable):
         if "op" in data:

@@ -23,12 +23,9 @@ X, Y = normal(8, 4), normal(8, 2, seed=1)
 
 
 def training(
-    backend: str = "auto",
-    lr: float = 0.05,
-    iterations: int = 1,
-    accumulation: int = 1,
+    backend: str = "auto", lr: float = 0.05, iterations: int = 1, accumulation: int = 1,
     shown: bool = False,
-) -> poptorch.PoplarExecutor:
+) -> poptorch.PoplarExecutor:  # fmt: skip
     torch.manual_seed(0)
     # With what a takeover could lose; before a norm, a bias would follow rounding errors.
     layers = {"layer": nn.Linear(4, 2, bias=False), "norm": nn.BatchNorm1d(2)}
@@ -95,9 +92,7 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
 
 
 @pytest.mark.slow
-def test_graphs_that_others_have_compiled_take_over_one_by_one(
-    eager_to_compile, monkeypatch
-) -> None:
+def test_graphs_that_others_have_compiled_take_over_one_by_one(eager_to_compile, monkeypatch):
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # it may not compile itself
     monkeypatch.setattr(tiers, "LOOKING", 0.0)
     for cores in (tiers.Cores, tiers._cores):
@@ -133,13 +128,10 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.compiling_fails
-@pytest.mark.parametrize(
-    "holder, name, value, said",
-    [
-        (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
-        (sys, "executable", "/nowhere/python", "/nowhere/python"),
-    ],
-)
+@pytest.mark.parametrize("holder, name, value, said", [
+    (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
+    (sys, "executable", "/nowhere/python", "/nowhere/python"),
+])  # fmt: skip
 def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
     holder, name: str, value: str, said: str, eager_to_compile, monkeypatch, caplog
 ) -> None:

@@ -1,4 +1,7 @@
-"""What ``print(executor.plan())`` shows."""
+"""What programs, plans and schedules print and draw. The texts are the contract."""
+
+import json
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -6,7 +9,11 @@ from torch import nn
 
 import poptorch
 from helpers.staging import Captured
+from helpers.workloads import chain, parsed
 from helpers.wrapping import Having, options
+from helpers.zoo import ROWS, ZOO
+from poptorch._ir.spec import Placement
+from poptorch._schedule import make
 
 PIPELINED = """\
 runs on the reference backend
@@ -94,3 +101,103 @@ def test_processes_that_share_the_stages_are_told() -> None:
     opts.Distributed.configureProcessId(1, 3).stageProcesses(3)
     with pytest.raises(poptorch.Error, match="more processes than chips"):
         captured.plan(opts)
+
+
+LOOPS = """\
+repeat 4 iterations
+  repeat 8 micro-batches
+    run micro(param.*, buffer.*, batch[i,a], accum.*) -> buffer.*, loss, output.*, accum.* +=
+  run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
+emit loss, output.* all"""
+
+CHUNKS = """\
+repeat 4 iterations
+  repeat 2 chunks of 4 lanes  # 8 micro-batches
+    run micro(param.*, buffer.*, batch[i,c,4 lanes], accum.*) -> \
+buffer.*, loss, output.*, accum.* +=
+  run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
+emit loss, output.* all"""
+
+LANES = """\
+repeat 4 iterations
+  run step(param.*, buffer.*, batch[i,8 lanes], optstate.*, hyper.*) -> \
+param.*, buffer.*, loss, output.*, optstate.*
+emit loss, output.* all"""
+
+REPLICAS = """\
+repeat 2 iterations
+  repeat 3 replicas
+    run micro(param.*, batch[i,r], accum.*) -> loss, output.*, accum.* +=
+  run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
+emit loss, output.* everyn 2"""
+
+INFERENCE = """\
+repeat 2 iterations
+  run forward(param.*, buffer.*, batch[i]) -> output.*
+emit output.* all"""
+
+
+def printed(name: str, opts: poptorch.Options, pieces: int, training: bool = True) -> str:
+    model = ZOO[name].build()
+    if training:
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        executor = poptorch.trainingModel(model, opts, optimizer)
+    else:
+        executor = poptorch.inferenceModel(model.eval(), opts)
+    executor.compile(*ZOO[name].inputs(ROWS * pieces))
+    text = str(executor.plan().program)
+    assert text in str(executor.plan())
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lanes", "text"), [(1, LOOPS), (4, CHUNKS), (0, LANES)])
+def test_loops_and_lanes(lanes: int, text: str) -> None:
+    opts = options(iterations=4, accumulation=8).outputMode(poptorch.OutputMode.All)
+    assert printed("conv_batchnorm", opts.lanes(lanes), 32) == text
+
+
+def test_replicas_are_a_loop_of_their_own_and_inference_has_no_update() -> None:
+    opts = options(iterations=2, replicas=3).autoRoundNumIPUs(True)
+    opts.outputMode(poptorch.OutputMode.EveryN, 2)
+    assert printed("linear", opts.lanes(1), 6) == REPLICAS
+    opts = options(iterations=2).lanes(1)
+    assert printed("conv_batchnorm", opts, 2, training=False) == INFERENCE
+
+
+SCHEDULE = make(chain([0, 1], 3), Placement())
+ACTIONS = [str(action) for _, _, action in SCHEDULE.cells()]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_svg_shows_every_action_in_its_row_and_column() -> None:
+    root = ElementTree.fromstring(SCHEDULE.to_svg())
+    texts = root.findall(f"{SVG}text")
+    assert [text.text for text in texts] == ["chip 0", "chip 1", *ACTIONS]
+    boxes = root.findall(f"{SVG}rect")
+    cells = {(float(box.get("x")), float(box.get("y"))) for box in boxes}
+    assert len(cells) == len(boxes) == len(ACTIONS)
+    assert len({y for _, y in cells}) == 2
+    width = float(root.get("width"))
+    assert all(x + float(boxes[0].get("width")) <= width for x, _ in cells)
+    assert boxes[0].find(f"{SVG}title").text == "forward of stage 0, micro-batch 0"
+
+
+def test_the_trace_has_a_thread_for_each_chip() -> None:
+    events = json.loads(SCHEDULE.to_trace(microseconds=10))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names == {0: "chip 0", 1: "chip 1"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [span["name"] for span in spans] == ACTIONS
+    for span in spans:
+        column = span["ts"] / 10
+        assert str(SCHEDULE.rows[span["tid"]][int(column)]) == span["name"]
+        assert span["dur"] == 10
+    assert {span["cat"] for span in spans} == {"forward", "backward", "update"}
+
+
+def test_moves_are_drawn_as_such() -> None:
+    schedule = parsed("chip 3: L0F0 0F0 S0F0")
+    events = json.loads(schedule.to_trace())["traceEvents"]
+    assert [e["cat"] for e in events if e["ph"] == "X"] == ["load", "forward", "store"]
+    assert "load for forward of stage 0, micro-batch 0" in schedule.to_svg()

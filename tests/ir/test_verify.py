@@ -8,22 +8,12 @@ import torch
 from torch import fx
 
 from poptorch._compile.lower import lower
+from poptorch._ir import program as ir
 from poptorch._ir import slots, verify
 from poptorch._ir.bundle import Bundle
 from poptorch._ir.graph import Graph, SlotFunction
 from poptorch._ir.loops import Loops
-from poptorch._ir.program import (
-    Axis,
-    Emit,
-    Gather,
-    Program,
-    Reduce,
-    Repeat,
-    Run,
-    Scatter,
-    Shard,
-    State,
-)
+from poptorch._ir.program import Emit, Program, Run, Scatter, State
 from poptorch._ir.spec import Output, Spec
 from poptorch.enums import OutputMode
 
@@ -51,8 +41,7 @@ def expect(rule: str):
 def test_a_sound_program_passes() -> None:
     verify.verify_program(program())
     verify.verify_spec(Spec())
-    state = State({PARAM.key: torch.zeros(3)})
-    verify.verify_state(state, program())
+    verify.verify_state(State({PARAM.key: torch.zeros(3)}), program())
 
 
 def test_every_rule_is_tested_here() -> None:
@@ -69,40 +58,32 @@ def writing() -> Graph:
 
 def narrowing() -> Graph:
     piece = SlotFunction("p", lambda t: {PARAM.key: t[PARAM.key].half()}, (PARAM,), (PARAM,))
-    return dataclasses.replace(
-        lower(piece), outputs=(dataclasses.replace(PARAM, dtype=torch.float16),)
-    )
+    narrow = dataclasses.replace(PARAM, dtype=torch.float16)
+    return dataclasses.replace(lower(piece), outputs=(narrow,))
 
 
-@pytest.mark.parametrize(
-    ("rule", "broken"),
-    [
-        ("G1", lambda: dataclasses.replace(graph(), inputs=(PARAM,))),
-        ("G2", lambda: dataclasses.replace(graph(), outputs=(OUTPUT, OUTPUT))),
-        ("G3", writing),
-        ("G4", lambda: dataclasses.replace(
-            graph(), inputs=(PARAM, dataclasses.replace(BATCH, shape=(4,))))),
-        ("G5", narrowing),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("rule, broken", [
+    ("G1", lambda: dataclasses.replace(graph(), inputs=(PARAM,))),
+    ("G2", lambda: dataclasses.replace(graph(), outputs=(OUTPUT, OUTPUT))),
+    ("G3", writing),
+    ("G4", lambda: dataclasses.replace(
+        graph(), inputs=(PARAM, dataclasses.replace(BATCH, shape=(4,))))),
+    ("G5", narrowing),
+])  # fmt: skip
 def test_graph_rules(rule: str, broken) -> None:
     with expect(rule):
         verify.verify_graph(broken())
 
 
-@pytest.mark.parametrize(
-    ("rule", "body"),
-    [
-        ("P1", (Run("step"), EMIT, EMIT)),
-        ("P2", (Run("other"), EMIT)),
-        ("P3", (Repeat(Axis.ITERATIONS, 0, (Run("step"),)), EMIT)),
-        ("P3", (Run("step"), Reduce("accum", "median", 2), EMIT)),
-        ("P3", (Run("step"), Scatter("median", 1, ((PARAM, PARAM),)), EMIT)),
-        ("P5", (Run("step"), Emit((BATCH,), OutputMode.Final))),
-        ("P6", (Run("step"), Scatter("sum", 2, ((PARAM, PARAM),)), EMIT)),
-        ("P6", (Run("step"), Gather(2, (Shard(Bundle(PARAM, ()), PARAM),)), EMIT)),
-    ],
-)
+@pytest.mark.parametrize("rule, body", [
+    ("P1", (Run("step"), EMIT, EMIT)), ("P2", (Run("other"), EMIT)),
+    ("P3", (ir.Repeat(ir.Axis.ITERATIONS, 0, (Run("step"),)), EMIT)),
+    ("P3", (Run("step"), ir.Reduce("accum", "median", 2), EMIT)),
+    ("P3", (Run("step"), Scatter("median", 1, ((PARAM, PARAM),)), EMIT)),
+    ("P5", (Run("step"), Emit((BATCH,), OutputMode.Final))),
+    ("P6", (Run("step"), Scatter("sum", 2, ((PARAM, PARAM),)), EMIT)),
+    ("P6", (Run("step"), ir.Gather(2, (ir.Shard(Bundle(PARAM, ()), PARAM),)), EMIT)),
+])  # fmt: skip
 def test_program_rules(rule: str, body) -> None:
     with expect(rule):
         verify.verify_program(program(*body))
@@ -115,15 +96,12 @@ def test_reads_are_state_or_batch() -> None:
         verify.verify_program(Program((Run("step"), EMIT), {"step": lower(piece)}, Loops(), {}))
 
 
-@pytest.mark.parametrize(
-    ("rule", "spec"),
-    [
-        ("S1", Spec(loops=Loops(iterations=0))),
-        ("S1", Spec(output=Output(OutputMode.Default))),
-        ("S2", Spec(loops=Loops(replicas=3, input_group_size=2))),
-        ("S2", Spec(loops=Loops(iterations=4), output=Output(OutputMode.EveryN, 3))),
-    ],
-)
+@pytest.mark.parametrize("rule, spec", [
+    ("S1", Spec(loops=Loops(iterations=0))),
+    ("S1", Spec(output=Output(OutputMode.Default))),
+    ("S2", Spec(loops=Loops(replicas=3, input_group_size=2))),
+    ("S2", Spec(loops=Loops(iterations=4), output=Output(OutputMode.EveryN, 3))),
+])  # fmt: skip
 def test_spec_rules(rule: str, spec: Spec) -> None:
     with expect(rule):
         verify.verify_spec(spec)

@@ -27,12 +27,6 @@ def norm(**settings) -> nn.Module:
     return nn.BatchNorm1d(WIDTH, **settings)
 
 
-def with_other_momentum(m, x):
-    norm = m.norm
-    statistics = norm.running_mean, norm.running_var
-    return F.batch_norm(x, *statistics, norm.weight, norm.bias, True, 0.4)
-
-
 class Renorm(nn.BatchNorm1d):
     """S. Ioffe, "Batch Renormalization": what was seen so far corrects this batch."""
 
@@ -136,35 +130,24 @@ CASES: dict[str, tuple[Callable, Callable[[], nn.Module] | None, str]] = {
     "once": (lambda m, x: m.norm(x), norm, ""),
     "two parts": (lambda m, x: torch.cat([m.norm(part) for part in x.chunk(2)]), norm, ""),
     "called directly": (lambda m, x: m.norm.forward(x), norm, ""),
-    "other momentum": (with_other_momentum, norm, ""),
+    "other momentum": (parts.other_momentum, norm, ""),
     "momentum 0": (lambda m, x: m.norm(x), lambda: norm(momentum=0.0), ""),
     "momentum 1": (lambda m, x: m.norm(x), lambda: norm(momentum=1.0), ""),
     "all batches": (lambda m, x: m.norm(x), lambda: norm(momentum=None), ""),
-    "eval inside": (parts.evaluated, norm, ""),
-    "untracked inside": (parts.untracked, norm, ""),
+    "eval inside": (parts.evaluated, norm, ""), "untracked inside": (parts.untracked, norm, ""),
     "untracked, all batches": (parts.untracked, lambda: norm(momentum=None), ""),
     "read in the loss": (lambda m, x: m.norm(x) * m.norm.running_mean.clone(), norm, ""),
     "renorm": (lambda m, x: m.norm(x), lambda: Renorm(WIDTH), ""),
     "read before": (lambda m, x: m.norm(x + m.norm.running_mean.clone()), norm, "running_mean"),
-    "counted": (counted, None, ""),
-    "averaged": (averaged, None, ""),
-    "smoothed": (smoothed, None, ""),
-    "in a row": (in_a_row, None, ""),
-    "held": (held, None, ""),
+    "counted": (counted, None, ""), "averaged": (averaged, None, ""),
+    "smoothed": (smoothed, None, ""), "in a row": (in_a_row, None, ""), "held": (held, None, ""),
     "squashed": (squashed, None, "aten.tanh.default: buffer mean is no longer a multiple"),
-    "crossed": (crossed, None, "is made of what it was before"),
-    "hooked": (hooked, with_hooks, ""),
+    "crossed": (crossed, None, "is made of what it was before"), "hooked": (hooked, with_hooks, ""),
     "in one memory": (lambda m, x: m.norm(x.tanh()), lambda: nn.Linear(WIDTH, WIDTH), ""),
-    "in eval mode": (lambda m, x: m.norm(x), norm, ""),
-    "rebound": (rebound, None, ""),
-    "replaced": (replaced, None, ""),
-    "looked up": (looked_up, None, "aten._embedding_bag.default"),
+    "in eval mode": (lambda m, x: m.norm(x), norm, ""), "rebound": (rebound, None, ""),
+    "replaced": (replaced, None, ""), "looked up": (looked_up, None, "aten._embedding_bag.default"),
     "placed": (placed, None, ""),
-}
-
-
-def marked(value: torch.Tensor) -> torch.Tensor:
-    return poptorch.identity_loss(value, "none")
+}  # fmt: skip
 
 
 def model_of(name: str) -> nn.Module:
@@ -173,12 +156,13 @@ def model_of(name: str) -> nn.Module:
 
     def forward(m, x):
         out = function(m, m.layer(x))
-        return (out, marked(out.square().mean())) if m.training else (out, out.mean())
+        return out, poptorch.identity_loss(out.square(), "mean") if m.training else out.mean()
 
     model = Having(forward, layer=nn.Linear(WIDTH, WIDTH), norm=layer() if layer else None)
     for buffer in BUFFERS if layer is None else ():
         model.register_buffer(buffer, torch.rand(WIDTH))
     model.register_buffer("count", torch.zeros((), dtype=torch.int64))
+    model.share = 0.4  # of the other momentum
     if name == "in one memory":
         model.norm.weight.data = model.layer.weight.data
     return model
@@ -308,13 +292,12 @@ def test_an_autocast_around_one_call_is_of_that_call_only() -> None:
 
 
 def two_layers(change: Callable) -> nn.Module:
+    def forward(m, x):
+        return x, poptorch.identity_loss(m.second(m.first(x).tanh()).square().mean())
+
     torch.manual_seed(0)
-    model = Having(
-        lambda m, x: (x, poptorch.identity_loss(m.second(m.first(x).tanh()).square().mean())),
-        first=nn.Linear(WIDTH, WIDTH),
-        second=nn.Linear(WIDTH, WIDTH),
-        kept=torch.ones(WIDTH),
-    )
+    first, second = (nn.Linear(WIDTH, WIDTH) for _ in range(2))
+    model = Having(forward, first=first, second=second, kept=torch.ones(WIDTH))
     change(model, model.first.weight.data)
     return model
 
@@ -328,8 +311,7 @@ def test_weights_in_the_same_memory_are_read_from_there() -> None:
     training, x = poptorch.trainingModel(model, options()), torch.randn(8, WIDTH)
     training(x)
     assert torch.equal(model.second.weight, model.first.weight)
-    with torch.no_grad():
-        model.second.weight.mul_(0.5)
+    model.second.weight.detach().mul_(0.5)
     training.copyWeightsToDevice()
     expected = copy.deepcopy(model)(x)[1].detach()
     torch.testing.assert_close(training(x)[1], expected)
@@ -385,9 +367,8 @@ def test_sums_of_small_integers_do_not_overflow(dtype: torch.dtype) -> None:
 def test_loops_around_exchanges_of_replicas() -> None:
     def forward(m, x):
         def step(total):
-            (shared,) = poptorch.custom_op(
-                [total], "ReplicatedAllReduceTP", "ai.graphcore", 1, [total], {"op": "sum"}
-            )
+            known = "ReplicatedAllReduceTP", "ai.graphcore", 1
+            (shared,) = poptorch.custom_op([total], *known, [total], {"op": "sum"})
             return [shared * 0.5 + x]
 
         return poptorch.for_loop(3, step, [x])[0]

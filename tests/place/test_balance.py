@@ -39,12 +39,8 @@ def score(units: list[Unit], cuts: tuple[int, ...], limit: int, pipelined: bool)
 
 
 # Cut first where that is fastest, after part0, and a byte crosses that need not.
-@example(
-    [Unit(c + b, int(c), 0, 0, int(b), joined=False) for c, b in ("10", "11", "00", "20")],
-    3,
-    0,
-    False,
-)
+@example([Unit(c + b, int(c), 0, 0, int(b), joined=False) for c, b in ("10", "11", "00", "20")], 3,
+         0, False)  # fmt: skip
 # What waits on the first of two chips is counted three times, on the last once.
 @example([Unit("a", 1, 0, 10), Unit("b", 1, 0, 10)], 2, 30, True)
 @given(rows(), st.integers(1, 4), st.integers(0, 60), st.booleans())

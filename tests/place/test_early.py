@@ -17,9 +17,7 @@ LARGE = 300
 
 def trained(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     out = model.layers(x)
-    weights = torch.arange(
-        float(out.shape[-1])
-    )  # squares of what a norm returns add up to a number
+    weights = torch.arange(float(out.shape[-1]))  # a norm's squares add up to one number
     return out, poptorch.identity_loss(out.square() * weights, "mean")
 
 
@@ -53,15 +51,10 @@ def run(graph: Graph, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return graph({key: value.clone() for key, value in given.items()})
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (deep(nn.BatchNorm1d(LARGE)), (4, LARGE)),
-        (deep(nn.Dropout(0.5)), (4, LARGE)),
-        (attending(), (2, 8, 128)),
-    ],
-    ids=["norm", "dropout", "attention"],
-)
+@pytest.mark.parametrize("module, shape", [
+    (deep(nn.BatchNorm1d(LARGE)), (4, LARGE)), (deep(nn.Dropout(0.5)), (4, LARGE)),
+    (attending(), (2, 8, 128)),
+], ids=["norm", "dropout", "attention"])  # fmt: skip
 def test_both_parts_compute_what_the_whole_does(module: nn.Module, shape: tuple[int, ...]) -> None:
     whole = captured(module, *shape)
     before = str(whole.module.graph)

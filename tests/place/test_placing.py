@@ -10,19 +10,12 @@ from torch import nn
 import poptorch
 from helpers.placing import Chain, X, chain, options, passes, place, stages
 from helpers.wrapping import Having
-from poptorch import (
-    AutoStage,
-    ParallelPhasedExecution,
-    Phase,
-    PipelinedExecution,
-    SerialPhasedExecution,
-    ShardedExecution,
-    Stage,
-)
+from poptorch import Phase, PipelinedExecution, SerialPhasedExecution, ShardedExecution, Stage
 from poptorch._ir.blocks import label_of
 from poptorch._place.place import find_homes
 
-AUTO = functools.partial(PipelinedExecution, AutoStage.AutoIncrement)
+ParallelPhasedExecution = poptorch.ParallelPhasedExecution
+AUTO = functools.partial(PipelinedExecution, poptorch.AutoStage.AutoIncrement)
 FOUR = (("A", 0), ("B", 1), ("C", 2), ("D", 3))
 RETURN = (("0", 0), ("1", 1), ("2", 0))
 BACK = [(0, ("0",)), (1, ("1",)), (0, ("2",))]
@@ -119,14 +112,11 @@ def test_what_cannot_be_placed_is_refused(steps, strategy, error, phrase: str) -
 
 
 @pytest.mark.spec("parallel", 17, 18)
-@pytest.mark.parametrize(
-    "training, count, phrase",
-    [
-        (True, 7, r"gradientAccumulation must be greater than or equal.*\(7\)"
-                  ".*there are 3 additional stages"),
-        (False, 4, r"deviceIterations must be greater .* \(4\)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("training, count, phrase", [
+    (True, 7, r"gradientAccumulation must be greater than or equal.*\(7\)"
+              ".*there are 3 additional stages"),
+    (False, 4, r"deviceIterations must be greater .* \(4\)"),
+])  # fmt: skip
 def test_each_stage_needs_a_micro_batch(training: bool, count: int, phrase: str) -> None:
     def placed(number: int, strategy=None):
         counts = {"accumulation": number} if training else {"iterations": number}
@@ -151,8 +141,7 @@ def test_devices_are_counted_and_rounded(caplog: pytest.LogCaptureFixture) -> No
     caplog.clear()
     assert counted(options()) == (3, 4)
     assert "1 of the IPUs will be idle" in caplog.text
-    opts = options()
-    opts.autoRoundNumIPUs(False)
+    opts = options().autoRoundNumIPUs(False)
     with pytest.raises(poptorch.Error, match="must reserve a minimum of 4") as caught:
         counted(opts)
     assert "model specifies the use of 3 IPUs" in str(caught.value)
@@ -234,8 +223,7 @@ def test_weights_live_where_they_are_used() -> None:
     found = homes(Chain(None, ("A", 1), ("B", 2)))
     assert [found[f"param.layers.{at}.weight"] for at in range(3)] == [(0,), (1,), (2,)]
     found = homes(shared())
-    assert found["param.layer.weight"] == (0,)
-    assert found["buffer.count"] == (0, 1)
+    assert (found["param.layer.weight"], found["buffer.count"]) == ((0,), (0, 1))
     with pytest.raises(poptorch.Error, match=r"'layer\.(weight|bias)' is shared by several IPUs"):
         homes(shared(last=2))
     with pytest.raises(poptorch.Error, match="'count' is changed on one IPU and used on another"):

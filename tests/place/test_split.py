@@ -25,12 +25,7 @@ def keys(slots) -> set[str]:
     return {slot.key for slot in slots}
 
 
-def update(chip: int, rounds: int = 0) -> StagePass:
-    return StagePass(chip, Direction.UPDATE, rounds)
-
-
 def example_of(name: str, count: int = 3) -> Staged:
-    """Cut a model of the zoo."""
     example = STAGE_ZOO[name]
     stages = (poptorch.Stage(f"b{i}").ipu(chip) for i, chip in enumerate(example.chips(count)))
     given = options(PipelinedExecution(*stages))
@@ -99,9 +94,7 @@ def wide(drop: bool = False) -> Having:
 def kept(found: Staged, stage: int) -> int:
     """Return how many elements wait on a stage's chip between its two passes."""
     slots = {slot.key: slot for graph in found.graphs.values() for slot in graph.inputs}
-    return sum(
-        slots[key].numel for key in values_read(found.graphs[backward(stage)]) - later(found)
-    )
+    return sum(slots[at].numel for at in values_read(found.graphs[backward(stage)]) - later(found))
 
 
 def later(found: Staged) -> set[str]:
@@ -168,4 +161,4 @@ def test_the_norm_of_all_gradients_is_one_exchange_there_and_one_back() -> None:
     assert {t.target for t in crossing if t.source.round == 1} == {1, 2}
     assert all(t.value.numel == 1 for t in crossing)
     assert found.homes["optstate.step"] == (0, 1, 2)
-    assert "optstate.step" in keys(found.graphs[update(2, 2)].outputs)
+    assert "optstate.step" in keys(found.graphs[StagePass(2, Direction.UPDATE, 2)].outputs)

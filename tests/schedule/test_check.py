@@ -32,7 +32,6 @@ def at(schedule: Schedule, action: str) -> Cell:
 
 
 def edited(schedule: Schedule, *edits: tuple[Cell, str]) -> Schedule:
-    """Return the schedule with some cells replaced."""
     cells = {c: [str(a) if a else "." for a in row] for c, row in schedule.rows.items()}
     for (chip, column), text in edits:
         row = cells[chip]
@@ -50,7 +49,6 @@ def swapped(schedule: Schedule, one: str, other: str) -> Schedule:
 
 
 def appended(schedule: Schedule, *actions: tuple[int, str]) -> Schedule:
-    """Return the schedule with columns added at its end."""
     size = schedule.columns
     everywhere = [((c, size + len(actions) - 1), ".") for c in schedule.rows]
     own = [((chip, size + i), action) for i, (chip, action) in enumerate(actions)]

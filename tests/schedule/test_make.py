@@ -39,26 +39,20 @@ INFERENCE = """
 chip 0: 0F0 0F1 0F2 .
 chip 1: .   1F0 1F1 1F2
 """
-
-
 PIPELINED = Placement(Strategy.PIPELINED)
 EACH = Liveness.OffChipAfterEachPhase
 PHASED = chain([0, 1], 1, phased=True)
 
 
-@pytest.mark.parametrize(
-    "work, how, expected",
-    [
-        (chain([0, 1], 4), PIPELINED, GROUPED),
-        (chain([0, 1], 4), Placement(Strategy.PIPELINED, interleaved=True), INTERLEAVED),
-        (chain([0, 1], 2), Placement(Strategy.SHARDED), SHARDED),
-        (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=EACH), SERIAL),
-        (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=Liveness.OffChipAfterFwd), LATE),
-        (PHASED, Placement(Strategy.PARALLEL_PHASED, liveness=EACH), PARALLEL),
-        (chain([0, 1], 3, training=False), PIPELINED, INFERENCE),
-    ],
-    ids=["grouped", "interleaved", "sharded", "serial", "late", "parallel", "inference"],
-)
+@pytest.mark.parametrize("work, how, expected", [
+    (chain([0, 1], 4), PIPELINED, GROUPED),
+    (chain([0, 1], 4), Placement(Strategy.PIPELINED, interleaved=True), INTERLEAVED),
+    (chain([0, 1], 2), Placement(Strategy.SHARDED), SHARDED),
+    (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=EACH), SERIAL),
+    (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=Liveness.OffChipAfterFwd), LATE),
+    (PHASED, Placement(Strategy.PARALLEL_PHASED, liveness=EACH), PARALLEL),
+    (chain([0, 1], 3, training=False), PIPELINED, INFERENCE),
+], ids=["grouped", "interleaved", "sharded", "serial", "late", "parallel", "infers"])  # fmt: skip
 def test_grids(work: Workload, how: Placement, expected: str) -> None:
     schedule = make(work, how)
     assert str(schedule) == expected.strip()
@@ -68,17 +62,10 @@ def test_grids(work: Workload, how: Placement, expected: str) -> None:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=6),
-    st.integers(1, 9),
-    st.booleans(),
-    st.sampled_from(Strategy),
-    st.booleans(),
-    st.sampled_from(Liveness),
-    st.integers(1, 3),
-)
-def test_every_schedule_does_its_work(
-    chips, micros, training, strategy, interleaved, liveness, rounds
-) -> None:
+    st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(1, 9), st.booleans(),
+    st.sampled_from(Strategy), st.booleans(), st.sampled_from(Liveness), st.integers(1, 3),
+)  # fmt: skip
+def test_schedules_do_their_work(chips, micros, training, strategy, interleaved, liveness, rounds):
     how = Placement(strategy, interleaved=interleaved, liveness=liveness)
     work = chain(chips, micros, training, phased=how.phased, rounds=rounds)
     schedule = make(work, how)
