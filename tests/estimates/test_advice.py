@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.cases import long
@@ -19,10 +18,7 @@ from poptorch._ipu_model.advice import Adviser
 from poptorch.options.freeze import freeze
 
 
-def made(
-    layers: int, wide: int, micro: int, optimizer: str, advice: str = "", given: str = "",
-    system: str = "bow:1", model: type[nn.Module] = Stack,
-) -> Estimate:  # fmt: skip
+def made(layers, wide, micro, optimizer, advice="", given="", system="bow:1", model=Stack):
     """The estimate with the options that are given and those that the lines of an advice set."""
     options = poptorch.Options()
     if optimizer:
@@ -35,17 +31,10 @@ def made(
 
 
 CASES = [
-    (2, 6000, 16, "AdamW"),
-    (2, 7000, 16, "SGD"),
-    (2, 512, 250000, ""),
-    (4, 4096, 16, "AdamW"),
-    (3, 4608, 64, "Adam"),
-    (3, 2048, 16384, "SGD"),
-    (2, 1024, 65536, "AdamW"),
-    (6, 1024, 20000, "SGD"),
-    (2, 11000, 16, ""),
-    (3, 9000, 16, ""),
-]
+    (2, 6000, 16, "AdamW"), (2, 7000, 16, "SGD"), (2, 512, 250000, ""), (4, 4096, 16, "AdamW"),
+    (3, 4608, 64, "Adam"), (3, 2048, 16384, "SGD"), (2, 1024, 65536, "AdamW"),
+    (6, 1024, 20000, "SGD"), (2, 11000, 16, ""), (3, 9000, 16, ""),
+]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -16,10 +16,7 @@ WIDE = 512
 LAYER = WIDE * WIDE * 4
 
 
-def trained(
-    *cuts: int, layers: int = 4, steps: int = 4, micro: int = 8,
-    options: poptorch.Options | None = None, system: str = "mk2:16",
-) -> Estimate:  # fmt: skip
+def trained(*cuts, layers=4, steps=4, micro=8, options=None, system="mk2:16") -> Estimate:
     """Layers of 512 x 512, from each cut on on a further chip."""
     options = options or poptorch.Options()
     return priced(
@@ -75,9 +72,7 @@ def test_operators_add_up_to_their_passes_and_run_once_for_each(pipeline: Estima
     assert runs == {"0F": 4, "1F": 4, "0B": 4, "1B": 4, "0U0": 1, "1U0": 1}
     costs = [row.runs * (row.compute + row.exchange + row.sync) for row in pipeline.operators]
     assert [row.cycles for row in pipeline.operators] == sorted(costs, reverse=True)
-    busy = sum(
-        chip.parts[part] for chip in pipeline.chips for part in ("compute", "exchange", "sync")
-    )
+    busy = sum(chip.parts[p] for chip in pipeline.chips for p in ("compute", "exchange", "sync"))
     sent = sum(action.sent for action in pipeline.schedule)
     assert sum(costs) == pytest.approx(busy - sent)
 
@@ -102,9 +97,8 @@ def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path: Path) -> None
     (row,) = products
     assert (row.module, row.modules, row.runs) == ("layers.*", 4, 4)
     assert row.flops == 4 * 4 * 2 * 8 * WIDE * WIDE
-    assert sum(each.cycles for each in rows) == pytest.approx(
-        sum(each.cycles for each in pipeline.operators)
-    )
+    total = sum(each.cycles for each in pipeline.operators)
+    assert sum(each.cycles for each in rows) == pytest.approx(total)
     text = str(pipeline)
     assert "layers.*, 4 times" in text
     assert f"{row.cycles / profile.whole_cycles(pipeline.to_dict()['estimated']):.1%}" in text
@@ -175,10 +169,8 @@ def test_replicas_add_up_their_gradients_those_of_other_processes_too(pipeline: 
 def test_a_model_stops_fitting_where_its_fullest_tile_does() -> None:
     """64 MiB a layer against 897 MiB: 11 layers leave 193 MiB for everything else, 14 one."""
     wide, limit = 4096, 1472 * (624 << 10)
-    eleven, fourteen = (
-        priced(lambda n=layers: Stack(n, wide), meta(16, wide), system="mk2:1")
-        for layers in (11, 14)
-    )
+    eleven, fourteen = (priced(lambda n=layers: Stack(n, wide), meta(16, wide), system="mk2:1")
+                        for layers in (11, 14))  # fmt: skip
     assert (eleven.fits, fourteen.fits) == (True, False)
     assert max(eleven.chips[0].tiles) <= 624 << 10 < max(fourteen.chips[0].tiles)
     culprit = fourteen.culprit
@@ -199,10 +191,8 @@ def test_pipelines_keep_more_the_earlier_the_stage_but_for_what_is_off_chip() ->
     that it starts from. With activations in streaming memory it fetches one.
     """
     how = {"layers": 6, "steps": 8, "micro": 4096}
-    kept, off = (
-        trained(2, 4, **how).chips,
-        trained(2, 4, **how, options=off_chip("Activation")).chips,
-    )
+    kept = trained(2, 4, **how).chips
+    off = trained(2, 4, **how, options=off_chip("Activation")).chips
     value = 4096 * WIDE * 4
     assert kept[0].peak["activations"] - kept[1].peak["activations"] == value
     assert kept[1].peak["activations"] - kept[2].peak["activations"] >= value
@@ -215,17 +205,15 @@ def test_files(pipeline: Estimate, tmp_path: Path) -> None:
     read = json.loads((tmp_path / "estimate.json").read_text())
     assert read["format"] == profile.FORMAT
     assert read["estimated"]["cycles"] == pipeline.cycles
-    weights = pipeline.chips[1].peak["weights"]
-    assert read["estimated"]["chips"][1]["peak"]["weights"] == weights
+    assert read["estimated"]["chips"][1]["peak"]["weights"] == pipeline.chips[1].peak["weights"]
     pipeline.to_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X" and event["cat"] == "action"]
     assert len(bars) == len(pipeline.schedule)
     assert {event["pid"] for event in bars} == {0, 1}
     first = next(event for event in bars if event["name"] == "0F0")
-    assert first["dur"] == pytest.approx(
-        pipeline.schedule[0].cycles / pipeline.clock * 1e6, abs=0.01
-    )
+    microseconds = pipeline.schedule[0].cycles / pipeline.clock * 1e6
+    assert first["dur"] == pytest.approx(microseconds, abs=0.01)
 
 
 def test_a_system_is_a_text_and_large_enough() -> None:

@@ -16,6 +16,7 @@ from helpers.cases import few, long
 from poptorch._ipu_model.variants import LOCATIONS, PRESENT, Variant
 
 WIDE, ROWS = 128, 64
+BATCH = pricing.meta(ROWS, WIDE)
 
 
 class Stack(pricing.Stack):
@@ -29,11 +30,7 @@ class Stack(pricing.Stack):
         return super().forward(self.norm(x))
 
 
-BATCH = pricing.meta(ROWS, WIDE)
-
-
 def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.PoplarExecutor:
-    """The model with options as a user would write them."""
     opts = poptorch.Options().replicationFactor(settings.get("replicas", 1))
     at_once = settings.get("replicas", 1) * settings.get("micro_batch", 8)
     steps = settings.get("accumulation", ROWS // at_once)
@@ -73,27 +70,24 @@ def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("training", "norm", "vary"),
-    [
-        long(True, False, {"micro_batch": [4, 8], "replicas": [2]}),
-        (True, True, {"replicas": [2, 1], "half_partials": [True]}),
-        long(True, False, {"accumulation": [16], "recomputation": [True, False]}),
-        (
-            True, False,
-            {
-                "replicas": [2], "optimizer_location": ["on chip, sharded", "off chip, sharded"],
-                "activation_location": ["off chip"],
-            },
-        ),
-        long(True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
-        (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
-        (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),
-        long(False, False, {"device_iterations": [2, 32]}),
-        (True, False, {"precision": ["float32", "float16"]}),
-        long(False, False, {"precision": ["float32", "float16"]}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("training, norm, vary", [
+    long(True, False, {"micro_batch": [4, 8], "replicas": [2]}),
+    (True, True, {"replicas": [2, 1], "half_partials": [True]}),
+    long(True, False, {"accumulation": [16], "recomputation": [True, False]}),
+    (
+        True, False,
+        {
+            "replicas": [2], "optimizer_location": ["on chip, sharded", "off chip, sharded"],
+            "activation_location": ["off chip"],
+        },
+    ),
+    long(True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
+    (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
+    (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),
+    long(False, False, {"device_iterations": [2, 32]}),
+    (True, False, {"precision": ["float32", "float16"]}),
+    long(False, False, {"precision": ["float32", "float16"]}),
+])  # fmt: skip
 def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[Any]]) -> None:
     executor = wrapped(training, norm)
     lines = poptorch.what_if(executor, BATCH, system="mk2:16", vary=vary)
@@ -155,35 +149,31 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
     lines = poptorch.what_if(deep(training, 2), BATCH, system="mk2:4", vary=vary)
     assert len(lines) == 3
     for line in lines:
-        ipus = (
-            2 if line.settings["ipus_per_replica"] == PRESENT else line.settings["ipus_per_replica"]
-        )
+        each = line.settings["ipus_per_replica"]
+        ipus = 2 if each == PRESENT else each
         priced = pricing.price(deep(training, ipus), BATCH, system="mk2:4")
         assert len(priced.chips) == ipus
         assert line.items_per_second == pytest.approx(priced.items_per_second)
         assert line.peak_bytes == pytest.approx(pricing.fullest(priced))
 
 
-@pytest.mark.parametrize(
-    ("vary", "title"),
-    [
-        ({"batch": [4]}, "what_if cannot vary that"),
-        ({"replicas": 4}, "vary needs a list of values for replicas"),
-        ({"replicas": [0]}, "replicas cannot be that"),
-        ({"micro_batch": [True]}, "micro_batch cannot be that"),
-        ({"recomputation": [1]}, "recomputation cannot be that"),
-        ({"precision": ["float8"]}, "precision cannot be that"),
-        ({"ipus_per_replica": [0]}, "ipus_per_replica cannot be that"),
-        ({"ipus_per_replica": [16]}, "The model cannot be cut into 16 parts"),
-        ({"weight_location": ["disk"]}, "weight_location cannot be that"),
-        ({"chip": ["mk9"]}, "There is no such system"),
-        ({"micro_batch": [3]}, "The samples do not divide"),
-        ({"replicas": [3]}, "The samples do not divide"),
-        ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
-        (None, "values by the names of settings"),
-        ({"accumulation": [2]}, "no gradient accumulation in inference"),
-    ],
-)
+@pytest.mark.parametrize("vary, title", [
+    ({"batch": [4]}, "what_if cannot vary that"),
+    ({"replicas": 4}, "vary needs a list of values for replicas"),
+    ({"replicas": [0]}, "replicas cannot be that"),
+    ({"micro_batch": [True]}, "micro_batch cannot be that"),
+    ({"recomputation": [1]}, "recomputation cannot be that"),
+    ({"precision": ["float8"]}, "precision cannot be that"),
+    ({"ipus_per_replica": [0]}, "ipus_per_replica cannot be that"),
+    ({"ipus_per_replica": [16]}, "The model cannot be cut into 16 parts"),
+    ({"weight_location": ["disk"]}, "weight_location cannot be that"),
+    ({"chip": ["mk9"]}, "There is no such system"),
+    ({"micro_batch": [3]}, "The samples do not divide"),
+    ({"replicas": [3]}, "The samples do not divide"),
+    ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
+    (None, "values by the names of settings"),
+    ({"accumulation": [2]}, "no gradient accumulation in inference"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(vary: dict[str, Any], title: str) -> None:
     with pytest.raises(poptorch.Error, match=title) as caught:
         training = "inference" not in title

@@ -21,15 +21,13 @@ def clusters() -> ClusterData:
 
 @pytest.mark.spec("geometric", 66)
 def test_merged_clusters_are_one_graph(clusters: ClusterData) -> None:
-    loader = FixedSizeClusterLoader(
-        clusters, pg.FixedSizeOptions(**SIZES), 2, options=options(iterations=3)
-    )
+    opts = options(iterations=3)
+    loader = FixedSizeClusterLoader(clusters, pg.FixedSizeOptions(**SIZES), 2, options=opts)
     assert loader.cluster_data is clusters
     assert len(loader) == 1
     (batch,) = loader
     theirs = list(ClusterLoader(clusters, batch_size=2))
-    assert batch.num_graphs == 2
-    assert batch.x.shape == (180, 4)
+    assert (batch.num_graphs, batch.x.shape) == (2, (180, 4))
     assert batch.edge_index.shape == (6, 300)
     for at, expected in enumerate(theirs):
         nodes = slice(60 * at, 60 * at + expected.num_nodes)

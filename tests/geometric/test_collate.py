@@ -38,8 +38,7 @@ def test_padding_is_behind_what_is_real(of_nodes: bool) -> None:
     assert batch.ptr.tolist() == [0, 3, 7, 11, 14]
     assert batch.batch.tolist() == [0] * 3 + [1] * 4 + [2] * 4 + [3] * 3
     for mask, count in ((batch.graphs_mask, 2), (batch.nodes_mask, 7), (batch.edges_mask, 7)):
-        assert mask.dtype == torch.bool
-        assert mask.sum() == count
+        assert (mask.dtype, mask.sum()) == (torch.bool, count)
         assert mask[:count].all()
 
 
@@ -57,8 +56,7 @@ def test_padding_is_in_no_split_and_copies_what_is_no_tensor() -> None:
     assert batch.number.tolist() == [2, 2]
     defaults = {"name": "pad", "number": 3}
     batch = FixedSizeCollater(made.sizes(9, 9, 2, pad_graph_defaults=defaults))([sample])
-    assert batch.name == ["a", "pad"]
-    assert batch.number.tolist() == [2, 3]
+    assert (batch.name, batch.number.tolist()) == (["a", "pad"], [2, 3])
 
 
 @pytest.mark.spec("geometric", 20)
@@ -78,8 +76,7 @@ def test_all_samples_decide_what_is_of_nodes_of_edges_and_of_graphs() -> None:
         sample.edge_index = torch.cat([sample.edge_index, sample.edge_index[:, :1]], dim=1)
         sample.edge_attr = torch.ones(sample.num_edges, 1)
     batch = FixedSizeCollater(made.sizes(9, 12, 3))(samples)
-    assert batch.feature.shape == (9,)
-    assert batch.feature[6:].tolist() == [0, 0, 0]
+    assert (batch.feature.shape, batch.feature[6:].tolist()) == ((9,), [0, 0, 0])
     assert batch.kind.shape == (12,)
 
 
@@ -141,8 +138,7 @@ def test_exactly_full_batches_need_no_padding() -> None:
     assert batch.graphs_mask.all()
     # Free places without nodes are graphs nevertheless.
     batch = FixedSizeCollater(made.sizes(5, 5, 4), True)(GRAPHS[:2])
-    assert batch.num_graphs == 4
-    assert batch.ptr.tolist() == [0, 2, 5, 5, 5]
+    assert (batch.num_graphs, batch.ptr.tolist()) == (4, [0, 2, 5, 5, 5])
     # Only padding graphs with nodes get edges.
     batch = FixedSizeCollater(made.sizes(6, 9, 4))(GRAPHS[:2])
     assert batch.edge_index[:, 5:].tolist() == [[5] * 4] * 2
@@ -217,8 +213,7 @@ def test_graphs_with_types_have_fixed_sizes_of_each_and_are_trimmed_by_type() ->
         for row, end in zip(store.edge_index, (kind[0], kind[2]), strict=True):
             assert (row[real:] >= batch[end].nodes_mask.sum()).all()
             assert row.max() < 12
-    assert batch.label.shape == (4,)
-    assert batch["v0"].y.shape == (12,)
+    assert (batch.label.shape, batch["v0"].y.shape) == ((4,), (12,))
     sizes = pg.FixedSizeOptions({"v0": 6, "v1": 30}, dict.fromkeys(made.EDGES, 5), 3)
     samples = [made.hetero(9, 4, 0), made.hetero(2, 3, 1)]
     batch = FixedSizeCollater(sizes, True, trim_nodes=True, trim_edges=True)(samples)
@@ -271,6 +266,5 @@ def test_combined_batches_follow_one_another() -> None:
         batch.to_data_list()
     typed = CombinedBatchingCollater(FixedSizeCollater(made.sizes(9, 9, 3)), 2)(made.heteros(4))
     assert (typed.num_nodes, typed.num_graphs) == (18, 3)
-    assert typed["v0"].x.shape == (18, 2)
-    assert typed[made.EDGES[0]].num_edges == 9
+    assert (typed["v0"].x.shape, typed[made.EDGES[0]].num_edges) == ((18, 2), 9)
     assert CombinedBatchingCollater(list, 2)([1, 2, 3, 4]) == [1, 2, 3, 4]

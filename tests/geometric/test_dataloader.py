@@ -22,8 +22,7 @@ GRAPHS = made.graphs()
 @pytest.mark.spec("geometric", 46, 47, 48, 49)
 def test_the_batch_size_includes_the_padding_graph() -> None:
     loader = pg.FixedSizeDataLoader(made.graphs(20), batch_size=10, shuffle=True)
-    assert len(loader) == 2
-    assert loader.padded_batch_size == 10
+    assert (len(loader), loader.padded_batch_size) == (2, 10)
     assert loader.fixed_size_options.num_nodes == 37
     batches = list(loader)
     assert [int(batch.graphs_mask.sum()) for batch in batches] == [9, 9]
@@ -34,8 +33,7 @@ def test_the_batch_size_includes_the_padding_graph() -> None:
         pg.FixedSizeDataLoader(GRAPHS, batch_size=3, fixed_size_options=made.sizes())
 
 
-@pytest.mark.spec("ops", 30)
-@pytest.mark.spec("geometric", 46, 75)
+@pytest.mark.spec("ops", 30, "geometric", 46, 75)
 def test_samples_come_in_order_with_padding_by_plain_loaders_too() -> None:
     plain = list(pyg_dataloader.FixedSizeDataLoader(GRAPHS, 4))
     assert [len(batch.to_data_list()) for batch in plain] == [4, 4, 4]

@@ -31,9 +31,9 @@ def test_defaults_limits_and_sizes_by_type() -> None:
     assert (sizes.node_pad_value, sizes.edge_pad_value, sizes.graph_pad_value) == (0.0, 0.0, 0.0)
     assert sizes.pad_graph_defaults == {}
     assert repr(pg.FixedSizeOptions(5, node_pad_value=3).node_pad_value) == "3.0"
-    for name in ("num_nodes", "num_edges", "num_graphs", "node_pad_value", "edge_pad_value",
-                 "graph_pad_value", "pad_graph_defaults"):  # fmt: skip
-        assert f"{name}=" in repr(sizes)
+    kinds = ("num_{}s", "{}_pad_value")
+    names = [name.format(kind) for kind in ("node", "edge", "graph") for name in kinds]
+    assert all(f"{name}=" in repr(sizes) for name in [*names, "pad_graph_defaults"])
     with pytest.raises(ValueError, match="at least 2"):  # one place is for padding
         pg.FixedSizeOptions(5, num_graphs=1)
     with pytest.raises(ValueError, match="at least 2"):
@@ -76,9 +76,8 @@ def test_sizes_of_a_loader() -> None:
     assert pg.FixedSizeOptions.from_loader(Loader(), sample_limit=5).num_graphs == 4
     assert len(reads) == 5
     torch.manual_seed(0)
-    loader = FixedSizeNeighborLoader(
-        made.random_graph(), [3, 2], batch_size=4, fixed_size_options=pg.FixedSizeOptions(60, 300)
-    )
+    given = {"batch_size": 4, "fixed_size_options": pg.FixedSizeOptions(60, 300)}
+    loader = FixedSizeNeighborLoader(made.random_graph(), [3, 2], **given)
     assert pg.FixedSizeOptions.from_loader(loader.neighbour_loader, 20).num_graphs == 2
     hetero = pg.FixedSizeOptions.from_loader(made.heteros())
     assert hetero.num_nodes == {"v0": 5, "v1": 5}

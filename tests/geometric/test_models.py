@@ -89,10 +89,9 @@ def test_edges_that_are_gone_do_not_count(name: str) -> None:
     trains_alike(made.Layer(layer), *inputs)
 
 
-@pytest.mark.parametrize(
-    "kind, ratio, least",
-    [(pyg.TopKPooling, 0.5, None), (pyg.TopKPooling, 0.5, 0.3), (pyg.SAGPooling, 2, None)],
-)
+@pytest.mark.parametrize("kind, ratio, least", [
+    (pyg.TopKPooling, 0.5, None), (pyg.TopKPooling, 0.5, 0.3), (pyg.SAGPooling, 2, None),
+])  # fmt: skip
 def test_pooling_of_the_best_nodes_has_an_upper_bound(kind, ratio, least) -> None:
     batch = Batch.from_data_list(molecules(3))
     torch.manual_seed(1)
@@ -146,10 +145,9 @@ def test_dicts_of_types(name: str) -> None:
         model = pyg.to_hetero(pyg.GraphSAGE((-1, -1), 5, 2, 3), metadata)
     else:
         model = getattr(pyg, name)({"v0": 2, "v1": 3}, 6, metadata, heads=2)
-    expected = model(data.x_dict, data.edge_index_dict)  # which makes lazy weights, too
-    out = poptorch.inferenceModel(copy.deepcopy(model), options())(
-        data.x_dict, data.edge_index_dict
-    )
+    inputs = data.x_dict, data.edge_index_dict
+    expected = model(*inputs)  # which makes lazy weights, too
+    out = poptorch.inferenceModel(copy.deepcopy(model), options())(*inputs)
     assert list(out) == list(expected)
     for kind in out:
         torch.testing.assert_close(out[kind], expected[kind].detach(), **near(24, 3))

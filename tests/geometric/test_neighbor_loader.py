@@ -26,8 +26,7 @@ def test_seeds_come_first_and_are_never_trimmed() -> None:
                      options=options(iterations=2))  # fmt: skip
     assert len(sampled) == 23 // 8
     for batch in sampled:
-        assert batch.batch_size == 4
-        assert batch.input_id.shape == (8,)
+        assert (batch.batch_size, batch.input_id.shape) == (4, (8,))
         assert batch.n_id.shape == (122,)
         for at in range(2):
             seeds = nodes[batch.input_id[4 * at : 4 * at + 4]]
@@ -57,8 +56,7 @@ def test_seeds_of_one_type() -> None:
         made.hetero_graph(), [3, 2], input_nodes=("v0", None), batch_size=5,
         fixed_size_options=pg.FixedSizeOptions(31, 91), options=options(iterations=2),
     )  # fmt: skip
-    assert sampled.input_type == "v0"
-    assert len(sampled) == 3
+    assert (sampled.input_type, len(sampled)) == ("v0", 3)
     batch = next(iter(sampled))
     assert batch["v0"].batch_size == 5
     assert batch["v0"].input_id.tolist() == [*range(10)]
@@ -84,10 +82,7 @@ def test_torch_geometrics_own_checks_pass_through() -> None:
     with pytest.raises(ValueError, match="input_time"):
         loader(input_time=torch.arange(60))
     with pytest.raises(ValueError, match="Number of hops"):
-        FixedSizeNeighborLoader(
-            made.hetero_graph(),
-            {made.EDGES[0]: [2, 2], made.EDGES[1]: [2], made.EDGES[2]: [2, 2]},
-            input_nodes="v0",
-        )
+        fanouts = dict(zip(made.EDGES, ([2, 2], [2], [2, 2]), strict=True))
+        FixedSizeNeighborLoader(made.hetero_graph(), fanouts, input_nodes="v0")
     with pytest.raises(AssertionError, match="num_graphs=2"):
         loader(fixed_size_options=pg.FixedSizeOptions(60, 300, 3))

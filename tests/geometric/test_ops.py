@@ -47,8 +47,8 @@ def test_nearest_points_come_first_and_missing_ones_are_marked() -> None:
     assert (near.view(2, 7, 4)[:, 2:4, 2:] == -1).all()
     apart = (POINTS[near[1]] - OTHERS[near[0]]).norm(dim=1).view(7, 4)
     assert (apart[0].diff() >= 0).all()
-    assert torch.equal(infer(lambda x, y: ops.knn(x, y, 4, GROUPS, OTHER_GROUPS), POINTS, OTHERS),
-                       near.int())  # fmt: skip
+    got = infer(lambda x, y: ops.knn(x, y, 4, GROUPS, OTHER_GROUPS), POINTS, OTHERS)
+    assert torch.equal(got, near.int())
     same = ops.knn(torch.zeros(3), torch.zeros(2), 5)
     assert (same.view(2, 2, 5)[1, :, :3] >= 0).all()
     assert (same.view(2, 2, 5)[:, :, 3:] == -1).all()
@@ -112,9 +112,8 @@ CASES: dict[str, Any] = {
     "MFConv": (ops.MFConv(4, 5, max_degree=3), (GRAPH.x, GRAPH.edge_index)),
     "ClusterGCNConv": (ops.ClusterGCNConv(4, 5, 0.5), (GRAPH.x, GRAPH.edge_index)),
     "InstanceNorm of all": (ops.InstanceNorm(4, affine=True), (GRAPH.x,)),
-    "InstanceNorm that remembers": (
-        ops.InstanceNorm(4, affine=True, track_running_stats=True), (GRAPH.x, TYPES.sort()[0], 3),
-    ),
+    "InstanceNorm that remembers": (ops.InstanceNorm(4, affine=True, track_running_stats=True),
+                                    (GRAPH.x, TYPES.sort()[0], 3)),
 }  # fmt: skip
 
 

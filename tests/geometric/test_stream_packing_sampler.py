@@ -14,10 +14,8 @@ PACK = pg.FixedSizeStrategy.StreamPack
 
 
 def loader(graphs, nodes: int, edges: int, count: int, **others) -> pg.FixedSizeDataLoader:
-    sizes = made.sizes(nodes, edges, count)
-    return pg.FixedSizeDataLoader(
-        graphs, count, fixed_size_options=sizes, fixed_size_strategy=PACK, **others
-    )
+    others |= {"fixed_size_options": made.sizes(nodes, edges, count), "fixed_size_strategy": PACK}
+    return pg.FixedSizeDataLoader(graphs, count, **others)
 
 
 @pytest.mark.spec("geometric", 55, 60, 62)
@@ -33,13 +31,12 @@ def test_packing_takes_as_many_as_fit_in_order() -> None:
     batches = list(loader(GRAPHS, 9, 9, 4))
     assert [int(batch.graphs_mask.sum()) for batch in batches] == [2, 2, 2, 2, 1]
     assert [y for batch in batches for y in batch.y[batch.graphs_mask].tolist()] == [*range(9)]
-    shuffled = [y for batch in loader(GRAPHS, 9, 9, 4, shuffle=True)
-                for y in batch.y[batch.graphs_mask].tolist()]  # fmt: skip
+    mixed = loader(GRAPHS, 9, 9, 4, shuffle=True)
+    shuffled = [y for batch in mixed for y in batch.y[batch.graphs_mask].tolist()]
     assert shuffled != [*range(9)]
     assert sorted(shuffled) == [*range(9)]
-    plain = torch.utils.data.DataLoader(
-        GRAPHS, batch_sampler=sampler, collate_fn=FixedSizeCollater(made.sizes(9, 9, 4))
-    )
+    collate = FixedSizeCollater(made.sizes(9, 9, 4))
+    plain = torch.utils.data.DataLoader(GRAPHS, batch_sampler=sampler, collate_fn=collate)
     assert [batch.num_nodes for batch in plain] == [9] * 5
 
 
@@ -67,9 +64,8 @@ def test_samples_that_are_too_large() -> None:
     assert list(StreamPackingSampler(graphs, 2, 8, 8, allow_skip_data=True)) == [[0, 2]]
     assert list(StreamPackingSampler([graphs[1]], 2, 8, 8, allow_skip_data=True)) == []
     strategy = pg.OverSizeStrategy
-    strict = loader(graphs, 9, 9, 3, over_size_strategy=strategy.Error)
     with pytest.raises(RuntimeError, match="too small to fit"):
-        list(strict)
+        list(loader(graphs, 9, 9, 3, over_size_strategy=strategy.Error))
     (batch,) = loader(graphs, 9, 9, 3, over_size_strategy=strategy.Skip)
     assert batch.y[batch.graphs_mask].tolist() == [0, 2]
     # One that is to be trimmed is a micro-batch of its own, and closes no other.

@@ -14,11 +14,9 @@ def several() -> list:
     typed = made.hetero()
     typed.name = "text"
     return [
-        made.graph(3),
-        Batch.from_data_list(made.graphs(2)),
-        typed,
+        made.graph(3), Batch.from_data_list(made.graphs(2)), typed,
         Batch.from_data_list(made.heteros(2)),
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.spec("geometric", 76, 77, 79)
@@ -86,8 +84,7 @@ def test_combined_batches_are_cut_into_micro_batches() -> None:
         seen.append((batch.num_nodes, batch.num_graphs, tuple(batch.edge_index.shape)))
         return batch.x.new_zeros(4).index_add(0, batch.batch, batch.x[:, 0])
 
-    opts = options(iterations=2)
-    opts.outputMode(poptorch.OutputMode.All)
+    opts = options(iterations=2).outputMode(poptorch.OutputMode.All)
     (batch,) = pg.FixedSizeDataLoader(made.graphs(6), 4, options=opts)
     out = infer(forward, batch, opts=opts)
     assert seen == [(13, 4, (2, 13))]

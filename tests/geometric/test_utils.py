@@ -9,7 +9,7 @@ import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
 from helpers.closeness import near
-from helpers.wrapping import options
+from helpers.wrapping import Calling, options
 from poptorch_geometric.masker import LayerMasker, Masker, NoMasker, PreLayerMasker
 
 GRAPH = made.random_graph()
@@ -65,16 +65,11 @@ def test_the_stepper_names_what_differs() -> None:
     with pytest.raises(AssertionError, match=r"^Output"):
         stepper.run(4, BATCH)
     stepper = pg.TrainingStepper(Network(), options=options())
-    with torch.no_grad():
-        stepper.cpu_model.layer.lin_r.weight += 1
+    stepper.cpu_model.layer.lin_r.weight.detach().add_(1)
     with pytest.raises(AssertionError, match=r"^layer\.lin_r\.weight"):
         stepper.check_parameters()
 
-    class Nothing(nn.Module):
-        def forward(self, x):
-            return x, x
-
-    empty = pg.TrainingStepper(Nothing(), options=options())
+    empty = pg.TrainingStepper(Calling(lambda x: (x, x)), options=options())
     assert empty.training_model is None
     empty.run_inference((GRAPH.x,))
     with pytest.raises(AssertionError, match="no parameters"):

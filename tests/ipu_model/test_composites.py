@@ -1,5 +1,6 @@
 """Operators that are several cost as much as these, and what nothing is known of is named."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -12,10 +13,10 @@ from helpers.pricing import meta, priced
 from helpers.wrapping import Calling, Having
 from poptorch import Estimate
 
+ONES = torch.ones(64, 256)
 
-def cost(
-    function: Callable[..., torch.Tensor], *shape: int, dtype: torch.dtype = torch.float32
-) -> Estimate:
+
+def cost(function, *shape: int, dtype: torch.dtype = torch.float32) -> Estimate:
     return priced(lambda: Calling(function), meta(*shape, dtype=dtype), system="bow:1")
 
 
@@ -28,15 +29,11 @@ def cycles(estimate: Estimate) -> float:
 
 
 def test_attention_is_its_two_products_and_the_softmax() -> None:
-    samples, heads, length, wide = 2, 4, 32, 16
-
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
-
-    half = cost(attend, samples, heads, length, wide, dtype=torch.float16)
+    samples, heads, length, wide = shape = 2, 4, 32, 16
+    half, exact = (cost(lambda x: F.scaled_dot_product_attention(x, x, x), *shape, dtype=dtype)
+                   for dtype in (torch.float16, torch.float32))  # fmt: skip
     assert flops(half) == 2 * 2 * samples * heads * length * length * wide
     assert any("softmax" in row.name for row in half.operators)
-    exact = cost(attend, samples, heads, length, wide)
     assert cycles(half) < cycles(exact)  # products of halves, not of floats
 
 
@@ -62,10 +59,7 @@ def test_products_of_groups_are_products() -> None:
 
 def test_a_loop_costs_its_body_as_often_as_it_runs() -> None:
     def looped(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        def step(y: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(y @ y)
-
-        return lambda x: poptorch.for_loop(count, step, [x])[0]
+        return lambda x: poptorch.for_loop(count, lambda y: torch.tanh(y @ y), [x])[0]
 
     three, thirty = (cost(looped(count), 16, 16) for count in (3, 30))
     assert (flops(three), flops(thirty)) == (3 * 2 * 16**3, 30 * 2 * 16**3)
@@ -73,32 +67,21 @@ def test_a_loop_costs_its_body_as_often_as_it_runs() -> None:
 
 
 def test_a_product_in_pieces_is_as_much_work_and_takes_longer() -> None:
-    def product(x: torch.Tensor) -> torch.Tensor:
-        mode = poptorch.MatMulSerializationMode.OutputChannels
-        return poptorch.serializedMatMul(x, x.T, mode, 4)
-
-    whole, pieces = cost(lambda x: x @ x.T, 64, 32), cost(product, 64, 32)
+    mode = poptorch.MatMulSerializationMode.OutputChannels
+    whole = cost(lambda x: x @ x.T, 64, 32)
+    pieces = cost(lambda x: poptorch.serializedMatMul(x, x.T, mode, 4), 64, 32)
     assert flops(whole) == flops(pieces) == 2 * 64 * 64 * 32
     assert cycles(pieces) > 2 * cycles(whole)
 
 
-ONES = torch.ones(64, 256)
-
-
-@pytest.mark.parametrize(
-    ("function", "times"),
-    [
-        (lambda x: torch.sort(x)[0], 3),
-        (lambda x: torch.topk(x, 16)[0], 3),
-        (lambda x: torch.fft.rfft(x).real, 3),
-        (lambda x: torch.cdist(x, x), 3),
-        (lambda x: F.bilinear(x, x, torch.ones(8, 256, 256)), 3),
-        (lambda x: F.ctc_loss(x[:, None], torch.ones(1, 9, dtype=torch.long), (64,), (9,)), 3),
-        (F.glu, 1), (F.mish, 1), (F.hardsigmoid, 1),
-        (lambda x: torch.atan2(x, ONES), 1),
-        (lambda x: F.prelu(x, ONES[0, :1]), 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("function, times", [
+    (lambda x: torch.sort(x)[0], 3), (lambda x: torch.topk(x, 16)[0], 3),
+    (lambda x: torch.fft.rfft(x).real, 3), (lambda x: torch.cdist(x, x), 3),
+    (lambda x: F.bilinear(x, x, torch.ones(8, 256, 256)), 3),
+    (lambda x: F.ctc_loss(x[:, None], torch.ones(1, 9, dtype=torch.long), (64,), (9,)), 3),
+    (F.glu, 1), (F.mish, 1), (F.hardsigmoid, 1), (lambda x: torch.atan2(x, ONES), 1),
+    (lambda x: F.prelu(x, ONES[0, :1]), 1),
+])  # fmt: skip
 def test_what_is_known_costs_more_than_an_addition(function, times: int, addition: float) -> None:
     estimate = cost(function, 64, 256)
     assert cycles(estimate) > times * addition
@@ -155,12 +138,8 @@ def test_products_use_what_their_chip_or_the_user_lets_them() -> None:
 
 
 def test_an_index_that_is_repeated_over_rows_looks_up_rows() -> None:
-    def picked(x: torch.Tensor) -> torch.Tensor:
-        return torch.gather(x, 0, torch.zeros(64, 1, dtype=torch.long).expand(-1, 256))
-
-    def each(x: torch.Tensor) -> torch.Tensor:
-        return torch.gather(x, 0, torch.zeros(64, 256, dtype=torch.long))
-
-    rows = cycles(cost(lambda x: x.index_select(0, torch.zeros(64, dtype=torch.long)), 64, 256))
-    assert cycles(cost(picked, 64, 256)) == rows
-    assert cycles(cost(each, 64, 256)) > 2 * rows
+    index = functools.partial(torch.zeros, dtype=torch.long)
+    rows = cycles(cost(lambda x: x.index_select(0, index(64)), 64, 256))
+    picked = cost(lambda x: torch.gather(x, 0, index(64, 1).expand(-1, 256)), 64, 256)
+    assert cycles(picked) == rows
+    assert cycles(cost(lambda x: torch.gather(x, 0, index(64, 256)), 64, 256)) > 2 * rows

@@ -12,7 +12,10 @@ from helpers.cases import few
 from helpers.pricing import fullest, meta, priced
 from poptorch import Estimate
 
+pytestmark = pytest.mark.slow
 LENGTH = 128
+PIPELINE = 3  # popart.RecomputationType.Pipeline
+PROGRAMS = [*itertools.product((1, 2, 3), (1, 3), (1, 3, 8))]
 
 
 class Attention(nn.Module):
@@ -30,8 +33,6 @@ class Attention(nn.Module):
 
 
 class Stack(nn.Module):
-    """As many layers on each chip, and their loss."""
-
     def __init__(self, layers: int, chips: int, wide: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(*(Attention(wide) for _ in range(layers * chips)))
@@ -43,18 +44,13 @@ class Stack(nn.Module):
 
 
 @functools.cache
-def trained(
-    layers: int = 2, chips: int = 2, micro: int = 4, recomputation: int | None = None,
-    wide: int = 64, length: int = LENGTH, steps: int = 8,
-) -> Estimate:  # fmt: skip
+def trained(layers=2, chips=2, micro=4, recomputation=None, wide=64, length=LENGTH, steps=8):
     """Price the layers; parts, the curve and the tiles have one peak."""
     options = poptorch.Options()
     if recomputation is not None:
         options._Popart.set("autoRecomputation", recomputation)
-    batch = meta(steps * micro, length, wide)
-    made = priced(
-        lambda: Stack(layers, chips, wide), batch, optimizer="AdamW", options=options, steps=steps
-    )
+    batch, how = meta(steps * micro, length, wide), {"options": options, "steps": steps}
+    made = priced(lambda: Stack(layers, chips, wide), batch, optimizer="AdamW", **how)
     for chip in made.chips:
         assert sum(chip.peak.values()) == chip.bytes
         assert max(chip.live) == pytest.approx(chip.bytes, rel=1e-9)
@@ -62,10 +58,6 @@ def trained(
     return made
 
 
-PIPELINE = 3  # popart.RecomputationType.Pipeline
-
-
-@pytest.mark.slow
 def test_recomputation_keeps_checkpoints_and_nothing_else() -> None:
     """Three micro-batches are in flight on the first of two chips, each with what came and one
     checkpoint, and a gradient has come; the second checkpoint is on the other chip. Views of a
@@ -80,10 +72,6 @@ def test_recomputation_keeps_checkpoints_and_nothing_else() -> None:
     assert asked.peak["activations"] == default.peak["activations"]
 
 
-PROGRAMS = [*itertools.product((1, 2, 3), (1, 3), (1, 3, 8))]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("program", few(PROGRAMS, (1, 3, 8)))
 def test_recomputing_never_needs_more_memory(program: tuple[int, int, int]) -> None:
     kept = fullest(trained(*program, 0))
@@ -91,7 +79,6 @@ def test_recomputing_never_needs_more_memory(program: tuple[int, int, int]) -> N
         assert fullest(trained(*program, how)) <= kept
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", few(PROGRAMS, (1, 1, 3)))
 def test_more_never_takes_less(program: tuple[int, int, int]) -> None:
     """One layer, sample or token more, or twice as many."""
@@ -116,13 +103,9 @@ def _span(estimate: Estimate) -> tuple[float, dict[int, float]]:
     return max(action.start + action.cycles + action.sent for action in passes), busy
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", few([(2, 5, 1), (3, 8, 8), (3, 20, 3), (2, 6, 8)], (3, 8, 8)))
 def test_bubbles_are_never_fewer_than_the_schedule_has(program: tuple[int, int, int]) -> None:
-    """A chip works for every micro-batch, and before that waits for the chips in front of it.
-
-    For stages that take the same this is (n - 1) / (m + n - 1) of the time.
-    """
+    """A chip waits for those in front of it: (n - 1) / (m + n - 1) of the time if all are equal."""
     chips, count, micro = program
     span, busy = _span(trained(1, chips, micro, steps=count))
     before = [sum(busy[i] for i in range(chip)) / count for chip in range(chips)]

@@ -21,6 +21,7 @@ from poptorch._ipu_model import page, profile
 VIEWS = ("measured", "summary", "memory", "liveness", "schedule", "operators", "program",
          "settings", "comparison")  # fmt: skip
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+MARKUP = "</script><!--<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +30,11 @@ def content() -> dict[str, Any]:
     estimate = priced(two_stages, meta(8, 64), steps=2, system="bow:2", advice=True)
     calls = [profile.Call(3 * at, 0, 0.25, 0.5, 0.25) for at in range(2)]  # timed by parts
     calls += [profile.Call(6 + 3 * at, 2, 0.5, each, 0.25) for at, each in enumerate((2, 1, 0))]
-    times = (
-        (profile.ActionTime("forward", 2, 0.125),),
-        (profile.OperatorTime("F", "aten.addmm", "0", "net.py:3", 2, 0.0625),),
-    )
+    product = profile.OperatorTime("F", "aten.addmm", "0", "net.py:3", 2, 0.0625)
+    times = ((profile.ActionTime("forward", 2, 0.125),), (product,))
     measured = profile.Measured("</script><b>", 1.0, 5, tuple(calls), 1 << 20, *times)
-    return profile.profile(
-        dataclasses.asdict(estimate), _systems.KINDS["bow"], measured, {"loops.replicas": "1"}
-    )
+    kind, settings = _systems.KINDS["bow"], {"loops.replicas": "1"}
+    return profile.profile(dataclasses.asdict(estimate), kind, measured, settings)
 
 
 def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
@@ -44,9 +42,7 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     parts = re.findall(r'<section id="(\w+)">(.*?)</section>', page_text, re.DOTALL)
     views = {name: re.sub(r"\s*\n\s*", "", text) for name, text in parts}
     assert tuple(views) == VIEWS
-    marked = {
-        name for name, text in views.items() if "<h2>" in text and ">estimated</small>" in text
-    }
+    marked = {name for name, t in views.items() if "<h2>" in t and ">estimated</small>" in t}
     assert marked == set(VIEWS) - {"measured", "settings"}
     priced = content["estimated"]
     first, second = priced["chips"]
@@ -55,9 +51,8 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     assert f"<b>{priced['seconds'] * 1e3:.3g} ms</b>per call" in views["summary"]
     assert f"<code>{priced['advice'][0]['change']}</code>" in views["summary"]
     widths = re.findall(r'width:([\d.e-]+)%" title="(\w+)', views["memory"])
-    assert sum(float(width) for width, _ in widths) / 100 == pytest.approx(
-        sum(sum(chip["peak"].values()) / chip["limit"] for chip in (first, second))
-    )
+    full = sum(sum(chip["peak"].values()) / chip["limit"] for chip in (first, second))
+    assert sum(float(width) for width, _ in widths) / 100 == pytest.approx(full)
     assert "fullest tile" in views["memory"]
     assert "H1472V100Z" in views["memory"]  # the last tile
     assert "param.0.weight" in views["liveness"]
@@ -80,9 +75,7 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     assert "+0.0%" in views["comparison"]
 
 
-def test_a_page_before_the_first_call_and_one_of_an_estimate_say_so(
-    content: dict[str, Any],
-) -> None:
+def test_a_page_before_the_first_call_and_one_of_an_estimate_say_so(content) -> None:
     compiled = {**content["measured"], "calls": 0, "first": ()}
     text = page.html({**content, "measured": compiled})
     assert "<b>no call yet</b>" in text
@@ -102,9 +95,6 @@ def test_a_page_is_small_names_its_script_and_fetches_nothing(content: dict[str,
     assert text.count("</script>") == 1
     assert "prefers-color-scheme: dark" in text
     assert "<pattern" not in text  # solid fills only
-
-
-MARKUP = "</script><!--<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
 def with_markup(value: Any) -> Iterator[Any]:

@@ -60,8 +60,6 @@ def test_halves_and_half_partials_each_halve_the_work_of_the_matrix_unit() -> No
 
 
 class Tower(nn.Module):
-    """Linear layers with something between them."""
-
     def __init__(self, layers: int, wide: int, between: str) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(wide, wide) for _ in range(layers))

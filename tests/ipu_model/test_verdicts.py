@@ -16,11 +16,8 @@ _KEPT = ("FashionMNIST CNN, a call per batch", "BERT-Large SL512, Bow Pod16")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row",
-    few(VERDICTS, *(row for row in VERDICTS if row.title in _KEPT)),
-    ids=lambda row: row.title,
-)
+@pytest.mark.parametrize("row", few(VERDICTS, *(row for row in VERDICTS if row.title in _KEPT)),
+                         ids=lambda row: row.title)  # fmt: skip
 def test_what_ran_fits_and_what_did_not_does_not(row: Row) -> None:
     """And the page on the model has the verdict, and the factor."""
     priced = Priced(row).estimate()
@@ -68,10 +65,8 @@ def check_activations_of_bert(priced: Estimate) -> None:
 @pytest.mark.slow
 def test_inputs_come_from_the_host_once_at_the_speed_of_the_gateway() -> None:
     """The backward pass reads the images again; the chip still has them."""
-    fed, synthetic = (
-        Priced(Row("", "mk2:1", 0, "", partial(small_cnn, synthetic=how))).estimate()
-        for how in (False, True)
-    )
+    fed, synthetic = (Priced(Row("", "mk2:1", 0, "", partial(small_cnn, synthetic=how))).estimate()
+                      for how in (False, True))  # fmt: skip
     images = 16 * 128 * 128 * 4 + 16 * 4
     added = (fed.seconds - synthetic.seconds) / 50
     assert added == pytest.approx(images / DEFAULT.host_bytes, rel=0.02)
