@@ -81,16 +81,11 @@ def test_the_environment_chooses_a_backend_unless_an_option_does(monkeypatch) ->
         assert model._session.now.compiled.executable.report().backend == "reference"
 
 
-@pytest.mark.parametrize(
-    ("ref", "other", "same"),
-    [
-        (torch.ones(2), torch.ones(2), True),
-        (torch.ones(2), torch.zeros(2), False),
-        ((torch.ones(2), [torch.ones(1)]), (torch.ones(2), [torch.ones(1)]), True),
-        ((torch.ones(2),), (torch.ones(2), torch.ones(2)), False),
-        ((torch.ones(2),), [torch.ones(2)], False),
-        (torch.ones(2), 1, False),
-    ],
-)
+@pytest.mark.parametrize("ref, other, same", [
+    (torch.ones(2), torch.ones(2), True), (torch.ones(2), torch.zeros(2), False),
+    ((torch.ones(2), [torch.ones(1)]), (torch.ones(2), [torch.ones(1)]), True),
+    ((torch.ones(2),), (torch.ones(2), torch.ones(2)), False),
+    ((torch.ones(2),), [torch.ones(2)], False), (torch.ones(2), 1, False),
+])  # fmt: skip
 def test_allclose(ref, other, same: bool) -> None:
     assert allclose(ref, other) is same

@@ -1,8 +1,4 @@
-"""Nothing is silently wrong: any model under any options computes what eager torch computes.
-
-A run equals the loop that its options stand for, or an error says what cannot be. Options and
-models are drawn at random, hints for hardware, which change no number, among them.
-"""
+"""Any model under any options, drawn at random, equals its eager loop, or an error says why not."""
 
 import dataclasses
 
@@ -25,11 +21,9 @@ MODELS = sorted(set(ZOO) - {"dropout"})
 WITH_BUFFERS = ("conv_batchnorm", "batchnorms", "counter")  # which replicas keep for themselves
 # What a user does to the optimizer after the first call. Torch's take all of it.
 CHANGES = {
-    "nothing": {},
-    "rate": {"lr": 0.01},
-    "decay": {"weight_decay": 0.2},
+    "nothing": {}, "rate": {"lr": 0.01}, "decay": {"weight_decay": 0.2},
     "both": {"lr": 0.003, "weight_decay": 0.0},
-}
+}  # fmt: skip
 # Accepted, and about hardware only: the numbers must not change.
 HINTS = {
     "memory": lambda o: o.setAvailableMemoryProportion({"IPU0": 0.2}),
@@ -143,16 +137,10 @@ def compare(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.spec("options", 23)
 @settings(
-    max_examples=30,
-    deadline=None,
-    phases=(
-        Phase.explicit,
-        Phase.generate,
-    ),  # smaller cases cost hundreds of compilations
-    derandomize=True,
-    database=None,
+    max_examples=30, deadline=None, derandomize=True, database=None,
+    phases=(Phase.explicit, Phase.generate),  # smaller cases cost hundreds of compilations
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+)  # fmt: skip
 @example(case=Case(model="linear", hints=("cycles", "model")))
 @given(case=CASES.filter(lambda case: case.possible))
 def test_what_is_computed_is_what_eager_computes_or_an_error_says_why_not(case: Case) -> None:

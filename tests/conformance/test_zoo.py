@@ -67,10 +67,9 @@ def test_training_equals_the_eager_loop(name, lanes: int, replicas: int, backend
     assert count == (1 if lanes == 1 else (lanes or ACCUMULATION) * replicas)
 
 
-@pytest.mark.parametrize(
-    "name, optimizer",
-    [("linear", "adam"), ("tied", "momentum"), ("conv_batchnorm", "sgd"), ("transformer", "sgd")],
-)
+@pytest.mark.parametrize("name, optimizer", [
+    ("linear", "adam"), ("tied", "momentum"), ("conv_batchnorm", "sgd"), ("transformer", "sgd"),
+])  # fmt: skip
 def test_training_equals_eager_bit_for_bit(name: str, optimizer: str) -> None:
     """Where the arithmetic is the same, so are the bits; of Adam it is to rounding."""
     exact = {"rtol": 0, "atol": relative(5, 3) if optimizer == "adam" else 0}

@@ -41,9 +41,7 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
     subject.wrapper.destroy()
 
 
-def attempt(
-    subject: Subject, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, str | None]:
+def attempt(subject, what, args, kwargs) -> tuple[str, str | None]:
     """Make one call; return how it went, and what was wrong with that."""
     before = subject.state()
     try:

@@ -1,7 +1,4 @@
-"""Processes of a job that are killed at any moment: the others say which, and all go on together.
-
-What starts them again is this file, in the place of a launcher's agent.
-"""
+"""Processes killed at any moment: the others say which, and this file starts all of them again."""
 
 import functools
 import random

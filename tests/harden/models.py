@@ -37,15 +37,9 @@ class Words(nn.Module):
         return nn.functional.cross_entropy(self.layer(self.words(x).mean(1)), y)
 
 
-class Gray(nn.Module):
+def gray() -> nn.Module:
     """A convolution of gray images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Conv2d(1, 2, 3), nn.Linear(32, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layer(x).flatten(1))
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
 
 
 class Variadic(nn.Module):
@@ -79,11 +73,9 @@ KINDS = {
     "linear": Kind(lambda: nn.Linear(4, 3), False, lambda: (torch.randn(4, 4),)),
     "statistics": Kind(Statistics, True, lambda: (torch.randn(4, 4), torch.randn(4, 3))),
     "words": Kind(Words, True, lambda: (torch.randint(7, (4, 5)), torch.randint(3, (4,)))),
-    "gray": Kind(Gray, False, lambda: (torch.randn(4, 1, 6, 6),)),
+    "gray": Kind(gray, False, lambda: (torch.randn(4, 1, 6, 6),)),
     "variadic": Kind(Variadic, False, lambda: (torch.randn(4, 3), torch.randn(4, 3))),
-    "nested": Kind(
-        Nested, False, lambda: ({"x": [torch.randn(4, 4)], "z": torch.randn(4, 2)}, 2.0)
-    ),
+    "nested": Kind(Nested, False, lambda: ({"x": [torch.randn(4, 4)], "z": torch.randn(4, 2)}, 2)),
 }
 
 
@@ -132,19 +124,15 @@ def same(first: Any, second: Any) -> bool:
     """Tell whether two states are the same."""
     return first.keys() == second.keys() and all(
         torch.equal(value.nan_to_num(9e9), second[key].nan_to_num(9e9))
-        if isinstance(value, torch.Tensor)
-        else value == second[key]
-        for key, value in first.items()
-    )
+        if isinstance(value, torch.Tensor) else value == second[key] for key, value in first.items()
+    )  # fmt: skip
 
 
 def close(got: Any, expected: Any) -> bool:
     """Tell whether results are equal but for rounding."""
+    how = {"equal_nan": True, "check_dtype": False, "check_stride": False}
     try:
-        torch.testing.assert_close(
-            got, expected, **near(80, 2), equal_nan=True, check_dtype=False,
-            check_stride=False,
-        )  # fmt: skip
+        torch.testing.assert_close(got, expected, **near(80, 2), **how)
     except AssertionError:
         return False
     return True

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import random
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,10 @@ from helpers.closeness import near
 
 from .parts import PARTS, SHARES, TOKENS, WIDTH, Words
 
+Named = namedtuple("Named", "out loss")
 CALLS = 2
 COMPILED = 50  # one of so many of the long suite
+mse, marked = F.mse_loss, functools.partial(poptorch.identity_loss, reduction="none")
 
 
 @dataclasses.dataclass
@@ -31,13 +34,6 @@ class Returned:
     cache: Any = None
 
 
-class Named(NamedTuple):
-    """An output with names."""
-
-    out: torch.Tensor
-    loss: torch.Tensor
-
-
 def penalty(m: nn.Module) -> torch.Tensor:
     return 0.1 * sum(p.square().mean() for p in m.parameters())  # type: ignore[return-value]
 
@@ -47,39 +43,26 @@ def metric(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.l1_loss(out, y)
 
 
-def mse(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(out, y)
-
-
-def marked(value: torch.Tensor) -> torch.Tensor:
-    return poptorch.identity_loss(value, "none")
-
-
 # By name: what forward returns, and where the loss is in that.
 ENDINGS: dict[str, tuple[Callable[..., Any], Callable[[Any], torch.Tensor]]] = {
     "loss": (lambda m, o, y: mse(o, y), lambda r: r),
     "both": (lambda m, o, y: (o, mse(o, y)), lambda r: r[1]),
     "penalised": (lambda m, o, y: (o, mse(o, y) + penalty(m), mse(o, y).detach()), lambda r: r[1]),
     "metric": (lambda m, o, y: {"m": metric(o, y), "l": mse(o, y), "o": o}, lambda r: r["l"]),
-    "mark": (
-        lambda m, o, y: [o.argmax(1), marked(o.sin().square().mean()), metric(o, y)],
-        lambda r: r[1],
-    ),
+    "mark": (lambda m, o, y: [o.argmax(1), marked(o.sin().square().mean()), metric(o, y)],
+             lambda r: r[1]),
     "mark beside losses": (
         lambda m, o, y: (mse(o, y).detach(), (marked(mse(o, y) + penalty(m)), {"o": o.exp()})),
-        lambda r: r[1][0],
-    ),
+        lambda r: r[1][0]),
     "entry": (lambda m, o, y: {"loss": mse(o, y), "parts": [F.l1_loss(o, y)]}, lambda r: r["loss"]),
     "dataclass": (lambda m, o, y: Returned(F.huber_loss(o, y), o), lambda r: r.loss),
     "named": (lambda m, o, y: Named(o.detach(), F.smooth_l1_loss(o, y)), lambda r: r.loss),
-    "classes": (
-        lambda m, o, y: (o.softmax(1), F.cross_entropy(o, y.argmax(1), label_smoothing=0.1)),
-        lambda r: r[1],
-    ),
+    "classes": (lambda m, o,
+                y: (o.softmax(1), F.cross_entropy(o, y.argmax(1), label_smoothing=0.1)),
+                lambda r: r[1]),
     "two": (lambda m, o, y: (o[:, 0], mse(o, y) + 0.5 * F.l1_loss(o, y)), lambda r: r[1]),
-    "a hidden one": (
-        lambda m, o, y: (o, mse(o, y), (o - y).square().mean(1).detach()), lambda r: r[1],
-    ),
+    "a hidden one": (lambda m, o, y: (o, mse(o, y), (o - y).square().mean(1).detach()),
+                     lambda r: r[1]),
 }  # fmt: skip
 
 
@@ -121,23 +104,16 @@ def drawn(number: int) -> Case:
     count, training = draw.choice([1, 1, 2, 2, 3]), draw.random() < 0.8
     compiled = number >= 1000 and number % COMPILED == 0
     return Case(
-        training,
-        draw.choice([0, 0, 0, 1, 2]),
-        draw.choice([1, 2, 4]) if training else 1,
-        draw.choice([1, 1, 2]),
-        draw.choice([1, 2]) if training else draw.choice([1, 2, 4]),
-        draw.choice(["All", "All", "Final", "Sum"]),
-        draw.choice(["Mean", "Mean", "Sum"]),
-        draw.choice(["Post", "Running"]),
-        draw.choice([*OPTIMIZERS][:5]),
+        training, draw.choice([0, 0, 0, 1, 2]), draw.choice([1, 2, 4]) if training else 1,
+        draw.choice([1, 1, 2]), draw.choice([1, 2]) if training else draw.choice([1, 2, 4]),
+        draw.choice(["All", "All", "Final", "Sum"]), draw.choice(["Mean", "Mean", "Sum"]),
+        draw.choice(["Post", "Running"]), draw.choice([*OPTIMIZERS][:5]),
         draw.choice([torch.float32, torch.float32, torch.float64]),
         "inductor" if compiled else "reference",
-        parts=tuple(
-            (name, draw.randrange(1 << 20)) for name in draw.choices(names, weights, k=count)
-        ),
+        parts=tuple((p, draw.randrange(1 << 20)) for p in draw.choices(names, weights, k=count)),
         ending=draw.choice([*ENDINGS]),
         evaluated=tuple(at for at in range(count) if draw.random() < 0.1),
-    )
+    )  # fmt: skip
 
 
 def batches(case: Case) -> list[Batch]:

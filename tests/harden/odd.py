@@ -44,10 +44,6 @@ class Sub(torch.Tensor):
     """A subclass that does nothing."""
 
 
-def _masked(x: torch.Tensor) -> Any:
-    return torch.masked.masked_tensor(x, x > 0)
-
-
 SAME: dict[str, Change] = {  # other forms of the same values
     "a transposed copy": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
     "every other": lambda x: x.repeat_interleave(2, 0)[::2],
@@ -86,7 +82,7 @@ OTHER: dict[str, Change] = {
     "oneDNN": lambda x: x.float().to_mkldnn(),
     "fake": lambda x: FakeTensorMode().from_tensor(x),
     "functional": torch._to_functional_tensor,
-    "masked": _masked,
+    "masked": lambda x: torch.masked.masked_tensor(x, x > 0),
     "nested": lambda x: torch.nested.nested_tensor(list(x)),
     "jagged": lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
     "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
@@ -129,14 +125,11 @@ def odd(draw: random.Random, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...
 
 def _arity(draw: random.Random, args: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     ways: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-        "too few": (args[:-1], {}),
-        "too many": ((*args, *args), {}),
-        "a keyword self": (args, {"self": args[0]}),
-        "a keyword args": (args, {"args": args[0]}),
+        "too few": (args[:-1], {}), "too many": ((*args, *args), {}),
+        "a keyword self": (args, {"self": args[0]}), "a keyword args": (args, {"args": args[0]}),
         "a keyword xs": (args, {"xs": args[0]}),
         "a keyword twice": (args, {"x": args[0], "input": args[0], "parts": args[0]}),
-        "none": ((), {}),
-        "by name": (args[1:], {"x": args[0]}),
-    }
+        "none": ((), {}), "by name": (args[1:], {"x": args[0]}),
+    }  # fmt: skip
     name = draw.choice(sorted(ways))
     return name, *ways[name]

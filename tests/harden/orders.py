@@ -17,8 +17,6 @@ from .models import close
 STEPS = 14
 COMPILED = (8, 16, 24)  # of the first thousand, whose others the interpreter runs; later, each 4th
 Values = dict[str, torch.Tensor]
-
-
 OPTIMIZERS: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
     lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
     lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
@@ -91,11 +89,8 @@ class Subject:
             numbers = [torch.as_tensor(v).float() for each in got.values() for v in each.values()]
             return [(each, torch.zeros_like(each)) for each in numbers]
         assert got.keys() == wanted.keys(), (got.keys(), wanted.keys())
-        return [
-            (torch.as_tensor(got[at][name]).float(), torch.as_tensor(value).float())
-            for at, state in wanted.items()
-            for name, value in state.items()
-        ]
+        pairs = [(got[at][name], v) for at, state in wanted.items() for name, v in state.items()]
+        return [(torch.as_tensor(a).float(), torch.as_tensor(b).float()) for a, b in pairs]
 
     def edit(self) -> None:
         self.read()
@@ -181,10 +176,8 @@ class Subject:
         got, wanted = second(x, y), stepped(twin, optimizer, x, y, self.accumulation)
         state = second.state_dict()
         second.destroy()
-        return [
-            *zip(got, wanted, strict=True),
-            *((state[name], each) for name, each in twin.state_dict().items()),
-        ]
+        states = ((state[name], each) for name, each in twin.state_dict().items())
+        return [*zip(got, wanted, strict=True), *states]
 
 
 ACTIONS = [
@@ -200,9 +193,7 @@ def values(model: nn.Module) -> Values:
     return {name: each.clone() for name, each in model.state_dict().items()}
 
 
-def stepped(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, parts: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def stepped(model, optimizer, x, y, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Train eagerly; return what the last micro-batch gave, as poptorch does by default."""
     optimizer.zero_grad()
     for some, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):

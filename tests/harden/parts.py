@@ -1,5 +1,6 @@
 """A grammar of layers that keep, tie, hook or overwrite something, (rows, 4) -> (rows, 4)."""
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -70,11 +71,8 @@ def untracked(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 NESTED: list[Callable[[Any, torch.Tensor], torch.Tensor]] = [
     lambda m, x: torch.cat([m.norm(part) for part in x.chunk(2)]),
-    lambda m, x: m.norm(m.norm(x) + x),
-    lambda m, x: m.norm.forward(x),
-    evaluated,
-    untracked,
-]
+    lambda m, x: m.norm(m.norm(x) + x), lambda m, x: m.norm.forward(x), evaluated, untracked,
+]  # fmt: skip
 READING = [  # what the norm keeps
     other_momentum,
     lambda m, x: m.norm(x) + m.norm.running_mean.clone(),
@@ -152,6 +150,7 @@ def hooked(draw: Draw) -> nn.Module:
     return layer
 
 
+double = functools.partial(torch.mul, other=2)
 HOOKS: list[Callable[[Any], Any]] = [
     lambda layer: layer.register_forward_hook(lambda m, args, out: out * 0.5),
     lambda layer: layer.register_forward_pre_hook(lambda m, args: (args[0].tanh(),)),
@@ -159,9 +158,7 @@ HOOKS: list[Callable[[Any], Any]] = [
     lambda layer: layer.register_full_backward_pre_hook(lambda m, made: (made[0].flip(0) * 2,)),
     lambda layer: layer.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01)),
     lambda layer: layer.bias.register_hook(lambda gradient: gradient.flip(0)),
-    lambda layer: layer.register_forward_hook(
-        lambda m, args, out: out.register_hook(lambda g: g * 2) and None
-    ),
+    lambda layer: layer.register_forward_hook(lambda m, a, out: out.register_hook(double) and None),
 ]
 
 
@@ -199,9 +196,8 @@ IN_PLACE: list[Callable[[Any, torch.Tensor], torch.Tensor]] = [
 
 
 def in_place(draw: Draw) -> nn.Module:
-    return Having(
-        draw.choice(IN_PLACE), scale=nn.Parameter(torch.rand(WIDTH)), places=torch.randperm(WIDTH)
-    )
+    state = {"scale": nn.Parameter(torch.rand(WIDTH)), "places": torch.randperm(WIDTH)}
+    return Having(draw.choice(IN_PLACE), **state)
 
 
 def cast(draw: Draw) -> nn.Module:
@@ -237,9 +233,8 @@ def convolution(draw: Draw) -> nn.Module:
     kind = draw.choice([nn.Conv1d, nn.ConvTranspose1d])
     layer = kind(2, 2, 3, padding=1, groups=draw.choice([1, 2]), bias=draw.random() < 0.7)
     norm = nn.BatchNorm1d(2, EPS) if draw.random() < 0.3 else nn.Identity()
-    return Having(
-        lambda m, x: m.norm(m.layer(torch.stack([x, x.flip(0)], 1))).sum(1), layer=layer, norm=norm
-    )
+    both = {"layer": layer, "norm": norm}
+    return Having(lambda m, x: m.norm(m.layer(torch.stack([x, x.flip(0)], 1))).sum(1), **both)
 
 
 def recurrent(draw: Draw) -> nn.Module:

@@ -40,9 +40,8 @@ def wrapped(seed: int, lanes: int, **counts: int) -> tuple[Any, poptorch.PoplarE
     torch.manual_seed(seed)
     model = Statistics(0.3)
     opts = options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
-    return model, poptorch.trainingModel(
-        model, opts, poptorch.optim.Adam(model.parameters(), lr=0.1)
-    )
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    return model, poptorch.trainingModel(model, opts, optimizer)
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:

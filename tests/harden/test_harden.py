@@ -35,9 +35,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "first", "count"), [*cases()])
 def test_hard_use_finds_nothing(name: str, first: int, count: int) -> None:
     module = importlib.import_module(f"harden.{name}")
-    outcomes = [
-        (number, *each) for number in range(first, first + count) for each in module.trial(number)
-    ]
+    outcomes = [(at, *each) for at in range(first, first + count) for each in module.trial(at)]
     print(collections.Counter(outcome for _, outcome, _ in outcomes))
     assert outcomes
     assert [each for each in outcomes if each[2]] == []

@@ -128,10 +128,8 @@ def compare(got: Any, expected: Any, narrow: bool = True) -> None:
         torch.testing.assert_close(
             ours.detach(),
             (theirs.to(NARROW.get(theirs.dtype, theirs.dtype)) if narrow else theirs).contiguous(),
-            equal_nan=True,
-            **near(LONGEST, size=0.1),
-            check_stride=False,
-        )
+            equal_nan=True, **near(LONGEST, size=0.1), check_stride=False,
+        )  # fmt: skip
 
 
 def problem_of(check: Callable[[], Any]) -> str | None:

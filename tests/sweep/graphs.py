@@ -21,6 +21,8 @@ from helpers.wrapping import Calling, Having
 from . import checks
 
 NODES, CHANNELS, GRAPHS, RELATIONS = 12, 8, 3, 2
+Sample = tuple[Callable[[], nn.Module], tuple[str, ...], dict[str, Any]]
+E = "edge_index"
 
 
 def _inputs() -> dict[str, Any]:
@@ -74,10 +76,6 @@ def _mlp(inputs: int = CHANNELS, outputs: int = CHANNELS) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
 
 
-Sample = tuple[Callable[[], nn.Module], tuple[str, ...], dict[str, Any]]
-E = "edge_index"
-
-
 def _of(build: Callable[[], nn.Module], *inputs: str, **constants: Any) -> Sample:
     """A sample; by default of nodes and edges."""
     return build, inputs or ("x", E), constants
@@ -106,21 +104,18 @@ def _triples(name: str) -> Sample:
     def forward(own, edge_index, edge_type):
         return own.inner(edge_index[0], edge_type, edge_index[1])
 
-    return _of(
-        lambda: Having(forward, inner=getattr(pyg, name)(NODES, RELATIONS, 4)), E, "edge_type"
-    )
+    made = getattr(pyg, name)
+    return _of(lambda: Having(forward, inner=made(NODES, RELATIONS, 4)), E, "edge_type")
 
 
 def _meta() -> nn.Module:
     def of_nodes(own, x, edge_index, edge_attr, u, batch):
         return own.layer(torch.cat([x, scatter(edge_attr, edge_index[1], 0, len(x))], 1))
 
-    edges = Having(
-        lambda own, source, target, edge_attr, u, batch: own.layer(
-            torch.cat([source, target, edge_attr], 1)
-        ),
-        layer=nn.Linear(2 * CHANNELS + 4, 4),
-    )
+    def of_edges(own, source, target, edge_attr, u, batch):
+        return own.layer(torch.cat([source, target, edge_attr], 1))
+
+    edges = Having(of_edges, layer=nn.Linear(2 * CHANNELS + 4, 4))
     return pyg.MetaLayer(edges, Having(of_nodes, layer=nn.Linear(CHANNELS + 4, 8)))
 
 
@@ -218,8 +213,7 @@ SPECIAL: dict[str, Sample] = {
     "DeepGraphInfomax": _of(lambda: pyg.DeepGraphInfomax(
         8, pyg.SAGEConv(CHANNELS, 8), summary=lambda z, *_: z.mean(0).sigmoid(),
         corruption=lambda x, edges: (x.flip(0), edges))),
-    "Polynormer": _of(lambda: pyg.Polynormer(CHANNELS, 8, 4, 2, 1, 0.0, 0.0, 0.0),
-                      "x", E, "batch"),
+    "Polynormer": _of(lambda: pyg.Polynormer(CHANNELS, 8, 4, 2, 1, 0.0, 0.0, 0.0), "x", E, "batch"),
     **{name: _triples(name) for name in ("ComplEx", "DistMult", "RotatE", "TransE")},
 }  # fmt: skip
 

@@ -1,7 +1,4 @@
-"""What does not work and why: every operator, module and model that a sweep found wanting.
-
-Values are reasons. A name stands here only as long as it is true.
-"""
+"""What does not work and why: all that a sweep found wanting, here only as long as that is true."""
 
 _SHAPE = "the shape of its result depends on values; refused by design, with an explanation"
 _SPARSE = "sparse tensors are refused, as in PopTorch"
@@ -31,11 +28,9 @@ _ROWS = "dynamic: how many graphs there are is read from the numbers of graphs"
 _DENSE = "dynamic: selects the rows of a dense batch that a mask says"
 GRAPHS = {
     "ASAPooling": "dynamic: counts graphs, and multiplies sparse matrices of unknown size",
-    "AttentiveFP": _ROWS,
-    "EdgePooling": "dynamic: merges edges one by one, as their scores say",
+    "AttentiveFP": _ROWS, "EdgePooling": "dynamic: merges edges one by one, as their scores say",
     "GPSConv": _DENSE,
     "GraphUNet": "dynamic: squares a sparse adjacency, whose entries are not known before",
     "GroupAddRev": "reversible layers free the memory of their inputs while autograd is traced",
-    "SGFormer": _DENSE,
-    "SuperGATConv": "dynamic: draws negative edges, in training",
-}
+    "SGFormer": _DENSE, "SuperGATConv": "dynamic: draws negative edges, in training",
+}  # fmt: skip

@@ -1,7 +1,4 @@
-"""Small models of the transformers package: three updates of two micro-batches beside eager torch.
-
-``benchmarks/zoo.py`` makes and judges them; what it does not make small is set here.
-"""
+"""Small models of transformers beside eager torch: ``benchmarks/zoo.py`` makes and judges them."""
 
 import inspect
 from collections.abc import Iterator
@@ -27,15 +24,10 @@ IMAGES: dict[str, dict[str, Any]] = {
     "RegNet": {**TWO, "groups_width": 2},
     "ResNet": TWO,
     "Segformer": {**FOUR, "num_attention_heads": [1, 1, 2, 2]},
-    "Swin": {
-        "window_size": 4,
-        "patch_size": 4,
-        "embed_dim": 8,
-        "depths": [1, 2],
-        "num_heads": [1, 2],
-    },
+    "Swin": {"window_size": 4, "patch_size": 4, "embed_dim": 8, "depths": [1, 2],
+             "num_heads": [1, 2]},
     "ViT": {},
-}
+}  # fmt: skip
 RECIPES: dict[str, dict[str, Any]] = {
     **{f"{name}ForImageClassification": IMAGES[name] | {"num_labels": 3} for name in IMAGES},
     **{f"{name}ForMaskedLM": {} for name in ("Albert", "Bert", "DebertaV2", "XLMRoberta")},
@@ -68,10 +60,8 @@ def made(name: str) -> tuple[nn.Module, zoo.Batch]:
     config.update(IMAGES.get(name.partition("For")[0], {}))
     batch = zoo.inputs(KINDS.get(name.partition("For")[2], "causal"), config)
     if name.startswith("Whisper"):
-        return model_class(config), {
-            "input_features": torch.randn(4, 8, 40),
-            "labels": batch["labels"],
-        }
+        return model_class(config), {"input_features": torch.randn(4, 8, 40),
+                                     "labels": batch["labels"]}  # fmt: skip
     if (
         "attention_mask" in inspect.signature(model_class.forward).parameters
         and "input_ids" in batch

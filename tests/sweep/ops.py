@@ -67,9 +67,7 @@ def _on_view(variant: Callable[..., Any]) -> Callable[..., Any]:
     return change
 
 
-def _calling(
-    operator: Callable[..., Any], leaves: list[Any], places: list[int], structure: Any
-) -> Callable[..., Any]:
+def _calling(operator, leaves, places, structure) -> Callable[..., Any]:
     def call(*tensors: torch.Tensor) -> Any:
         filled = list(leaves)
         for at, tensor in zip(places, tensors, strict=True):
@@ -83,9 +81,7 @@ def _calling(
 class Applied(nn.Module):
     """A function of tensors; those of ``trained`` become parameters, and there is a loss."""
 
-    def __init__(
-        self, function: Callable[..., Any], tensors: list[torch.Tensor], trained: list[int]
-    ) -> None:
+    def __init__(self, function, tensors: list[torch.Tensor], trained: list[int]) -> None:
         super().__init__()
         self.function, self.trained = function, trained
         places = [at for at, tensor in enumerate(tensors) if checks.sizable(tensor)]
@@ -104,10 +100,7 @@ class Applied(nn.Module):
 
 
 def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
-    """Yield the way it was tried, and what went wrong or None.
-
-    A sample that eager torch itself refuses is not tried.
-    """
+    """Yield the way it was tried, if eager torch takes it, and what went wrong or None."""
     function, tensors = sample.function, sample.tensors
     try:
         expected = function(*(t.clone() for t in tensors))
