@@ -67,8 +67,7 @@ print("the end")
 
 
 def test_a_model_that_cannot_be_compiled_ends_the_script(script, capsys) -> None:
-    file = script(
-        """
+    file = script("""
 class Counted(torch.nn.Module):
     def forward(self, x):
         return x.nonzero()
@@ -78,8 +77,7 @@ for model in (torch.nn.Identity(), Counted(), torch.nn.ReLU()):
         poptorch.inferenceModel(model)(torch.ones(2))
     except poptorch.Error:
         print("caught")
-"""
-    )
+""")
     assert main(["doctor", file]) == 1
     out = capsys.readouterr().out
     assert "Identity, inference" in out
@@ -124,34 +122,31 @@ class Named(torch.nn.Linear):
 (SUBTRACTION,) = lines_of(UNDECIDED, "x = x - x.mean()")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        ([f"{UNDECIDED}:Undecided", "8,4"], 1, "findings prevent compiling this model"),
-        (["--training", f"{WAITING}:Classifier", "4,8", "4:int64"], 0, "Nothing stands in the way"),
-        (
-            [f"{UNDECIDED}:Undecided"], 0,
-            f"1 finding, which matters if its line runs:\n{SUBTRACTION}",
-        ),
-        (
-            ["--calls", "3", "FILE", "--epochs", "1"], 2,
-            "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n",
-        ),
-        (
-            ["FILE:made"], 0,
-            "Importing FILE, to make made and search its source\nat the top\n",
-        ),
-        (["FILE:made"], 0, "With shapes forward is tried"),
-        (["FILE:made", "3,2"], 0, "Importing FILE, to make made and run its forward once\n"),
-        (["FILE:Product", "2,3"], 1, "mat1 and mat2 shapes cannot be multiplied"),
-        (["FILE:Refusing", "2,3"], 1, "ValueError: rows of three only"),
-        (
-            ["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0,
-            "Nothing stands in the way",
-        ),
-        (["--training", "FILE:Named", "rows=4,3"], 1, "error: Couldn't find a loss in graph"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments, status, said", [
+    ([f"{UNDECIDED}:Undecided", "8,4"], 1, "findings prevent compiling this model"),
+    (["--training", f"{WAITING}:Classifier", "4,8", "4:int64"], 0, "Nothing stands in the way"),
+    (
+        [f"{UNDECIDED}:Undecided"], 0,
+        f"1 finding, which matters if its line runs:\n{SUBTRACTION}",
+    ),
+    (
+        ["--calls", "3", "FILE", "--epochs", "1"], 2,
+        "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n",
+    ),
+    (
+        ["FILE:made"], 0,
+        "Importing FILE, to make made and search its source\nat the top\n",
+    ),
+    (["FILE:made"], 0, "With shapes forward is tried"),
+    (["FILE:made", "3,2"], 0, "Importing FILE, to make made and run its forward once\n"),
+    (["FILE:Product", "2,3"], 1, "mat1 and mat2 shapes cannot be multiplied"),
+    (["FILE:Refusing", "2,3"], 1, "ValueError: rows of three only"),
+    (
+        ["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0,
+        "Nothing stands in the way",
+    ),
+    (["--training", "FILE:Named", "rows=4,3"], 1, "error: Couldn't find a loss in graph"),
+])  # fmt: skip
 def test_what_is_explained_is_said_before_it_runs(arguments, status, said, script, capsys) -> None:
     file = script(MODULES)
     assert main(["doctor", *(word.replace("FILE", file) for word in arguments)]) == status
@@ -187,7 +182,7 @@ def package(tmp_path, monkeypatch) -> None:
 
 
 def test_lines_inside_other_packages_are_named(package, script, capsys) -> None:
-    text = """
+    file = script("""
 from acme.layers import Branching
 class Outer(torch.nn.Module):
     def __init__(self):
@@ -195,8 +190,7 @@ class Outer(torch.nn.Module):
         self.inner = Branching()
     def forward(self, x):
         return self.inner(x)
-"""
-    file = script(text)
+""")
     assert main(["doctor", f"{file}:Outer", "4,3"]) == 1
     out = capsys.readouterr().out
     inside = "acme/layers.py:7, return x * x.sum().item()"

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,10 +44,9 @@ def test_the_first_model_is_priced_and_the_script_ends(script: str, tmp_path, ca
     assert "aten.addmm" in shown
 
 
-@pytest.mark.parametrize(
-    ("size", "status", "said"),
-    [(1 << 15, 1, "DOES NOT FIT: weights, 2.0 GiB"), (14640, 0, "limit): weights, 915.1 MiB")],
-)
+@pytest.mark.parametrize("size, status, said", [
+    (1 << 15, 1, "DOES NOT FIT: weights, 2.0 GiB"), (14640, 0, "limit): weights, 915.1 MiB"),
+])  # fmt: skip
 def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, status: int, said: str
 ) -> None:
@@ -92,17 +90,11 @@ def made(directory: Path, cycles: float, size: float) -> str:
     culprit = dataclasses.asdict(Culprit(0, "0F0", "weights", "", "", "", size, -50.0))
     priced = {
         "system": "bow:1", "fits": True, "culprit": culprit, "items_per_second": 10.0,
-        "verdict": "fits", "kind": "transformer",
-        "seconds": 1.0, "cycles": cycles, "share_of_peak": 0.1, "chips": [chip], "operators": [],
-        "clock": 1e9, "replicas": 1, "bound": {"compute": 1.0}, "error_band": 1.5, "guesses": [],
-        "advice": [],
+        "verdict": "fits", "kind": "transformer", "seconds": 1.0, "cycles": cycles,
+        "share_of_peak": 0.1, "chips": [chip], "operators": [], "clock": 1e9, "replicas": 1,
+        "bound": {"compute": 1.0}, "error_band": 1.5, "guesses": [], "advice": [],
     }  # fmt: skip
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "name": "net",
-        "estimated": priced,
-        "measured": None,
-    }
+    content = {"format": FORMAT, "name": "net", "estimated": priced, "measured": None}
     directory.mkdir()
     (directory / "profile.json").write_text(json.dumps(content))
     return str(directory)

@@ -34,10 +34,8 @@ def output(tool, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_table_is_drawn_as_the_real_one() -> None:
     title = "Partition: pt-trainee01-4-ipus [active] has 4 reconfigurable IPUs"
     row = ("10.1.5.7", "0069.0002.8210521", "", "1.9.0", "2.4.4", "M2000", "0", "3", "DNC")
-    drawn = box(
-        [("gc-monitor", 15), (title, 81)], gc_tools._CARD_WIDTHS, [gc_tools._CARD_HEAD, row]
-    )
-    assert drawn == CARDS
+    titles = [("gc-monitor", 15), (title, 81)]
+    assert box(titles, gc_tools._CARD_WIDTHS, [gc_tools._CARD_HEAD, row]) == CARDS
 
 
 def test_monitor_shows_devices_and_processes(capsys) -> None:
@@ -76,8 +74,7 @@ def test_info_lists_devices_or_tells_about_one(capsys) -> None:
     text = output(info, capsys, "--list-devices")
     assert text == output(info, capsys)  # when it is asked for nothing
     lines = text.splitlines()
-    assert len(lines) == 7
-    assert lines[3] == "Id 3: single, IPU 3"
+    assert (len(lines), lines[3]) == (7, "Id 3: single, IPU 3")
     assert lines[4] == f"Id 4: group, IPUs 0, 1, held by process {os.getpid()}"
     lease.release()
     text = output(info, capsys, "--device-id", "6")

@@ -22,15 +22,12 @@ def test_the_table(tmp_path: Path, capsys) -> None:
     assert len(capsys.readouterr().out.splitlines()) > len(text.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, ("No such file",)),
-        ("deviceIterations(3)\n\nlambda: 4\n", ("line 3 of the file",)),
-        ("# a comment\ndeviceIterations('4')\n", ("line 2 of options.cfg", "Unexpected type")),
-        ("nonsense(4)\n", ("line 1 of options.cfg: nonsense(4)", "Invalid attribute")),
-    ],
-)
+@pytest.mark.parametrize("text, says", [
+    (None, ("No such file",)),
+    ("deviceIterations(3)\n\nlambda: 4\n", ("line 3 of the file",)),
+    ("# a comment\ndeviceIterations('4')\n", ("line 2 of options.cfg", "Unexpected type")),
+    ("nonsense(4)\n", ("line 1 of options.cfg: nonsense(4)", "Invalid attribute")),
+])  # fmt: skip
 def test_a_faulty_file_is_an_error_with_its_line(text, says, tmp_path: Path, capsys) -> None:
     file = tmp_path / "options.cfg"
     if text is not None:
@@ -57,10 +54,9 @@ def test_an_error_does_not_name_the_command_as_the_users_line(monkeypatch, capsy
     assert Path(__file__).name not in error
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [(["--version"], 0, f"poptorch {poptorch.__version__}\n"), ([], 2, "command")],
-)
+@pytest.mark.parametrize(("words", "status", "said"), [
+    (["--version"], 0, f"poptorch {poptorch.__version__}\n"), ([], 2, "command"),
+])  # fmt: skip
 def test_the_version_and_that_a_command_is_needed(words, status, said, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)

@@ -26,7 +26,6 @@ from poptorch._cli.poprun import KILLED
 
 
 def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
-    """Return the status of ``poprun`` with these arguments, and what was printed."""
     output = folder / "out"
     process = jobs.fork("helpers.jobs", arguments, output, jobs.environment(**more))
     try:
@@ -127,30 +126,27 @@ def test_a_killed_job_comes_back_and_ends_as_if_undisturbed(tmp_path: Path) -> N
     assert digests([printed]) == {weights}
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["-n", "2", "--num-replicas=3", "true"], "must be a multiple"),
-        (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
-        (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
-        (["--num-instances=0", "true"], "at least 1"),
-        (["--num-instances=two", "true"], "a whole number, not two"),
-        (["--max-restarts=-1", "true"], "at least 0, not -1"),
-        (["--port=99999", "true"], "at most 65535"),
-        (["--only-output-from-instance=1", "true"], "there are 1 instances"),
-        (["--hostfile=/nowhere", "true"], "--hostfile"),
-        (["--import-config=/nowhere", "true"], "--import-config"),
-        (["--numa-aware=perhaps", "true"], "yes or no"),
-        (["no-such-program"], "there is no program no-such-program\n"),
-        ([__file__], f"that can be executed: poprun python {__file__}"),
-        ([], "name the program"),
-        # what is imported is read like options
-        (['{"num_instances": "two"}', "true"], "a whole number, not two"),
-        (['{"num_instances": 2, "num_replicas": 3}', "true"], "must be a multiple"),
-        (['{"verbosity": "much"}', "true"], "--import-config"),
-        (["[1]", "true"], "--import-config"),
-    ],
-)
+@pytest.mark.parametrize("arguments, said", [
+    (["-n", "2", "--num-replicas=3", "true"], "must be a multiple"),
+    (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
+    (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
+    (["--num-instances=0", "true"], "at least 1"),
+    (["--num-instances=two", "true"], "a whole number, not two"),
+    (["--max-restarts=-1", "true"], "at least 0, not -1"),
+    (["--port=99999", "true"], "at most 65535"),
+    (["--only-output-from-instance=1", "true"], "there are 1 instances"),
+    (["--hostfile=/nowhere", "true"], "--hostfile"),
+    (["--import-config=/nowhere", "true"], "--import-config"),
+    (["--numa-aware=perhaps", "true"], "yes or no"),
+    (["no-such-program"], "there is no program no-such-program\n"),
+    ([__file__], f"that can be executed: poprun python {__file__}"),
+    ([], "name the program"),
+    # what is imported is read like options
+    (['{"num_instances": "two"}', "true"], "a whole number, not two"),
+    (['{"num_instances": 2, "num_replicas": 3}', "true"], "must be a multiple"),
+    (['{"verbosity": "much"}', "true"], "--import-config"),
+    (["[1]", "true"], "--import-config"),
+])  # fmt: skip
 def test_what_cannot_be_started_is_said(arguments, said, tmp_path, capsys) -> None:
     if arguments and arguments[0][0] in "{[":
         file = tmp_path / "job.json"
@@ -202,13 +198,10 @@ def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkey
 def test_on_one_host_nobody_else_can_write_to_where_the_agents_meet(tmp_path: Path) -> None:
     """They unpickle what they read there."""
     config = poprun._config(completed("--num-instances=2"), str(tmp_path))
-    place = RendezvousParameters(
-        config.rdzv_backend, config.rdzv_endpoint, config.run_id, 1, 1, **config.rdzv_configs
-    )
-    _, store = create_backend(place)
+    told = config.rdzv_backend, config.rdzv_endpoint, config.run_id, 1, 1
+    _, store = create_backend(RendezvousParameters(*told, **config.rdzv_configs))
     assert isinstance(store, torch.distributed.FileStore)
-    assert Path(store.path).parent == tmp_path
-    assert config.local_addr == "localhost"
+    assert (Path(store.path).parent, config.local_addr) == (tmp_path, "localhost")
 
 
 def test_processes_that_share_stages_have_the_same_replicas(monkeypatch) -> None:

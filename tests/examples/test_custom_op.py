@@ -17,6 +17,7 @@ from helpers.wrapping import Having, options, trains_alike
 from poptorch.ops import custom
 
 EXAMPLES = ROOT / "examples" / "custom_op"
+BACKENDS = ["reference", long("inductor")]
 
 
 def example(name: str) -> ModuleType:
@@ -62,9 +63,6 @@ def trains_as(model: nn.Module, formula, backend: str = "reference") -> None:
     trains_alike(model, torch.randn(4, 8), torch.randn(4, 4), eager=eager, opts=options(backend))
 
 
-BACKENDS = ["reference", long("inductor")]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cpp_operators(cpp: ModuleType, backend: str) -> None:
@@ -83,12 +81,9 @@ def test_triton_operator_has_a_form_for_the_cpu() -> None:
 @pytest.mark.slow
 def test_attributes_reach_a_cpp_operator(cpp: ModuleType) -> None:
     def two(x):
-        return [
-            poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
-            for alpha in (0.5, 0.25)
-        ]
+        return [poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
+                for alpha in (0.5, 0.25)]  # fmt: skip
 
     x = torch.tensor([-8.0, 2.0])
     first, second = poptorch.inferenceModel(two, options())(x)
-    assert first.tolist() == [-4.0, 2.0]
-    assert second.tolist() == [-2.0, 2.0]
+    assert (first.tolist(), second.tolist()) == ([-4.0, 2.0], [-2.0, 2.0])

@@ -52,8 +52,7 @@ def test_a_named_directory_comes_first_the_debian_package_second(copy: Path) -> 
     )
     assert not found.full
     images, labels = data.load(copy).train.tensors
-    assert images.shape == (3000, 1, 28, 28)
-    assert images.dtype == torch.float32
+    assert (images.shape, images.dtype) == ((3000, 1, 28, 28), torch.float32)
     assert (images.min(), images.max()) == (-1, 1)
     assert labels.dtype == torch.int64
     assert set(labels.tolist()) == set(range(10))
@@ -91,17 +90,14 @@ def _idx(values: bytes, *shape: int) -> bytes:
     return gzip.compress(bytes([0, 0, 8, len(shape)]) + sizes + values)
 
 
-@pytest.mark.parametrize(
-    "name, spoil, says",
-    [
-        (TRAIN_IMAGES, lambda content: content[:-9], "cannot be unpacked"),
-        (TEST_LABELS, lambda content: b"", "starts with nothing"),
-        (TRAIN_LABELS, lambda content: _idx(bytes(9), 10), "has 9 bytes of data"),
-        (TRAIN_LABELS, lambda content: _idx(bytes(10), 10), "has 10 labels for 3000 images"),
-        (TEST_LABELS, lambda content: _idx(bytes([10] * 1000), 1000), "has the label 10"),
-        (TEST_IMAGES, lambda content: _idx(bytes(8000), 1000, 2, 4), r"images of \(2, 4\)"),
-    ],
-)
+@pytest.mark.parametrize("name, spoil, says", [
+    (TRAIN_IMAGES, lambda content: content[:-9], "cannot be unpacked"),
+    (TEST_LABELS, lambda content: b"", "starts with nothing"),
+    (TRAIN_LABELS, lambda content: _idx(bytes(9), 10), "has 9 bytes of data"),
+    (TRAIN_LABELS, lambda content: _idx(bytes(10), 10), "has 10 labels for 3000 images"),
+    (TEST_LABELS, lambda content: _idx(bytes([10] * 1000), 1000), "has the label 10"),
+    (TEST_IMAGES, lambda content: _idx(bytes(8000), 1000, 2, 4), r"images of \(2, 4\)"),
+])  # fmt: skip
 def test_a_broken_file_is_named(copy: Path, name: str, spoil, says: str) -> None:
     path = copy / name
     path.write_bytes(spoil(path.read_bytes()))

@@ -12,6 +12,9 @@ from helpers.wrapping import options, trains_alike
 from poptorch import ParallelPhasedExecution, Phase, SerialPhasedExecution, Stage
 
 X, Y = torch.randn(24, 8), torch.randint(0, 4, (24,))
+ALTERNATING = {(0, 0), (0, 2), (1, 1), (1, 3), (2, 0), (2, 2)}
+APART = SerialPhasedExecution(Phase(Stage("0").ipu(0), Stage("1").ipu(1)))
+TOGETHER = SerialPhasedExecution(Phase(Stage("0", "1")))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -61,20 +64,11 @@ def alternating(kind) -> poptorch.SerialPhasedExecution:
     return strategy
 
 
-ALTERNATING = {(0, 0), (0, 2), (1, 1), (1, 3), (2, 0), (2, 2)}
-APART = SerialPhasedExecution(Phase(Stage("0").ipu(0), Stage("1").ipu(1)))
-TOGETHER = SerialPhasedExecution(Phase(Stage("0", "1")))
-
-
-@pytest.mark.parametrize(
-    "rounds, strategy, placed",
-    [
-        (1, APART, {(0, 0), (0, 1)}),
-        (1, TOGETHER, {(0, 0)}),
-        (3, alternating(SerialPhasedExecution), ALTERNATING),
-        (3, alternating(ParallelPhasedExecution), ALTERNATING),
-    ],
-)
+@pytest.mark.parametrize("rounds, strategy, placed", [
+    (1, APART, {(0, 0), (0, 1)}), (1, TOGETHER, {(0, 0)}),
+    (3, alternating(SerialPhasedExecution), ALTERNATING),
+    (3, alternating(ParallelPhasedExecution), ALTERNATING),
+])  # fmt: skip
 def test_phases_train_as_placed_and_as_eager_torch_does(rounds: int, strategy, placed) -> None:
     opts = options().backend("staged").setExecutionStrategy(strategy)
     executor = trains_alike(Parallel(rounds), X, Y, opts=opts, accumulation=6, steps=1)

@@ -34,9 +34,8 @@ def options(*words: str) -> argparse.Namespace:
 def script(name: str, *words: str) -> str:
     """Run a script of the example as a user would and return what it printed."""
     settings = programs.with_ours(POPTORCH_BACKEND="reference")
-    run = programs.run(
-        "-W", "error", EXAMPLE / name, "--data-dir", SUBSET, *words, environment=settings
-    )
+    words = "-W", "error", EXAMPLE / name, "--data-dir", SUBSET, *words
+    run = programs.run(*words, environment=settings)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

@@ -4,15 +4,8 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaModel,
-    MixtralConfig,
-    MixtralForCausalLM,
-    StaticCache,
-)
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import poptorch
 from helpers.wrapping import options
@@ -20,14 +13,9 @@ from helpers.wrapping import options
 pytestmark = pytest.mark.slow
 
 SIZES = {
-    "vocab_size": 20,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 16,
-    "max_position_embeddings": 32,
-}
+    "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 32,
+}  # fmt: skip
 
 
 def tokens(*sizes: int) -> torch.Tensor:
@@ -42,7 +30,7 @@ def test_a_model_returns_its_cache_and_takes_it_back() -> None:
         start = model(first)
         expected = model(then, past_key_values=start.past_key_values)
     got = ours(first)
-    assert type(got.past_key_values) is DynamicCache
+    assert type(got.past_key_values) is transformers.DynamicCache
     assert got.past_key_values.get_seq_length() == 5
     end = ours(then, past_key_values=got.past_key_values)
     assert got.past_key_values.get_seq_length() == 5  # what was passed is not changed
@@ -66,15 +54,15 @@ def test_a_static_cache_needs_one_program_for_all_steps() -> None:
 
 
 def test_decorators_that_add_arguments_see_a_call_as_it_was() -> None:
-    model = LlamaModel(LlamaConfig(**SIZES)).eval()
+    model = transformers.LlamaModel(LlamaConfig(**SIZES)).eval()
     ids = tokens(2, 4)
     got = poptorch.inferenceModel(model, options())(input_ids=ids)
     torch.testing.assert_close(got.last_hidden_state, model(ids).last_hidden_state)
 
 
 def test_a_mixture_of_experts_trains() -> None:
-    config = MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
-    model = MixtralForCausalLM(config)
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
+    model = transformers.MixtralForCausalLM(config)
     twin = copy.deepcopy(model)
     plain = torch.optim.SGD(twin.parameters(), lr=0.1)
     ours = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))

@@ -9,22 +9,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateMonitor,
-    ModelCheckpoint,
-)
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-)
+from torchmetrics import classification as metrics
+from torchmetrics.classification import MulticlassAccuracy
 
 import poptorch
 from helpers.closeness import relative
@@ -126,7 +118,7 @@ def test_losses_logs_and_weights_are_the_same(counts, batches, updates, tmp_path
     for net, ours in ((module, True), (other, False)):
         records.append(Record())
         settings = {"gradient_clip_val": 0.1, "limit_train_batches": batches}
-        change = GradientAccumulationScheduler(counts)
+        change = callbacks.GradientAccumulationScheduler(counts)
         run = trainer(ours, tmp_path, records[-1], change, **settings)
         run.fit(net, loader(), loader(8))
         assert run.global_step == updates
@@ -146,10 +138,11 @@ class Measured(Net):
     def __init__(self) -> None:
         super().__init__()
         self.rank = MulticlassAccuracy(2)
-        self.both = MetricCollection([MulticlassPrecision(2), MulticlassRecall(2)], prefix="both_")
-        self.valid = MetricCollection({"acc": MulticlassAccuracy(2), "f1": MulticlassF1Score(2)})
-        self.seen = MeanMetric()
-        self.hidden = [MeanMetric()]
+        both = [metrics.MulticlassPrecision(2), metrics.MulticlassRecall(2)]
+        self.both = MetricCollection(both, prefix="both_")
+        valid = {"acc": MulticlassAccuracy(2), "f1": metrics.MulticlassF1Score(2)}
+        self.valid = MetricCollection(valid)
+        self.seen, self.hidden = MeanMetric(), [MeanMetric()]
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         x, y = batch
@@ -178,7 +171,7 @@ def watched(steps: int, folder: Path) -> dict[bool, tuple[pl.Trainer, Record]]:
     module, ended = Measured(), {}
     for ours in (True, False):
         record = Record()
-        stop = EarlyStopping("f1", patience=1, mode="min", min_delta=0.5)
+        stop = callbacks.EarlyStopping("f1", patience=1, mode="min", min_delta=0.5)
         best = ModelCheckpoint(folder / str(ours), "{epoch}-{acc:.3f}", monitor="acc", mode="max")
         run = trainer(
             ours, folder, record, stop, best, LearningRateMonitor("epoch"), max_epochs=4,
@@ -203,12 +196,8 @@ def test_metrics_and_the_callbacks_that_read_them(steps: int, tmp_path: Path) ->
     assert mine.current_epoch == plain.current_epoch < 4  # stopped early
     ours, theirs = (run.checkpoint_callback for run in (mine, plain))
     assert Path(ours.best_model_path).name == Path(theirs.best_model_path).name
-    rates = [
-        callback.lrs
-        for run in (mine, plain)
-        for callback in run.callbacks
-        if isinstance(callback, LearningRateMonitor)
-    ]
+    seen = [*mine.callbacks, *plain.callbacks]
+    rates = [each.lrs for each in seen if isinstance(each, LearningRateMonitor)]
     assert rates[0] == rates[1]
 
 
@@ -236,16 +225,9 @@ def test_checkpoints_resume_in_either_way(tmp_path: Path) -> None:
         torch.testing.assert_close(again.state_dict(), whole.state_dict())
 
 
-class Dropping(Net):
-    """Draws random numbers in every step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers[1] = torch.nn.Dropout(0.5)
-
-
 def test_a_resumed_run_draws_what_the_whole_one_drew(tmp_path: Path) -> None:
-    whole = Dropping()
+    whole = Net()
+    whole.layers[1] = torch.nn.Dropout(0.5)
     start = copy.deepcopy(whole)
     saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     settings = {"max_epochs": 2, "limit_train_batches": 3}

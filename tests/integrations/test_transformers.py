@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    TrainingArguments,
-)
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
 import poptorch
 from helpers.closeness import near, relative
@@ -22,6 +18,7 @@ PLAIN = transformers.Trainer
 Samples = list[dict[str, Any]]
 RATE = 1e-2
 NOISE = 0.1 * RATE
+SAVING = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
 
 
 def bert(dropout: float = 0.0, count: int = 8, layers: int = 0) -> tuple[torch.nn.Module, Samples]:
@@ -75,9 +72,7 @@ def assert_alike(ours: Any, plain: Any) -> None:
     torch.testing.assert_close(*weights, rtol=0, atol=NOISE)
 
 
-def trained(
-    case: Any, folder: Path, kinds: Any = (Trainer, PLAIN), changes: Any = None, **keywords: Any
-) -> list[Any]:
+def trained(case, folder, kinds=(Trainer, PLAIN), changes=None, **keywords) -> list[Any]:
     """Train with both, from the same weights; return both after comparing them."""
     both = []
     for kind in kinds:
@@ -175,9 +170,6 @@ class PlainWeighted(PLAIN):
 
 def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
     trained(bert, tmp_path, (Weighted, PlainWeighted))
-
-
-SAVING = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:

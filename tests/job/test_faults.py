@@ -1,7 +1,4 @@
-"""Processes that are lost, or are not like the others: nobody waits for ever, and all are named.
-
-The one that keeps the store may end before the others.
-"""
+"""Processes that are lost, the store's too, or unlike the others: nobody waits, all are named."""
 
 import re
 from pathlib import Path
@@ -16,20 +13,16 @@ pytestmark = pytest.mark.slow
 DIFFERENCE = "|".join(DIFFERENCES)
 
 
-@pytest.mark.parametrize(
-    "what, said",
-    [
-        ("killed", "it was killed, or its machine is gone"),
-        ("raised", "it ended by ValueError: no more data"),
-        ("changed alone", "it does something else: it exchanges the numbers of the optimizer"),
-        long("killed while compiling", ""),
-        long("stopped", "no sign of life for 6 s"),
-        long("killed between stages", "it was killed, or its machine is gone"),
-        long("interrupted between stages", "its part was interrupted by KeyboardInterrupt"),
-        long("state loaded alone", "something else: it exchanges the numbers of the optimizer"),
-        long("weights written alone", "it exchanges digests of the weights that were written"),
-    ],
-)
+@pytest.mark.parametrize("what, said", [
+    ("killed", "it was killed, or its machine is gone"),
+    ("raised", "it ended by ValueError: no more data"),
+    ("changed alone", "it does something else: it exchanges the numbers of the optimizer"),
+    long("killed while compiling", ""), long("stopped", "no sign of life for 6 s"),
+    long("killed between stages", "it was killed, or its machine is gone"),
+    long("interrupted between stages", "its part was interrupted by KeyboardInterrupt"),
+    long("state loaded alone", "something else: it exchanges the numbers of the optimizer"),
+    long("weights written alone", "it exchanges digests of the weights that were written"),
+])  # fmt: skip
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
     processes = jobs.start("helpers.job_fault", [what], 2, tmp_path)
     try:
@@ -68,16 +61,13 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Pa
         assert ("process 0 of the job has another seed" in text) == (index == 1)
 
 
-@pytest.mark.parametrize(
-    "what, said",
-    [
-        long("another is killed", "process 1 of 3: no sign of life for 3 s"),
-        ("it is killed", "process 0 of 3: it kept what the processes tell one another, and the "
-         "connection to it is closed"),
-        long("it is stopped", "process 0 of 3: it kept what the processes tell one another, and no "
-         "sign of life for 3 s"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("what, said", [
+    long("another is killed", "process 1 of 3: no sign of life for 3 s"),
+    ("it is killed", "process 0 of 3: it kept what the processes tell one another, and the "
+     "connection to it is closed"),
+    long("it is stopped", "process 0 of 3: it kept what the processes tell one another, and no "
+     "sign of life for 3 s"),
+])  # fmt: skip
 def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tmp_path) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path)
     try:

@@ -22,22 +22,18 @@ POPRUN = {
     "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_NUM_IPUS_PER_REPLICA": "2",
 }  # fmt: skip
 TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
-MPIRUN = {
-    "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-}  # fmt: skip
+MPIRUN = {f"OMPI_COMM_WORLD_{n.removeprefix('WORLD_')}": v for n, v in TORCHRUN.items()}
+TWO, LOCAL_SIZE = {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_SIZE"
+OF_A = {**TWO, "PMIX_NAMESPACE": "a"}
 
 
 def names() -> tuple[object, ...]:
     """What popdist says of this process."""
     return (
-        popdist.isPopdistEnvSet(),
-        popdist.getInstanceIndex(),
-        popdist.getNumInstances(),
-        popdist.getLocalInstanceIndex(),
-        popdist.getNumTotalReplicas(),
-        popdist.getNumLocalReplicas(),
-        popdist.getNumIpusPerReplica(),
-    )
+        popdist.isPopdistEnvSet(), popdist.getInstanceIndex(), popdist.getNumInstances(),
+        popdist.getLocalInstanceIndex(), popdist.getNumTotalReplicas(),
+        popdist.getNumLocalReplicas(), popdist.getNumIpusPerReplica(),
+    )  # fmt: skip
 
 
 @pytest.mark.spec("programs", 12)
@@ -48,14 +44,10 @@ def test_outside_of_a_job_there_is_one_instance() -> None:
     assert (options.replication_factor, options.Distributed.numProcesses) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "variables, said",
-    [
-        (POPRUN, (True, 3, 4, 1, 8, 2, 2)),
-        (TORCHRUN, (True, 3, 4, 1, 4, 1, 1)),
-        (MPIRUN, (True, 3, 4, 1, 4, 1, 1)),
-    ],
-)
+@pytest.mark.parametrize("variables, said", [
+    (POPRUN, (True, 3, 4, 1, 8, 2, 2)), (TORCHRUN, (True, 3, 4, 1, 4, 1, 1)),
+    (MPIRUN, (True, 3, 4, 1, 4, 1, 1)),
+])  # fmt: skip
 def test_every_launcher_is_understood(variables, said, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -112,20 +104,11 @@ def test_functions_are_called_on_the_instances_that_are_listed(monkeypatch) -> N
     assert here(5) == 5
 
 
-@pytest.mark.parametrize(
-    "variables, address",
-    [
-        ({}, None),
-        ({"MASTER_ADDR": "head", "MASTER_PORT": "7"}, "head"),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "a"}, None),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-          "PMIX_NAMESPACE": "a"}, None),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-          "PMIX_NAMESPACE": "a"}, "127.0.0.1"),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-          "OMPI_MCA_ess_base_jobid": "7"}, "127.0.0.1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("variables, address", [
+    ({}, None), ({"MASTER_ADDR": "head", "MASTER_PORT": "7"}, "head"), (OF_A, None),
+    ({**OF_A, LOCAL_SIZE: "1"}, None), ({**OF_A, LOCAL_SIZE: "2"}, "127.0.0.1"),
+    ({**TWO, LOCAL_SIZE: "2", "OMPI_MCA_ess_base_jobid": "7"}, "127.0.0.1"),
+])  # fmt: skip
 def test_where_processes_meet(variables, address, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

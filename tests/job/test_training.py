@@ -16,11 +16,9 @@ from helpers.job_killed import digests
 
 pytestmark = pytest.mark.slow
 FEW = {
-    2: [
-        "sgd, sum", "sgd, combined, chunks", "adamw, clipped, anchors",
+    2: ["sgd, sum", "sgd, combined, chunks", "adamw, clipped, anchors",
         "adamw in parts, clipped, float64", "lamb in parts", "groups over processes",
-        "exchanges over processes", "machines", SAVED, "stages, sharded, batch norm",
-    ],
+        "exchanges over processes", "machines", SAVED, "stages, sharded, batch norm"],
     4: ["adam in parts", "stages of two models"],
 }  # fmt: skip
 Results = list[dict[str, dict[str, Any]]]
@@ -79,13 +77,10 @@ def compare(results: Results, name: str) -> Result:
     return alone
 
 
-@pytest.mark.parametrize(
-    ("processes", "names"),
-    [
-        long(2, [name for name in CASES if name not in FEW[2] and "two models" not in name]),
-        long(4, [name for name, case in CASES.items() if name not in FEW[4] and case.parts == 1]),
-    ],
-)
+@pytest.mark.parametrize("processes, names", [
+    long(2, [name for name in CASES if name not in FEW[2] and "two models" not in name]),
+    long(4, [name for name, case in CASES.items() if name not in FEW[4] and case.parts == 1]),
+])  # fmt: skip
 def test_processes_train_as_one(processes: int, names: list[str], tmp_path: Path) -> None:
     results, _ = job(tmp_path, processes, names)
     for name in names:
