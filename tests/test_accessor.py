@@ -8,23 +8,8 @@ import time
 import pytest
 import torch
 
+from helpers import data_sets as sets
 from helpers.cases import few
-from helpers.data_sets import (
-    METHODS,
-    Carrying,
-    Counted,
-    Endless,
-    Graph,
-    GraphParser,
-    Numbers,
-    SizedStream,
-    Slow,
-    StartMethod,
-    Stream,
-    Structured,
-    SubGraph,
-    Unfinished,
-)
 from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
 from helpers.patience import eventually
 from poptorch._base.errors import Error
@@ -33,6 +18,8 @@ from poptorch.dataloader import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
 pytestmark = pytest.mark.slow
+ONE, TWO, THREE = torch.ones(1), torch.ones(2), torch.ones(3)
+UNLIKE = "shapes of the first"
 
 
 def accessor(dataset, **kwargs):
@@ -45,7 +32,8 @@ def torch_s_loader(dataset, size=1, collate_fn=None):
 
 @pytest.mark.spec("data", 20)
 @pytest.mark.parametrize(
-    "dataset", [Numbers(4), Unfinished(4), Endless(4), Stream(4), SizedStream(4)]
+    "dataset",
+    [sets.Numbers(4), sets.Unfinished(4), sets.Endless(4), sets.Stream(4), sets.SizedStream(4)],
 )
 def test_any_data_set(dataset):
     made = accessor(dataset)
@@ -54,7 +42,7 @@ def test_any_data_set(dataset):
 
 
 def test_a_torch_loader_a_list_and_a_generator():
-    made = accessor(torch_s_loader(Numbers(5), 2))
+    made = accessor(torch_s_loader(sets.Numbers(5), 2))
     assert values(made) == [[0, 1], [2, 3], [4]]  # the last one has fewer rows
     assert len(made) == 3
     assert values(accessor([torch.ones(1), torch.zeros(1)])) == [[1], [0]]
@@ -67,69 +55,60 @@ def test_a_torch_loader_a_list_and_a_generator():
 @pytest.mark.parametrize("mode", ASYNC_MODES)
 def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode):
     for form in ("tuple", "list", "named tuple"):
-        first = next(iter(loader(Structured(4, form), 2, mode=mode)))
-        assert type(first) is type(next(accessor(Structured(4, form)))) is list
+        first = next(iter(loader(sets.Structured(4, form), 2, mode=mode)))
+        assert type(first) is type(next(accessor(sets.Structured(4, form)))) is list
         assert [t.tolist() for t in first] == [[0, 1], [0, -1]]
-    first = next(iter(loader(Structured(4, "dict"), 2, mode=mode)))
+    first = next(iter(loader(sets.Structured(4, "dict"), 2, mode=mode)))
     assert type(first) is dict
     assert [(k, v.tolist()) for k, v in first.items()] == [("b", [0, 1]), ("a", [0, -1])]
 
 
 @pytest.fixture
 def graph_parser():
-    registerCustomArgParser(Graph, GraphParser())
+    registerCustomArgParser(sets.Graph, sets.GraphParser())
     yield
-    registerCustomArgParser(Graph, None)
-    registerCustomArgParser(SubGraph, None)
+    registerCustomArgParser(sets.Graph, None)
+    registerCustomArgParser(sets.SubGraph, None)
 
 
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
 @pytest.mark.parametrize("mode", ASYNC_MODES)
 def test_registered_types_are_rebuilt(mode):
-    made = loader(Numbers(6), 2, mode=mode, collate_fn=Graph.collate, drop_last=False)
+    made = loader(sets.Numbers(6), 2, mode=mode, collate_fn=sets.Graph.collate, drop_last=False)
     for _ in range(2):
         seen = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
-        assert seen == [(Graph, [i, i + 1], [-i, -i - 1], "graph") for i in (0.0, 2.0, 4.0)]
+        assert seen == [(sets.Graph, [i, i + 1], [-i, -i - 1], "graph") for i in (0.0, 2.0, 4.0)]
 
 
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
 def test_sub_classes_need_their_own_registration():
-    data = torch_s_loader(Numbers(2), collate_fn=SubGraph.collate)
+    data = torch_s_loader(sets.Numbers(2), collate_fn=sets.SubGraph.collate)
     with pytest.raises(Error, match="worker thread failed to start"):
         accessor(data)
-    registerCustomArgParser(SubGraph, GraphParser())
-    assert type(next(accessor(data))) is SubGraph
+    registerCustomArgParser(sets.SubGraph, sets.GraphParser())
+    assert type(next(accessor(data))) is sets.SubGraph
 
 
 @pytest.mark.spec("data", 9)
 @pytest.mark.parametrize("form", ["nested", "with text", "with number"])
 def test_nested_structures_and_other_objects_are_refused(form, caplog):
     with pytest.raises(Error, match="worker thread failed to start") as caught:
-        accessor(torch_s_loader(Structured(4, form), 2, collate_fn=list))
+        accessor(torch_s_loader(sets.Structured(4, form), 2, collate_fn=list))
     for text in (str(caught.value), caplog.text):
         assert "is not a torch tensor" in text
         assert "flat 1D container" in text
 
 
-ONE, TWO, THREE = torch.ones(1), torch.ones(2), torch.ones(3)
-UNLIKE = "shapes of the first"
-
-
-@pytest.mark.parametrize(
-    "first, second, message",
-    [
-        (torch.ones(2, 2), torch.ones(2, 3), UNLIKE),
-        (TWO, torch.ones(2, 1), UNLIKE),
-        ((TWO, TWO), (TWO, ONE), "same first dimension"),
-        ([TWO], [TWO, TWO], UNLIKE),
-        (torch.ones(()), ONE, UNLIKE),
-        (TWO, [TWO], "must be of the same kind"),
-        (TWO, "text", "is not a torch tensor"),
-        ({"b": ONE}, {"a": ONE}, "must have the same keys"),
-    ],
-)
+@pytest.mark.parametrize("first, second, message", [
+    (torch.ones(2, 2), torch.ones(2, 3), UNLIKE),
+    (TWO, torch.ones(2, 1), UNLIKE),
+    ((TWO, TWO), (TWO, ONE), "same first dimension"),
+    ([TWO], [TWO, TWO], UNLIKE), (torch.ones(()), ONE, UNLIKE),
+    (TWO, [TWO], "must be of the same kind"), (TWO, "text", "is not a torch tensor"),
+    ({"b": ONE}, {"a": ONE}, "must have the same keys"),
+])  # fmt: skip
 def test_all_elements_are_like_the_first(first, second, message):
     made = accessor([first, second])
     next(made)
@@ -140,10 +119,8 @@ def test_all_elements_are_like_the_first(first, second, message):
 def test_what_follows_the_first_element():
     """Its keys' order, its type, and fewer rows of each tensor."""
     made = accessor([{"b": ONE, "a": 2 * ONE}, {"a": 4 * ONE, "b": 3 * ONE}])
-    assert [[(k, v.item()) for k, v in d.items()] for d in made] == [
-        [("b", 1), ("a", 2)],
-        [("b", 3), ("a", 4)],
-    ]
+    found = [[(k, v.item()) for k, v in d.items()] for d in made]
+    assert found == [[("b", 1), ("a", 2)], [("b", 3), ("a", 4)]]
     made = accessor([torch.tensor([1.5]), torch.tensor([2], dtype=torch.int64)])
     assert [(t.dtype, t.item()) for t in made] == [(torch.float32, 1.5), (torch.float32, 2.0)]
     made = accessor([[THREE, torch.ones(3, 2)], [TWO, torch.ones(2, 2)]])
@@ -152,14 +129,14 @@ def test_what_follows_the_first_element():
 
 @pytest.mark.spec("data", 7)
 def test_an_element_is_overwritten_when_the_next_ones_are_fetched():
-    made = accessor(Numbers(8), buffer_size=2)
+    made = accessor(sets.Numbers(8), buffer_size=2)
     kept = [(t, t.clone()) for t in made]
     assert [copy.item() for _, copy in kept] == list(range(8))
     assert [view.item() for view, _ in kept] != list(range(8))
 
 
 def test_an_element_is_valid_until_the_next_is_asked_for():
-    data = Counted(6)
+    data = sets.Counted(6)
     made = accessor(data, buffer_size=2, load_indefinitely=False)
     for expected, element in enumerate(made):
         # The other buffer gets full, this one stays.
@@ -186,7 +163,7 @@ def test_poisoned_buffers_show_use_after_release(monkeypatch):
 
 
 def test_elements_survive_the_accessor():
-    made = accessor(Numbers(3, (1000,)))
+    made = accessor(sets.Numbers(3, (1000,)))
     element = next(made)
     made.terminate()
     del made
@@ -196,7 +173,7 @@ def test_elements_survive_the_accessor():
 @pytest.mark.spec("data", 8)
 @pytest.mark.parametrize("preload", [False, True])
 def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload):
-    data = Counted(9)
+    data = sets.Counted(9)
     made = accessor(data, buffer_size=4, early_preload=preload)
     assert eventually(lambda: data.count == (4 if preload else 1))
     time.sleep(0.1)
@@ -212,7 +189,7 @@ def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload):
 
 def test_the_next_epoch_is_loaded_ahead_or_not():
     for indefinitely, loaded in ((True, 3 + 5), (False, 3)):
-        data = Counted(3)
+        data = sets.Counted(3)
         made = accessor(data, buffer_size=5, load_indefinitely=indefinitely)
         values(made)
         assert eventually(lambda data=data, loaded=loaded: data.count == loaded)
@@ -222,7 +199,7 @@ def test_the_next_epoch_is_loaded_ahead_or_not():
 
 
 def test_beginning_again_in_the_middle_drops_what_is_loaded():
-    made = accessor(Numbers(20), buffer_size=3)
+    made = accessor(sets.Numbers(20), buffer_size=3)
     for count in (1, 2, 5, 19):
         iter(made)
         assert [next(made).item() for _ in range(count)] == list(range(count))
@@ -230,7 +207,7 @@ def test_beginning_again_in_the_middle_drops_what_is_loaded():
 
 
 def test_next_without_a_loop():
-    made = accessor(Numbers(2))
+    made = accessor(sets.Numbers(2))
     assert iter(made) is made
     assert [next(made).item(), next(made).item()] == [0, 1]
     for _ in range(3):
@@ -243,14 +220,14 @@ def test_next_without_a_loop():
 @pytest.mark.spec("data", 21)
 def test_loaders_of_ours():
     with pytest.raises(Error, match="already uses an AsynchronousDataAccessor"):
-        accessor(loader(Numbers(4), mode=DataLoaderMode.Async))
-    sync = loader(Numbers(7), 2)
+        accessor(loader(sets.Numbers(4), mode=DataLoaderMode.Async))
+    sync = loader(sets.Numbers(7), 2)
     made = accessor(sync)
     assert (len(made), values(made)) == (3, [[0, 1], [2, 3], [4, 5]])
     assert values(sync) == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(AssertionError, match="only works if 'rebatched_size' is specified"):
-        accessor(loader(Numbers(7), 2, drop_last=False))
-    assert values(accessor(loader(Numbers(3), 1, drop_last=False))) == [[0], [1], [2]]
+        accessor(loader(sets.Numbers(7), 2, drop_last=False))
+    assert values(accessor(loader(sets.Numbers(3), 1, drop_last=False))) == [[0], [1], [2]]
 
 
 class Elements(list):
@@ -268,13 +245,13 @@ def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last):
 
 
 def test_rebatching_loads_no_more_than_fits_and_needs_rows():
-    data = Counted(9)
+    data = sets.Counted(9)
     made = accessor(torch_s_loader(data, 1), rebatched_size=2, buffer_size=2, early_preload=True)
     assert eventually(lambda: data.count == 4)
     time.sleep(0.05)
     assert data.count == 4
     assert values(made) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    made = accessor(torch_s_loader(Numbers(3), 1), rebatched_size=5)
+    made = accessor(torch_s_loader(sets.Numbers(3), 1), rebatched_size=5)
     for _ in range(2):
         assert values(made) == []
     for element in (torch.tensor(1.0), (ONE, TWO)):
@@ -290,7 +267,7 @@ def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeyp
     """But for tensors in shared memory."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shared, own = torch.zeros(2).share_memory_(), torch.zeros(2)
-    made = accessor(Carrying(shared, own), sharing_strategy=strategy)
+    made = accessor(sets.Carrying(shared, own), sharing_strategy=strategy)
     shared.fill_(7)
     own.fill_(7)
     assert values(made) == [[0, 0], [7, 7], [1, 1]]
@@ -308,14 +285,14 @@ def start_method():
 def test_torch_s_workers_are_started_as_the_program_would_start_them(start_method):
     for method in ("fork", "spawn"):
         start_method(method)
-        made = accessor(StartMethod(1), sharing_strategy=SharingStrategy.ForkServer)
-        assert METHODS[int(next(made))] == method
+        made = accessor(sets.StartMethod(1), sharing_strategy=SharingStrategy.ForkServer)
+        assert sets.METHODS[int(next(made))] == method
         made.terminate()
 
 
 @pytest.mark.parametrize(("workers", "method"), [(1, "fork"), (0, "fork"), (1, "spawn")])
 def test_a_loader_with_workers_is_forked_where_torch_forks_them(workers, method, start_method):
-    class Local(Numbers):
+    class Local(sets.Numbers):
         """Cannot be pickled."""
 
     start_method(method)
@@ -332,7 +309,7 @@ def test_torch_s_file_system_sharing_is_tolerated():
     before = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
-        made = loader(Numbers(6), 2, mode=DataLoaderMode.Async, num_workers=1)
+        made = loader(sets.Numbers(6), 2, mode=DataLoaderMode.Async, num_workers=1)
         assert values(made) == [[0, 1], [2, 3], [4, 5]]
         made.terminate()
     finally:
@@ -342,7 +319,7 @@ def test_torch_s_file_system_sharing_is_tolerated():
 @pytest.mark.spec("data", 30)
 def test_forked_processes_do_not_need_the_program_s_threads():
     threads = torch.get_num_threads()
-    made = loader(Numbers(6, (300, 300)), 2, opts=options(), mode=DataLoaderMode.Async)
+    made = loader(sets.Numbers(6, (300, 300)), 2, opts=options(), mode=DataLoaderMode.Async)
     torch.set_num_threads(2)
     try:
         torch.ones(600, 600) @ torch.ones(600, 600)  # starts the pool, after the process
@@ -353,7 +330,7 @@ def test_forked_processes_do_not_need_the_program_s_threads():
 
 def test_every_epoch_ends_with_a_verdict_at_debug(caplog):
     caplog.set_level(logging.DEBUG, logger="poptorch::python")
-    for element in accessor(Slow(5, 20), buffer_size=1):
+    for element in accessor(sets.Slow(5, 20), buffer_size=1):
         assert element >= 0
     (line,) = [line for line in caplog.messages if "elements: " in line]
     waited = re.match(r"5 elements: (\S+) s of \S+ s \(\d+%\) .*the host limits the run", line)

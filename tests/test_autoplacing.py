@@ -8,6 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import options
+from helpers.wrapping import Having
 
 
 class Net(nn.Module):
@@ -103,27 +104,25 @@ def test_failures_leave_the_model_alone() -> None:
         poptorch.autoplace(tied, torch.randn(2, 8), num_ipus=2)
 
 
-class Lopsided(nn.Module):
+def lopsided() -> Having:
     """Fast layers with much memory before slow ones with little."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.ModuleList(nn.Linear(5500, 5500, bias=False) for _ in range(10))
-        self.slow = nn.ModuleList(nn.Linear(5500, 5500, bias=False) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.wide:
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        for layer in model.wide:
             x = layer(x)
-        for layer in self.slow:
+        for layer in model.slow:
             x = layer(x.repeat(16, 1))[: x.shape[0]]
         return x
+
+    layers = [nn.Linear(5500, 5500, bias=False) for _ in range(12)]
+    return Having(forward, wide=nn.ModuleList(layers[:10]), slow=nn.ModuleList(layers[10:]))
 
 
 @pytest.mark.slow
 def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
     """The fastest division puts too many layers of 115 MiB on the first chip."""
     with torch.device("meta"):
-        models = [Lopsided().eval() for _ in range(2)]
+        models = [lopsided().eval() for _ in range(2)]
     x = torch.empty(4 * 64, 5500)
     options = poptorch.Options().deviceIterations(4)
     options.setAvailableMemoryProportion({"IPU0": 0.1, "IPU1": 0.1})

@@ -14,7 +14,7 @@ import poptorch
 from helpers import jobs, resuming
 from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
-from helpers.wrapping import Having
+from helpers.wrapping import Having, training
 from poptorch._base import archive
 from poptorch._checkpoints import _Writing
 from poptorch._session import host_random
@@ -23,8 +23,7 @@ from poptorch._session import host_random
 @pytest.mark.slow
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
     losses, resumed = whole_and_resumed(tmp_path)
-    assert len(losses) == 6
-    assert resumed == losses
+    assert (len(losses), resumed) == (6, losses)
 
 
 @pytest.mark.slow
@@ -33,12 +32,10 @@ def test_processes_resume_together_and_one_goes_on_alone(tmp_path: Path) -> None
     assert all(code == 0 for code, _ in ended.values()), ended
     for process in ended:
         losses, resumed = torch.load(tmp_path / f"{process}.pt")
-        assert len(losses) == 6
-        assert resumed == losses
+        assert (len(losses), resumed) == (6, losses)
     alone = Run(tmp_path / "run", 1)
     assert alone.checkpoints.resume()
-    assert alone.checkpoints.step == SAVED_AT
-    assert len(alone.go_on()) == 2
+    assert (alone.checkpoints.step, len(alone.go_on())) == (SAVED_AT, 2)
 
 
 def plain() -> nn.Module:
@@ -46,13 +43,10 @@ def plain() -> nn.Module:
 
 
 def make(folder: Path, calls: int = 0, **stateful: object) -> poptorch.Checkpoints:
-    model = plain()
-    options = poptorch.Options().backend("reference")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = poptorch.trainingModel(model, options, optimizer)
-    checkpoints = poptorch.Checkpoints(folder, training, [torch.ones(1, 2)] * 9, **stateful)
+    executor = training(plain())
+    checkpoints = poptorch.Checkpoints(folder, executor, [torch.ones(1, 2)] * 9, **stateful)
     for _, batch in zip(range(calls), checkpoints.batches(1), strict=False):
-        training(batch)
+        executor(batch)
     return checkpoints
 
 
@@ -202,15 +196,14 @@ def test_what_cannot_be_kept_or_resumed_is_said(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="wrapped for training"):
         poptorch.Checkpoints(tmp_path, poptorch.inferenceModel(plain()), [])
-    training = make(tmp_path)._executor
+    executor = make(tmp_path)._executor
     with pytest.raises(AssertionError, match="At least one"):
-        poptorch.Checkpoints(tmp_path, training, [], keep=0)
-    options = poptorch.Options()
-    mode = poptorch.DataLoaderMode.Async
-    loader = poptorch.DataLoader(options, resuming.Noisy(), shuffle=True, mode=mode)
+        poptorch.Checkpoints(tmp_path, executor, [], keep=0)
+    given = {"shuffle": True, "mode": poptorch.DataLoaderMode.Async}
+    loader = poptorch.DataLoader(poptorch.Options(), resuming.Noisy(), **given)
     try:
         with pytest.raises(AssertionError, match="order of the data"):
-            poptorch.Checkpoints(tmp_path, training, loader)
+            poptorch.Checkpoints(tmp_path, executor, loader)
     finally:
         loader.terminate()
 
@@ -226,14 +219,12 @@ STATES = host_random.state()
 TWISTS = {
     "no list": {"stateful": {"counter": {"dict": [["state", 5]]}}},
     "a method": {"stateful": {"counter": {"dict": [["state", []], ["load_state_dict", 1]]}}},
-    "no form": {"stateful": {"counter": {"module": "os"}}},
-    "a number that is none": {"taken": "1"},
-    "a number without an end": {"epoch": 1 << 80},
-    "no processes": {"processes": None},
+    "no form": {"stateful": {"counter": {"module": "os"}}}, "a number that is none": {"taken": "1"},
+    "a number without an end": {"epoch": 1 << 80}, "no processes": {"processes": None},
     "a random state that is none": {"device": [1, 2]},
     "generators that are none": {"host": {"torch": [1], "python": [3, [1], None]}},
     "Python's generator": {"begun": {**STATES, "python": [3, [0] * 625, "x"]}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("twist", TWISTS)
@@ -247,8 +238,7 @@ def test_checkpoints_of_strangers_are_refused_and_nothing_has_changed(twist: str
     with pytest.raises(poptorch.Error):
         resuming_.resume()
     assert (model.layer.weight == 7).all()
-    assert counter.state == [0.0]
-    assert resuming_.step == 0
+    assert (counter.state, resuming_.step) == ([0.0], 0)
     assert resuming_._executor._session.restored is None
 
 

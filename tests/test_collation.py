@@ -18,25 +18,21 @@ def test_a_batch_gets_the_smallest_size_that_holds_it() -> None:
     short, long = collate(SAMPLES[:2]), collate(SAMPLES[2:])
     assert short["tokens"].tolist() == [[1, 2, 0, 0], [1, 2, 3, 0]]
     assert short["labels"].tolist() == [[7, 7, -100, -100], [7, 7, 7, -100]]
-    assert short["kind"].tolist() == [0, 1]
-    assert long["tokens"].shape == (2, 8)
+    assert (short["kind"].tolist(), long["tokens"].shape) == ([0, 1], (2, 8))
     assert SAMPLES[0]["tokens"] == [1, 2]
 
 
 def test_tuples_and_more_dimensions() -> None:
     samples = [(torch.ones(count, 3), count) for count in (1, 2)]
     frames, counts = poptorch.PadToSizes([4], {0: -1})(samples)
-    assert frames.shape == (2, 4, 3)
-    assert frames[0, 0].tolist() == [1, 1, 1]
-    assert frames[0, 1:].unique().tolist() == [-1]
-    assert counts.tolist() == [1, 2]
+    assert (frames.shape, frames[0, 0].tolist()) == ((2, 4, 3), [1, 1, 1])
+    assert (frames[0, 1:].unique().tolist(), counts.tolist()) == ([-1], [1, 2])
 
 
 def test_a_program_for_each_size() -> None:
     chosen = options().programs(2)
-    loader = poptorch.DataLoader(
-        chosen, SAMPLES, batch_size=2, collate_fn=poptorch.PadToSizes([4, 8], FILL)
-    )
+    collate = poptorch.PadToSizes([4, 8], FILL)
+    loader = poptorch.DataLoader(chosen, SAMPLES, batch_size=2, collate_fn=collate)
     wrapper = poptorch.inferenceModel(
         lambda tokens, labels, kind: (tokens.sum(1) + kind, labels.ne(-100).sum(1)), chosen
     )

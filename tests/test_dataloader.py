@@ -10,20 +10,8 @@ import torch
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
+from helpers import data_sets as sets
 from helpers.cases import few
-from helpers.data_sets import (
-    DTYPES,
-    Acting,
-    Numbers,
-    Random,
-    SizedStream,
-    Stream,
-    Structured,
-    Unfinished,
-    Workers,
-    cannot_be_read,
-    note_worker,
-)
 from helpers.leaks import descendants
 from helpers.loaders import ALL_MODES, FORK, loader, options, values
 from poptorch._base.errors import Error
@@ -41,34 +29,26 @@ def asynchronous(**settings):
 
 # A data set, arguments, torch's workers, and the batches of every mode.
 CASES = {
-    "the rest is dropped": (
-        Numbers(11), {"batch_size": 4, **asynchronous(buffer_size=10, early_preload=True)}, (0,),
-        runs(8, 4),
-    ),
+    "the rest is dropped": (sets.Numbers(11),
+                            {"batch_size": 4, **asynchronous(buffer_size=10, early_preload=True)},
+                            (0,), runs(8, 4)),
     "the rest keeps its size and place": (
-        Numbers(11), {"batch_size": 2, "opts": (2,), "drop_last": False}, (0, 2), runs(11, 4),
-    ),
+        sets.Numbers(11), {"batch_size": 2, "opts": (2,), "drop_last": False}, (0, 2), runs(11, 4)),
     "iterations, replicas, accumulation": (
-        Numbers(50), {"batch_size": 2, "opts": (2, 3, 2)}, (0,), runs(48, 24),
-    ),
-    "groups of replicas": (
-        Numbers(50), {"batch_size": 2, "opts": (3, 4, 2, 2)}, (0,), runs(48, 24),
-    ),
-    "items as they are": (
-        Numbers(3, (2,)), {"batch_size": None, "drop_last": False}, (0,), [[0, 0], [1, 1], [2, 2]],
-    ),
-    "a collate function": (
-        Numbers(4), {"batch_size": 2, "collate_fn": lambda items: 2 * torch.stack(items)}, (0,),
-        [[0, 2], [4, 6]],
-    ),
+        sets.Numbers(50), {"batch_size": 2, "opts": (2, 3, 2)}, (0,), runs(48, 24)),
+    "groups of replicas": (sets.Numbers(50), {"batch_size": 2, "opts": (3, 4, 2, 2)}, (0,),
+                           runs(48, 24)),
+    "items as they are": (sets.Numbers(3, (2,)), {"batch_size": None, "drop_last": False}, (0,),
+                          [[0, 0], [1, 1], [2, 2]]),
+    "a collate function": (sets.Numbers(4),
+                           {"batch_size": 2, "collate_fn": lambda items: 2 * torch.stack(items)},
+                           (0,), [[0, 2], [4, 6]]),
     "a stream": (
-        SizedStream(11),
+        sets.SizedStream(11),
         {"batch_size": 4, **asynchronous(load_indefinitely=False, miss_sleep_time_in_ms=0)}, (0,),
-        runs(8, 4),
-    ),
-    "the rest of a stream": (
-        SizedStream(11), {"batch_size": 4, "drop_last": False}, (0,), runs(11, 4),
-    ),
+        runs(8, 4)),
+    "the rest of a stream": (sets.SizedStream(11), {"batch_size": 4, "drop_last": False}, (0,),
+                             runs(11, 4)),
 }  # fmt: skip
 
 
@@ -99,7 +79,7 @@ def test_every_mode_yields_the_same_again_and_again(name, workers, mode):
 @pytest.mark.spec("data", 24)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_after_the_end(mode):
-    made = loader(Numbers(3), mode=mode)
+    made = loader(sets.Numbers(3), mode=mode)
     made.terminate()
     if mode is DataLoaderMode.Sync:
         assert values(made) == [[0], [1], [2]]
@@ -107,33 +87,33 @@ def test_after_the_end(mode):
         with pytest.raises(AssertionError, match="has been terminated"):
             iter(made)
     with pytest.raises(TypeError, match=r"has no len\(\)"):
-        len(loader(Stream(11), 4, mode=mode))
+        len(loader(sets.Stream(11), 4, mode=mode))
 
 
 @pytest.mark.spec("data", 2)
 def test_making_a_loader_freezes_the_options():
     opts = options()
-    loader(Numbers(4), opts=opts)
+    loader(sets.Numbers(4), opts=opts)
     with pytest.raises(AttributeError, match="Can't modify frozen Options"):
         opts.deviceIterations(2)
     other = opts.clone()
     other.deviceIterations(2)
-    assert loader(Numbers(4), opts=other).combinedBatchSize == 2
+    assert loader(sets.Numbers(4), opts=other).combinedBatchSize == 2
 
 
 @pytest.mark.spec("data", 22)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_element_types(mode):
-    data = Structured(7, "all types")
+    data = sets.Structured(7, "all types")
     batches = [[t.clone() for t in batch] for batch in loader(data, 2, mode=mode, drop_last=False)]
-    for at, dtype in enumerate(DTYPES):
+    for at, dtype in enumerate(sets.DTYPES):
         got = torch.cat([batch[at] for batch in batches])
         assert got.dtype is dtype
         assert torch.equal(got, torch.arange(7).to(dtype))
 
 
 def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
-    made = loader(Numbers(8), 2, mode=DataLoaderMode.Async)
+    made = loader(sets.Numbers(8), 2, mode=DataLoaderMode.Async)
     first, second = iter(made), iter(made)
     with pytest.raises(Error, match="newer iterator"):
         next(first)
@@ -145,9 +125,9 @@ def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
 def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers):
     orders = []
     for mode in ALL_MODES:
-        generator = torch.Generator().manual_seed(4)
+        order = torch.Generator().manual_seed(4)
         made = loader(
-            Numbers(24), 4, mode=mode, num_workers=workers, shuffle=True, generator=generator
+            sets.Numbers(24), 4, mode=mode, num_workers=workers, shuffle=True, generator=order
         )
         orders.append([[x for batch in values(made) for x in batch] for _ in range(3)])
     assert all(sorted(epoch) == list(range(24)) for epoch in orders[0])
@@ -162,7 +142,7 @@ def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers):
 def test_seeds_make_runs_reproducible(mode, workers):
     def run(seed):
         torch.manual_seed(seed)
-        made = loader(Random(4), 2, mode=mode, num_workers=workers, shuffle=True)
+        made = loader(sets.Random(4), 2, mode=mode, num_workers=workers, shuffle=True)
         return [value for _ in range(2) for batch in values(made) for value in batch]
 
     assert run(1) == run(1)
@@ -174,31 +154,29 @@ def test_seeds_make_runs_reproducible(mode, workers):
 @pytest.mark.parametrize("mode", few(ALL_MODES, DataLoaderMode.Async))
 def test_torch_s_workers(mode, caplog):
     """They have their usual ids; iterable data repeats in every one, which warns."""
-    made = loader(
-        Workers(6), 1, mode=mode, num_workers=2, worker_init_fn=note_worker,
-        persistent_workers=False,
-    )  # fmt: skip
+    own = {"worker_init_fn": sets.note_worker, "persistent_workers": False}
+    made = loader(sets.Workers(6), 1, mode=mode, num_workers=2, **own)
     assert not made.persistent_workers
     assert [batch[0].tolist() for batch in made] == [[i, i % 2, i % 2] for i in range(6)]
-    made = loader(Stream(4), 2, mode=mode, num_workers=2)
+    made = loader(sets.Stream(4), 2, mode=mode, num_workers=2)
     assert "every element will be returned 2 times" in caplog.text
     assert sorted(x for batch in values(made) for x in batch) == [0, 0, 1, 1, 2, 2, 3, 3]
     caplog.clear()
-    loader(Stream(4), 2, num_workers=2, worker_init_fn=print)
-    loader(Stream(4), 2, num_workers=1)
+    loader(sets.Stream(4), 2, num_workers=2, worker_init_fn=print)
+    loader(sets.Stream(4), 2, num_workers=1)
     assert caplog.text == ""
 
 
 @pytest.mark.slow
 @pytest.mark.spec("data", 11)
 def test_the_worked_example_of_lost_samples():
-    def sizes(mode, dataset, combined, **kwargs):
+    def sizes(mode, dataset, *size, **more):
         made = loader(
-            dataset, combined, mode=mode, num_workers=5, worker_init_fn=note_worker, **kwargs
+            dataset, *size, mode=mode, num_workers=5, worker_init_fn=sets.note_worker, **more
         )
         return [len(batch) for batch in made]
 
-    split, rebatched = Stream(53, splits=True), DataLoaderMode.AsyncRebatched
+    split, rebatched = sets.Stream(53, splits=True), DataLoaderMode.AsyncRebatched
     assert sizes(DataLoaderMode.Sync, split, 4) == [4] * 10
     assert sizes(rebatched, split, 4) == [4] * 13
     last = sizes(DataLoaderMode.Sync, split, 5, drop_last=False)
@@ -206,93 +184,81 @@ def test_the_worked_example_of_lost_samples():
     assert sizes(DataLoaderMode.Async, split, 5, drop_last=False) == [5] * 10 + [3]
 
 
-@pytest.mark.parametrize(
-    "error, title, cases",
-    [
-        (ValueError, "batch_size must be a positive", [{"batch_size": n} for n in (0, 1.5, True)]),
-        (ValueError, "batch_size=None", [{"batch_size": None}]),  # and drop_last, as in torch
-        (AssertionError, "rebatched_size must not be in", [asynchronous(rebatched_size=2)]),
-        (
-            AssertionError, r"rebatched_worker_size must not be larger.*\n.*5 > 4",
-            [{"batch_size": 4, "mode": DataLoaderMode.AsyncRebatched, "rebatched_worker_size": 5}],
-        ),
-        (ValueError, "prefetch_factor", [{"prefetch_factor": 2}]),
-        (TypeError, "unknown", [{"unknown": 2}]),
-        (
-            AssertionError, "buffer_size must be at least 1",
-            [asynchronous(buffer_size=size) for size in (2.5, "3", 0)],
-        ),
-        (
-            AssertionError, "miss_sleep_time_in_ms must be at least 0",
-            [asynchronous(miss_sleep_time_in_ms=time) for time in ("1", -1)],
-        ),
-        (TypeError, "early_preload must be True or False", [asynchronous(early_preload="no")]),
-        (TypeError, "shuffle must be True or False", [{"shuffle": "no"}]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("error, title, cases", [
+    (ValueError, "batch_size must be a positive", [{"batch_size": n} for n in (0, 1.5, True)]),
+    (ValueError, "batch_size=None", [{"batch_size": None}]),  # and drop_last, as in torch
+    (AssertionError, "rebatched_size must not be in", [asynchronous(rebatched_size=2)]),
+    (AssertionError, r"rebatched_worker_size must not be larger.*\n.*5 > 4",
+     [{"batch_size": 4, "mode": DataLoaderMode.AsyncRebatched, "rebatched_worker_size": 5}]),
+    (ValueError, "prefetch_factor", [{"prefetch_factor": 2}]),
+    (TypeError, "unknown", [{"unknown": 2}]),
+    (AssertionError, "buffer_size must be at least 1",
+     [asynchronous(buffer_size=size) for size in (2.5, "3", 0)]),
+    (AssertionError, "miss_sleep_time_in_ms must be at least 0",
+     [asynchronous(miss_sleep_time_in_ms=time) for time in ("1", -1)]),
+    (TypeError, "early_preload must be True or False", [asynchronous(early_preload="no")]),
+    (TypeError, "shuffle must be True or False", [{"shuffle": "no"}]),
+])  # fmt: skip
 def test_arguments_that_make_no_sense(error, title, cases):
     """They are refused before a process starts."""
     for arguments in cases:
         with pytest.raises(error, match=title):
-            loader(Numbers(9), **arguments)
+            loader(sets.Numbers(9), **arguments)
 
 
 def test_arguments_of_the_accessor_that_make_no_sense():
     for size in (1, "2"):
         with pytest.raises(AssertionError, match="rebatched_size must be at least 2"):
-            AsynchronousDataAccessor(Numbers(4), **FORK, rebatched_size=size)
+            AsynchronousDataAccessor(sets.Numbers(4), **FORK, rebatched_size=size)
     with pytest.raises(ValueError, match="SharingStrategy"):
-        AsynchronousDataAccessor(Numbers(3), sharing_strategy=17)
+        AsynchronousDataAccessor(sets.Numbers(3), sharing_strategy=17)
     with pytest.raises(AssertionError, match=r"takes a poptorch.Options first"):
-        DataLoader({}, Numbers(4))
+        DataLoader({}, sets.Numbers(4))
 
 
-@pytest.mark.parametrize(
-    "samples, arguments, level, text",
-    [
-        (12, {}, None, ""),
-        (11, {}, "INFO", "3 of the data set's 11 samples are left out"),
-        (3, {}, "WARNING", "No batch will be loaded: the data set has 3 samples"),
-        (11, {"drop_last": False}, "WARNING", "the last batch of this process has 3 samples"),
-        (11, {"sampler": range(8)}, None, ""),
-        # Where another program takes the rest, its size matters.
-        (11, {"programs": (1, 2), "drop_last": False}, "INFO",
-         "3 samples, for which options.programs(2) allows a program"),
-        (22, {"programs": (2, 2), "drop_last": False}, "INFO",
-         "6 samples, for which options.programs(2) allows a program"),
-        (21, {"programs": (2, 2), "drop_last": False}, "WARNING",
-         "5 samples. options.programs(2) lets a model be compiled for that"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("samples, arguments, level, text", [
+    (12, {}, None, ""),
+    (11, {}, "INFO", "3 of the data set's 11 samples are left out"),
+    (3, {}, "WARNING", "No batch will be loaded: the data set has 3 samples"),
+    (11, {"drop_last": False}, "WARNING", "the last batch of this process has 3 samples"),
+    (11, {"sampler": range(8)}, None, ""),
+    # Where another program takes the rest, its size matters.
+    (11, {"programs": (1, 2), "drop_last": False}, "INFO",
+     "3 samples, for which options.programs(2) allows a program"),
+    (22, {"programs": (2, 2), "drop_last": False}, "INFO",
+     "6 samples, for which options.programs(2) allows a program"),
+    (21, {"programs": (2, 2), "drop_last": False}, "WARNING",
+     "5 samples. options.programs(2) lets a model be compiled for that"),
+])  # fmt: skip
 def test_samples_that_are_left_out_are_told(samples, arguments, level, text, caplog):
     caplog.set_level(logging.INFO, logger="poptorch::python")
     accumulation, programs = arguments.pop("programs", (1, 1))
     opts = options(accumulation=accumulation)
     opts.programs(programs)
-    loader(Numbers(samples), 4, opts=opts, **arguments)
+    loader(sets.Numbers(samples), 4, opts=opts, **arguments)
     assert [record.levelname for record in caplog.records] == ([level] if level else [])
     assert text in caplog.text
 
 
 def test_arguments_of_another_mode_are_said(caplog):
-    loader(Numbers(4), 2, async_options={"buffer_size": 3}, rebatched_worker_size=1)
+    loader(sets.Numbers(4), 2, async_options={"buffer_size": 3}, rebatched_worker_size=1)
     assert "no effect in mode Sync: async_options, rebatched_worker_size" in caplog.text
-    loader(Numbers(4), 2, mode=DataLoaderMode.Async, pin_memory=True)
+    loader(sets.Numbers(4), 2, mode=DataLoaderMode.Async, pin_memory=True)
     assert "no effect in an asynchronous mode: pin_memory" in caplog.text
 
 
 def test_a_stream_that_is_too_short_for_a_batch_is_said(caplog):
     opts = options(iterations=4)
-    assert list(DataLoader(opts, Stream(3))) == []
+    assert list(DataLoader(opts, sets.Stream(3))) == []
     assert caplog.text.count("ended before the 4 samples of one combined batch") == 1
     caplog.clear()
-    assert len(list(DataLoader(opts, Stream(9)))) == 2
+    assert len(list(DataLoader(opts, sets.Stream(9)))) == 2
     assert "ended before" not in caplog.text
 
 
 @pytest.mark.spec("data", 27)
 def test_loaders_rely_on_the_length():
-    class Careless(Unfinished):
+    class Careless(sets.Unfinished):
         def __len__(self):
             return self.size
 
@@ -315,9 +281,11 @@ class Subclass(Mixin, DataLoader):
 @pytest.mark.slow
 @pytest.mark.spec("programs", 20)
 def test_subclasses_with_mix_ins():
-    made = Subclass(options(2), Numbers(4), extra=10)
+    made = Subclass(options(2), sets.Numbers(4), extra=10)
     assert values(made) == [[10, 11], [12, 13]]
-    made = Subclass(options(2), Numbers(4), mode=DataLoaderMode.Async, extra=10, async_options=FORK)
+    made = Subclass(
+        options(2), sets.Numbers(4), mode=DataLoaderMode.Async, extra=10, async_options=FORK
+    )
     assert values(made) == [[10, 11], [12, 13]]
 
 
@@ -325,7 +293,7 @@ def test_torch_s_loader_may_be_replaced_by_this_one(monkeypatch):
     with_options = functools.partialmethod(DataLoader.__init__, options(2))
     monkeypatch.setattr(DataLoader, "__init__", with_options)
     monkeypatch.setattr(torch.utils.data, "DataLoader", DataLoader)
-    made = torch.utils.data.DataLoader(Numbers(4), batch_size=1)
+    made = torch.utils.data.DataLoader(sets.Numbers(4), batch_size=1)
     assert values(made) == [[0, 1], [2, 3]]
 
 
@@ -341,7 +309,7 @@ def test_the_signature_is_poptorch_s():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers):
-    data, before = Acting(6, 3, cannot_be_read), descendants().keys()
+    data, before = sets.Acting(6, 3, sets.cannot_be_read), descendants().keys()
     made = loader(data, 2, num_workers=workers)
     for attempt in range(3):
         with pytest.raises(KeyError, match="sample 3 cannot be read") as caught:
@@ -356,12 +324,8 @@ def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers)
     del made, caught  # whose cycle would keep the workers
 
 
-TENSORS = TensorDataset(
-    torch.rand(23, 3),
-    torch.arange(23),
-    torch.rand(23, 2, 2).half(),
-    torch.rand(23, 4).t().contiguous().t(),  # whose rows are not contiguous
-)
+APART = torch.rand(23, 4).t().contiguous().t()  # whose rows are not contiguous
+TENSORS = TensorDataset(torch.rand(23, 3), torch.arange(23), torch.rand(23, 2, 2).half(), APART)
 
 
 class Augmented(TensorDataset):
@@ -370,34 +334,25 @@ class Augmented(TensorDataset):
 
 
 def torch_s(dataset, **arguments):
-    usual = (
-        {} if arguments.get("batch_sampler") or "drop_last" in arguments else {"drop_last": True}
-    )
-    return torch.utils.data.DataLoader(dataset, **usual, **arguments)
+    if not arguments.get("batch_sampler"):
+        arguments.setdefault("drop_last", True)
+    return torch.utils.data.DataLoader(dataset, **arguments)
 
 
 def batched(samples, size=4):
     return torch.utils.data.BatchSampler(samples, size, False)
 
 
-@pytest.mark.parametrize(
-    "dataset, arguments",
-    [
-        *(
-            (TENSORS, {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last})
-            for size in (4, 30)
-            for shuffle in (True, False)
-            for drop_last in (True, False)
-        ),
-        (TENSORS, {"batch_size": 4, "shuffle": True, "generator": 5}),
-        (TENSORS, {"batch_sampler": batched(torch.utils.data.SequentialSampler(TENSORS))}),
-        (TENSORS, {"batch_sampler": batched(torch.utils.data.RandomSampler(TENSORS))}),
-        (TENSORS, {"sampler": [3, 22, 2]}),
-        (TENSORS, {"batch_sampler": [[3, 20], [2]]}),
-        (TENSORS, {"batch_size": None, "drop_last": False}),
-        (Augmented(*TENSORS.tensors), {"batch_size": 2}),
-    ],
-)
+@pytest.mark.parametrize("dataset, arguments", [
+    *((TENSORS, {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last})
+      for size in (4, 30) for shuffle in (True, False) for drop_last in (True, False)),
+    (TENSORS, {"batch_size": 4, "shuffle": True, "generator": 5}),
+    (TENSORS, {"batch_sampler": batched(torch.utils.data.SequentialSampler(TENSORS))}),
+    (TENSORS, {"batch_sampler": batched(torch.utils.data.RandomSampler(TENSORS))}),
+    (TENSORS, {"sampler": [3, 22, 2]}), (TENSORS, {"batch_sampler": [[3, 20], [2]]}),
+    (TENSORS, {"batch_size": None, "drop_last": False}),
+    (Augmented(*TENSORS.tensors), {"batch_size": 2}),
+])  # fmt: skip
 def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(dataset, arguments):
     """Some go a shorter way, by index."""
 

@@ -46,9 +46,8 @@ def record(samples):
 
 
 def test_texts_in_lists_follow_one_another_and_else_the_last_counts():
-    made = loader(
-        Numbers(3), opts=options(2), batch_sampler=batches(3, 2, False), collate_fn=record
-    )
+    sampler = batches(3, 2, False)
+    made = loader(Numbers(3), opts=options(2), batch_sampler=sampler, collate_fn=record)
     ((tensor, *others),) = made
     assert tensor.tolist() == [0, 1, 2]
     assert others == [["sample 0", "sample 1", "sample 2"], "a text", 1]
@@ -75,9 +74,8 @@ def test_registered_types_are_joined(mode):
 @pytest.mark.parametrize("drop_last, last", [(True, []), (False, [[8, 9]])])
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_incomplete_groups(mode, drop_last, last):
-    made = loader(
-        Numbers(10), opts=options(2), mode=mode, batch_sampler=batches(10, 2), drop_last=drop_last
-    )
+    given = {"batch_sampler": batches(10, 2), "drop_last": drop_last}
+    made = loader(Numbers(10), opts=options(2), mode=mode, **given)
     assert made.combinedBatchSize == 4
     assert len(made) == 2 + len(last)
     for _ in range(2):

@@ -114,9 +114,8 @@ def test_loaders_survive_the_server_that_has_started_them_and_may_be_abandoned(t
 
 
 def run(command):
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=HANGS, check=False, env=ENVIRONMENT
-    )
+    how = {"capture_output": True, "text": True, "timeout": HANGS, "check": False}
+    return subprocess.run(command, env=ENVIRONMENT, **how)
 
 
 UNGUARDED = """
@@ -137,8 +136,7 @@ def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     assert "Got:    the loading process imports the script, which starts a loader again" in message
     first = message.split("Fix:")[1]
     assert first.strip() == 'put the code that trains under the guard: if __name__ == "__main__":'
-    assert done.stderr.count("Traceback") == 1
-    assert len(message.splitlines()) == 6
+    assert (done.stderr.count("Traceback"), len(message.splitlines())) == (1, 6)
 
 
 def _can_mount():

@@ -14,18 +14,8 @@ import torch
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data._utils import worker as torch_worker
 
+from helpers import data_sets as sets
 from helpers.cases import few
-from helpers.data_sets import (
-    Acting,
-    Counted,
-    Numbers,
-    Slow,
-    Unpicklable,
-    Unreadable,
-    Unwieldy,
-    cannot_be_read,
-    kills_its_process,
-)
 from helpers.leaks import descendants, nothing_left, segments
 from helpers.loaders import ASYNC_MODES, loader, values
 from helpers.patience import eventually
@@ -43,7 +33,7 @@ FORK, FORK_SERVER = SharingStrategy.Fork, SharingStrategy.ForkServer
 def _helpers():
     """Start Python's own helper processes, which stay until the program ends."""
     resource_tracker.ensure_running()
-    accessor(Numbers(1), FORK_SERVER).terminate()
+    accessor(sets.Numbers(1), FORK_SERVER).terminate()
 
 
 def accessor(dataset, strategy=FORK, **kwargs):
@@ -62,14 +52,13 @@ def leave_no_room(index):
 
 
 NOT_STARTED = {  # with the strategy that is tried
-    "an error in the first element": (
-        Acting(4, 0, cannot_be_read), FORK_SERVER, ["sample 0 cannot be read", "data_sets.py"],
-    ),
-    "nothing": (Numbers(0), FORK, ["The Dataset is empty"]),
-    "no pickle": (Unpicklable(3), FORK_SERVER, ["this data set cannot travel"]),
-    "no way back": (Unreadable(3), FORK_SERVER, ["this data set cannot arrive"]),
-    "a death": (Acting(3, 0, kills_its_process), FORK, ["was killed by SIGKILL"]),
-    "no memory": (Acting(3, 0, leave_no_room), FORK, ["OSError", "File too large"]),
+    "an error in the first element": (sets.Acting(4, 0, sets.cannot_be_read), FORK_SERVER,
+                                      ["sample 0 cannot be read", "data_sets.py"]),
+    "nothing": (sets.Numbers(0), FORK, ["The Dataset is empty"]),
+    "no pickle": (sets.Unpicklable(3), FORK_SERVER, ["this data set cannot travel"]),
+    "no way back": (sets.Unreadable(3), FORK_SERVER, ["this data set cannot arrive"]),
+    "a death": (sets.Acting(3, 0, sets.kills_its_process), FORK, ["was killed by SIGKILL"]),
+    "no memory": (sets.Acting(3, 0, leave_no_room), FORK, ["OSError", "File too large"]),
 }  # fmt: skip
 
 
@@ -89,16 +78,14 @@ def test_what_goes_wrong_at_first_arrives_in_the_constructor(name, caplog):
     "mode, workers", [(DataLoaderMode.Async, 0), (DataLoaderMode.AsyncRebatched, 2)]
 )
 def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mode, workers):
-    data = Acting(12, 7, cannot_be_read)
+    data = sets.Acting(12, 7, sets.cannot_be_read)
     with nothing_left():
         made = loader(data, 2, mode=mode, num_workers=workers)
         pid = worker_pid(made)
         iterator = iter(made)
         assert values(next(iterator) for _ in range(3)) == [[0, 1], [2, 3], [4, 5]]
         for _ in range(2):
-            with pytest.raises(
-                AssertionError, match="error occurred in the data fetcher"
-            ) as caught:
+            with pytest.raises(AssertionError, match="occurred in the data fetcher") as caught:
                 next(iterator)
             assert "sample 7 cannot be read" in str(caught.value)
             assert "data_sets.py" in str(caught.value)
@@ -112,7 +99,7 @@ def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mod
 
 @pytest.mark.parametrize("strategy", few([FORK, FORK_SERVER], FORK))
 def test_a_killed_process_is_noticed_after_the_loaded_data(strategy):
-    data = Counted(9)
+    data = sets.Counted(9)
     with nothing_left() as known:
         made = accessor(data, strategy, buffer_size=2, early_preload=True)
         known.update(descendants())
@@ -130,22 +117,19 @@ def test_a_killed_process_is_noticed_after_the_loaded_data(strategy):
 
 
 def leave_a_segment(worker: int) -> None:
-    """What a worker leaves that is ended between naming memory and taking the name away.
-
-    It is still there then: torch's would look after some seconds whether its parent is.
-    """
-    torch_worker.MP_STATUS_CHECK_INTERVAL = 1e6
+    """What a worker leaves that is ended between naming memory and taking the name away."""
+    torch_worker.MP_STATUS_CHECK_INTERVAL = 1e6  # it does not look whether its parent is there
     if not Path("/dev/shm").is_dir():
         return
     Path(f"/dev/shm/torch_{os.getpid()}_{worker}_{os.getppid()}").touch()  # found by the parent
 
 
+LEAVING = {"mode": DataLoaderMode.Async, "num_workers": 2, "worker_init_fn": leave_a_segment}
+
+
 def test_a_killed_process_does_not_leave_its_workers():
     with nothing_left() as known:
-        made = loader(
-            Numbers(100), 2, mode=DataLoaderMode.Async, num_workers=2,
-            worker_init_fn=leave_a_segment,
-        )  # fmt: skip
+        made = loader(sets.Numbers(100), 2, **LEAVING)
         iterator = iter(made)
         for _ in range(2):  # one of each worker
             next(iterator)
@@ -161,7 +145,7 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
     # Asynchronously only: in the program itself, torch raises from a signal handler, anywhere.
     look = torch_dataloader._MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(look, "__defaults__", (0.1,))  # torch looks every 5 s
-    data = Acting(8, 5, kills_its_process)
+    data = sets.Acting(8, 5, sets.kills_its_process)
     with nothing_left():
         made = loader(data, 1, mode=DataLoaderMode.Async, num_workers=1)
         with pytest.raises(AssertionError, match="occurred in the data fetcher"):
@@ -174,7 +158,7 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
 def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
     gc.disable()
     try:
-        made = accessor(Acting(4, 2, cannot_be_read))
+        made = accessor(sets.Acting(4, 2, sets.cannot_be_read))
         for _ in range(2):
             with contextlib.suppress(AssertionError):
                 list(made)
@@ -188,7 +172,7 @@ def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
 @pytest.mark.parametrize("number, workers", [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
 def test_a_process_that_is_told_to_end_does_so_with_its_workers(number, workers, capfd):
     with nothing_left() as known:
-        made = loader(Slow(100, 5), 1, mode=DataLoaderMode.Async, num_workers=workers)
+        made = loader(sets.Slow(100, 5), 1, mode=DataLoaderMode.Async, num_workers=workers)
         iterator = iter(made)
         next(iterator)
         known.update(descendants())
@@ -210,7 +194,7 @@ def test_a_process_that_does_not_stop_is_made_to(monkeypatch, caplog):
         sleeps.fill_(True)
         time.sleep(1000)
 
-    data = Acting(3, 1, sleep)
+    data = sets.Acting(3, 1, sleep)
     with nothing_left():
         made = accessor(data, early_preload=True)
         assert eventually(lambda: sleeps)
@@ -222,7 +206,7 @@ def test_a_process_that_does_not_stop_is_made_to(monkeypatch, caplog):
 def test_a_stopped_process_is_killed(monkeypatch):
     monkeypatch.setattr(process, "PATIENCE", 0.2)
     with nothing_left():
-        made = accessor(Numbers(3))
+        made = accessor(sets.Numbers(3))
         os.kill(worker_pid(made), signal.SIGSTOP)
         made.terminate()
 
@@ -233,7 +217,7 @@ def test_a_stopped_process_is_killed(monkeypatch):
 )
 def test_a_consumer_that_stops_early(mode, workers, capfd):
     with nothing_left() as known:
-        made = loader(Numbers(100), 1, mode=mode, num_workers=workers)
+        made = loader(sets.Numbers(100), 1, mode=mode, num_workers=workers)
         for batch in made:
             if batch.item() == 3:
                 break
@@ -248,11 +232,11 @@ def test_an_interrupted_constructor_leaves_nothing(monkeypatch):
 
     monkeypatch.setattr("poptorch._data.consumer.Consumer._message", interrupted)
     with nothing_left(), pytest.raises(KeyboardInterrupt):
-        accessor(Slow(3, 100))
+        accessor(sets.Slow(3, 100))
 
 
 def test_an_interrupted_consumer_loses_nothing(monkeypatch):
-    made = accessor(Numbers(4), buffer_size=2)
+    made = accessor(sets.Numbers(4), buffer_size=2)
     for interrupted, left in ((next, [[1], [2], [3]]), (iter, [[0], [1], [2], [3]])):
         iter(made)
         assert next(made) == 0
@@ -267,7 +251,7 @@ def test_an_interrupted_consumer_loses_nothing(monkeypatch):
 
 def test_large_data_sets_travel_through_one_file():
     with nothing_left():
-        made = accessor(Unwieldy(), FORK_SERVER)
+        made = accessor(sets.Unwieldy(), FORK_SERVER)
         assert values(made) == [[1999.0]]
         made.terminate()
         del made
@@ -277,10 +261,7 @@ def test_large_data_sets_travel_through_one_file():
 @pytest.mark.parametrize("whole", few([False, True], False))
 def test_what_workers_left_in_shared_memory_is_removed(whole):
     with nothing_left() as known:
-        made = loader(
-            Numbers(12), 1, mode=DataLoaderMode.Async, num_workers=2,
-            persistent_workers=False, worker_init_fn=leave_a_segment,
-        )  # fmt: skip
+        made = loader(sets.Numbers(12), 1, persistent_workers=False, **LEAVING)
         left = set()
         for _ in range(2 if whole else 1):  # a new iteration has new workers
             for batch in made:

@@ -61,10 +61,9 @@ def test_what_cannot_be_partitioned():
 
 
 @pytest.mark.spec("data", 15)
-@pytest.mark.parametrize(
-    "mode, workers, persistent",
-    [(DataLoaderMode.Sync, 0, None), (DataLoaderMode.Sync, 1, False), (ALL_MODES[1], 2, None)],
-)
+@pytest.mark.parametrize("mode, workers, persistent", [
+    (DataLoaderMode.Sync, 0, None), (DataLoaderMode.Sync, 1, False), (ALL_MODES[1], 2, None),
+])  # fmt: skip
 def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(mode, workers, persistent):
     loaders = of_each_process(
         2, Numbers(23), 2, seed=5, shuffle=True, mode=mode, num_workers=workers,

@@ -30,11 +30,9 @@ def draw(rng):
     combined = batch * iterations * (replicas // group) * accumulation
     size = rng.randint(1, 4 * combined * processes + 2)
     settings = {
-        "num_workers": rng.choice([0, 0, 1, 2]),
-        "drop_last": rng.random() < 0.5,
-        "shuffle": rng.random() < 0.5,
-        "mode": rng.choice(list(DataLoaderMode)),
-    }
+        "num_workers": rng.choice([0, 0, 1, 2]), "drop_last": rng.random() < 0.5,
+        "shuffle": rng.random() < 0.5, "mode": rng.choice(list(DataLoaderMode)),
+    }  # fmt: skip
     parts = parts_of(size, combined, processes, settings["drop_last"])
     if not all(parts):  # an asynchronous loader needs a first element
         settings["mode"] = DataLoaderMode.Sync
@@ -62,8 +60,7 @@ def check(case):
         assert set(samples) <= set(range(size))
 
 
-@pytest.mark.spec("data", 4, 12, 13, 14)
-@pytest.mark.spec("parallel", 40)
+@pytest.mark.spec("data", 4, 12, 13, 14, "parallel", 40)
 @pytest.mark.parametrize("seed", few(range(5), 0, 2))
 def test_every_sample_once(seed):
     rng = random.Random(seed)

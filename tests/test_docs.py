@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+import behaviours_page
 import coherence_table
 import environment_table
 import errors_page
@@ -24,12 +25,8 @@ import speed
 import words
 from helpers.source_tree import ROOT
 
-PAGES = sorted(
-    path
-    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
-    for path in ROOT.glob(pattern)
-    if path.is_file()
-)
+PATTERNS = ("*.md", "docs/**/*.md", "examples/**/*.md")
+PAGES = sorted(path for each in PATTERNS for path in ROOT.glob(each) if path.is_file())
 
 
 @dataclass(frozen=True)
@@ -97,11 +94,7 @@ def broken_links(path: Path, text: str, root: Path = ROOT) -> list[str]:
     return broken
 
 
-CHAINS = [
-    chain
-    for path in PAGES
-    for chain in programs(path.relative_to(ROOT).as_posix(), path.read_text())
-]
+CHAINS = [c for p in PAGES for c in programs(p.relative_to(ROOT).as_posix(), p.read_text())]
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
@@ -192,3 +185,9 @@ def test_the_makefile_targets_that_the_pages_name_exist() -> None:
     for path in PAGES:
         named = set(re.findall(r"`make ([a-z-]+)`", path.read_text()))
         assert named <= targets, f"{path.name} names {named - targets}"
+
+
+def test_the_page_is_current() -> None:
+    assert behaviours_page.PAGE.read_text() == behaviours_page.page(), (
+        "run: python scripts/behaviours_page.py"
+    )

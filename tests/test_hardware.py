@@ -9,6 +9,8 @@ import torch
 import poptorch
 from poptorch import _pod
 
+X = torch.ones(1, 2)
+
 
 @pytest.fixture(autouse=True)
 def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,9 +23,6 @@ def model(ipu_id: int | None = None, **attributes) -> poptorch.PoplarExecutor:
     if ipu_id is not None:
         opts.useIpuId(ipu_id)
     return poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
-
-
-X = torch.ones(1, 2)
 
 
 @pytest.mark.spec("runtime", 9)

@@ -59,14 +59,9 @@ HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 @pytest.mark.spec("geometric", 80)
 def test_import_is_light_and_changes_nothing(tmp_path: Path) -> None:
     """In a fresh interpreter, warnings as errors; then a model is called, and graphs are known."""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROBE],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-W", "error", "-c", PROBE]
+    how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}}
+    run = subprocess.run(command, **how, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
     probe = json.loads(run.stdout)
     changed = probe["changed"]

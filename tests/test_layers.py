@@ -20,9 +20,8 @@ from poptorch._base import private
 PRIVATE_TORCH = "_base/private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = ("poptorch", "poptorch_geometric", "popart", "popdist", "pva")
-OUR_OTHER_PACKAGE = sorted(
-    path for name in PACKAGES[1:] for path in (PACKAGE.parent / name).rglob("*.py")
-)
+OTHER_FOLDERS = [PACKAGE.parent / name for name in PACKAGES[1:]]
+OUR_OTHER_PACKAGE = sorted(path for folder in OTHER_FOLDERS for path in folder.rglob("*.py"))
 
 
 def private_torch(tree: ast.AST, module: str) -> Iterator[str]:
@@ -36,12 +35,9 @@ def private_torch(tree: ast.AST, module: str) -> Iterator[str]:
 
 def private_attributes(tree: ast.AST) -> Iterator[str]:
     """Yield private attributes that are read of anything but ``self``, its class and ``aten``."""
-    operators = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)
-        if isinstance(node.value.value, ast.Name) and node.value.value.id == "aten"
-    }
+    operators = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+                 and isinstance(node.value, ast.Attribute) if isinstance(node.value.value, ast.Name)
+                 and node.value.value.id == "aten"}  # fmt: skip
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr[:1] == "_" and node.attr[:2] != "__":
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -116,11 +112,8 @@ def test_the_table_of_private_names_is_what_is_used() -> None:
 
 def test_private_names_are_looked_up_when_used() -> None:
     """Never while a module is imported."""
-    early = {
-        path.relative_to(PACKAGE).as_posix(): names
-        for path in FILES
-        if (names := {*lookups(top_level(parse(path)))} & set(private.ROWS))
-    }
+    early = {path.relative_to(PACKAGE).as_posix(): names for path in FILES
+             if (names := {*lookups(top_level(parse(path)))} & set(private.ROWS))}  # fmt: skip
     assert not early
 
 
@@ -130,9 +123,8 @@ def test_private_attributes_of_others_are_listed() -> None:
     ours = {n for p in paths if not _allowed_private(p) for n in defined(parse(p))}
     read = {name for path in paths for name in private_attributes(parse(path))}
     pythons = {"_asdict", "_exit", "_getframe", "_reconstructor", "_Unpickler", "_is_owned"}
-    torchs = {
-        part for path, _ in private.ROWS.values() for part in path.replace(":", ".").split(".")
-    }
+    paths_of_torch = (path.replace(":", ".") for path, _ in private.ROWS.values())
+    torchs = {part for path in paths_of_torch for part in path.split(".")}
     assert read - ours - pythons - torchs <= set(private.ATTRIBUTES) <= read
 
 
@@ -144,30 +136,18 @@ SHARED = {"_base", "_ir"}  # what all rooms speak
 NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
 # Tests beside src's folders, and what they are about; then tests that also read other rooms.
 ROOMS = {
-    "checkpoints": {"_session"},
-    "dataloader_faults": {"_data"},
-    "conftest": {"_pod"},
-    "estimates": {"_ipu_model", "_session"},
-    "hardware": {"_pod"},
-    "ipu_model": {"_systems"},
-    "pod": {"_systems"},
-    "pva": {"_ipu_model", "_systems"},
-    "sweep": {"_ops"},
-    "backends": {"_compile", "_job", "_update"},
-    "base": {"_capture", "_compile"},
-    "capture": {"_session"},
-    "cli": {"_ipu_model", "_pod"},
-    "compile": {"_capture", "_cli", "_place"},
-    "conformance": {"_compile", "_session"},
-    "examples": {"_compile"},
-    "harden": {"_capture"},
+    "checkpoints": {"_session"}, "dataloader_faults": {"_data"}, "conftest": {"_pod"},
+    "estimates": {"_ipu_model", "_session"}, "hardware": {"_pod"},
+    "ipu_model": {"_systems"}, "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"},
+    "sweep": {"_ops"}, "backends": {"_compile", "_job", "_update"},
+    "base": {"_capture", "_compile"}, "capture": {"_session"}, "cli": {"_ipu_model", "_pod"},
+    "compile": {"_capture", "_cli", "_place"}, "conformance": {"_compile", "_session"},
+    "examples": {"_compile"}, "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_job", "_lanes", "_ops", "_place"},
-    "ir": {"_compile", "_schedule"},
-    "lanes": {"_capture", "_compile"},
+    "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
-    "session": {"_compile", "_data", "_ipu_model", "_systems"},
-    "update": {"_compile"},
-}
+    "session": {"_compile", "_data", "_ipu_model", "_systems"}, "update": {"_compile"},
+}  # fmt: skip
 
 
 def test_private_names_are_imported_by_the_tests_of_their_room() -> None:

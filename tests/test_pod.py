@@ -71,8 +71,7 @@ def test_leases_hold_different_chips_until_released(monkeypatch: pytest.MonkeyPa
     assert (nothing.chips, nothing.device_id) == ((), None)
     one.release()
     one.release()
-    assert held() == [2, 3]
-    assert _pod.acquire(2).chips == (0, 1)
+    assert (held(), _pod.acquire(2).chips) == ([2, 3], (0, 1))
     two.release()
     monkeypatch.setenv("POPTORCH_POD", "7")
     assert _pod.acquire(3).chips == (0, 1, 2, 3)  # the smallest device that does
@@ -113,8 +112,7 @@ def test_what_the_system_never_has_fails_at_once_even_when_waiting(monkeypatch) 
 @pytest.mark.slow
 def test_a_killed_holder_holds_nothing_nor_do_its_children() -> None:
     holder = start(FORKING)
-    assert holder.stdout.readline() == "held\n"
-    assert held() == [0, 1, 2, 3]
+    assert (holder.stdout.readline(), held()) == ("held\n", [0, 1, 2, 3])
     with pytest.raises(poptorch.Error, match=f"process {holder.pid}"):
         _pod.acquire(1)
     os.kill(holder.pid, signal.SIGKILL)
@@ -163,8 +161,7 @@ def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
         "process": {"pid": os.getpid(), "started": 1, "command": "python", "user": "me"},
     }  # fmt: skip
     path.write_text(json.dumps(entry))
-    assert held() == []
-    assert _pod.acquire(1).chips == (0,)
+    assert (held(), _pod.acquire(1).chips) == ([], (0,))
     assert not path.exists()
 
 
@@ -185,13 +182,9 @@ def hole(entry: Path) -> None:
     os.truncate(entry, 1 << 40)
 
 
-PLACES = {
-    "garbage": lambda entry: entry.write_text("{}garbage"),
-    "a pipe": os.mkfifo,
-    "a folder": lambda entry: entry.mkdir(),
-    "a hole": hole,
-    "no folder": lambda entry: (entry.parent.rmdir(), entry.parent.touch()),
-}
+PLACES = {"garbage": lambda entry: entry.write_text("{}garbage"), "a pipe": os.mkfifo,
+          "a folder": lambda entry: entry.mkdir(), "a hole": hole,
+          "no folder": lambda entry: (entry.parent.rmdir(), entry.parent.touch())}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -63,9 +63,7 @@ torch.fx.proxy: TracerBase.create_node
 torch.utils._python_dispatch: TorchDispatchMode _disable_current_modes
 torch.utils.checkpoint: _checkpoint_without_reentrant_generator
 """
-IN_SOME = {
-    "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl": ("2.14.1", "2.15.0"),
-}
+IN_SOME = {"torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl": RELEASES[1:]}
 SEEN = {
     f"{module}:{name}": RELEASES
     for module, _, names in (line.partition(": ") for line in IN_ALL.split("\n") if line)

@@ -83,15 +83,11 @@ def test_channels_record_events(tmp_path: Path) -> None:
     events = json.loads(done.stdout)
     ours = {name: n for name, n in events.items() if name.startswith(("poptorch.", "dataset", "m"))}
     assert ours == {
-        "dataset.__getitem__": 4,
-        "mine.step": 1,
-        "mine.__len__": 1,
-        "poptorch.trainingModel.modelCompilation": 1,
-        "poptorch.trainingModel.modelExecution": 2,
-        "poptorch.trainingModel.copyWeightsToHost": 1,
-        "poptorch.trainingModel.setOptimizer": 1,
+        "dataset.__getitem__": 4, "mine.step": 1, "mine.__len__": 1,
+        "poptorch.trainingModel.modelCompilation": 1, "poptorch.trainingModel.modelExecution": 2,
+        "poptorch.trainingModel.copyWeightsToHost": 1, "poptorch.trainingModel.setOptimizer": 1,
         "poptorch.trainingModel.destroy": 1,
-    }
+    }  # fmt: skip
     (path,) = (tmp_path / "traces").iterdir()
     (process,) = pva.openTrace(path).processes.values()
     outer = [event for thread in process.threads.values() for event in thread.events]

@@ -16,7 +16,6 @@ from poptorch._ipu_model import profile
 
 @pytest.fixture(scope="module")
 def priced() -> Estimate:
-    """Two stages, four micro-batches."""
     return pricing.priced(two_stages, meta(8, 64), steps=4, system="bow:2")
 
 
@@ -55,8 +54,7 @@ def test_execution_and_operations(report: pva.Report, priced: Estimate) -> None:
     assert [step.name for step in steps] == [action.name for action in priced.schedule]
     for chip in priced.chips:
         assert sum(s.ipus[chip.chip].cycles for s in steps) == pytest.approx(chip.cycles)
-    assert report.execution.totalCycles == priced.cycles
-    assert len(report.execution.runs) == 3
+    assert (report.execution.totalCycles, len(report.execution.runs)) == (priced.cycles, 3)
     (first, *_, last) = report.execution.blocks(1472)
     assert (first.name, last.name) == ("1F0", "1F3")
     assert first.cyclesTo <= last.cyclesFrom
@@ -95,10 +93,8 @@ def test_visitors(report: pva.Report) -> None:
 
 def test_events_lie_in_one_another(tmp_path: Path) -> None:
     rows = [(0, 100, "call"), (10, 20, "compile"), (12, 5, "trace"), (40, 10, "run"), (200, 1, "x")]
-    events = [
-        {"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
-        for ts, dur, name in rows
-    ]
+    events = [{"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
+              for ts, dur, name in rows]  # fmt: skip
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
     outer = pva.openTrace(path).process(1).thread(2).events

@@ -18,18 +18,11 @@ REFERENCE = ROOT / "docs" / "reference"
 LISTED = re.findall(r"^::: (\S+)", "".join(p.read_text() for p in REFERENCE.iterdir()), re.M)
 ENTRIES = set(LISTED)
 MODULES = (
-    "poptorch",
-    "poptorch.optim",
-    "poptorch.profiling",
-    "poptorch.testing",
-    "poptorch.autocasting",
-    "poptorch_geometric",
-    "poptorch_geometric.ops",
-    "poptorch_geometric.cluster_loader",
-    "poptorch_geometric.neighbor_loader",
-    "popdist",
-    "popdist.poptorch",
-)
+    "poptorch", "poptorch.optim", "poptorch.profiling", "poptorch.testing", "poptorch.autocasting",
+    "poptorch_geometric", "poptorch_geometric.ops", "poptorch_geometric.cluster_loader",
+    "poptorch_geometric.neighbor_loader", "popdist", "popdist.poptorch",
+)  # fmt: skip
+SOURCES = str(ROOT / "src")
 
 
 def public() -> Iterator[tuple[str, object]]:
@@ -59,9 +52,6 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert absent == [], "add a line to a page of docs/reference"
     assert sorted(LISTED) == sorted(ENTRIES), "an entry is there twice"
     assert len(PUBLIC) > 100
-
-
-SOURCES = str(ROOT / "src")
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
@@ -110,7 +100,6 @@ def test_members_of_enums_are_shown() -> None:
     text = (REFERENCE / "enums.md").read_text()
     kinds = set(enums.__all__)
     aliases = {name for name in kinds if getattr(enums, name).__name__ != name}
-    shown = re.findall(
-        r"^::: poptorch\.(\S+)\n    options: {show_if_no_docstring: true}$", text, re.M
-    )
-    assert set(shown) == kinds - aliases  # without a text of its own none is shown by default
+    members = r"^::: poptorch\.(\S+)\n    options: {show_if_no_docstring: true}$"
+    shown = set(re.findall(members, text, re.M))
+    assert shown == kinds - aliases  # without a text of its own none is shown by default

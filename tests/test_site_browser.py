@@ -69,14 +69,10 @@ def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
 
 
 ANSWERS = {
-    "loss is nan": "The loss is NaN",
-    "serving": "Serving",
-    "slow": "Too slow? What you can choose",
-    "out of memory": "Out of memory",
-    "resume": "Resume after a stop",
-    "mixed precision": "Train in mixed precision",
-    "migrate": "Migrate a script",
-}
+    "loss is nan": "The loss is NaN", "serving": "Serving", "slow": "Too slow? What you can choose",
+    "out of memory": "Out of memory", "resume": "Resume after a stop",
+    "mixed precision": "Train in mixed precision", "migrate": "Migrate a script",
+}  # fmt: skip
 
 
 @pytest.mark.long

@@ -22,7 +22,6 @@ CHECKS = {"CONFORMANCE", "raises", "warns", "fail", "assert_close", "check_backe
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
-    """Yield every function of a file."""
     yield from (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
@@ -55,23 +54,15 @@ def without_a_check(trees: list[ast.Module]) -> set[str]:
 def own_limits(tree: ast.Module) -> list[int]:
     """Return the lines where waiting has a limit of its own, and so may end on a busy machine."""
     keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
-    return [
-        word.value.lineno
-        for word in keywords
-        if word.arg == "timeout" and isinstance(word.value, ast.Constant)
-    ]
+    return [word.value.lineno for word in keywords if word.arg == "timeout"
+            and isinstance(word.value, ast.Constant)]  # fmt: skip
 
 
 def own_tolerances(tree: ast.Module) -> list[int]:
     """Return the lines with a tolerance that is a number, which says nothing of what is rounded."""
     words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
-    return [
-        word.value.lineno
-        for word in words
-        if word.arg in ("rtol", "atol")
-        and isinstance(word.value, ast.Constant)
-        and word.value.value
-    ]
+    return [word.value.lineno for word in words if word.arg in ("rtol", "atol")
+            and isinstance(word.value, ast.Constant) and word.value.value]  # fmt: skip
 
 
 @pytest.mark.slow

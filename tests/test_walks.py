@@ -27,8 +27,6 @@ def walks() -> dict[str, list[Stop]]:
 
 
 def model() -> nn.Module:
-    """Two blocks and a loss."""
-
     def forward(own, x, y):
         with poptorch.Block("a", ipu_id=0):
             x = own.first(x)
@@ -79,11 +77,8 @@ def a_placed_model() -> None:
     training(model(), opts)(X, Y)
 
 
-ACTIONS = {
-    "An input tensor": a_call,
-    "A learning rate": lambda: a_changed_rate,
-    "A block's id": lambda: a_placed_model,
-}
+ACTIONS = {"An input tensor": a_call, "A learning rate": lambda: a_changed_rate,
+           "A block's id": lambda: a_placed_model}  # fmt: skip
 
 
 @pytest.mark.parametrize("title", ACTIONS)

@@ -24,13 +24,9 @@ PARTS = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [str(part) for part in command], cwd=cwd, env={**os.environ, **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

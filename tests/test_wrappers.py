@@ -31,19 +31,17 @@ def _reference(monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
 
 
-@pytest.mark.spec("options", 1, 2, 3, 31)
-@pytest.mark.spec("programs", 2)
+@pytest.mark.spec("options", 1, 2, 3, 31, "programs", 2)
 def test_options_are_frozen_and_copied() -> None:
     opts = options(iterations=2)
     training = poptorch.trainingModel(Net(), opts)
     validation = poptorch.inferenceModel(Net(), opts)
     poptorch.DataLoader(opts, torch.utils.data.TensorDataset(X), batch_size=2)
     for change in (
-        lambda: opts.deviceIterations(2),
-        lambda: opts.Training.gradientAccumulation(2),
+        lambda: opts.deviceIterations(2), lambda: opts.Training.gradientAccumulation(2),
         lambda: opts._Popart.set("enableOutlining", True),
         lambda: training.options.deviceIterations(2),
-    ):
+    ):  # fmt: skip
         with pytest.raises(AttributeError, match="frozen"):
             change()
     assert opts.defaultOutputMode()
@@ -54,8 +52,7 @@ def test_options_are_frozen_and_copied() -> None:
     opts.clone().deviceIterations(2)
 
 
-@pytest.mark.spec("options", 24)
-@pytest.mark.spec("programs", 11)
+@pytest.mark.spec("options", 24, "programs", 11)
 def test_settings_are_checked_at_compile() -> None:
     model = Net()
     opts = options()
@@ -76,9 +73,8 @@ def test_the_forms_of_the_first_releases(caplog, capsys) -> None:
     twin = copy.deepcopy(model)
     loss = nn.functional.nll_loss(twin(X), Y)
     loss.backward()
-    training = poptorch.trainingModel(
-        model, device_iterations=1, gradient_accumulation=1, loss=nn.NLLLoss(), trace_model=True
-    )
+    old = {"device_iterations": 1, "gradient_accumulation": 1, "trace_model": True}
+    training = poptorch.trainingModel(model, loss=nn.NLLLoss(), **old)
     assert caplog.text.count("deprecated") == 1
     out, got = training(X, Y)
     assert out.shape == (4, 2)
@@ -145,8 +141,7 @@ def test_the_outermost_module_of_a_training_model_stays_in_train_mode(caplog) ->
     inference = poptorch.inferenceModel(model, options())
     for training in (True, False, True, False):
         model.train(training)
-        assert wrapper(X)[1:3] == (True, training)
-        assert len(wrapper(X)) == 4
+        assert (wrapper(X)[1:3], len(wrapper(X))) == ((True, training), 4)
     model.eval()
     assert inference(X)[1:] == (False, False)
     assert caplog.text.count("in eval mode while it is trained") == 1
@@ -160,8 +155,7 @@ def test_what_integrations_read() -> None:
     training(X, Y)
     assert training._executable
     x, y = training._executable_inputs.args
-    assert x.shape == X.shape
-    assert y.dtype == Y.dtype
+    assert (x.shape, y.dtype) == (X.shape, Y.dtype)
     assert training._user_model is training.model
     assert training._options is training.options
     assert "log_softmax" in training._debugGetPopartIR()
