@@ -205,8 +205,8 @@ def cast(a, h):
 
 RULES = {
     "in place what changes keeps its type": (
-        lambda a,
-        h: (a.clone().add_(h), h.clone().mul_(a), a.clone().addmm_(h, h), h.clone().addmm_(a, h)),
+        lambda a, h: (a.clone().add_(h), h.clone().mul_(a), a.clone().addmm_(h, h),
+                      h.clone().addmm_(a, h)),
         [FLOAT, HALF, FLOAT, HALF]),
     "numbers and equal types are left alone": (
         lambda a, h: (h + 1.5, a + a, a @ a, h.float()), [HALF, FLOAT, FLOAT, FLOAT]),

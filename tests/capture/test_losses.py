@@ -138,8 +138,8 @@ FOLLOWED = {
     "a mark beside a loss": (lambda o, y: (*apart(o, y), marked(by_hand(o, y))), by_hand),
     "a step": (lambda o, y: (o, adapted(o, y)[0]), lambda o, y: adapted(o, y)[0]),
     "a step and its inner loss": (adapted, lambda o, y: adapted(o, y)[0]),
-    "a step and its inner marked": (lambda o, y: tuple(map(marked, adapted(o, y))), lambda o,
-                                    y: adapted(o, y)[0]),
+    "a step and its inner marked": (lambda o, y: tuple(map(marked, adapted(o, y))),
+                                    lambda o, y: adapted(o, y)[0]),
     "not what is left over": (lambda o, y: (F.l1_loss(o, y), mse(o, y))[1:], mse),
 }  # fmt: skip
 

@@ -57,9 +57,9 @@ ENDINGS: dict[str, tuple[Callable[..., Any], Callable[[Any], torch.Tensor]]] = {
     "entry": (lambda m, o, y: {"loss": mse(o, y), "parts": [F.l1_loss(o, y)]}, lambda r: r["loss"]),
     "dataclass": (lambda m, o, y: Returned(F.huber_loss(o, y), o), lambda r: r.loss),
     "named": (lambda m, o, y: Named(o.detach(), F.smooth_l1_loss(o, y)), lambda r: r.loss),
-    "classes": (lambda m, o,
-                y: (o.softmax(1), F.cross_entropy(o, y.argmax(1), label_smoothing=0.1)),
-                lambda r: r[1]),
+    "classes": (
+        lambda m, o, y: (o.softmax(1), F.cross_entropy(o, y.argmax(1), label_smoothing=0.1)),
+        lambda r: r[1]),
     "two": (lambda m, o, y: (o[:, 0], mse(o, y) + 0.5 * F.l1_loss(o, y)), lambda r: r[1]),
     "a hidden one": (lambda m, o, y: (o, mse(o, y), (o - y).square().mean(1).detach()),
                      lambda r: r[1]),
