@@ -179,7 +179,7 @@ class PoplarExecutor:
             poptorch.Error: a value changed that the program has as a constant.
         """
         with self._session.lock():
-            self._session.take_optimizer(optimizer, self._options._relax_optimizer_checks)
+            self._session.set_optimizer(optimizer, self._options._relax_optimizer_checks)
             self._adopt_strategy()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:

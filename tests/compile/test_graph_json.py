@@ -42,7 +42,7 @@ def test_graphs_come_back(name: str) -> None:
     state = training._session.weights.store.state
     rng = state.rng.clone()
     before = {key: value.clone() for key, value in state.tensors.items()}
-    batch = training._session.now.inputs.take(((x, y), {}))[1]
+    batch = training._session.now.inputs.convert(((x, y), {}))[1]
     results = []
     for each in (plan, again):
         for key, value in before.items():

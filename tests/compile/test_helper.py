@@ -49,14 +49,14 @@ def is_there(pid: int) -> bool:
 
 
 def test_one_process_serves_program_after_program(kept) -> None:
-    first = helper.take("b")
-    other = helper.take("b")
+    first = helper.acquire("b")
+    other = helper.acquire("b")
     for keys in (["a"], ["b", "c"]):
         assert outcomes(first, *keys) == dict.fromkeys(keys, ("stored", ""))
         helper.give_back([first, other])
         assert kept == [first]
         assert not is_there(other.process.pid)
-        assert helper.take("b") is first
+        assert helper.acquire("b") is first
     helper.give_back([first])
     job = helper.CompileJob(dict.fromkeys("abc"), "b", cache.Store(Path("nowhere")), processes=2)
     assert [process.busy for process in job.processes] == [True, True]
@@ -68,13 +68,13 @@ def test_one_process_serves_program_after_program(kept) -> None:
 
 def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatch) -> None:
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
-    process = helper.take("b")
+    process = helper.acquire("b")
     process.ask({"a": None}, cache.Store(Path("nowhere")))
     helper.give_back([process])
     assert kept == []
     assert not is_there(process.process.pid)
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")
-    process = helper.take("b")
+    process = helper.acquire("b")
     process.process.wait()
     assert outcomes(process, "a") == {
         "a": ("failed", "the compiler process ended with status 1: no memory left")
@@ -93,7 +93,7 @@ def test_what_cannot_be_used_again_is_not(change: str, kept, monkeypatch) -> Non
         process.process.wait()
     elif change == "of a parent":
         monkeypatch.setattr(process, "owner", os.getppid())
-    another = helper.take("c" if change == "backend" else "b")
+    another = helper.acquire("c" if change == "backend" else "b")
     assert another is not process
     assert outcomes(another, "a") == {"a": ("stored", "")}
     assert is_there(process.process.pid) == (change == "of a parent")

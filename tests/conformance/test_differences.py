@@ -102,7 +102,6 @@ SHOWN = {
     "gradients can be read, and clipped, between two steps": "session/test_guards.py::test_clipping_on_the_host_is_told_once",
     "changing a hyper-parameter takes effect": "session/test_guards.py::test_a_number_that_waits_for_set_optimizer_is_told_once",
     "a slice beyond the end is shorter": "ops/test_values.py::test_the_start_of_a_slice_is_read_at_run_time",
-    "`binary_cross_entropy` refuses probabilities outside 0 to 1": "backends/test_whole.py::test_compiled_probabilities_outside_0_to_1_are_not_refused",
     "exceptions are torch's": "session/test_errors.py::test_exceptions_of_a_model_stay_the_users_own",
     "Adam moves the bias of an attention's keys": "conformance/test_differences.py::test_noise_moves_the_bias_of_keys",
     "errors have four parts: what, the values, your own source line, a remedy": "session/test_first_call.py::test_tensors_that_no_program_can_read",

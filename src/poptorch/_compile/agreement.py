@@ -92,12 +92,12 @@ def _compare(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
     there = _job.compare(facts, what)
     lines = []
     for index, own in there.items():
-        apart = differences(own, there[0])
+        differing = differences(own, there[0])
         lines += [
-            f"process {index}, against process 0 ('there'): {line}" for line in apart[:_SHOWN]
+            f"process {index}, against process 0 ('there'): {line}" for line in differing[:_SHOWN]
         ]
-        if len(apart) > _SHOWN:
-            lines.append(f"process {index}: and {len(apart) - _SHOWN} more")
+        if len(differing) > _SHOWN:
+            lines.append(f"process {index}: and {len(differing) - _SHOWN} more")
     if lines:
         raise Error(title, got="\n".join(lines), fix=fix)
 

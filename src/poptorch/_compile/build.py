@@ -56,7 +56,7 @@ def training_program(
     elif loops.processes > 1:
         pays = early and not shards and spec.target.hosts > 1
         parts = (_place.early(micro) if pays else None) or (micro,)
-        graphs = made.apart(parts)
+        graphs = made.divided(parts)
         exchanged = _reduced([graphs[name] for name in _MADE[: len(parts)]], spec, shards)
         body = (*exchanged, *_measuring(graphs, spec), Run("update"), *gather)
     else:
@@ -96,7 +96,7 @@ class _TrainingGraphs:
         micro = compose("micro", [self.micro, add])
         return {"micro": micro, **self._ending(self.accumulation.finish)}
 
-    def apart(self, parts: Sequence[Graph]) -> dict[str, Graph]:
+    def divided(self, parts: Sequence[Graph]) -> dict[str, Graph]:
         """Return one run, in one or two parts, whose gradients others add theirs to; the update."""
         made = {}
         for name, part in zip(_MADE, parts, strict=False):

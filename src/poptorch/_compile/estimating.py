@@ -52,7 +52,7 @@ def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, row
     micro = _capture.capture(replace(request, priced=True))
     if micro.exchanging and request.replicas > 1:
         why = "estimates look at one micro-batch at a time"
-        raise _lanes.apart(micro.graph, request.replicas, why)
+        raise _lanes.sequential_exchange(micro.graph, request.replicas, why)
     flops = sum(work_of(node).flops for node in micro.graph.module.graph.nodes)
     return Capture(request, micro, optim, rows, flops)
 

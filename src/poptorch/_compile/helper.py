@@ -148,7 +148,7 @@ def command(backend: str) -> tuple[tuple[str, ...], frozenset[tuple[str, str]]]:
 _kept: list[CompilerProcess] = []  # one at most
 
 
-def take(backend: str) -> CompilerProcess:
+def acquire(backend: str) -> CompilerProcess:
     for process in _kept[:]:
         if process.owner != os.getpid():
             continue
@@ -169,7 +169,7 @@ def is_there(backend: str, imported: bool = False) -> bool:
 
 
 def warm(backend: str) -> None:
-    give_back([take(backend)])
+    give_back([acquire(backend)])
 
 
 def give_back(processes: Iterable[CompilerProcess]) -> None:
@@ -203,7 +203,7 @@ class CompileJob:
         number = min(len(keys), processes)
         try:
             for at in range(number):
-                self.processes.append(take(backend))
+                self.processes.append(acquire(backend))
                 self.processes[-1].ask({key: graphs[key] for key in keys[at::number]}, store)
         except BaseException:
             self.end()

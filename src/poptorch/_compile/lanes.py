@@ -29,17 +29,17 @@ Chosen = tuple[_capture.Micro, Lanes | None]
 def choose(micro: _capture.Micro, request: _capture.Request, spec: Spec) -> Chosen:
     """Return as many micro-batches side by side as are fast and memory allows, or one."""
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
-    apart = _kept_apart(request, spec)
-    steps = 1 if apart else _first_choice(length, request, spec)
-    if apart and not micro.exchanging:
-        return one_by_one(micro, spec, apart), None
+    sequential = _why_sequential(request, spec)
+    steps = 1 if sequential else _first_choice(length, request, spec)
+    if sequential and not micro.exchanging:
+        return one_by_one(micro, spec, sequential), None
     tensors = ((slot.key, request.tensors[slot.path].tensor) for slot in request.state)
     # Integers of the model are places in tables; other values may be any.
     places = {k: t.detach() for k, t in tensors if not (t.is_floating_point() or t.is_meta)}
     given = {**micro.constants, **places}
     try:
         chosen = _within(steps, length, micro, given, spec)
-        more = 0 if spec.lanes or apart else _more(chosen, length, spec)
+        more = 0 if spec.lanes or sequential else _more(chosen, length, spec)
         return _within(more, length, micro, given, spec) if more else chosen
     except _lanes.NotVectorisable as error:
         log.engine.debug("Micro-batches run one after another: %s", error)
@@ -49,7 +49,7 @@ def choose(micro: _capture.Micro, request: _capture.Request, spec: Spec) -> Chos
 
 def one_by_one(micro: _capture.Micro, spec: Spec, why: str) -> _capture.Micro:
     if micro.exchanging and spec.loops.replicas > 1:
-        raise _lanes.apart(micro.graph, spec.loops.replicas, why)
+        raise _lanes.sequential_exchange(micro.graph, spec.loops.replicas, why)
     graph = _lanes.one_by_one(micro.graph, spec.loops.replicas)
     return _with_graph(micro, graph, spec)
 
@@ -78,7 +78,7 @@ def _within(steps: int, length: int, micro: _capture.Micro, given: Tensors, spec
     return one_by_one(micro, spec, "they need too much memory side by side"), None
 
 
-def _kept_apart(request: _capture.Request, spec: Spec) -> str | None:
+def _why_sequential(request: _capture.Request, spec: Spec) -> str | None:
     if any(not slot.shape for slot in request.batch):
         return "an input without dimensions is never cut"
     if spec.precision.floating_point_exceptions:

@@ -26,7 +26,7 @@ class Demand:
         self.varying = self._find_varying(lanes)
         self.wanted: set[fx.Node] = set()  # with lanes
         self.summed: set[fx.Node] = set()
-        self.apart: set[fx.Node] = set()  # their gradients of weights are wanted lane by lane
+        self.unfolded: set[fx.Node] = set()  # their gradients of weights are wanted lane by lane
         self._pushed: dict[fx.Node, bool] = {}
         self._find_wanted()
 
@@ -69,7 +69,7 @@ class Demand:
                 self.wanted.add(node)
             if node in self.wanted:
                 if totals.sum_of(node, self.varies):
-                    self.apart.add(node.all_input_nodes[0])
+                    self.unfolded.add(node.all_input_nodes[0])
                 self.wanted.update(reads(node))
             elif node in self.summed:
                 self._want_sum(node)

@@ -48,7 +48,7 @@ def one_by_one(graph: Graph, replicas: int) -> Graph:
     return replace(graph, inputs=inputs, outputs=outputs)
 
 
-def apart(graph: Graph, replicas: int, why: str) -> Error:
+def sequential_exchange(graph: Graph, replicas: int, why: str) -> Error:
     """Return the error of replicas that exchange something and cannot run side by side."""
     parts = [part for part in graph.module.modules() if isinstance(part, fx.GraphModule)]
     found = (node for part in parts for node in part.graph.nodes if node.target is exchange)
@@ -155,7 +155,7 @@ class _Lanes:
         call = self._call(node)
         if draws(node) and node.target not in RULES:
             return drawn(call, self._draws[node])
-        folded = None if node in self._demand.apart else totals.folded(node, self._demand.varies)
+        folded = None if node in self._demand.unfolded else totals.folded(node, self._demand.varies)
         return batched(call) if folded is None else folded(call)
 
     def _call(self, node: fx.Node) -> Call:
@@ -279,7 +279,7 @@ class _Lanes:
         if totals.sum_of(node, self._demand.varies):
             source, at = node.all_input_nodes[0], node.args[1]
             value = self._value(source)[at]
-            return value.sum(0, dtype=value.dtype) if source in self._demand.apart else value
+            return value.sum(0, dtype=value.dtype) if source in self._demand.unfolded else value
         contraction = totals.contraction(node, self._demand.varies)
         if contraction is not None:
             return contraction(self._call(node))

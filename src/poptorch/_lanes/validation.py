@@ -159,8 +159,10 @@ def _compared(
         return Difference(slot, float("inf"), 0.0)
     if not known.any():
         return None
-    apart = (value.double() - wanted.double() for value in (found, near))
-    most, moved, largest = (float(value.double()[known].abs().max()) for value in (*apart, size))
+    errors = (value.double() - wanted.double() for value in (found, near))
+    most, moved, largest = (
+        float(value.double()[known].abs().max()) for value in (*differences, size)
+    )
     share = _TOLERANCE * precision if slot.dtype.is_floating_point else 0.0
     reach = _REACH * moved if moved < float("inf") else 0.0
     allowed = share * (1 + largest) + reach

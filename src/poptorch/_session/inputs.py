@@ -94,7 +94,7 @@ class Inputs:
             for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
         ]
 
-    def take(self, arguments: Arguments) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def convert(self, arguments: Arguments) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the tensors of a call, as they were given and ready for the device."""
         given = self._quick(arguments)
         if given is None:

@@ -79,7 +79,7 @@ class SessionOptimizer:
         self.paths, self._settings = task.reading.paths, task.spec
         self._grouped = task.reading.groups.keys()
 
-    def take(self, optimizer: torch.optim.Optimizer, paths: Paths, relaxed: bool = False) -> None:
+    def adopt(self, optimizer: torch.optim.Optimizer, paths: Paths, relaxed: bool = False) -> None:
         """Use another optimizer, or the same one with other values."""
         snapshot, spec = _snapshot(optimizer), self._settings
         if self.spec is None or spec is None:
@@ -238,7 +238,7 @@ class SessionOptimizer:
         assert self.spec is not None
         state = self._state
         if isinstance(state, TorchState) and state.was_loaded:
-            self.take(self.given, self.paths)
+            self.adopt(self.given, self.paths)
         cached = state.get_state_dict()
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])

@@ -176,7 +176,7 @@ class Session:
         device = self.weights.device
         if device.near or device.stale:
             self.weights.fetch()
-        given, batch = now.inputs.take(arguments)
+        given, batch = now.inputs.convert(arguments)
         taken = time.perf_counter()
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
         ready = time.perf_counter()
@@ -288,7 +288,7 @@ class Session:
             spec = dividing(bound, self._spec)
         else:
             spec = now.spec
-            now.inputs.take(arguments)
+            now.inputs.convert(arguments)
         self.weights.fetch()
         self.weights.bring_down()
         task = self.model.task(bound, spec)
@@ -373,14 +373,14 @@ class Session:
     # Optimizer, random numbers, state.
 
     @locked
-    def take_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
+    def set_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
         """Use another optimizer, or the same one with other values; these are uploaded."""
         if self.optimizer is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         paths = self.now.reading.paths if self.programs.all else {}
         # Others, if the user assigned some.
         paths |= paths_of(_capture.tensors_of(self.model.module, values=False))
-        self.optimizer.take(optimizer, paths, relaxed)
+        self.optimizer.adopt(optimizer, paths, relaxed)
 
     @locked
     def state_to_save(self) -> Mapping[str, torch.Tensor]:

@@ -52,9 +52,9 @@ def lower(
     algorithm = ALGORITHMS[spec.algorithm]
     groups = _groups_of(spec, params, gradient_dtype)
     weights = [weight for group in groups for weight in group.weights]
-    apart = [weight for weight in weights if weight.slot.path in in_parts]
-    squares = _squares_slot(spec, apart)
-    places = {weight.slot.path: at * SQUARES for at, weight in enumerate(apart)}
+    partial = [weight for weight in weights if weight.slot.path in in_parts]
+    squares = _squares_slot(spec, partial)
+    places = {weight.slot.path: at * SQUARES for at, weight in enumerate(partial)}
     common = _common(spec, [weight.slot for weight in weights])
     norms = norms if spec.clips and weights else ()
     outputs: list[Slot] = [slots.STEP] if any(group.counts for group in groups) else []
@@ -185,14 +185,14 @@ def _hypers_of(groups: Sequence[_Group]) -> list[Slot]:
 # the processes before the update.
 
 
-def _squares_slot(spec: OptimSpec, apart: Sequence[_Weight]) -> Slot | None:
+def _squares_slot(spec: OptimSpec, partial: Sequence[_Weight]) -> Slot | None:
     """Hold one sum of squares of all gradients if these are clipped, or those of each weight."""
     measures = ALGORITHMS[spec.algorithm].squares is not None
-    if not apart or not (spec.clips or measures):
+    if not partial or not (spec.clips or measures):
         return None
     assert not (spec.clips and measures), "what is clipped by a norm has none of its own"
-    wide = any(weight.compute_dtype == torch.float64 for weight in apart)
-    count = 1 if spec.clips else len(apart) * SQUARES
+    wide = any(weight.compute_dtype == torch.float64 for weight in partial)
+    count = 1 if spec.clips else len(partial) * SQUARES
     return slots.squares(count, torch.float64 if wide else torch.float32)
 
 

@@ -33,7 +33,7 @@ class Device:
     def working(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
-    def take(self, value: torch.Tensor) -> torch.Tensor:
+    def copy_of(self, value: torch.Tensor) -> torch.Tensor:
         return value.to(self.torch_device, non_blocking=True, copy=True)
 
 
@@ -132,7 +132,7 @@ class Replica:
 
     def write(self, key: str, value: torch.Tensor) -> None:
         for chip in self._homes(key):
-            self._rests(chip, key)[key, 0] = chip.device.take(value)
+            self._rests(chip, key)[key, 0] = chip.device.copy_of(value)
 
     def _homes(self, key: str) -> list[Chip]:
         return [self._chips[chip] for chip in self._staged.homes[key] if chip in self._chips]
@@ -174,10 +174,10 @@ class Replica:
         for slot in graph.inputs:
             name = self._name(slot.key, step)
             if slot.kind is Kind.BATCH and name not in chip.memory:
-                chip.memory[name] = chip.device.take(batch[slot.index])
+                chip.memory[name] = chip.device.copy_of(batch[slot.index])
             if slot.kind is Kind.COUNTER:
                 count = self._of_all if slot == slots.REPLICA else action.micro_batch
-                arguments.append(chip.device.take(torch.tensor(float(count))))
+                arguments.append(chip.device.copy_of(torch.tensor(float(count))))
             else:
                 arguments.append(chip.read(name, action))
         if self._keys is not None:
@@ -218,7 +218,7 @@ class Replica:
         for number in chips:
             chip = self._chips[number]
             with chip.device.working():
-                chip.memory[name] = chip.device.take(value)
+                chip.memory[name] = chip.device.copy_of(value)
 
     def _name(self, key: str, step: int) -> Name:
         return key, step if key in self._per_micro_batch else 0

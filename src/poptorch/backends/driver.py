@@ -27,7 +27,7 @@ from .failing import explained
 from .prepare import returned
 from .process import Threads
 from .protocol import Compiled
-from .whole import Whole
+from .rollback import Rollback
 
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 Mode = tuple[OutputMode, int]  # with the period of EveryN
@@ -64,7 +64,7 @@ class LoopExecutable:
         self._in_flight: list[Any] = []
         self._threads = Threads()
         checked = plan.spec.precision.check_indices
-        self._whole = Whole(plan.program, checked, self.by_call, in_place)
+        self._rollback = Rollback(plan.program, checked, self.by_call, in_place)
 
     def report(self) -> Report:
         return dataclasses.replace(self._report, threads=self._threads.decision)
@@ -76,7 +76,7 @@ class LoopExecutable:
         loop = device_generator()(self._loop) if self._random else self._loop
         # The first context is half the price of no_grad(), 2 us less.
         with torch.set_grad_enabled(False), self._threads:
-            self._whole.begin(state, batch)
+            self._rollback.begin(state, batch)
             try:
                 loop(state, slices, collector)
                 interrupts.check()
@@ -84,7 +84,7 @@ class LoopExecutable:
                 try:
                     self._give_up()
                 finally:
-                    self._whole.put_back(state, error)
+                    self._rollback.roll_back(state, error)
                 raise
         return collector.results()
 
@@ -126,8 +126,8 @@ class LoopExecutable:
         if run.name in self._random:
             streams.begin(self._seeds(point.step, point.replica))
         results = stopwatch.action(run.name, run, slices, point)
-        self._whole.ran(run.name, state)
-        collector.take(run.emitted, results, point.step, point.replica)
+        self._rollback.ran(run.name, state)
+        collector.collect(run.emitted, results, point.step, point.replica)
 
     def _seeds(self, step: int, replica: int) -> list[int]:
         lanes, first, keys = self._program.lanes, self._plan.spec.first_replica, self._keys
@@ -305,7 +305,7 @@ class Collector:
         self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
-    def take(
+    def collect(
         self, keys: Sequence[str], values: Sequence[torch.Tensor], step: int, replica: int
     ) -> None:
         """Keep what is wanted of a run, or of several side by side from ``step`` on."""

@@ -170,7 +170,7 @@ class StagedExecutable:
             for replica in replicas:
                 own = replica.results
                 results = [remote[k] if k in remote else own[k, step].cpu() for k in keys]
-                collector.take(keys, results, step, replica.number)
+                collector.collect(keys, results, step, replica.number)
         collected = collector.results()
         for key, result in zip(keys, collected, strict=True):
             self._peers.share(key, result)

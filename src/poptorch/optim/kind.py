@@ -31,7 +31,7 @@ class Shown:
     hyper: str  # the hyper-parameter that a loaded value determines
     show: Callable[[Hypers], float]  # affine in the hyper-parameter
 
-    def take(self, value: float, hypers: Hypers) -> float | None:
+    def read(self, value: float, hypers: Hypers) -> float | None:
         """Return the hyper-parameter that shows as a value; None if it cannot be told."""
         zero, one = (self.show({**hypers, self.hyper: number}) for number in (0.0, 1.0))
         return (value - zero) / (one - zero) if one != zero else None

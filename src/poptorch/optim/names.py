@@ -121,7 +121,7 @@ def from_ipu_param(
         settled.add(key)
         hypers = _hypers(spec, result, max(index, 0))
         loaded = number("loss_scaling" if key == slots.LOSS_SCALING.key else name, param[name])
-        taken = shown.take(loaded, hypers)
+        taken = shown.read(loaded, hypers)
         current = torch.tensor(shown.show(hypers), dtype=torch.float32)
         if taken is not None and loaded != float(current):
             result[key] = slots.hyper_value(shown.hyper, taken)

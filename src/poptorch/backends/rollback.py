@@ -22,7 +22,7 @@ from .._ir.slots import Kind
 _LAST = ("step", "update")  # the graphs that end an update
 
 
-class Whole:
+class Rollback:
     """``by_call``: the unit is the call, always. ``in_place``: failed graphs wrote a part."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Whole:
                 state.copies[key] = torch.empty_like(state.tensors[key])
             state.copies[key].copy_(state.tensors[key])
 
-    def put_back(self, state: State, error: BaseException) -> None:
+    def roll_back(self, state: State, error: BaseException) -> None:
         if self._last is not None and self._done == self._updates:
             self._kept = self._done
         else:

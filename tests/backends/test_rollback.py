@@ -74,9 +74,9 @@ def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     before = copies(state.tensors)
     runs = {1: 2, 2: 6}[len(wrapper.plan().program.graphs)]  # of a call: micro-batches and updates
     last = in_place(wrapper, at=runs)
-    kept = last._whole._keep
+    kept = last._rollback._keep
     states = []
-    last._whole._keep = lambda state: states.append(copies(state.tensors)) or kept(state)
+    last._rollback._keep = lambda state: states.append(copies(state.tensors)) or kept(state)
     with pytest.raises(RuntimeError, match="can't allocate") as caught:
         last.run(state, [X, Y])
     assert any("1 of the 2 updates" in note for note in caught.value.__notes__)
@@ -158,5 +158,5 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_probabilities_outside_0_to_1_are_refused(backend: str) -> None:
     model = poptorch.inferenceModel(nn.BCELoss(), options(backend))
-    with pytest.raises(poptorch.Error, match="binary_cross_entropy.*between 0 and 1"):
+    with pytest.raises(poptorch.Error, match="between 0 and 1"):
         model(torch.tensor([0.5, 1.5]), torch.ones(2))
