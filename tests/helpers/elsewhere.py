@@ -73,7 +73,8 @@ class Elsewhere(Reference):
 
 def check_copies() -> None:
     """Weights travel once; then a call's inputs do, and its results, until somebody looks."""
-    twins = Twins(Graded(fc=nn.Linear(4, 3, bias=False), norm=nn.BatchNorm1d(3)), adam,
+    twins = Twins(Graded(fc=nn.Linear(4, 3, bias=False), norm=nn.BatchNorm1d(3)),
+                  functools.partial(torch.optim.Adam, lr=0.05),
                   options(NAME), **near(16, 8))  # fmt: skip
     inputs = torch.randn(8, 4), torch.randn(8, 3)
     up, down = ("cpu", NAME), (NAME, "cpu")
@@ -88,10 +89,6 @@ def check_copies() -> None:
     twins.wrapped.detachFromDevice()
     twins.step(*inputs)
     twins.compare()
-
-
-def adam(parameters) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.05)
 
 
 def main() -> None:

@@ -160,9 +160,7 @@ def _compared(
     if not known.any():
         return None
     errors = (value.double() - wanted.double() for value in (found, near))
-    most, moved, largest = (
-        float(value.double()[known].abs().max()) for value in (*differences, size)
-    )
+    most, moved, largest = (float(value.double()[known].abs().max()) for value in (*errors, size))
     share = _TOLERANCE * precision if slot.dtype.is_floating_point else 0.0
     reach = _REACH * moved if moved < float("inf") else 0.0
     allowed = share * (1 + largest) + reach

@@ -27,7 +27,7 @@ from .chips import Name, Replica, devices
 from .driver import Collector, Keys, Slices, Wanted, device_generator, program_report
 from .prepare import accept_strides, at_home
 from .protocol import Executable, Progress
-from .whole import note
+from .rollback import note
 
 _VALUES = "what stages hand to one another"
 _RESULTS = "the results of a call"
