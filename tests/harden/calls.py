@@ -6,7 +6,7 @@ from typing import Any
 
 import poptorch
 from poptorch._capture.failures import FORWARD
-from poptorch.backends import whole
+from poptorch.backends import rollback
 
 from .models import KINDS, Subject, close, same
 from .odd import SAME, odd
@@ -17,7 +17,7 @@ CALLS = 12  # of one model
 def documented(error: BaseException) -> bool:
     """Tell whether an exception is ours, or one of forward or an operator with our note."""
     notes = getattr(error, "__notes__", ())
-    ours = (FORWARD, whole.note(0, 0))
+    ours = (FORWARD, rollback.note(0, 0))
     return isinstance(error, poptorch.Error) or any(note.startswith(ours) for note in notes)
 
 
