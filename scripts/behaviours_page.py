@@ -2,8 +2,8 @@
 
 python scripts/behaviours_page.py
 
-The sentences are in docs/behaviours.toml, the citations in the tests: by chapter and numbers,
-``@pytest.mark.spec("data", 3, "executor", 7, 8)``.
+The sentences are in docs/behaviours.toml, the citations (``@pytest.mark.spec("data", 3)``) in the
+tests.
 """
 
 from __future__ import annotations
@@ -35,12 +35,8 @@ def marks(node: ast.AST) -> Iterator[Cited]:
     """Yield what calls of ``pytest.mark.spec`` below a node cite."""
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.spec":
-            chapter = ""
-            for value in map(ast.literal_eval, call.args):
-                if isinstance(value, str):
-                    chapter = value
-                else:
-                    yield chapter, value
+            chapter, *numbers = (ast.literal_eval(argument) for argument in call.args)
+            yield from ((chapter, number) for number in numbers)
 
 
 def citations(folder: Path) -> dict[Cited, list[tuple[Path, str]]]:

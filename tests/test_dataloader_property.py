@@ -60,7 +60,8 @@ def check(case):
         assert set(samples) <= set(range(size))
 
 
-@pytest.mark.spec("data", 4, 12, 13, 14, "parallel", 40)
+@pytest.mark.spec("data", 4, 12, 13, 14)
+@pytest.mark.spec("parallel", 40)
 @pytest.mark.parametrize("seed", few(range(5), 0, 2))
 def test_every_sample_once(seed):
     rng = random.Random(seed)

@@ -31,7 +31,8 @@ def _reference(monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
 
 
-@pytest.mark.spec("options", 1, 2, 3, 31, "programs", 2)
+@pytest.mark.spec("options", 1, 2, 3, 31)
+@pytest.mark.spec("programs", 2)
 def test_options_are_frozen_and_copied() -> None:
     opts = options(iterations=2)
     training = poptorch.trainingModel(Net(), opts)
@@ -52,7 +53,8 @@ def test_options_are_frozen_and_copied() -> None:
     opts.clone().deviceIterations(2)
 
 
-@pytest.mark.spec("options", 24, "programs", 11)
+@pytest.mark.spec("options", 24)
+@pytest.mark.spec("programs", 11)
 def test_settings_are_checked_at_compile() -> None:
     model = Net()
     opts = options()

@@ -56,7 +56,8 @@ def test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call(function, in
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.spec("executor", 24, "supported_ops", 1)
+@pytest.mark.spec("executor", 24)
+@pytest.mark.spec("supported_ops", 1)
 def test_each_iteration_changes_its_slice_of_an_input() -> None:
     for x in (normal(6, 2), normal(2, 6).t(), normal(6, 2).double()):
         expected = torch.cat([part + part.sum() for part in x.float().split(2)])

@@ -78,7 +78,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.spec("ops", 1, 2, 3, 4, "executor", 48)
+@pytest.mark.spec("ops", 1, 2, 3, 4)
+@pytest.mark.spec("executor", 48)
 @pytest.mark.parametrize("losses, title", REFUSED.values(), ids=REFUSED)
 def test_what_training_would_not_follow_is_an_error(losses, title: str) -> None:
     """The number that comes back would not be the one that training follows."""
@@ -106,7 +107,8 @@ RETURNED = {
 }  # fmt: skip
 
 
-@pytest.mark.spec("ops", 1, 2, 3, 4, "executor", 48)
+@pytest.mark.spec("ops", 1, 2, 3, 4)
+@pytest.mark.spec("executor", 48)
 @pytest.mark.parametrize("loss", RETURNED.values(), ids=RETURNED)
 def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(loss) -> None:
     """As ``loss.backward()`` of what forward returned would."""
@@ -221,7 +223,8 @@ def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
     torch.testing.assert_close(got, value_of(nested))
 
 
-@pytest.mark.spec("executor", 47, "ops", 6)
+@pytest.mark.spec("executor", 47)
+@pytest.mark.spec("ops", 6)
 def test_identity_loss_outside_a_wrapper_is_a_plain_reduction() -> None:
     x = torch.randn(3, requires_grad=True)
     assert poptorch.identity_loss(x, "sum") == x.sum()

@@ -62,7 +62,8 @@ def test_models_without_inputs_outputs_or_parameters() -> None:
     assert lonely.weight == 3 - 0.1 * 6
 
 
-@pytest.mark.spec("precision", 17, "supported_ops", 26, 27)
+@pytest.mark.spec("precision", 17)
+@pytest.mark.spec("supported_ops", 26, 27)
 def test_inputs_have_a_position_or_a_name_and_unused_ones_are_still_checked() -> None:
     layer, x = nn.Linear(3, 2), normal(4, 3)
     model = poptorch.inferenceModel(layer, options())

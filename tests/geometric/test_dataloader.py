@@ -33,7 +33,8 @@ def test_the_batch_size_includes_the_padding_graph() -> None:
         pg.FixedSizeDataLoader(GRAPHS, batch_size=3, fixed_size_options=made.sizes())
 
 
-@pytest.mark.spec("ops", 30, "geometric", 46, 75)
+@pytest.mark.spec("ops", 30)
+@pytest.mark.spec("geometric", 46, 75)
 def test_samples_come_in_order_with_padding_by_plain_loaders_too() -> None:
     plain = list(pyg_dataloader.FixedSizeDataLoader(GRAPHS, 4))
     assert [len(batch.to_data_list()) for batch in plain] == [4, 4, 4]

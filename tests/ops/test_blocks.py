@@ -87,7 +87,8 @@ def named(x):
     return x + 1
 
 
-@pytest.mark.spec("parallel", 1, 2, 3, 15, 41, "programs", 9)
+@pytest.mark.spec("parallel", 1, 2, 3, 15, 41)
+@pytest.mark.spec("programs", 9)
 @pytest.mark.parametrize("forward, expected", [
     (scopes, [("add", None, None), ("mul", "A", 1), ("relu", "B", 2)]),
     # Leaving a scope clears the active block, even inside another.
@@ -139,7 +140,9 @@ def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
     assert set(wanted) < set(backward)
 
 
-@pytest.mark.spec("ops", 19, "parallel", 6, 7, 48, "programs", 8)
+@pytest.mark.spec("ops", 19)
+@pytest.mark.spec("parallel", 6, 7, 48)
+@pytest.mark.spec("programs", 8)
 def test_annotating_twice_is_refused_until_removed_and_changes_nothing_else() -> None:
     model = layers()
     second, keys, cls = model.second, list(model.state_dict()), type(model.second)
@@ -169,7 +172,8 @@ def test_other_callables_are_wrapped() -> None:
     assert places(lambda x: loaded(x) + 1) == [("mul", "S", 2), ("add", "S", 2)]
 
 
-@pytest.mark.spec("ops", 32, "parallel", 45, 50)
+@pytest.mark.spec("ops", 32)
+@pytest.mark.spec("parallel", 45, 50)
 def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
     model = layers()
     model.second.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,))

@@ -42,7 +42,8 @@ def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> 
     agrees(marked(layer), torch.cat([x, x]), opts=options(iterations=2))
 
 
-@pytest.mark.spec("ops", 17, "parallel", 29)
+@pytest.mark.spec("ops", 17)
+@pytest.mark.spec("parallel", 29)
 def test_checkpoint_keeps_the_container_and_marks_what_a_layer_returns() -> None:
     a, b = torch.ones(1), torch.zeros(1)
     Pair = collections.namedtuple("Pair", "first second")

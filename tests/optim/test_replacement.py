@@ -100,7 +100,8 @@ def everything(model, optimizer, _):
     return {**model.state_dict(), "state": state}
 
 
-@pytest.mark.spec("executor", 30, "optimizers", 8, 16)
+@pytest.mark.spec("executor", 30)
+@pytest.mark.spec("optimizers", 8, 16)
 @pytest.mark.parametrize("name", REFUSED)
 def test_set_optimizer_refuses_and_changes_nothing(name, compiled):
     make, change, said, *kinds = REFUSED[name]

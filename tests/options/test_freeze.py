@@ -77,7 +77,8 @@ def test_compile_time_conditions(configure, phrase: str) -> None:
         freeze(options, training=True)
 
 
-@pytest.mark.spec("options", 17, "runtime", 8)
+@pytest.mark.spec("options", 17)
+@pytest.mark.spec("runtime", 8)
 def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def device(options: Options | None = None) -> tuple[str, int | None, int | None]:
         target = freeze(options or Options(), training=False).target
@@ -104,7 +105,8 @@ def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         device()
 
 
-@pytest.mark.spec("options", 20, "runtime", 28)
+@pytest.mark.spec("options", 20)
+@pytest.mark.spec("runtime", 28)
 def test_the_environments_engine_options_win(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     text = '{"autoReport.directory": "/env", "extra": "1"}'
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)

@@ -15,7 +15,8 @@ def group(options: Options, size: int, kind: CommGroupType) -> None:
     options.replicationFactor(4).inputReplicaGrouping(size, kind)
 
 
-@pytest.mark.spec("options", 8, 10, 12, 21, "precision", 16)
+@pytest.mark.spec("options", 8, 10, 12, 21)
+@pytest.mark.spec("precision", 16)
 @pytest.mark.parametrize("call, values, error, phrase", [
     (lambda o, v: o.Training.accumulationAndReplicationReductionType(v),
      [poptorch.ReductionType.NoReduction, 0, "Mean"], ValueError, "must be set to"),
@@ -111,7 +112,8 @@ def test_an_anchors_period_is_one_unless_every_n() -> None:
     assert options.anchored_tensors["a"][0] == "other"
 
 
-@pytest.mark.spec("options", 35, "programs", 10)
+@pytest.mark.spec("options", 35)
+@pytest.mark.spec("programs", 10)
 def test_memory_proportions_replace_each_other() -> None:
     options = Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU1": 2})
     assert options.available_memory_proportion == {0: 0.2, 1: 2}
@@ -120,7 +122,8 @@ def test_memory_proportions_replace_each_other() -> None:
     assert freeze(options, training=False).runtime.memory_proportions == ((3, 0), (4, 1))
 
 
-@pytest.mark.spec("runtime", 22, "options", 19)
+@pytest.mark.spec("runtime", 22)
+@pytest.mark.spec("options", 19)
 def test_profiling_is_engine_options_that_later_ones_replace() -> None:
     options = Options()
     options._Popart.setEngineOptions({"mine": "1"})
@@ -138,7 +141,8 @@ def test_profiling_is_engine_options_that_later_ones_replace() -> None:
         options.enableProfiling()
 
 
-@pytest.mark.spec("options", 33, "precision", 16)
+@pytest.mark.spec("options", 33)
+@pytest.mark.spec("precision", 16)
 def test_dithering_discards_the_partials_of_convolutions_only() -> None:
     options = Options()
     for dtype, text in ((torch.float32, "float"), (torch.half, "half")):
@@ -225,7 +229,9 @@ def test_locations_are_snapshots_of_their_settings() -> None:
             setter("1")
 
 
-@pytest.mark.spec("runtime", 13, "options", 16, "programs", 17)
+@pytest.mark.spec("runtime", 13)
+@pytest.mark.spec("options", 16)
+@pytest.mark.spec("programs", 17)
 def test_the_environment_is_read_at_construction(monkeypatch, tmp_path, caplog) -> None:
     before = Options()
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 3}')

@@ -72,7 +72,8 @@ def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool,
 
 
 @pytest.mark.slow
-@pytest.mark.spec("executor", 63, "runtime", 24)
+@pytest.mark.spec("executor", 63)
+@pytest.mark.spec("runtime", 24)
 def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, caplog) -> None:
     first, path = training(), tmp_path / "m.poptorch"
     first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
@@ -102,7 +103,9 @@ def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, c
     assert json.loads(done.stdout) == pytest.approx(expected[1].tolist(), rel=relative(8))
 
 
-@pytest.mark.spec("executor", 42, "options", 38, "runtime", 24, 25)
+@pytest.mark.spec("executor", 42)
+@pytest.mark.spec("options", 38)
+@pytest.mark.spec("runtime", 24, 25)
 def test_compiled_without_a_device(tmp_path: Path, caplog) -> None:
     model = Net().eval()
     offline = poptorch.inferenceModel(model, options(iterations=2).useOfflineIpuTarget(21))

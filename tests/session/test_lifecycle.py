@@ -21,7 +21,8 @@ def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None
     return poptorch.trainingModel(model, opts or options(), optimizer)
 
 
-@pytest.mark.spec("executor", 41, "programs", 4, 7, 15, 24, 27, 29)
+@pytest.mark.spec("executor", 41)
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
 def test_attach_detach_and_destroy() -> None:
     model = Calling(lambda x, y: poptorch.identity_loss((model.layer(x) - y).square(), "mean"))
     model.layer = nn.Linear(4, 2)
@@ -58,7 +59,8 @@ def test_attach_detach_and_destroy() -> None:
         poptorch.registerPreCompileHook(3)
 
 
-@pytest.mark.spec("executor", 64, "programs", 16)
+@pytest.mark.spec("executor", 64)
+@pytest.mark.spec("programs", 16)
 def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gone() -> None:
     model = Net()
     training = wrapped(options().useIpuId(2), model)
@@ -74,7 +76,8 @@ def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gon
     assert torch.equal(validation(X), after)  # only once
 
 
-@pytest.mark.spec("programs", 17, 18, 21, 30, "runtime", 33)
+@pytest.mark.spec("programs", 17, 18, 21, 30)
+@pytest.mark.spec("runtime", 33)
 def test_connection_types(caplog, tmp_path) -> None:
     half, x, y = Net().half(), X.half(), Y.half()
     mode = poptorch.OutputMode["All"]

@@ -31,7 +31,8 @@ def weight(model):
     return float(model.weight.detach())
 
 
-@pytest.mark.spec("optimizers", 7, "precision", 22)
+@pytest.mark.spec("optimizers", 7)
+@pytest.mark.spec("precision", 22)
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_the_loss_is_not_scaled_and_tiny_gradients_survive(accumulation):
     """With float32 weights and half activations the gradient passes through half."""
@@ -125,7 +126,8 @@ def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog
     assert "lossScaleUpdateFactor" not in optimizer.state_dict()["ipu_state"]
 
 
-@pytest.mark.spec("optimizers", 10, "precision", 15)
+@pytest.mark.spec("optimizers", 10)
+@pytest.mark.spec("precision", 15)
 @pytest.mark.parametrize("settings", [{}, {"accum_type": HALF}])
 def test_accumulators_of_half_weights_are_float_by_default(settings):
     """Half ones choose the running mean."""

@@ -77,7 +77,8 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
     assert fresh.param_groups[0]["lr"] == rate / 2
 
 
-@pytest.mark.spec("executor", 31, 32, "optimizers", 14, 16)
+@pytest.mark.spec("executor", 31, 32)
+@pytest.mark.spec("optimizers", 14, 16)
 def test_state_is_none_until_compiled() -> None:
     model, optimizer, training = adam()
     state = optimizer.state_dict()
@@ -109,7 +110,8 @@ def test_state_is_none_until_compiled() -> None:
     assert state_of(other).keys() == state["ipu_state"].keys()  # what is not loaded stays
 
 
-@pytest.mark.spec("executor", 60, "optimizers", 15, 17)
+@pytest.mark.spec("executor", 60)
+@pytest.mark.spec("optimizers", 15, 17)
 def test_states_are_read_once_and_partial_ones_merge_when_they_are_used(caplog) -> None:
     _, optimizer, training = adam()
     training(X, Y)
@@ -132,7 +134,9 @@ def test_states_are_read_once_and_partial_ones_merge_when_they_are_used(caplog) 
     assert (merged["Accl1___layer.bias"].abs() < 5).all()
 
 
-@pytest.mark.spec("executor", 29, 34, 54, 69, "optimizers", 1, 2, "programs", 19)
+@pytest.mark.spec("executor", 29, 34, 54, 69)
+@pytest.mark.spec("optimizers", 1, 2)
+@pytest.mark.spec("programs", 19)
 @pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD])
 def test_a_changed_rate_waits_for_set_optimizer(kind) -> None:
     """Of a scheduler, too."""
@@ -161,7 +165,8 @@ def test_a_changed_rate_waits_for_set_optimizer(kind) -> None:
     step(0.05)
 
 
-@pytest.mark.spec("executor", 33, "optimizers", 29, 30)
+@pytest.mark.spec("executor", 33)
+@pytest.mark.spec("optimizers", 29, 30)
 def test_a_replaced_optimizer_keeps_its_last_state() -> None:
     model = Net()
     training = wrapped(model)  # optimizers may be made afterwards

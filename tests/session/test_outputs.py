@@ -27,7 +27,8 @@ SHAPES = [
 ]
 
 
-@pytest.mark.spec("executor", 10, 11, 12, 13, 14, 45, "programs", 13, 14, 26)
+@pytest.mark.spec("executor", 10, 11, 12, 13, 14, 45)
+@pytest.mark.spec("programs", 13, 14, 26)
 @pytest.mark.parametrize(("d", "g", "r", "mode", "period", "count", "loss"), SHAPES)
 def test_shapes_contents_and_counters_of_outputs(d, g, r, mode, period, count, loss) -> None:
     way = Way(iterations=d, accumulation=g, replicas=r, mode=mode, period=period)

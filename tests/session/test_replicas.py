@@ -41,7 +41,8 @@ GROUPINGS = [(CommGroupType.Consecutive, 2, [0, 0, 1, 1], "reference"),
              (CommGroupType.NoGrouping, 9, [0, 1, 2, 3], "reference")]  # fmt: skip
 
 
-@pytest.mark.spec("parallel", 32, 33, 34, "programs", 28)
+@pytest.mark.spec("parallel", 32, 33, 34)
+@pytest.mark.spec("programs", 28)
 @pytest.mark.parametrize(("kind", "size", "of_replica", "backend"), GROUPINGS)
 def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str) -> None:
     groups = max(of_replica) + 1
@@ -118,7 +119,8 @@ def counts() -> nn.Module:
     return module
 
 
-@pytest.mark.spec("executor", 25, 26, 70, "programs", 25)
+@pytest.mark.spec("executor", 25, 26, 70)
+@pytest.mark.spec("programs", 25)
 def test_buffers_persist_and_plain_tensors_do_not() -> None:
     module = counts()
     wrapped = inference(module, iterations=3)

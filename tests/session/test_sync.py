@@ -47,7 +47,8 @@ LOOKS = {
 }  # fmt: skip
 
 
-@pytest.mark.spec("executor", 4, 5, 55, 58, "programs", 5)
+@pytest.mark.spec("executor", 4, 5, 55, 58)
+@pytest.mark.spec("programs", 5)
 def test_every_look_sees_trained_values() -> None:
     twins = Twins(Net(), sgd)
     for look in LOOKS.values():
@@ -62,7 +63,8 @@ def transfers(caplog) -> list[int]:
     return [caplog.text.count(f"Writing weights {way}") for way in ways]
 
 
-@pytest.mark.spec("executor", 6, 39, 57, 58, 59, "programs", 6)
+@pytest.mark.spec("executor", 6, 39, 57, 58, 59)
+@pytest.mark.spec("programs", 6)
 @pytest.mark.parametrize("first", ["training", "inference"])
 def test_a_burst_of_training_comes_down_once_and_validation_refreshes_itself(first, caplog) -> None:
     caplog.set_level(logging.DEBUG, "poptorch:cpp")

@@ -59,7 +59,8 @@ def test_eight_micro_batches_of_four_equal_one_of_32(name, mode, lanes):
     equals_one_batch(name, MODES[mode], options(accumulation=8).lanes(lanes))
 
 
-@pytest.mark.spec("optimizers", 21, "parallel", 31)
+@pytest.mark.spec("optimizers", 21)
+@pytest.mark.spec("parallel", 31)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("backend", "lanes", "replicas"), [("reference", 1, 4), ("reference", 0, 2), ("staged", 0, 2)]
