@@ -92,13 +92,22 @@ def test_a_job_starts_again_and_a_killed_instance_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    """One that was started by another one, and what instances have put into other sessions."""
+@pytest.mark.parametrize("other", ["launcher", "host"])
+def test_nothing_outlives_a_launcher_that_is_killed(other: str, tmp_path: Path) -> None:
+    """Nor what another launcher, which it has started here or at a host, has started."""
     code = "setsid sleep 1000 & echo $! >> started; echo $$ >> started; exec sleep 1000"
-    inner = [sys.executable, "-m", "poptorch._cli.poprun", "--num-instances=2", "sh", "-c", code]
+    words = ["--num-instances=2", "--", "sh", "-c", code]
+    if other == "launcher":
+        words = ["--", sys.executable, "-m", "poptorch._cli.poprun", *words]
+    else:
+        words = ["--host=localhost,other", f"--port={jobs.free_port()}", *words]
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
+    shell.chmod(0o755)
     (tmp_path / "temporary").mkdir()
     environment = jobs.environment(TMPDIR=str(tmp_path / "temporary"))
-    outer = jobs.fork("helpers.jobs", ["--", *inner], tmp_path / "out", environment)
+    environment["POPTORCH_REMOTE_SHELL"] = str(shell)
+    outer = jobs.fork("helpers.jobs", words, tmp_path / "out", environment)
     started = tmp_path / "started"
     try:
         assert eventually(lambda: started.exists() and len(started.read_text().split()) == 4)
@@ -182,10 +191,7 @@ def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkey
     monkeypatch.setenv("POPTORCH_REMOTE_SHELL", str(shell))
     arguments = ["--host=a,b", "--num-instances=2"]
     made = completed(*arguments)
-    other = poprun._start_at("b", made, 1)
-    assert other.stdin is not None
-    other.stdin.close()
-    assert other.wait(HANGS) == 0
+    assert poprun._start_at("b", made, 1).wait(HANGS) == 0
     command, key = said.read_text().splitlines()
     assert "--host=a,b --port=29400 --rendezvous=1" in command
     assert key == made.key

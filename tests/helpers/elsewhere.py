@@ -13,10 +13,11 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+import poptorch
 from helpers.closeness import near
 from helpers.twins import Twins
 from helpers.wrapped import Graded
-from helpers.wrapping import options
+from helpers.wrapping import Calling, options
 from poptorch._ir import backend_names
 from poptorch.backends.reference import Reference
 from poptorch.testing import check_backend
@@ -89,6 +90,9 @@ def check_copies() -> None:
     twins.wrapped.detachFromDevice()
     twins.step(*inputs)
     twins.compare()
+    changed = torch.zeros(2, 3)
+    poptorch.inferenceModel(Calling(lambda x: x.add_(1)), options(NAME))(changed)
+    assert torch.equal(changed, torch.ones(2, 3))
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -228,8 +227,6 @@ def topology(job: Job) -> str:
 
 def launch(job: Job) -> int:
     _set_environment(job)
-    if job.rendezvous:
-        threading.Thread(target=_end_with_the_first_host, daemon=True).start()
     others = [
         _start_at(host, job, place)
         for place, host in enumerate(job.hosts)
@@ -242,14 +239,6 @@ def launch(job: Job) -> int:
             other.terminate()
         raise
     return next((code for code in (status, *(o.wait() for o in others)) if code), 0)
-
-
-def _end_with_the_first_host() -> None:
-    """Wait for the end of the input, which the launcher there holds open while it lives."""
-    with open(os.dup(0), "rb") as told, open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)  # what programs read here
-        told.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _set_environment(job: Job) -> None:
@@ -279,10 +268,9 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
     text = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
     other = subprocess.Popen([*shell, host, text], stdin=subprocess.PIPE, text=True)
     assert other.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it ended: its status says so
+    with contextlib.suppress(BrokenPipeError), other.stdin:  # it ended: its status says so
         other.stdin.write(f"{job.key}\n")
-        other.stdin.flush()
-    return other  # with its input, which ends when this process does
+    return other
 
 
 def _run(job: Job) -> int:

@@ -26,8 +26,8 @@ _storages: weakref.WeakValueDictionary[int, weakref.WeakSet[Cell]] = weakref.Wea
 _making = RenewedLock()  # of cells and devices; no call takes it
 
 
-class Weakly(Generic[T]):
-    """A row of objects, without those that are gone by now. Other threads may add to it."""
+class WeakList(Generic[T]):
+    """Objects that are still alive; other threads may add to it meanwhile, unlike to a WeakSet."""
 
     def __init__(self) -> None:
         self._references: list[weakref.ref[T]] = []
@@ -52,9 +52,9 @@ class Cell:
     """
 
     def __init__(self, region: Region) -> None:
-        self.copies, self.devices = Weakly[Copy](), Weakly[Device]()
-        self._region, self._hosts = region, Weakly[torch.Tensor]()
-        self._overlapping = Weakly[Cell]()  # others that share bytes
+        self.copies, self.devices = WeakList[Copy](), WeakList[Device]()
+        self._region, self._hosts = region, WeakList[torch.Tensor]()
+        self._overlapping = WeakList[Cell]()  # others that share bytes
         self._storage = _storages.setdefault(region[0], weakref.WeakSet())  # all cells in it
 
     @classmethod
@@ -155,21 +155,18 @@ class Device:
     announce: Callable[[], object]
     trains: bool
     lock: Lock = field(default_factory=Lock)
-    near: Weakly[Device] = field(default_factory=Weakly)
+    near: WeakList[Device] = field(default_factory=WeakList)
     copies: dict[str, Copy] = field(default_factory=dict)
     _counts: collections.Counter[State] = field(default_factory=collections.Counter)
     _marked: object = None  # the paths that the last update wrote, if nothing happened since
     _known: int = 0  # sum of the versions when host and device had the same values
     _cells: set[Cell] = field(default_factory=set)  # of the model's tensors
 
-    def meet(self, hosts: Mapping[str, torch.Tensor]) -> bool:
-        """Find those who use the same memory of the host, where one of both trains.
-
-        Return whether there are any of whom nothing was known.
-        """
+    def meet(self, hosts: Mapping[str, torch.Tensor]) -> None:
+        """Find those who use the same memory of the host, where one of both trains."""
         cells = {Cell.of(host) for path, host in hosts.items() if not self._has(path, host)}
         if cells <= self._cells:
-            return False
+            return
         known = {self, *self.near}
         with _making.now:
             self._cells |= cells
@@ -184,7 +181,6 @@ class Device:
                 other.near.add(self)
         for other in near:
             self.lock.join(other.lock)
-        return bool(near)
 
     def _has(self, path: str, host: torch.Tensor) -> bool:
         copy = self.copies.get(path)

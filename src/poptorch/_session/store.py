@@ -206,8 +206,6 @@ class StateStore:
             )
         hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
         with untraced(), torch.no_grad():
-            if self._device.meet({self._slots[key].path: host for key, host in hosts.items()}):
-                self._device.fetch()  # the user put tensors here that another model trains
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
 
