@@ -2,8 +2,9 @@
 
 Those of transformers; of timm and diffusers where they are installed (``pip install --no-deps``:
 what timm imports of torchvision has a stand-in). A model is equal if it ends no further from eager
-in float64 than twice what eager in float32 does. What eager does not train in this form is not
-counted. ``python benchmarks/zoo.py [NAME ...]``.
+in float64 than twice what eager in float32 does, started from these weights or (the largest of
+three) from weights that are an ulp off. What eager does not train in this form, or to numbers that
+are none, is not counted. ``python benchmarks/zoo.py [NAME ...]``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import copy
 import importlib.machinery
 import importlib.util
+import math
 import re
 import signal
 import sys
@@ -28,7 +30,8 @@ from transformers.models.auto import modeling_auto
 
 import poptorch
 
-UPDATES, MICRO_BATCHES, ROWS, LENGTH, CLASSES, LIMIT_S = 3, 2, 2, 16, 3, 90
+UPDATES, MICRO_BATCHES, ROWS, LENGTH, CLASSES = 3, 2, 2, 16, 3
+LIMIT_S = 90  # of the processor, eager's runs included: other processes do not count
 # Sizes by the names that configurations have for them; 2 layers of 2 heads, 16 wide.
 SMALL: dict[str, Any] = {
     **dict.fromkeys(
@@ -118,6 +121,16 @@ def ours(model: nn.Module, batch: Batch, backend: str) -> nn.Module:
     return model
 
 
+def nudged(model: nn.Module, seed: int) -> nn.Module:
+    """Return a copy with each weight where it was, or the next number up or down."""
+    model, draw = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for each in model.parameters():
+            towards = torch.randint(-1, 2, each.shape, generator=draw) * torch.inf
+            each.copy_(torch.where(towards.isnan(), each, torch.nextafter(each, towards)))
+    return model
+
+
 def distance(model: nn.Module, exact: nn.Module) -> float:
     """Between the weights: the largest of all tensors' differences."""
     pairs = zip(model.parameters(), exact.parameters(), strict=True)
@@ -140,11 +153,17 @@ def verdict(make: Make, backend: str) -> str | None:
         exact, plain = (eager(model, batch, kind) for kind in (torch.float64, torch.float32))
     except Exception:  # whatever a configuration does not like about these sizes
         return None
+    noise = distance(plain, exact)
+    if not math.isfinite(noise):
+        return None
     try:
         trained = ours(model, batch, backend)
     except Exception as error:  # which is what the table is about
         return f"refused: {type(error).__name__}: {str(error.args[0] if error.args else '')[:100]}"
-    noise, apart = distance(plain, exact), distance(trained, exact)
+    apart = distance(trained, exact)
+    if apart > 2 * noise + 1e-9:
+        others = (eager(nudged(model, seed), batch, torch.float32) for seed in range(3))
+        noise = max(noise, *(distance(other, exact) for other in others))
     return "equal" if apart <= 2 * noise + 1e-9 else f"apart by {apart:.1e}, eager by {noise:.1e}"
 
 
@@ -334,16 +353,16 @@ def main() -> None:
     def end(*_: object) -> None:
         raise TooSlow
 
-    signal.signal(signal.SIGALRM, end)
+    signal.signal(signal.SIGPROF, end)
     counts = Counter[str]()
     for name, make in models(chosen.names):
-        signal.alarm(LIMIT_S)
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
             said = verdict(make, chosen.backend)
         except TooSlow:
-            said = None
+            said = f"slow: more than {LIMIT_S} seconds of processor"
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         if said is not None:
             counts[said.split()[0]] += 1
             print(f"{name}: {said}", flush=True)
