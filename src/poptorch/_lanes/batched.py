@@ -226,10 +226,8 @@ def _mm(call: Call) -> Any:
 
 
 def _addmm(call: Call) -> Any:
-    bias, _, b = call.args
-    if call.kwargs or not call.shared(0, 2):
-        return NotImplemented
-    return call.unflatten(torch.mm(call.rows(1), b)) + bias
+    of_all_rows = call.args[0].dim() < 2 or call.args[0].shape[0] == 1
+    return Rows((1,), (0, 2))(call) if of_all_rows else NotImplemented
 
 
 def _in_channels(call: Call, found: Any) -> list[Any]:
