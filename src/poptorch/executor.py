@@ -17,7 +17,7 @@ from torch import nn
 from ._base import log
 from ._base.errors import AssertionFailure, Error
 from ._capture import Explanation
-from ._capture.failures import UserFrames
+from ._capture.failures import keep_user_frames
 from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
@@ -27,7 +27,6 @@ from ._session.grouping import groupable
 from ._session.model import Model
 from ._session.questions import Latency, Stamps
 from ._session.session import Session
-from ._session.signature import Arguments
 from .ops.blocks import module_repr
 from .options import Options
 from .options.files import as_calls
@@ -79,9 +78,9 @@ class PoplarExecutor:
         ).advised(priced)
         self._run = self._channel._event("modelExecution", self._session.run)
         self._adopt_strategy()
-        self._wrap()
+        self._session.wrap()
         # An executor that is dropped must not take trained weights with it.
-        self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model, True)
+        self._finalizer = weakref.finalize(self, self._session.close, True)
         self._finalizer.atexit = False
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -99,21 +98,23 @@ class PoplarExecutor:
                 the target is offline.
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
-        with UserFrames():
-            return self._session.lock.run(self._call, (args, kwargs))
-
-    def _call(self, arguments: Arguments) -> Any:
-        self._wrap()
-        return self._run(arguments)
+        try:
+            return self._session.lock.run(self._run, (args, kwargs))
+        except BaseException as error:
+            keep_user_frames(error)
+            raise
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, and run nothing. A compiled model only warns."""
-        with UserFrames(), self._session.lock():
-            if self.isCompiled():
-                log.python.warning("Call to compile() ignored: the model is already compiled.")
-                return
-            self._wrap()
-            self._session.compile((args, kwargs))
+        try:
+            with self._session.lock():
+                if self.isCompiled():
+                    log.python.warning("Call to compile() ignored: the model is already compiled.")
+                    return
+                self._session.compile((args, kwargs))
+        except BaseException as error:
+            keep_user_frames(error)
+            raise
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """List what in ``forward`` cannot be compiled for inputs like these.
@@ -129,7 +130,7 @@ class PoplarExecutor:
 
         It is an ordinary module again. Another call of the executor compiles again.
         """
-        _finish(self._session, self._user_model)
+        self._session.close()
 
     @property
     def model(self) -> nn.Module:
@@ -256,7 +257,6 @@ class PoplarExecutor:
                 log.python.warning("Call to loadExecutable() ignored: the model is compiled.")
                 return
             saved = files.read(filename, trusted)
-            self._wrap()
             loading.resume(self._session, saved, whole=False)
 
     def isAttachedToDevice(self) -> bool:
@@ -391,8 +391,7 @@ class PoplarExecutor:
         Raises:
             AssertionError: there is no such anchor, or no call yet.
         """
-        last = self._session.last
-        anchors = last.anchors if last is not None else {}
+        _, anchors = self._session.last or (None, {})
         if short_name not in anchors:
             raise AssertionFailure(
                 f"No tensor with name {short_name}",
@@ -423,13 +422,6 @@ class PoplarExecutor:
         if not self.isCompiled() and optimizer is not None and optimizer.needs_running_mean:
             use_running_mean(self._options)
 
-    def _wrap(self) -> None:
-        """Wrap the module for training, unless it is, or there is none."""
-        if not self._session.is_trainer and self._optimizer is not None:
-            wrapping.refuse_wrapped(self._user_model)
-            wrapping.wrap(self._user_model, self, self._session.model.module)
-            self._session.is_trainer = True
-
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
         if name.startswith("__") or "_user_model" not in self.__dict__:
             raise AttributeError(name)
@@ -459,14 +451,6 @@ class PoplarExecutor:
         """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
         self._session.weights.fetch()
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
-
-
-def _finish(session: Session, model: nn.Module, local_only: bool = False) -> None:
-    with session.lock():
-        wraps = session.is_trainer  # once it was destroyed, another executor may wrap the model
-        session.close(local_only)
-        if wraps:
-            wrapping.unwrap(model)
 
 
 def _settings(options: Options, training: bool) -> Spec:

@@ -148,7 +148,7 @@ def test_the_combined_batch_is_a_product():
     assert (grouped.slices, grouped.micro_batches) == (30, 60)
     assert str(grouped) == "2 device iterations x 3 input groups x 5 accumulation steps"
     value = torch.tensor(3)
-    assert Loops().cut(value)[0] is value
+    assert Loops().cut([value]) == [(value,)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,7 +156,7 @@ def test_the_combined_batch_is_a_product():
 def test_slices_lie_in_the_order_of_the_batch(loops: Loops, rows: int):
     value = torch.arange(loops.slices * rows * 2).view(-1, 2)
     whole = value.view(loops.iterations, loops.accumulation, loops.input_groups, rows, 2)
-    slices = loops.cut(value)
+    (slices,) = loops.cut([value])
     numbers = []
     for iteration in range(loops.iterations):
         for accumulated in range(loops.accumulation):
@@ -177,8 +177,8 @@ def test_lanes_read_what_single_runs_would(loops: Loops, data):
     )
     lanes = Lanes(steps, loops.replicas)
     value = torch.arange(loops.slices * 2).view(-1, 1)
-    singly = loops.cut(value)
-    runs = loops.cut(value, lanes)
+    (singly,) = loops.cut([value])
+    (runs,) = loops.cut([value], lanes)
     assert len(runs) * lanes.count == loops.micro_batches
     for step in range(loops.steps):
         for replica in range(loops.replicas):

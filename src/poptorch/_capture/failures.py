@@ -56,27 +56,20 @@ def _as_error(error: Exception, name: str) -> Error:
     return joined
 
 
-class UserFrames:
-    """Errors of ours, and those of the user's forward, lose our and torch's frames."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is None:
-            return
-        notes = getattr(error, "__notes__", ())
-        explained = isinstance(error, Error) or any(note.startswith(FORWARD) for note in notes)
-        if not explained or env.get("POPTORCH_FULL_TRACEBACK"):
-            return
-        seen: set[int] = set()
-        linked: list[BaseException | None] = [error]
-        while linked:
-            one = linked.pop()
-            if one is not None and id(one) not in seen:
-                seen.add(id(one))
-                one.__traceback__ = _users(one.__traceback__)
-                linked += [one.__cause__, one.__context__]
+def keep_user_frames(error: BaseException) -> None:
+    """Take our and torch's frames out of errors of ours, and of those of the user's forward."""
+    notes = getattr(error, "__notes__", ())
+    explained = isinstance(error, Error) or any(note.startswith(FORWARD) for note in notes)
+    if not explained or env.get("POPTORCH_FULL_TRACEBACK"):
+        return
+    seen: set[int] = set()
+    linked: list[BaseException | None] = [error]
+    while linked:
+        one = linked.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = _users(one.__traceback__)
+            linked += [one.__cause__, one.__context__]
 
 
 def _users(traceback: TracebackType | None) -> TracebackType | None:

@@ -8,7 +8,7 @@ do at one accumulation step of one iteration.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,10 +72,15 @@ class Loops:
     def micro_batch(self, step: int, replica: int) -> int:
         return step * self.replicas + replica
 
-    def cut(self, value: torch.Tensor, lanes: Lanes | None = None) -> Sequence[torch.Tensor]:
-        """Return the slices of a combined input, or what each run reads where lanes run at once."""
+    def cut(
+        self, batch: Iterable[torch.Tensor], lanes: Lanes | None = None
+    ) -> Sequence[Sequence[torch.Tensor]]:
+        """Return the slices of combined inputs, or what each run reads where lanes run at once."""
         if lanes is None and self.slices == 1:
-            return (value,)
+            return list(zip(batch))
+        return [self._cut(value, lanes) for value in batch]
+
+    def _cut(self, value: torch.Tensor, lanes: Lanes | None) -> Sequence[torch.Tensor]:
         shape = (self.slices, value.shape[0] // self.slices, *value.shape[1:])
         slices = value.view(shape)
         if lanes is None:

@@ -6,11 +6,10 @@ the copies of all others, so that nobody has to ask which model trained last.
 
 from __future__ import annotations
 
-import collections
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -26,21 +25,14 @@ _storages: weakref.WeakValueDictionary[int, weakref.WeakSet[Cell]] = weakref.Wea
 _making = RenewedLock()  # of cells and devices; no call takes it
 
 
-class WeakList(Generic[T]):
+class WeakList(list[weakref.ref[T]]):
     """Objects that are still alive; other threads may add to it meanwhile, unlike to a WeakSet."""
 
-    def __init__(self) -> None:
-        self._references: list[weakref.ref[T]] = []
-
     def add(self, item: T) -> None:
-        self._references.append(weakref.ref(item, self._references.remove))
+        self.append(weakref.ref(item, self.remove))
 
-    def __iter__(self) -> Iterator[T]:
-        items = [reference() for reference in [*self._references]]
-        return iter([item for item in items if item is not None])
-
-    def __len__(self) -> int:
-        return len(self._references)
+    def living(self) -> list[T]:
+        return [item for item in [reference() for reference in self.copy()] if item is not None]
 
 
 class Cell:
@@ -82,14 +74,14 @@ class Cell:
 
     def hosts(self) -> list[torch.Tensor]:
         """Return the tensors that lie there."""
-        return [host for host in self._hosts if _region(host) == self._region]
+        return [host for host in self._hosts.living() if _region(host) == self._region]
 
     def overlapping(self) -> list[Cell]:
         """Return this cell and those that share a part of it."""
-        return [self, *self._overlapping] if self._overlapping else [self]
+        return [self, *self._overlapping.living()]
 
     def overlapping_copies(self) -> list[Copy]:
-        return [copy for cell in self.overlapping() for copy in cell.copies]
+        return [copy for cell in self.overlapping() for copy in cell.copies.living()]
 
     def other_hosts(self, own: torch.Tensor | None) -> list[torch.Tensor]:
         """Return tensors whose values change with those of one that lies there."""
@@ -150,6 +142,8 @@ class Device:
         trains: whether it writes weights.
         lock: of this one and of those that it exchanges values with.
         near: those of them that it has tensors in common with.
+        newer: the number of tensors that a read of the host has to bring down.
+        stale: of those of which another device's values have come to the host.
     """
 
     announce: Callable[[], object]
@@ -157,7 +151,8 @@ class Device:
     lock: Lock = field(default_factory=Lock)
     near: WeakList[Device] = field(default_factory=WeakList)
     copies: dict[str, Copy] = field(default_factory=dict)
-    _counts: collections.Counter[State] = field(default_factory=collections.Counter)
+    newer: int = 0
+    stale: int = 0
     _marked: object = None  # the paths that the last update wrote, if nothing happened since
     _known: int = 0  # sum of the versions when host and device had the same values
     _cells: set[Cell] = field(default_factory=set)  # of the model's tensors
@@ -167,11 +162,11 @@ class Device:
         cells = {Cell.of(host) for path, host in hosts.items() if not self._has(path, host)}
         if cells <= self._cells:
             return
-        known = {self, *self.near}
+        known = {self, *self.near.living()}
         with _making.now:
             self._cells |= cells
             there = {device for cell in cells for each in cell.overlapping()
-                     for device in each.devices}  # fmt: skip
+                     for device in each.devices.living()}  # fmt: skip
             near = [device for device in there if device not in known
                     and (device.trains or self.trains)]  # fmt: skip
             for cell in cells:
@@ -185,16 +180,6 @@ class Device:
     def _has(self, path: str, host: torch.Tensor) -> bool:
         copy = self.copies.get(path)
         return copy is not None and unwatched(copy.is_of, host)
-
-    @property
-    def newer(self) -> bool:
-        """Whether a read of the host has to bring values down."""
-        return self._counts[State.DEVICE_NEWER] > 0
-
-    @property
-    def stale(self) -> bool:
-        """Whether another device's values have come to the host."""
-        return self._counts[State.HOST_NEWER] > 0
 
     def state(self, path: str) -> State:
         copy = self.copies.get(path)
@@ -225,7 +210,6 @@ class Device:
             copy = Copy(self, Cell.of(host), weakref.ref(host), _address(host), value)
             self.copies[path] = copy
             copy.cell.copies.add(copy)
-            self._counts[State.SAME] += 1
         copy.value = value
         self._set(copy, state)
         copy.version = None if host.is_inference() else host._version
@@ -234,12 +218,13 @@ class Device:
         if state is copy.state:
             return
         self._marked = None
-        self._counts[copy.state] -= 1
-        self._counts[state] += 1
-        if State.DEVICE_NEWER in (copy.state, state):
+        newer = (state is State.DEVICE_NEWER) - (copy.state is State.DEVICE_NEWER)
+        self.newer += newer
+        self.stale += (state is State.HOST_NEWER) - (copy.state is State.HOST_NEWER)
+        if newer:
             own = copy.host()
             for host in (own, *copy.cell.other_hosts(own)):
-                if state is not State.DEVICE_NEWER:
+                if newer < 0:
                     unwatch(host)
                 elif host is not None:
                     watch(host, self.announce)
@@ -267,7 +252,7 @@ class Device:
 
     def fetch(self) -> None:
         """Bring to the host what other devices have newer values of."""
-        for other in self.near:
+        for other in self.near.living():
             if other.newer:
                 other.announce()
 
@@ -280,7 +265,7 @@ class Device:
         """The device is gone."""
         for copy in self.copies.values():
             self._set(copy, State.HOST_ONLY)
-        self.copies, self._counts, self._known = {}, collections.Counter(), 0
+        self.copies, self._known = {}, 0
 
     def is_untouched(self) -> bool:
         """Whether torch has counted no writes to the host's tensors since they last travelled."""

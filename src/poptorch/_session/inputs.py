@@ -83,7 +83,7 @@ class Inputs:
         whole = (
             tensor.detach().to(self._device_dtype(tensor.dtype)) for tensor in self.bound.tensors
         )
-        return [self._loops.cut(t)[0] if t.dim() else t for t in whole]
+        return [self._loops.cut([t])[0][0] if t.dim() else t for t in whole]
 
     def synthetic(self) -> list[torch.Tensor]:
         """Return tensors on the device that stand for every batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -24,11 +24,9 @@ _INT32 = torch.iinfo(torch.int32)
 _EXPLAINING = {"backward": _refuse_backward, "__getstate__": lambda: None}
 
 
-class LastCall(NamedTuple):
-    """The last call: its batch is handed over at once, and all its results are taken at once."""
-
-    moments: tuple[float, float, float, float]  # called, batch taken, results there, returned
-    anchors: Mapping[str, torch.Tensor]  # by short name
+# Of a call: it was made, the batch was taken at once, all results were there, they were returned.
+Moments = tuple[float, float, float, float]
+LastCall = tuple[Moments, Mapping[str, torch.Tensor]]  # and the anchors by short name
 
 
 class Outputs:

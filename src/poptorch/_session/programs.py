@@ -48,8 +48,6 @@ class Variant:
 
     def anchors(self, results: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the anchored ones of a call's results by short name."""
-        if not self.spec.anchors:
-            return {}
         names = (short for short, *_ in self.spec.anchors)
         return dict(zip(names, results[self.outputs.count :], strict=True))
 

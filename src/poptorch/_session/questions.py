@@ -77,7 +77,7 @@ def counters(session: Session) -> Stamps:
             for slot in emit.slots
             if slot.kind is not Kind.ANCHOR
         ]
-        rows = zip(_STAMPED, session.last.moments, (given, given, returned, returned), strict=True)
+        rows = zip(_STAMPED, session.last[0], (given, given, returned, returned), strict=True)
         return {kind: [[moment] * count for count in counts] for kind, moment, counts in rows}
 
 

@@ -24,7 +24,7 @@ from .._systems import KINDS, ChipKind, System, system_of
 from ..backends import Stopwatch, timing
 from ..enums import OutputMode
 from .model import Model
-from .outputs import LastCall
+from .outputs import Moments
 from .pricing import Captures
 from .programs import Variant
 
@@ -43,7 +43,7 @@ class Reports:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._now: Variant | None = None  # while there is a program
+        self._now: Variant | None = None  # the program that is reported of
         self._began = self._ended = 0.0
         self._unwritten = self._has_bad_loss = False
         self._process = processes.forks
@@ -58,8 +58,8 @@ class Reports:
 
     def compiled(self, now: Variant) -> None:
         self._reset()
-        self._now = now
         if now.spec.runtime.report is not None:
+            self._now = now
             log.python.info(
                 "A profile report is written: the first %d calls are timed operator by operator, "
                 "which slows them", profile.TIMED,
@@ -76,14 +76,14 @@ class Reports:
         self._watch = watch
         return results
 
-    def called(self, now: Variant, last: LastCall) -> None:
+    def called(self, now: Variant, moments: Moments) -> None:
         """Note what the last call took; write the report after some."""
         self._now = now
         if now.spec.runtime.cycle_count:
             log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles(now))
         if now.spec.runtime.report is None:
             return
-        started, taken, ready, ended = last.moments
+        started, taken, ready, ended = moments
         if not self._count:
             self._began = self._ended = started
         self._count += 1
@@ -97,7 +97,7 @@ class Reports:
             self._write(now)
         self._ended = ended
 
-    def look_at_loss(self, now: Variant, results: Sequence[torch.Tensor], updates: int) -> None:
+    def look_at_loss(self, now: Variant, results: Sequence[torch.Tensor]) -> None:
         """Name the first update whose loss is no number, after a call that ended with this one."""
         if self._has_bad_loss or now.loss_at is None:
             return
@@ -109,6 +109,8 @@ class Reports:
             return
         self._has_bad_loss, first, loops = True, int(bad[0]), now.spec.loops
         of_update = loops.accumulation * loops.replicas
+        assert now.store is not None
+        updates = now.store.state.updates
         if now.compiled.plan.program.emit.mode is OutputMode.All:
             updates += 1 + first // of_update - loops.iterations
         log.python.warning(

@@ -16,7 +16,7 @@ from .._ir.spec import Spec
 from .._residency import Event, locked
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
-from . import faults, forks, guards, hooks, reporting
+from . import faults, forks, guards, hooks, reporting, wrapping
 from .chips import Chips
 from .inputs import dividing, return_inputs
 from .model import Model, Situation, Task
@@ -28,7 +28,6 @@ from .signature import Arguments
 from .store import DEVICE_ONLY, Layout, StateStore
 from .transfers import Transfers
 from .weights import check_saved, paths_of
-from .wrapping import Owner
 
 # From a file, what the next compilation continues with: state that no host tensor mirrors, by key,
 # and the random state, None for a new sequence.
@@ -48,14 +47,14 @@ class Session:
         model: Model,
         settings: Callable[[], Spec],
         optimizer: torch.optim.Optimizer | None,
-        owner: Callable[[], Owner | None],
+        owner: Callable[[], wrapping.Owner | None],
         progress: Progress,
     ) -> None:
         self.model, self.programs = model, Programs()
         trains = optimizer is not None
         self.weights = Transfers(model.module, trains, self.programs, owner)
         self.lock = self.weights.lock
-        self.is_trainer = False  # a model that was let go of is none any more
+        self._owner, self._wraps = owner, False  # a model that was let go of wraps nothing
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
         model.freeze = self.optimizer.frozen if self.optimizer is not None else None
         self.reports = reporting.Reports(model)
@@ -74,6 +73,14 @@ class Session:
         """The program that calls use."""
         return self.programs.now
 
+    def wrap(self) -> None:
+        """Wrap the user's module for training, unless it is; another executor may have it now."""
+        owner = self._owner()
+        if self.optimizer is not None and owner is not None and not self._wraps:
+            wrapping.refuse_wrapped(self.model.users)
+            wrapping.wrap(self.model.users, owner, self.model.module)
+            self._wraps = True
+
     # Compiling.
 
     @locked
@@ -84,6 +91,7 @@ class Session:
 
         A failure leaves everything as it was.
         """
+        self.wrap()
         self._forks = forks.check(self._forks, bool(self.programs.all))
         bound = self.model.signature.bind(arguments)
         self.weights.fetch()
@@ -158,9 +166,11 @@ class Session:
 
         A first call that fails leaves everything as if it had not been made.
         """
-        self._forks = forks.check(self._forks, bool(self.programs.all))
+        if processes.forks:
+            self._forks = forks.check(self._forks, bool(self.programs.all))
         if self.programs.all:
             return self._call(arguments)
+        self.wrap()
         restored = self.restored
         try:
             self.compile(arguments, background=True)
@@ -181,13 +191,14 @@ class Session:
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
         ready = time.perf_counter()
         if self.optimizer is not None:
-            self.reports.look_at_loss(now, results, self.weights.attached.state.updates)
+            self.reports.look_at_loss(now, results)
         if now.changed_inputs and now.synthetic is None:
             return_inputs(now.changed_inputs, given, batch)
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
-        self.last = LastCall(moments, now.anchors(results))
-        self.reports.called(now, self.last)
+        self.last = moments, now.anchors(results) if now.spec.anchors else {}
+        if now.spec.runtime.report is not None or now.spec.runtime.cycle_count:
+            self.reports.called(now, moments)
         return returned
 
     def _program_for(self, arguments: Arguments) -> Variant:
@@ -224,7 +235,7 @@ class Session:
             try:
                 faults.check("run")
                 run = now.compiled.executable.run
-                if torch.is_autocast_enabled("cpu"):  # casts were recorded: once is enough
+                if now.mode[1] is not None:  # autocast: its casts are in the program
                     run = torch.autocast("cpu", enabled=False)(run)
                 results = run(store.state, batch)
             except BaseException as error:
@@ -351,7 +362,7 @@ class Session:
 
     @locked
     def close(self, local_only: bool = False) -> None:
-        """Bring the host up to date and let go of programs and device.
+        """Bring the host up to date, let go of programs and device, and unwrap the module.
 
         ``local_only``: exchange nothing with other processes: they may be gone.
         """
@@ -360,7 +371,9 @@ class Session:
         if self.optimizer is not None:
             self.optimizer.spec = None
         self.programs.all, self.last, self.kept = [], None, None
-        self.is_trainer = False
+        if self._wraps:
+            self._wraps = False
+            wrapping.unwrap(self.model.users)
 
     def _forget(self) -> None:
         """Let go of programs and device, and of what is on the device."""

@@ -121,7 +121,7 @@ class Transfers:
         """Download if the device is newer; return whether it was."""
         self.checks.due = 0.0
         # Where it is not nobody waits, for a compilation least of all.
-        return self.device.newer and self.lock.run(self.bring_down)
+        return self.device.newer > 0 and self.lock.run(self.bring_down)
 
     def bring_down(self, local_only: bool = False) -> bool:
         """The same; ``local_only``: without exchanging anything."""

@@ -88,7 +88,7 @@ class StagedExecutable:
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self._peers.check_alike(batch)
         loops = self._plan.program.loops
-        slices = [loops.cut(value) for value in batch]
+        slices = loops.cut(batch)
         first, before = self._plan.spec.first_replica, state.rng
         keys = Keys(state, loops) if self._random else None
         replicas = [
