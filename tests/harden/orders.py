@@ -4,6 +4,7 @@ import copy
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -98,6 +99,11 @@ class Subject:
             self.draw.choice([self.held, self.trainer.layer.weight]).add_(0.125)
         self.host["layer.weight"] = self.host["layer.weight"] + 0.125
 
+    def rebind(self) -> None:
+        self.read()
+        self.host["layer.weight"] = self.host["layer.weight"] - 0.0625
+        self.model.layer.weight.data = self.host["layer.weight"].clone()
+
     def load_state_dict(self) -> None:
         self.read()
         self.host = {name: each + 0.0625 if each.is_floating_point() else each + 1
@@ -185,7 +191,7 @@ ACTIONS = [
     Subject.read_held, Subject.edit, Subject.load_state_dict, Subject.copy_weights_to_device,
     Subject.copy_weights_to_host, Subject.set_optimizer, Subject.change_mode, Subject.compile,
     Subject.detach, Subject.attach_to_device, Subject.destroy, Subject.infer,
-    Subject.save_and_load,
+    Subject.save_and_load, Subject.rebind,
 ]  # fmt: skip
 
 
@@ -224,7 +230,11 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
     for action in order:
         done.append(action.__name__)
         try:
-            pairs = action(subject) or []
+            if subject.draw.random() < 0.8:
+                pairs = action(subject) or []
+            else:
+                with ThreadPoolExecutor(1) as threads:
+                    pairs = threads.submit(action, subject).result() or []
         except Exception as error:
             yield "exception", f"{', '.join(done)}: {type(error).__name__}: {str(error)[:300]}"
             break
