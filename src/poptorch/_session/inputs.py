@@ -47,11 +47,11 @@ class Inputs:
         self._narrow = spec.precision.narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
-        # What a tensor must be like to be used as it is.
-        same = [self._device_dtype(dtype) is dtype for dtype in self._dtypes]
+        # What a tensor must be like to be used as it is; of no dtype if it has to be narrowed.
+        same = [d if self._device_dtype(d) is d else None for d in self._dtypes]
         strides = (torch.empty(shape, device="meta").stride() for shape in self._shapes)
         devices = [t.is_cpu for t in bound.tensors]
-        self._ready = list(zip(self._dtypes, self._shapes, strides, same, devices, strict=True))
+        self._ready = list(zip(same, self._shapes, strides, devices, strict=True))
         self._warned: set[str] = set()
         # A call with them alone, in their order, is one of these.
         self._tensors_only = signature.takes_tensors_alone(bound)
@@ -143,15 +143,15 @@ class Inputs:
     def _prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         result = []
         for at, (tensor, ready) in enumerate(zip(tensors, self._ready, strict=True)):
-            dtype, shape, strides, same, is_cpu = ready
+            dtype, shape, strides, is_cpu = ready
             try:
-                fits = tensor.dtype is dtype and tensor.shape == shape and tensor.data_ptr()
                 if (
-                    fits
-                    and same
+                    tensor.dtype is dtype
+                    and tensor.shape == shape
                     and tensor.is_cpu is is_cpu
                     and tensor.stride() == strides
                     and not tensor.requires_grad
+                    and tensor.data_ptr()
                 ):
                     result.append(tensor)
                     continue

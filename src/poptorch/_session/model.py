@@ -79,7 +79,7 @@ class Model:
         if users != seen_users and users is self._trained:
             self.module.training = own = users
         self._seen_training = users, own
-        if self._trained or own != seen_own or not self._keeps_mode():
+        if self._trained or own != seen_own or own or not users:  # as ``_keeps_mode`` has it
             self._mode = tuple(map(_training, self._modules))
         if self._trained and not users and not self._told and not any(self._mode[1:]):
             self._told = True
