@@ -95,11 +95,6 @@ Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, de
 TestTwoDevices = Machine.TestCase
 
 
-def test_every_event_has_a_row_for_every_state() -> None:
-    assert TABLE.keys() == {(event, state) for event in Event for state in State}
-    assert all(TABLE[Event.WRITE, state].transfer is Transfer.NONE for state in State)
-
-
 def devices(*trains: bool) -> list[Device]:
     """Return one for each pair of neighbours of a row of tensors; so that all are connected."""
     hosts = [torch.ones(1) for _ in range(len(trains) + 1)]
