@@ -1,6 +1,7 @@
 """Public methods in any order, beside an eager model that follows what they are said to do."""
 
 import copy
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -154,6 +155,16 @@ class Subject:
         self.read()
         self.compiled = self.attached = False
 
+    def fork(self) -> None:
+        if not self.compiled:
+            return
+        if not (child := os.fork()):
+            try:
+                os._exit(not refused(lambda: self.trainer(*self.batch()), True))
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
     def infer(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if self.inference is None:
             return []
@@ -191,7 +202,7 @@ ACTIONS = [
     Subject.read_held, Subject.edit, Subject.load_state_dict, Subject.copy_weights_to_device,
     Subject.copy_weights_to_host, Subject.set_optimizer, Subject.change_mode, Subject.compile,
     Subject.detach, Subject.attach_to_device, Subject.destroy, Subject.infer,
-    Subject.save_and_load, Subject.rebind,
+    Subject.save_and_load, Subject.rebind, Subject.fork,
 ]  # fmt: skip
 
 
