@@ -241,9 +241,12 @@ class StateStore:
         ``local_only``: only what this process has; otherwise all that share the stages call this.
         """
         log.engine.debug("Writing weights from IPU to host")
-        tensors = tensors_of(self._module)
+        tensors, device, written = tensors_of(self._module), self._device, self.written
         hosts: Tensors = {}
-        due = {*self._device.due(event, self.to_host)}
+        paths = (slot.path for slot in self._slots.values())
+        # What the program writes, or another one of the model has.
+        changed = [p for p in paths if p in written or device.state(p) is Newer.DEVICE_NEWER]
+        due = {*device.due(event, changed)}
         with untraced(), torch.no_grad():
             for key, slot in self._slots.items():
                 if slot.path not in due:
@@ -255,12 +258,6 @@ class StateStore:
                 hosts[key] = host = self._host(slot, tensors)
                 unwatched(self._write_to, slot, value, host)
             self._moved(event, hosts)
-
-    @property
-    def to_host(self) -> list[str]:
-        """What may have to come down: the program writes it, or another one of the model has."""
-        paths, written = (slot.path for slot in self._slots.values()), self.written
-        return [p for p in paths if p in written or self._device.state(p) is Newer.DEVICE_NEWER]
 
     def _write_to(self, slot: Slot, value: torch.Tensor, host: torch.Tensor) -> None:
         grouping = self._groups.get(slot.path)
