@@ -20,6 +20,7 @@ import popdist
 from helpers import jobs
 from helpers.job_killed import digests
 from helpers.patience import HANGS, eventually
+from poptorch._base import resources
 from poptorch._cli import poprun
 from poptorch._cli.agents import SignedBackend
 from poptorch._cli.poprun import KILLED
@@ -165,6 +166,24 @@ def test_what_cannot_be_started_is_said(arguments, said, tmp_path, capsys) -> No
         poprun.main(arguments)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("processes, memory, said", [
+    (1000, 1 << 50, "1000 instances x 1 threads (OMP_NUM_THREADS), and"),
+    (1, 1 << 20, "1 instances that need at least"),
+])  # fmt: skip
+def test_more_than_there_is_room_for_is_started_if_asked_to(
+    processes, memory, said, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(resources, "available_memory", lambda: memory)
+    monkeypatch.setattr(poprun, "launch", lambda job: 0)
+    with pytest.raises(SystemExit):
+        poprun.main(["-n", str(processes), "true"])
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert "--oversubscribe" in printed
+    assert poprun.main(["-n", str(processes), "--oversubscribe", "true"]) == 0
 
 
 def completed(*arguments: str) -> argparse.Namespace:

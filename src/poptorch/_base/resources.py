@@ -30,6 +30,12 @@ def available_memory() -> int:
     return min([int(psutil.virtual_memory().available), *_left_in_control_groups()])
 
 
+def own_memory() -> int:
+    """Return the bytes that this process has for itself, beside files that others read, too."""
+    own = psutil.Process().memory_info()
+    return int(own.rss - own.shared)
+
+
 def _left_in_control_groups() -> Iterator[int]:
     for line in _lines(_OWN_GROUPS):
         _, controllers, path = line.split(":", 2)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._base import env
+from .._base import env, resources
 from . import agents, reaper
 from .commands import command, page
 
@@ -56,7 +56,7 @@ IDLE = {  # of MPI, partition servers or the fabric: accepted, without effect, a
 }
 _OWN = (  # what the part of another host is told
     "num_instances", "num_replicas", "ipus_per_replica", "stage_processes", "max_restarts",
-    "executable_cache_path", "only_output_from_instance", "numa_aware",
+    "executable_cache_path", "only_output_from_instance", "numa_aware", "oversubscribe",
 )  # fmt: skip
 Job = argparse.Namespace  # the options, and what ``complete`` adds
 _EXAMPLE = """
@@ -110,6 +110,8 @@ def parser() -> argparse.ArgumentParser:
         help="port of the first host where all hosts meet (29400)")  # fmt: skip
     add("--max-restarts", type=_number(0), default=0, metavar="N",
         help="after a failure start all again, so often (0)")  # fmt: skip
+    add("--oversubscribe", action="store_const", const=True,
+        help="start more than there are cores and memory for")  # fmt: skip
     add("--executable-cache-path", metavar="DIR", help="compiled programs that all processes share")
     add("--only-output-from-instance", type=_number(0), metavar="N", help="show no other's output")
     add("--offline-mode", type=_flag, nargs="?", const=True, metavar="yes/no",
@@ -152,6 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if idle:
         print(f"poprun: without effect here: {', '.join(idle)}", file=sys.stderr)
     job = complete(reader, chosen)
+    lack = None if job.oversubscribe else lacking(job)
+    if lack is not None:
+        reader.error(f"{lack}: start fewer, or give --oversubscribe")
     if job.print_topology:
         print(topology(job))
     return launch(job)
@@ -171,7 +176,8 @@ def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
 
 def _words(options: Mapping[str, Any]) -> list[str]:
     given = {name.replace("_", "-"): value for name, value in options.items()}
-    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [f"--{name}" if name == "oversubscribe" else f"--{name}={value}"
+            for name, value in given.items() if value is not None]  # fmt: skip
 
 
 def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
@@ -197,6 +203,9 @@ def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
         reader.error(f"--only-output-from-instance {only}: there are {instances} instances")
     job.local_replicas = job.num_replicas // models  # that a process has, or has stages of
     job.here = instances // len(job.hosts)
+    given = env.shared().get("OMP_NUM_THREADS", "").partition(",")[0]
+    fair = max(1, len(os.sched_getaffinity(0)) // job.here)
+    job.threads = int(given) if given.isdigit() else fair
     # It guards the meeting; other hosts read it from their input, which nobody else sees.
     job.key = sys.stdin.readline().strip() if job.rendezvous else secrets.token_hex()
     job.launcher = secrets.token_hex()  # in the environment of all that is started here
@@ -214,6 +223,21 @@ def _hosts(reader: argparse.ArgumentParser, job: Job) -> list[str]:
     else:
         hosts = [name for name in (job.host or "").split(",") if name]
     return hosts or ["localhost"]
+
+
+def lacking(job: Job) -> str | None:
+    """Say what this host has too little of for the instances that start here."""
+    from torch.distributed.launcher import api  # noqa: F401 (each instance needs as much memory)
+
+    cores, each = len(os.sched_getaffinity(0)), resources.own_memory()
+    free, threads = resources.available_memory(), job.here * job.threads
+    if threads > cores:
+        asked = f"{job.here} instances x {job.threads} threads (OMP_NUM_THREADS)"
+        return f"{asked}, and {cores} cores for them"
+    if job.here * each > free:
+        mib = f"at least {each >> 20} MiB of memory each, and {free >> 20} MiB are free"
+        return f"{job.here} instances that need {mib}"
+    return None
 
 
 def topology(job: Job) -> str:
@@ -242,8 +266,7 @@ def launch(job: Job) -> int:
 
 
 def _set_environment(job: Job) -> None:
-    cores = len(os.sched_getaffinity(0))
-    env.set_if_absent("OMP_NUM_THREADS", str(max(1, cores // job.here)))
+    env.set_if_absent("OMP_NUM_THREADS", str(job.threads))
     env.set_if_absent("PYTHONUNBUFFERED", "1")  # what processes print is shown at once
     env.put("POPDIST_NUM_TOTAL_REPLICAS", str(job.num_replicas))
     env.put("POPDIST_NUM_LOCAL_REPLICAS", str(job.local_replicas))
