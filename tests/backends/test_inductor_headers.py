@@ -57,7 +57,7 @@ def test_the_same_bits_with_few_headers(width: int | None, tmp_path: Path, monke
         monkeypatch.setattr(CppWrapperCodeCache, "cache", {})
         with torch._inductor.config.patch({"cpp.simdlen": width}):
             got.append(compile_graph(*graph(everything, examples), examples).run(list(examples)))
-    assert sufficed == [True, True]
+    assert sufficed == [True]
     assert not refused
     few, all_ = ([t.contiguous() for t in results] for results in got)
     for a, b in zip(few, all_, strict=True):
@@ -85,13 +85,14 @@ def test_what_more_a_source_needs_is_told_by_name(text: str) -> None:
 def test_a_release_with_other_headers_is_compiled_with_all(tmp_path: Path, monkeypatch) -> None:
     class Builder:
         _sources_args, _include_dirs_args, _cflags_args = str(tmp_path / "a.cpp"), "-Ia", "-O3 "
+        _compiler, _libraries_args = "g++", "-ltorch -ltorch_cpu -lgomp "
 
         def build(self) -> None:
-            tried.append(self._include_dirs_args)
+            tried.append((self._include_dirs_args, self._libraries_args))
             if len(tried) == 1:
                 raise RuntimeError("no such name")
 
-    tried: list[str] = []
+    tried: list[tuple[str, str]] = []
     (tmp_path / "a.cpp").write_text(ALL)
     monkeypatch.setattr(headers, "_refused", [])
     monkeypatch.setattr(headers, "folder", lambda: tmp_path)
@@ -99,7 +100,8 @@ def test_a_release_with_other_headers_is_compiled_with_all(tmp_path: Path, monke
         builder = Builder()
         headers.build(builder)
         assert builder._cflags_args == "-O3 "
-    assert tried == [f"-I{tmp_path} -Ia", "-Ia", "-Ia"]
+    few = f"-I{tmp_path} -Ia", f"-Wl,--no-as-needed {tmp_path / 'libtorch_python.so'} -lgomp "
+    assert tried == [few, *[("-Ia", "-ltorch -ltorch_cpu -lgomp ")] * 2]
 
 
 @torch.library.custom_op("poptorch_test_kernels::twice", mutates_args=())

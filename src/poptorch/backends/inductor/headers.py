@@ -1,8 +1,9 @@
 """Fewer headers for the C++ that torch writes: what loops over numbers never use is left out.
 
 Of the 3.5 s that g++ takes for a perceptron, 2.6 read headers: printing, schemas, half precision,
-complex and random numbers. A folder that it searches first has short files in their place. Classes
-of vectors and reductions are torch's, line by line, so results are the same bits.
+complex and random numbers, special functions, rare instructions. A folder that it searches first
+has short files in their place. Classes of vectors and reductions are torch's, line by line, so
+results are the same bits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import functools
 import hashlib
 import os
 import re
+import shlex
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -135,10 +138,11 @@ _CHANGED: Mapping[str, Callable[[str], str]] = {
 
 def texts() -> dict[str, str]:
     """Return the files of the folder by name, made from those of this release of torch."""
+    own = filter(Path.is_file, OWN.rglob("*"))
     return {
         **dict.fromkeys(_EMPTY, "#pragma once\n"),
         **dict.fromkeys(_AS_NUMBERS, "#pragma once\n#include <poptorch/numbers.h>\n"),
-        **{str(path.relative_to(OWN)): path.read_text() for path in OWN.rglob("*.h")},
+        **{str(path.relative_to(OWN)): path.read_text() for path in own},
         **{name: change((HERE / name).read_text()) for name, change in _CHANGED.items()},
     }
 
@@ -180,23 +184,43 @@ def suffice(source: str) -> bool:
     return _INCLUDED.issuperset(_INCLUDE.findall(source)) and not _BEYOND.search(source)
 
 
+_CHANGING = ("_cflags_args", "_include_dirs_args", "_libraries_args")
+_TORCHS = re.compile(r"(?:-l(?:torch\w*|c10) )+")
 _refused: list[str] = []  # sources that the folder did not suffice for, although it should
+
+
+def _library(place: Path, compiler: str) -> Path:
+    """Return an empty library of the name of torch's, which is in the process that loads the code.
+
+    To read what is in torch's takes 0.3 of the 2.0 s of a perceptron.
+    """
+    path = place / "libtorch_python.so"
+    if not path.exists():
+        options = f"-shared -nostdlib -Wl,-soname,{path.name} -x c++ {os.devnull} -o {path.name}"
+        with tempfile.TemporaryDirectory(dir=place) as new:
+            command = shlex.split(f"{compiler} {options}")
+            subprocess.run(command, cwd=new, check=True, capture_output=True)
+            os.replace(Path(new, path.name), path)
+    return path
 
 
 def build(builder: Any) -> None:
     """Build as torch does, from the folder first where that suffices for the source."""
     path = Path(builder._sources_args)  # of one source; several paths, and object files, are none
-    is_source = path.suffix == ".cpp" and path.is_file()
-    place = folder() if is_source and not _refused and suffice(path.read_text()) else None
-    usual = builder._include_dirs_args, builder._cflags_args
-    if place is not None:
-        builder._include_dirs_args = f"-I{place} {builder._include_dirs_args}"
-        builder._cflags_args += OPTIONS
-        try:
-            builder.build()
-            return
-        except Exception as error:  # torch's headers have changed, or the compiler is at fault
-            log.engine.debug("Compiling with all of torch's headers: %s", error)
-            _refused.append(str(path))
-        builder._include_dirs_args, builder._cflags_args = usual
-    builder.build()
+    place = None if _refused else folder()
+    if place is None:
+        builder.build()
+        return
+    usual = {name: getattr(builder, name) for name in _CHANGING}
+    try:
+        if path.suffix == ".cpp" and path.is_file() and suffice(path.read_text()):
+            builder._include_dirs_args = f"-I{place} {builder._include_dirs_args}"
+            builder._cflags_args += OPTIONS
+        library = f"-Wl,--no-as-needed {_library(place, builder._compiler)} "
+        builder._libraries_args = _TORCHS.sub(library, builder._libraries_args, 1)
+        builder.build()
+    except Exception as error:  # torch's headers have changed, or the compiler is at fault
+        log.engine.debug("Compiling with all of torch's headers: %s", error)
+        _refused.append(str(path))
+        vars(builder).update(usual)
+        builder.build()

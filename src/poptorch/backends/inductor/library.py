@@ -26,7 +26,7 @@ ENTRY = "inductor_entry_cpp"
 def generator() -> str:
     """Return a digest of what makes code: code that it would no longer make is not used again."""
     digest, here = hashlib.sha256(), Path(__file__).parent
-    own = *here.glob("*.py"), *here.glob("include/**/*.h")
+    own = *here.glob("*.py"), *filter(Path.is_file, here.glob("include/**/*"))
     for path in (here.parent / "prepare.py", *sorted(own)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
