@@ -35,6 +35,7 @@ torch._higher_order_ops.cond: cond_op
 torch._higher_order_ops.while_loop: while_loop_op
 torch._inductor.async_compile: AsyncCompile.cpp_pybinding get_compile_threads
 torch._inductor.codecache: CppPythonBindingsCodeCache LambdaFuture _worker_compile_cpp
+torch._inductor.codegen.common: DtypePropagationOpsHandler
 torch._inductor.codegen.cpp: stride_at_vec_range
 torch._inductor.codegen.cpp_wrapper_cpu: CppWrapperCpu._write_entry_point_signature
 torch._inductor.compile_fx: compile_fx_inner
@@ -45,11 +46,12 @@ torch._inductor.config: reorder_for_peak_memory
 torch._inductor.cpu_vec_isa: VecISA.check_build
 torch._inductor.decomposition: select_decomp_table
 torch._inductor.exc: CppCompileError
-torch._inductor.fx_passes.joint_graph: joint_graph_passes
+torch._inductor.fx_passes.joint_graph: joint_graph_passes lazy_init
 torch._inductor.ir: ExternKernel FixedLayout PermuteView TensorBox
 torch._inductor.lowering: lowerings register_lowering
 torch._inductor.mkldnn_ir: LinearUnary _create_output_node
 torch._inductor.scheduler: SchedulerNode.recompute_size_and_body SchedulerNode.set_read_writes
+torch._inductor.sizevars: SizeVarAllocator._simplify_with_ranges
 torch._inductor.virtualized: V
 torch._subclasses.fake_tensor: DataDependentOutputException DynamicOutputShapeException
 torch._subclasses.fake_tensor: FakeTensorMode UnsupportedOperatorException

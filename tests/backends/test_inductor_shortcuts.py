@@ -1,14 +1,20 @@
 """What is taken for granted about the machine, and what happens where it is not so."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sympy
 import torch
 import torch._inductor.config
+import torch.nn.functional as F
 from torch import nn
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import CppCompileError
-from torch._inductor.sizevars import stride_at_vec_range
+from torch._inductor.fx_passes import serialized_patterns
+from torch._inductor.sizevars import SizeVarAllocator, stride_at_vec_range
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
@@ -78,6 +84,34 @@ def test_all_else_is_left_to_torch(index) -> None:
     asked = []
     assert shortcuts.stride(lambda *a: asked.append(a) or "torch's", index, D0, 16) == "torch's"
     assert asked == [(index, D0, 16)]
+
+
+D2 = FloorDiv(D0, 12) * 12 + ModularIndexing(D0, 3, 4)
+
+
+@pytest.mark.parametrize("index", [*(index for index, _ in SUMS), *OTHERS, D2, (D0 + 2) * (D1 + 3)])
+def test_indices_are_simplified_as_torch_does(index: sympy.Expr) -> None:
+    sizes, ranges = SizeVarAllocator(), {D0: sympy.Integer(12), D1: sympy.Integer(4)}
+    usual = SizeVarAllocator._simplify_with_ranges
+    refusing = usual if index.has(sympy.Function) else refuse
+    assert shortcuts.simplify(refusing, sizes, index, ranges) == usual(sizes, index, ranges)
+
+
+def traced(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.fx.Graph:
+    return make_fx(function, dict(select_decomp_table()))(torch.rand(4, 4)).graph
+
+
+@pytest.mark.parametrize(("function", "wanted"), [
+    (lambda x: (x @ x).softmax(1) @ x, True), (lambda x: x[torch.randperm(4)[:2]], True),
+    (lambda x: F.cross_entropy(x, x.argmax(1)), False), (lambda x: x / 2, False),
+])  # fmt: skip
+def test_patterns_are_traced_where_one_may_apply(function, wanted: bool) -> None:
+    assert shortcuts.patterns(traced(function))["lazy_init"](lambda: True) == (wanted or None)
+
+
+@pytest.mark.parametrize("file", sorted(Path(serialized_patterns.__path__[0]).glob("_sfdp*.py")))
+def test_every_pattern_of_attention_has_a_softmax(file: Path) -> None:
+    assert re.search(r" = CallFunction\(aten.div.Tensor, exp_default", file.read_text())
 
 
 @pytest.mark.parametrize("raised, kind, text", [

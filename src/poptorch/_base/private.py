@@ -135,9 +135,12 @@ OPTIONAL = {
         "torch._inductor.codecache:CppPythonBindingsCodeCache",
         "torch._inductor.codecache:LambdaFuture",
         "torch._inductor.codecache:_worker_compile_cpp",
+        "torch._inductor.codegen.common:DtypePropagationOpsHandler",
         "torch._inductor.codegen.cpp:stride_at_vec_range",
         "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu._write_entry_point_signature",
         "torch._inductor.cpu_vec_isa:VecISA.check_build",
+        "torch._inductor.fx_passes.joint_graph:lazy_init",
+        "torch._inductor.sizevars:SizeVarAllocator._simplify_with_ranges",
     ),
 }
 # What a name was called in the oldest releases that are supported.

@@ -126,7 +126,8 @@ def _compile(
         with tracing, torch.no_grad():
             joint_graph_passes = private.optional("joint_graph_passes")
             if joint_graph_passes is not None:
-                with private.V.set_fake_mode(mode):
+                needed = {} if plain else shortcuts.patterns(lowered.graph)
+                with private.V.set_fake_mode(mode), private.standing_in(needed):
                     joint_graph_passes(lowered)
             _keep_output_strides(lowered, module)
             with private.settings({"cpp_wrapper_build_separate": shortcuts.are_two(lowered.graph)}):

@@ -6,11 +6,13 @@ without ``check_build`` 3, without ``_entry`` 2.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
 from torch import fx
 
@@ -18,6 +20,7 @@ from ..._base.resources import IDLE, Cores
 from . import headers, kernels
 from .toolchain import has_vectors
 
+aten = torch.ops.aten
 LARGE = 1000  # operators
 
 
@@ -52,6 +55,8 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
         usual(lock_path, cpp_builders)
 
     named: dict[str, Callable[..., Any]] = {
+        "DtypePropagationOpsHandler": functools.cache(lambda usual: usual()),
+        "simplify_with_ranges": simplify,
         "stride_at_vec_range": stride,
         "write_entry_point_signature": _entry,
         "worker_compile_cpp": build,
@@ -83,3 +88,25 @@ def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | No
                 return usual(index, var, vec_length)
             step += factor
     return step
+
+
+def simplify(usual: Callable[..., Any], self: Any, expr: Any, var_ranges: Any) -> Any:
+    """Simplify an index; only quotients and remainders need the ranges of variables."""
+    import sympy
+
+    simple = self.simplify(expr)
+    return usual(self, expr, var_ranges) if simple.atoms(sympy.Function) else simple
+
+
+def patterns(graph: fx.Graph) -> Mapping[str, Callable[..., Any]]:
+    """Let torch trace its patterns, 0.2 s, where one may apply: a softmax or a permutation."""
+    wanted = any(
+        node.target is aten.randperm.default
+        or (node.target is aten.div.Tensor and _target(node.args[0]) is aten.exp.default)
+        for node in graph.nodes
+    )
+    return {"lazy_init": lambda usual, *device: usual(*device) if wanted else None}
+
+
+def _target(argument: Any) -> Any:
+    return argument.target if isinstance(argument, fx.Node) else None
