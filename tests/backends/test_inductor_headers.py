@@ -1,7 +1,6 @@
-"""Code that was compiled with few headers, or together, computes the same bits."""
+"""Code that was compiled with few headers computes the same bits."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -9,8 +8,8 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch._inductor.codecache import CppWrapperCodeCache
 
-from helpers.inductor_graphs import Tensors, check, graph
-from poptorch.backends.inductor import headers, kernels
+from helpers.inductor_graphs import Tensors, graph
+from poptorch.backends.inductor import headers
 from poptorch.backends.inductor.compiler import compile_graph
 
 ALL = '#include "torch/csrc/inductor/cpp_prefix.h"\n'
@@ -102,41 +101,3 @@ def test_a_release_with_other_headers_is_compiled_with_all(tmp_path: Path, monke
         assert builder._cflags_args == "-O3 "
     few = f"-I{tmp_path} -Ia", f"-Wl,--no-as-needed {tmp_path / 'libtorch_python.so'} -lgomp "
     assert tried == [few, *[("-Ia", "-ltorch -ltorch_cpu -lgomp ")] * 2]
-
-
-@torch.library.custom_op("poptorch_test_kernels::twice", mutates_args=())
-def twice(x: torch.Tensor) -> list[torch.Tensor]:
-    """A result that C++ cannot take from an operator."""
-    return [x * 2]
-
-
-twice.register_fake(lambda x: [torch.empty_like(x)])
-
-
-def step(x: torch.Tensor, n: torch.Tensor) -> tuple[Tensors, Tensors]:
-    between = twice(torch.tanh(x).softmax(1))[0]
-    return [twice(between.sin() + n[:, None])[0].sum(0), (n * 3).relu()], [x + between]
-
-
-@pytest.mark.slow
-def test_one_run_for_all_kernels_of_a_graph(monkeypatch) -> None:
-    loaded: list[int] = []
-    load = kernels._load
-
-    def counted(sources: list[str], first: int) -> Any:
-        loaded.append(len(sources))
-        return load(sources, first)
-
-    monkeypatch.setattr(kernels, "_load", counted)
-    check(step, [torch.randn(5, 33), torch.arange(5)])
-    assert len(loaded) == 1
-    assert loaded[0] >= 3
-
-
-@pytest.mark.parametrize("source", [
-    'static int helper; extern "C" void kernel(float* a) {}',
-    'extern "C" void other(float* a) {}',
-])  # fmt: skip
-def test_other_sources_are_left_to_torch(source: str) -> None:
-    asked = kernels.together()(lambda *arguments: arguments, "self", ["float*"], source)
-    assert asked == ("self", ["float*"], source)

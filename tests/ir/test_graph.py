@@ -1,21 +1,14 @@
-"""Graphs, their slots, and the order of a batch that loops over them keep."""
-
-import re
+"""Pieces of graphs, joined by the keys of their slots."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import fx
 
-from helpers.source_tree import PACKAGE
 from poptorch._compile.lower import lower
 from poptorch._ir import slots
 from poptorch._ir.graph import Graph, SlotFunction, compose
-from poptorch._ir.loops import Lanes, Loops
 from poptorch._ir.slots import Kind
 from poptorch._ir.verify import verify_graph
-from poptorch.enums import CommGroupType
 
 PARAM = slots.param("w", (3,), torch.float32)
 GRADIENT = slots.gradient(PARAM)
@@ -76,111 +69,3 @@ def test_inputs_whose_keys_differ_in_punctuation_only_stay_apart() -> None:
     joined = compose("joined", [Graph("part", fx.GraphModule({}, fxgraph), (*params,), outputs)])
     values = {slot.key: torch.tensor(float(i)) for i, slot in enumerate(params)}
     assert [float(v) for v in joined(values).values()] == [3.0, 2.0, 1.0, 0.0]
-
-
-WEIGHT = slots.param("fc.weight", (3, 2), torch.float16)
-
-
-@pytest.mark.parametrize("slot, key, weight", [
-    (WEIGHT, "param.fc.weight", "fc.weight"),
-    (slots.buffer("bn.mean", (3,), torch.float32), "buffer.bn.mean", ""),
-    (slots.gradient(WEIGHT), "gradient.fc.weight", "fc.weight"),
-    (slots.accumulator(WEIGHT, torch.float32), "accum.fc.weight", "fc.weight"),
-    (
-        slots.moment("velocity", WEIGHT, torch.float32),
-        "optstate.velocity.fc.weight",
-        "fc.weight",
-    ),
-    (slots.hyper("lr", 1), "hyper.1.lr", ""),
-    (slots.hyper("beta1", 0), "hyper.0.one_minus_beta1", ""),
-    (slots.LOSS_SCALING, "hyper.loss_scaling", ""),
-    (slots.STEP, "optstate.step", ""),
-    (slots.batch_input(2, (4,), torch.int32), "batch.2", None),
-    (slots.result(0, torch.zeros(()), is_loss=True), "loss.0", None),
-    (slots.result(1, torch.zeros(())), "output.1", None),
-])  # fmt: skip
-def test_a_slot_has_a_key_and_knows_its_weight(slot, key: str, weight: str | None) -> None:
-    assert slot.key == key
-    assert weight in (None, slot.weight)
-
-
-def test_a_moment_is_that_of_another_weight_by_its_name() -> None:
-    moment = slots.moment("velocity", WEIGHT, torch.float32)
-    assert (moment.name, moment.shape) == ("velocity", (3, 2))
-    other = slots.param("velocity.fc.weight", (5,), torch.float16)
-    assert moment.of(other) == slots.moment("velocity", other, torch.float32)
-
-
-ROOMS = (
-    "_ir", "_capture", "_update", "_place", "_schedule", "_compile", "backends", "optim",
-    "_ipu_model", "_session",
-)  # fmt: skip
-CALLS = r"\.(r?partition|r?split|remove(pre|suf)fix|startswith|endswith|r?find|index)\("
-SPLITTING = re.compile(
-    rf"\b(key|path){CALLS}|\bint\([\w.]*\b(key|path)\)"
-    rf"|{CALLS}f?['\"]?\{{?(Kind\b|({'|'.join(Kind)})\.)"
-)
-
-
-def test_no_key_is_split() -> None:
-    files = [path for room in ROOMS for path in (PACKAGE / room).rglob("*.py")]
-    lines = [(path.name, line) for path in files for line in path.read_text().splitlines()]
-    assert [(name, line) for name, line in lines if SPLITTING.search(line)] == []
-    assert all(map(SPLITTING.search, (
-        "slot.path.partition('.')", "key.startswith(f'{Kind.ACCUM}.')",
-        "name.startswith('optstate.')", "int(slot.path)",
-    )))  # fmt: skip
-
-
-@st.composite
-def counts(draw):
-    replicas = draw(st.integers(1, 6))
-    group = draw(st.sampled_from([g for g in range(1, replicas + 1) if replicas % g == 0]))
-    kind = draw(st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]))
-    return Loops(draw(st.integers(1, 3)), draw(st.integers(1, 4)), replicas, group, kind)
-
-
-def test_the_combined_batch_is_a_product():
-    loops = Loops(iterations=2, accumulation=5, replicas=3)
-    assert (loops.steps, loops.slices, loops.micro_batches) == (10, 30, 30)
-    assert str(loops) == "2 device iterations x 3 replicas x 5 accumulation steps"
-    grouped = Loops(2, 5, 6, input_group_size=2)
-    assert (grouped.slices, grouped.micro_batches) == (30, 60)
-    assert str(grouped) == "2 device iterations x 3 input groups x 5 accumulation steps"
-    value = torch.tensor(3)
-    assert Loops().cut([value]) == [(value,)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(counts(), st.integers(1, 3))
-def test_slices_lie_in_the_order_of_the_batch(loops: Loops, rows: int):
-    value = torch.arange(loops.slices * rows * 2).view(-1, 2)
-    whole = value.view(loops.iterations, loops.accumulation, loops.input_groups, rows, 2)
-    (slices,) = loops.cut([value])
-    numbers = []
-    for iteration in range(loops.iterations):
-        for accumulated in range(loops.accumulation):
-            step = loops.step(iteration, accumulated)
-            assert loops.iteration(step) == iteration
-            for replica in range(loops.replicas):
-                wanted = whole[iteration, accumulated, loops.input_group(replica)]
-                assert torch.equal(slices[loops.slice_of(step, replica)], wanted)
-                numbers.append(loops.micro_batch(step, replica))
-    assert numbers == [*range(loops.micro_batches)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(counts(), st.data())
-def test_lanes_read_what_single_runs_would(loops: Loops, data):
-    steps = data.draw(
-        st.sampled_from([n for n in range(1, loops.steps + 1) if loops.steps % n == 0])
-    )
-    lanes = Lanes(steps, loops.replicas)
-    value = torch.arange(loops.slices * 2).view(-1, 1)
-    (singly,) = loops.cut([value])
-    (runs,) = loops.cut([value], lanes)
-    assert len(runs) * lanes.count == loops.micro_batches
-    for step in range(loops.steps):
-        for replica in range(loops.replicas):
-            lane = (step % steps) * loops.replicas + replica
-            assert torch.equal(runs[step // steps][lane], singly[loops.slice_of(step, replica)])

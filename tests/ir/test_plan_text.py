@@ -1,7 +1,4 @@
-"""What programs, plans and schedules print and draw. The texts are the contract."""
-
-import json
-from xml.etree import ElementTree
+"""What programs, plans and schedules print. The texts are the contract."""
 
 import pytest
 import torch
@@ -9,11 +6,8 @@ from torch import nn
 
 import poptorch
 from helpers.staging import Captured
-from helpers.workloads import chain, parsed
 from helpers.wrapping import Having, options
 from helpers.zoo import ROWS, ZOO
-from poptorch._ir.spec import Placement
-from poptorch._schedule import make
 
 PIPELINED = """\
 runs on the reference backend
@@ -163,41 +157,3 @@ def test_replicas_are_a_loop_of_their_own_and_inference_has_no_update() -> None:
     assert printed("linear", opts.lanes(1), 6) == REPLICAS
     opts = options(iterations=2).lanes(1)
     assert printed("conv_batchnorm", opts, 2, training=False) == INFERENCE
-
-
-SCHEDULE = make(chain([0, 1], 3), Placement())
-ACTIONS = [str(action) for _, _, action in SCHEDULE.cells()]
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def test_svg_shows_every_action_in_its_row_and_column() -> None:
-    root = ElementTree.fromstring(SCHEDULE.to_svg())
-    texts = root.findall(f"{SVG}text")
-    assert [text.text for text in texts] == ["chip 0", "chip 1", *ACTIONS]
-    boxes = root.findall(f"{SVG}rect")
-    cells = {(float(box.get("x")), float(box.get("y"))) for box in boxes}
-    assert len(cells) == len(boxes) == len(ACTIONS)
-    assert len({y for _, y in cells}) == 2
-    width = float(root.get("width"))
-    assert all(x + float(boxes[0].get("width")) <= width for x, _ in cells)
-    assert boxes[0].find(f"{SVG}title").text == "forward of stage 0, micro-batch 0"
-
-
-def test_the_trace_has_a_thread_for_each_chip() -> None:
-    events = json.loads(SCHEDULE.to_trace(microseconds=10))["traceEvents"]
-    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert names == {0: "chip 0", 1: "chip 1"}
-    spans = [event for event in events if event["ph"] == "X"]
-    assert [span["name"] for span in spans] == ACTIONS
-    for span in spans:
-        column = span["ts"] / 10
-        assert str(SCHEDULE.rows[span["tid"]][int(column)]) == span["name"]
-        assert span["dur"] == 10
-    assert {span["cat"] for span in spans} == {"forward", "backward", "update"}
-
-
-def test_moves_are_drawn_as_such() -> None:
-    schedule = parsed("chip 3: L0F0 0F0 S0F0")
-    events = json.loads(schedule.to_trace())["traceEvents"]
-    assert [e["cat"] for e in events if e["ph"] == "X"] == ["load", "forward", "store"]
-    assert "load for forward of stage 0, micro-batch 0" in schedule.to_svg()

@@ -3,8 +3,7 @@
 import pytest
 
 from poptorch import Error
-from poptorch.options import Attribute, Options
-from poptorch.options.attribute import current
+from poptorch.options import Options
 from poptorch.options.container import Container
 
 
@@ -130,23 +129,3 @@ def test_classes_of_users() -> None:
     clone = mine.clone()
     assert (type(clone.Distributed), clone._per_replica) == (Blocked, 2)
     assert repr(mine.deviceIterations(2)) == "Mine(device_iterations=2)"
-
-
-@pytest.mark.spec("ops", 25)
-def test_scopes_nest_and_restore() -> None:
-    outer = Attribute(__outline={"layer": "embedding", "part": "1"})
-    with outer:
-        with Attribute(__outline={"layer": "inner"}, other={"a": "b"}), outer:
-            assert current.get() == {"__outline": {"layer": "embedding", "part": "1"},
-                                     "other": {"a": "b"}}  # fmt: skip
-        assert current.get() == {"__outline": {"layer": "embedding", "part": "1"}}
-    assert current.get() == {}
-    with pytest.raises(KeyError), outer:
-        raise KeyError
-    assert current.get() == {}
-
-
-@pytest.mark.parametrize("value", ["text", {"a": 1}, {1: "a"}, None])
-def test_values_are_dictionaries_of_strings(value) -> None:
-    with pytest.raises(AssertionError):
-        Attribute(family=value)

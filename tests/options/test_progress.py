@@ -1,4 +1,4 @@
-"""What options show: their progress bar, and lines of the log."""
+"""The progress bar of compiling."""
 
 import datetime
 import itertools
@@ -6,15 +6,12 @@ import pickle
 import re
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 import poptorch
 from helpers.wrapped import options
 from poptorch._base import log
-from poptorch.enums import OutputMode
-from poptorch.options import Options, PipelinedExecution, progress
-from poptorch.options.freeze import log_options, prepare
+from poptorch.options import Options, progress
 from poptorch.options.progress import CompilationProgressBar
 
 
@@ -76,47 +73,3 @@ def test_copies_start_afresh(capsys):
     for other in (own.clone(), pickle.loads(pickle.dumps(own))):
         assert other._progress_bar.elapsed is None
     own._progress_bar.close()
-
-
-@pytest.fixture
-def lines(caplog):
-    def collect(options):
-        own = prepare(options, training=True)
-        for name in ("poptorch:cpp", "poptorch::python"):
-            caplog.set_level("DEBUG", logger=name)
-        caplog.clear()
-        log_options(own)
-        return caplog.messages
-
-    return collect
-
-
-def test_values_and_anchors(lines):
-    options = Options().autoRoundNumIPUs().setAvailableMemoryProportion({"IPU1": 0.5})
-    options.updatableNamedBuffers(["b1", "b2"]).anchorTensor("short", "long", OutputMode.EveryN, 2)
-    found = lines(options)
-    for expected in (
-        "set auto_round_num_ipus to value true",
-        "set available_memory_proportion[1] to 0.5",
-        "added b2 to updatableNamedBuffers",
-        "set anchored_tensors[short] to long EVERYN/2",
-        "set execution_mode to value 0",
-    ):
-        assert found.count(f"poptorch.Options {expected}") == 1
-    assert not any("progress_bar" in line for line in found)
-
-
-def test_what_decided_device_and_backend_and_advice_on_caching(lines, monkeypatch, tmp_path):
-    model = Options().useIpuModel(True)
-    assert "From the user configuration: Ipu model: Enabled" in lines(model)
-    cached = Options().enableExecutableCaching(str(tmp_path))
-    warning = "Executable caching doesn't work with the IPU model: it is switched off"
-    assert warning not in lines(cached)
-    assert warning in lines(cached.clone().useIpuModel(True))
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-    own = Options().setExecutionStrategy(PipelinedExecution("a"))
-    assert "From POPTORCH_IPU_MODEL environment variable: Ipu model: Enabled" in lines(own)
-    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
-    line = "From POPTORCH_BACKEND environment variable: reference"
-    assert line in lines(Options())
-    assert line not in lines(Options().backend("inductor"))

@@ -5,14 +5,10 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 from helpers.source_tree import PACKAGE
-from poptorch._base.errors import Error
 from poptorch._ir.spec import Spec
 from poptorch.options import Options
 from poptorch.options.overview import settings
-from poptorch.options.popart import KEYS, validate_popart
 
 # Public methods that stand for other options, or for none.
 NO_SETTERS = {
@@ -57,40 +53,3 @@ def test_every_setter_has_a_row() -> None:
         methods = {prefix + name for name in public}
         written = {name for name in rows if name.rpartition(".")[0] == prefix[:-1]}
         assert methods - NO_SETTERS == written
-
-
-GOOD = {
-    "bool": [True], "int": [1], "float": [1.5], "string": ["text"],
-    "list": [["a"], ("a", "b"), {0, 1}], "dictionary": [{"key": "value"}, {"key": True}],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", GOOD)
-def test_every_key_takes_its_type_and_no_other(kind: str) -> None:
-    for key in KEYS[kind]:
-        for value in GOOD[kind]:
-            validate_popart({key: value})
-        for other in GOOD.keys() - {kind}:
-            assert key not in KEYS[other]
-            with pytest.raises(Error, match=f"Unknown {other} option: {key}") as caught:
-                validate_popart({key: GOOD[other][0]})
-            assert f"takes a value of type {kind}" in str(caught.value)
-
-
-@pytest.mark.parametrize("key, value, phrase", [
-    *(("nonsense", values[0], f"Unknown {kind} option") for kind, values in GOOD.items()),
-    ("nonsense", None, "Unknown value type"), ("dotChecks", [None], "Unknown value type"),
-    ("engineOptions", {1: "a"}, "Unknown value type"),
-    ("autoRecomputation", 5, "out of range"), ("virtualGraphMode", -1, "out of range"),
-    ("hardwareInstrumentations", [0, 2], "out of range"),
-    (7, True, "Unknown bool option: 7"),
-    ("outlineTreshold", 1.0, "did you mean outlineThreshold"),
-])  # fmt: skip
-def test_refused_settings(key, value, phrase: str) -> None:
-    with pytest.raises(Error, match=phrase):
-        validate_popart({key: value})
-
-
-def test_the_log_directory_is_ignored_with_a_warning(caplog) -> None:
-    validate_popart({"logDir": "x"})
-    assert "Options.logDir" in caplog.text

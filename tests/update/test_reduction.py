@@ -1,4 +1,4 @@
-"""Means and sums against one large batch; stochastic rounding of what an update stores."""
+"""Means and sums against one large batch."""
 
 import functools
 
@@ -10,7 +10,6 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Having, options
 from poptorch import MeanReductionStrategy, ReductionType
-from poptorch._update.step import RandomRounding
 
 OPTIMIZERS = {"SGD momentum": {"lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.01},
               "SGD combined": {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True},
@@ -69,40 +68,3 @@ def test_replicas_and_accumulation_together_equal_one_batch(backend, lanes, repl
     """Of an optimizer whose steps are as long as its gradients."""
     opts = options(backend, accumulation=8 // replicas, replicas=replicas).lanes(lanes)
     equals_one_batch("SGD momentum", mode, opts)
-
-
-COUNT = 1 << 16
-VALUES = [1.0 + 2.0**-12, -3.3, 1000.1, 2.0**-15 * 1.0001, -(2.0**-25), 6.0e-8, 0.1]
-
-
-def store(values, counter=0, dtype=torch.float16):
-    return RandomRounding(torch.tensor(counter))(values, dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_unbiased_between_the_two_neighbours(dtype):
-    for value in torch.tensor(VALUES):
-        got = store(value.expand(COUNT), dtype=dtype).double()
-        found, value = got.unique(), float(value)
-        assert len(found) <= 2
-        assert float(found.min()) <= value <= float(found.max())
-        # 5 standard deviations of the mean of COUNT coins that land one step apart
-        step = float(found.max() - found.min())
-        assert abs(float(got.mean()) - value) <= 5 * 0.5 * step / COUNT**0.5 + 1e-12
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    exact = every[~every.isnan()]  # what is representable stays
-    assert torch.equal(store(exact.float(), dtype=dtype), exact)
-    assert store(torch.tensor([float("nan")]), dtype=dtype).isnan().all()
-
-
-def test_streams():
-    values = torch.full((COUNT,), 1 + 2.0**-11)
-    stores = RandomRounding(torch.tensor(7))
-    first, second = stores(values, torch.float16), stores(values, torch.float16)
-    again, later = store(values, 7), store(values, 8)
-    assert torch.equal(first, again)
-    for other in (second, later):
-        share = float((first == other).double().mean())
-        assert 0.48 < share < 0.52  # independent coins agree half of the time
-    up = (first > 1).double()
-    assert abs(float((up[1:] * up[:-1]).mean()) - 0.25) < 0.01  # so do neighbours

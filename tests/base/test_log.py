@@ -1,0 +1,55 @@
+"""Where the log goes."""
+
+import logging
+
+import pytest
+
+from poptorch._base import log
+
+
+@pytest.fixture
+def fresh_handlers(monkeypatch):
+    """Let ``setup`` run as at import, and put back what was there."""
+    level = log._level
+    for logger in (log.python, log.engine):
+        monkeypatch.setattr(logger, "handlers", [])
+    yield
+    for handler in log.engine.handlers:
+        handler.close()
+    log.set_level(level)
+
+
+@pytest.mark.usefixtures("fresh_handlers")
+def test_the_engines_log_goes_to_the_file_of_the_variable(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "engine.log"))
+    monkeypatch.setenv("POPTORCH_LOG_LEVEL", "INFO")
+    log.setup()
+    log.engine.info("one line")
+    log.python.info("another")
+    assert "one line" in (tmp_path / "engine.log").read_text()
+    assert "one line" not in capsys.readouterr().err
+    assert log.engine.level == logging.INFO
+
+
+@pytest.mark.usefixtures("fresh_handlers")
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "missing" / "engine.log"))
+    log.setup()
+    log.engine.warning("one line")
+    said = capsys.readouterr().err
+    assert "POPTORCH_LOG_DEST cannot be written" in said
+    assert "No such file" in said
+    assert "one line" in said
+
+
+def test_a_line_of_the_trace_says_so(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(log, "_level", "TRACE")
+    monkeypatch.setattr(log.engine, "level", logging.DEBUG)
+    log.engine.manager._clear_cache()
+    log.trace("fine %s", "grained")
+    log.engine.debug("coarse")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "[trace] fine grained" in first
+    assert "[debug] coarse" in second
+    monkeypatch.undo()
+    log.engine.manager._clear_cache()
