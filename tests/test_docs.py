@@ -117,9 +117,9 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, path.read_text()) == []
 
 
-@pytest.mark.parametrize(
-    "script", [coherence_table, environment_table, errors_page, mistakes_page, options_table]
-)
+@pytest.mark.parametrize("script", [
+    behaviours_page, coherence_table, environment_table, errors_page, mistakes_page, options_table,
+])  # fmt: skip
 def test_pages_that_scripts_write_are_current(script: ModuleType) -> None:
     assert script.PAGE.read_text() == script.page(), f"run: python {script.__file__}"
 
@@ -185,9 +185,3 @@ def test_the_makefile_targets_that_the_pages_name_exist() -> None:
     for path in PAGES:
         named = set(re.findall(r"`make ([a-z-]+)`", path.read_text()))
         assert named <= targets, f"{path.name} names {named - targets}"
-
-
-def test_the_page_is_current() -> None:
-    assert behaviours_page.PAGE.read_text() == behaviours_page.page(), (
-        "run: python scripts/behaviours_page.py"
-    )

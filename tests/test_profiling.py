@@ -8,16 +8,7 @@ import pytest
 
 import pva
 from helpers import programs
-
-
-class Data:
-    """A data set that defines ``__getitem__`` on the class only."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return index
+from helpers.data_sets import Numbers
 
 
 @pytest.mark.spec("runtime", 23)
@@ -29,9 +20,9 @@ def test_options_that_say_no_or_nothing_change_nothing(text: str, monkeypatch, c
     profiling = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(profiling)
     channel = profiling.Channel("mine")
-    data = Data()
+    data = Numbers(4)  # whose ``__getitem__`` is its class's
     assert channel.instrument(data, "__getitem__") is data
-    assert type(data) is Data
+    assert type(data) is Numbers
     with channel.tracepoint("step") as nothing:
         assert nothing is None
     assert ("PVTI_OPTIONS is ignored" in caplog.text) is (text == "[]")

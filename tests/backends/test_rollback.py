@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.cases import long
 from helpers.wrapping import Having, options, training
 from poptorch._ir.program import State
 from poptorch.backends.driver import LoopExecutable, program_report
@@ -153,10 +152,3 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
     assert 'input "labels"[1, 2] is 7; embedding takes 0 to 3, or -100' in str(caught.value)
     assert isinstance(caught.value.__cause__, IndexError)
     assert any("before this call" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.parametrize("backend", ["reference", long("inductor")])
-def test_probabilities_outside_0_to_1_are_refused(backend: str) -> None:
-    model = poptorch.inferenceModel(nn.BCELoss(), options(backend))
-    with pytest.raises(poptorch.Error, match="between 0 and 1"):
-        model(torch.tensor([0.5, 1.5]), torch.ones(2))

@@ -27,25 +27,6 @@ class Box:
         self.inside, self.label = inside, label
 
 
-class SmallBox(Box):
-    pass
-
-
-class BoxParser:
-    def yieldTensors(self, struct):  # noqa: N802
-        yield struct.inside
-
-    def reconstruct(self, original_structure, tensor_iterator):
-        return type(original_structure)(next(tensor_iterator), original_structure.label)
-
-
-@pytest.fixture
-def box_parser():
-    trees.register(Box, BoxParser())
-    yield
-    trees.register(Box, None)
-
-
 def tensor(value):
     return torch.tensor(float(value))
 
@@ -89,14 +70,6 @@ def test_containers_with_unusual_constructors(value):
     assert getattr(again, "default_factory", None) is getattr(value, "default_factory", None)
 
 
-def test_keys_are_read_in_the_order_of_the_first_value():
-    _, first = trees.flatten({"b": tensor(1), "a": {"d": tensor(2), "c": tensor(3)}}, "x")
-    later = {"a": {"c": tensor(3), "d": tensor(2)}, "b": tensor(1)}
-    tensors, got = trees.flatten(later, "x", like=first)
-    assert [t.item() for t in tensors] == [1, 2, 3]
-    assert trees.first_difference(first, got) is None
-
-
 @pytest.mark.parametrize("expected, got, message", [
     ([1, 2], (1, 2), "Type mismatch for x: expected list but got tuple"),
     (True, 1, "Type mismatch for x: expected bool but got int"),
@@ -113,31 +86,6 @@ def test_the_first_difference_says_what_and_where(expected, got, message):
     _, second = trees.flatten(got, "x", like=first)
     assert str(trees.first_difference(first, second)) == message
     assert trees.first_difference(first, first) is None
-
-
-@pytest.mark.usefixtures("box_parser")
-def test_registered_types_are_traversed_exact_type_first():
-    value = {"x": [SmallBox(tensor(1), "small"), Box(tensor(2))]}
-    tensors, structure = trees.flatten(value, "arg")
-    assert [t.item() for t in tensors] == [1, 2]
-    assert structure.paths == ("arg[x][0][0]", "arg[x][1][0]")
-    again = structure.unflatten([tensor(7), tensor(8)])["x"]
-    assert type(again[0]) is SmallBox
-    assert (again[0].inside.item(), again[0].label) == (7, "small")
-    assert again[1].inside.item() == 8
-    # Of such only the tensors count.
-    same = {"x": [SmallBox(tensor(1), "other"), Box(tensor(2))]}
-    assert trees.first_difference(structure, trees.flatten(same, "arg")[1]) is None
-    other = {"x": [Box(tensor(1)), Box(tensor(2))]}
-    assert trees.first_difference(structure, trees.flatten(other, "arg")[1]).kind == "Type"
-    trees.register(SmallBox, types.SimpleNamespace(yieldTensors=lambda struct: ()))
-    try:
-        assert trees.flatten(SmallBox(tensor(1)))[0] == []
-    finally:
-        trees.register(SmallBox, None)
-    assert len(trees.flatten(SmallBox(tensor(1)))[0]) == 1
-    trees.register(Box, None)  # and so a constant
-    assert trees.flatten([Box(tensor(1))])[0] == []
 
 
 def test_an_adapter_comes_when_its_package_is_there(monkeypatch, caplog):

@@ -230,6 +230,7 @@ def test_types_of_results(function, kinds):
         torch.testing.assert_close(result.float(), want.float(), **near(2, size=4, dtype=HALF))
 
 
+@pytest.mark.spec("executor", 23)
 @pytest.mark.spec("precision", 4)
 def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
     from poptorch._capture import micro

@@ -198,13 +198,6 @@ def test_slices_that_eager_torch_makes_shorter_are_refused(backend: str) -> None
             model(x, torch.tensor(start))
 
 
-@pytest.mark.spec("ops", 23)
-@pytest.mark.spec("executor", 50)
-def test_is_running_on_ipu_only_in_forward_of_a_wrapper() -> None:
-    assert infer(lambda x: poptorch.isRunningOnIpu(), torch.ones(1)) is True
-    assert poptorch.isRunningOnIpu() is False
-
-
 @pytest.mark.spec("supported_ops", 9)
 def test_what_a_mask_assigns_gets_its_gradient() -> None:
     def filled(model, x):

@@ -1,9 +1,7 @@
 """Each row of docs/differences.md is shown by a test: the table below says which, and has the rest."""
 # ruff: noqa: E501 (cells of the page)
 
-import copy
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +30,7 @@ SHOWN = {
     "loading recorded the first batch in the file": "session/test_files.py::test_where_files_go_and_what_is_not_in_them",
     "random numbers of the device": "session/test_lifecycle.py::test_random_state",
     "SGD with dampening: the first step was dampened too": "update/test_formulas.py::test_equals_plain_float64",
-    "a dampening without momentum scaled every gradient": "conformance/test_differences.py::test_dampening_alone",
+    "a dampening without momentum scaled every gradient": "update/test_formulas.py::test_updates_by_hand",
     "`maximize=True` was accepted and ignored": "update/test_formulas.py::test_equals_plain_float64",
     "lists of `betas` failed an assertion": "optim/test_classes.py::test_betas_from_configuration_files",
     "a velocity was always held multiplied by the loss scale": "conformance/test_differences.py::test_velocity_and_loss_scale",
@@ -47,7 +45,7 @@ SHOWN = {
     "training models that have modules in common, as a GAN's two, trained a copy each, until weights were copied by hand": "session/test_common_weights.py::test_models_train_as_in_plain_torch",
     "`model.weight = tensor` on a module that is wrapped for training was ignored": "session/test_assigning.py::test_what_is_assigned_reaches_the_device",
     "GELU was approximated whatever the argument said": "capture/test_shapes_of_models.py::test_gelus_softmax_of_large_numbers_and_lstms_are_torchs",
-    "`AdamW(bias_correction=False)` still corrected": "conformance/test_differences.py::test_bias_correction",
+    "`AdamW(bias_correction=False)` still corrected": "update/test_formulas.py::test_equals_plain_float64",
     "`for_loop` outside a wrapper ran its body once; `custom_op` and the CTC decoder gave zeros": "ops/test_control.py::test_loops_compute_what_python_would",
     "plug-in operators of domain `ai.graphcore` needed their compiled library": "ops/test_known.py::test_values_and_gradients_are_those_of_the_formula",
     "what was computed from a loss changed nothing in training; six losses of torch were not found": "capture/test_losses.py::test_training_follows_the_returned_scalar_that_is_made_of_all_losses",
@@ -57,7 +55,7 @@ SHOWN = {
     "the `backward` of an `autograd.Function` and hooks on gradients were ignored": "capture/test_gradients.py::test_gradients_of_ones_own_are_honoured",
     "`self.buffer = tensor` in `forward` was an error": "lanes/test_side_by_side.py::test_whatever_it_does_a_model_computes_what_eager_torch_does",
     "a Python branch on values was an error": "capture/test_value_reads.py::test_a_branch_is_frozen_to_the_path_of_the_first_inputs",
-    "in-place changes of slices with a step were an error": "conformance/test_differences.py::test_slices_with_a_step",
+    "in-place changes of slices with a step were an error": "capture/test_in_place.py::test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call",
     "batch norms with `momentum=None` could not be compiled": "capture/test_torch_features.py::test_without_momentum_every_batch_has_the_same_share",
     "many operators were missing or limited": "sweep/test_sweep.py::test_everything_computes_what_eager_torch_does",
     "`Options.loadFromFile` executed the file as Python": "options/test_files.py::test_only_calls_with_plain_arguments_are_understood",
@@ -142,63 +140,15 @@ def net() -> Having:
     return Having(lambda m, x, y: nn.functional.cross_entropy(m.linear(x), y), linear=linear)
 
 
-def train(make: Callable[..., Any], calls: int = 2) -> tuple[nn.Module, nn.Module]:
-    """Return a net that the library has trained, and one as it was before."""
-    model = net()
-    start = copy.deepcopy(model)
-    wrapped = poptorch.trainingModel(model, optimizer=make(model.parameters()))
-    for _ in range(calls):
-        wrapped(X, Y)
-    return model, start
-
-
-def eager(start: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-    for _ in range(2):
-        optimizer.zero_grad()
-        start(X, Y).backward()
-        optimizer.step()
-    return start
-
-
-def same(left: nn.Module, right: nn.Module) -> None:
-    torch.testing.assert_close(left.linear.weight, right.linear.weight, **near(20, 2, size=0.2))
-
-
-def test_dampening_alone() -> None:
-    ours, start = train(lambda p: poptorch.optim.SGD(p, lr=0.1, dampening=0.5))
-    same(ours, eager(start, torch.optim.SGD(start.parameters(), lr=0.05)))
-    ours, start = train(lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5))
-    same(ours, eager(start, torch.optim.SGD(start.parameters(), lr=0.1)))
-
-
-def test_bias_correction() -> None:
-    settings = {"lr": 1.0, "eps": 1e-12, "bias_correction": False, "weight_decay": 0.0}
-    ours, start = train(lambda p: poptorch.optim.AdamW(p, **settings), 1)
-    step = ours.linear.weight - start.linear.weight
-    expected = 0.1 / 0.001**0.5  # of the sign of the gradient: both averages as they are
-    torch.testing.assert_close(step.abs(), torch.full((3, 4), expected), **near(16))
-
-
 def test_velocity_and_loss_scale() -> None:
-    model = net()
-    start = copy.deepcopy(model)
-    settings = {"momentum": 0.9, "loss_scaling": 2.0, "use_combined_accum": False}
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, **settings)
-    wrapped = poptorch.trainingModel(model, optimizer=optimizer)
-    wrapped(X, Y)
-    optimizer.loss_scaling = 64.0
-    wrapped.setOptimizer(optimizer)
-    wrapped(X, Y)
-    same(model, eager(start, torch.optim.SGD(start.parameters(), lr=0.1, momentum=0.9)))
-
-
-def test_slices_with_a_step() -> None:
-    def change(x: torch.Tensor) -> torch.Tensor:
-        x = x.clone()
-        x[::2] = 0
-        return x
-
-    assert torch.equal(poptorch.inferenceModel(change)(X), change(X))
+    """Eagerly, where there is no loss scale, a velocity is that of the gradients."""
+    twins = Twins(net(), lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9, loss_scaling=2.0),
+                  **near(20, 2, size=0.2))  # fmt: skip
+    twins.step(X, Y)
+    twins.ours.loss_scaling = 64.0
+    twins.wrapped.setOptimizer(twins.ours)
+    twins.step(X, Y)
+    torch.testing.assert_close(twins.model.state_dict(), twins.eager.state_dict(), **twins.close)
 
 
 def test_an_executor_shows_where_its_weights_are() -> None:

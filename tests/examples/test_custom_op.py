@@ -2,8 +2,7 @@
 
 import copy
 import ctypes
-import importlib.util
-import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -12,31 +11,16 @@ from torch import nn
 
 import poptorch
 from helpers.cases import long
-from helpers.source_tree import ROOT
 from helpers.wrapping import Having, options, trains_alike
 from poptorch.ops import custom
 
-EXAMPLES = ROOT / "examples" / "custom_op"
 BACKENDS = ["reference", long("inductor")]
-
-
-def example(name: str) -> ModuleType:
-    """Import an example once: what it registers stays registered."""
-    qualified = f"custom_op_example_{name}"
-    if qualified not in sys.modules:
-        spec = importlib.util.spec_from_file_location(qualified, EXAMPLES / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[qualified] = module
-        spec.loader.exec_module(module)
-    return sys.modules[qualified]
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> ModuleType:
     """The C++ operators, built and loaded."""
-    module = example("cpp_operators")
+    module = import_module("custom_op.cpp_operators")
     ctypes.cdll.LoadLibrary(str(module.build(tmp_path_factory.mktemp("build"))))
     return module
 
@@ -71,11 +55,11 @@ def test_cpp_operators(cpp: ModuleType, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_python_operators(backend: str) -> None:
-    trains_as(example("python_operators").Model(), leaky_cubed, backend)
+    trains_as(import_module("custom_op.python_operators").Model(), leaky_cubed, backend)
 
 
 def test_triton_operator_has_a_form_for_the_cpu() -> None:
-    trains_as(example("triton_operator").Model(), lambda x: x**3)
+    trains_as(import_module("custom_op.triton_operator").Model(), lambda x: x**3)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The examples on real data: each runs, learns as eager PyTorch does, and draws its picture."""
 
-import importlib.util
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -37,12 +37,7 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
 def test_it_learns_as_eager_does(name: str, tmp_path, monkeypatch) -> None:
     """With the words of the README's command, which save a picture and the weights."""
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
-    place = EXAMPLES / name / "train.py"
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module(f"{name}.train")
     (trained,) = [line for line in README.splitlines() if "train.py" in line]
     _, script, *words = shlex.split(trained)
     assert (ROOT / script).is_file()

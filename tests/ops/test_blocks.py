@@ -87,7 +87,15 @@ def named(x):
     return x + 1
 
 
-@pytest.mark.spec("parallel", 1, 2, 3, 15, 41)
+def released(x):
+    """By the class of release 1.0."""
+    poptorch.Block.useAutoId()
+    with poptorch.IPU(1):
+        x = x * 2
+    return x + 1
+
+
+@pytest.mark.spec("parallel", 1, 2, 3, 15, 41, 46)
 @pytest.mark.spec("programs", 9)
 @pytest.mark.parametrize("forward, expected", [
     (scopes, [("add", None, None), ("mul", "A", 1), ("relu", "B", 2)]),
@@ -98,6 +106,7 @@ def named(x):
     (counted, [("mul", f"layer{i}", i) for i in range(3)]),
     (looped, [("relu", "A", None), ("add", "B", None)]),
     (named, [("mul", "A", None), ("add", "A", None)]),
+    (released, [("mul", "0", 1), ("add", "0", 1)]),  # which stays on the device
 ])  # fmt: skip
 def test_a_block_covers_its_scope_or_lasts_until_the_next(forward, expected) -> None:
     assert [place for place in places(forward) if place[0] not in OF_LOOPS] == expected
@@ -216,17 +225,6 @@ def test_after_a_failed_capture_nothing_is_active() -> None:
     with pytest.raises(RuntimeError, match="no"):
         capture(Calling(failing), X)
     assert places(lambda x: x + 1) == [("add", None, None)]
-
-
-@pytest.mark.spec("parallel", 46)
-def test_the_class_of_release_1_0() -> None:
-    def forward(x):
-        with poptorch.IPU(1):
-            x = x * 2
-        return x + 1
-
-    (_, first, ipu), (_, second, _) = places(forward)
-    assert (first, ipu) == (second, 1)  # the add stays on the device
 
 
 def test_repr_shows_annotations(capsys: pytest.CaptureFixture[str]) -> None:

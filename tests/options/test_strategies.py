@@ -136,19 +136,6 @@ def test_internal_phases(liveness, separate, total):
     assert placed(strategy).total_phases == total
 
 
-def test_parallel_phases_alternate_between_even_and_odd_devices():
-    strategy = ParallelPhasedExecution(Phase(Stage("0"), Stage("1")), Phase(Stage("2"), Stage("3")))
-    strategy.phase(0).ipus(0, 2)
-    strategy.phase(1).ipus(1, 3)
-    placement = placed(strategy)
-    assert placement.phased
-    assert placement.find("3") == NamedStage(("3",), 1, 1, 3)
-    assert placement.find("x") is None
-    serial = SerialPhasedExecution("A", "B")
-    serial.phase(1).ipus(0)
-    assert placed(serial).find("B").ipu == 0
-
-
 def test_strategies_copy_and_pickle():
     strategy = SerialPhasedExecution(Phase(Stage("A").ipu(1)), "B").useSeparateBackwardPhase()
     for other in (copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))):

@@ -35,11 +35,12 @@ POSITIONS = "Number of positional arguments mismatch"
 TIMES, THREE, NAN = {"by": 3, "kind": "times"}, torch.full((2, 1), 3.0), float("nan")
 CALLS = {  # a function, calls that equal eager's, and others that are refused afterwards
     "any order of keywords and keys": (
-        lambda a, b, *, c: a["x"] - 2 * a["y"] + 3 * b + 5 * c,
-        [of({"x": X, "y": X + 1}, c=X + 3, b=X + 2), of(b=X, c=X + 3, a={"y": X + 1, "x": X})],
+        lambda a, b, *, c: a["x"] - 2 * a["y"]["p"] + 4 * a["y"]["q"] + 3 * b + 5 * c,
+        [of({"x": X, "y": {"p": X + 1, "q": X}}, c=X + 3, b=X + 2),
+         of(b=X, c=X + 3, a={"y": {"q": X + 4, "p": X + 1}, "x": X})],
         {
             r"Keys mismatch for a\n.*Missing arguments: y": of(b=X, c=X, a={"x": X}),
-            "Unexpected arguments: z": of(b=X, c=X, a={"x": X, "y": X, "z": X}),
+            "Unexpected arguments: z": of(b=X, c=X, a={"x": X, "y": {"p": X, "q": X}, "z": X}),
         },
     ),
     "none": (lambda: torch.ones(2), [of(), of()], {}),
@@ -130,10 +131,17 @@ def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
     assert torch.equal(got.right, 2 * X)
     assert got.note == "kept"
     wrapped([Labelled(X + 5, X)])  # compared tensor by tensor
-    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+    with pytest.raises(poptorch.Error, match=r"Shape mismatch for \*args\[0\]\[0\]\[0\]"):
         wrapped([Labelled(X[:1], X)])
-    poptorch.registerCustomArgParser(Pair, Swapping())
-    assert torch.equal(inference(forward)([Labelled(X, X + 1)])[0].left, 2 * (X + 1))
+    with pytest.raises(poptorch.Error, match=r"Type mismatch for \*args\[0\]\[0\]\n"):
+        wrapped([Pair(X, X)])
+    for kind, parser, left in (
+        (Labelled, Swapping(), 2 * (X + 1)),  # its own comes first
+        (Labelled, None, X + 1),
+        (Pair, Swapping(), 2 * (X + 1)),
+    ):
+        poptorch.registerCustomArgParser(kind, parser)
+        assert torch.equal(inference(forward)([Labelled(X, X + 1)])[0].left, left)
     poptorch.registerCustomArgParser(Pair, None)
     with pytest.raises(poptorch.Error, match=r"(?s)cannot be seen.*registerCustomArgParser\(Label"):
         inference(forward)([Labelled(X, X)])
@@ -159,6 +167,7 @@ def test_parsers_of_graph_networks_are_optional(monkeypatch) -> None:
 
 
 @pytest.mark.spec("executor", 50)
+@pytest.mark.spec("ops", 23)
 def test_forward_is_called_as_the_wrapper_was() -> None:
     seen = []
 

@@ -191,17 +191,3 @@ def test_an_operator_that_fails_is_named_with_the_line() -> None:
         assert part in str(caught.value)
     assert isinstance(caught.value, RuntimeError)
     torch.testing.assert_close(model(torch.eye(3)), forward(torch.eye(3)))
-
-
-def test_what_the_users_code_raises_while_a_program_runs_stays_his():
-    def fails_below_zero(x):
-        if bool((x < 0).any()):
-            raise RuntimeError("no negatives")
-        return x
-
-    on_host = poptorch.CPU(fails_below_zero, "Fails")
-    model = poptorch.inferenceModel(on_host, options())
-    model(torch.ones(2))
-    with pytest.raises(RuntimeError, match=r"^no negatives") as caught:
-        model(-torch.ones(2))
-    assert not isinstance(caught.value, poptorch.Error)

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -112,6 +113,11 @@ CHANGES = [  # each of which is told in the one message
     {"forward of a Holds": triple,
      "' on the host": lambda m: m.load_state_dict({**m.state_dict(), **Net().state_dict()})},
     {"'heat' on the host": lambda m: m.heat.fill_(0.5)},
+    {"Namespace.offset of args was": lambda m: setattr(m, "args", argparse.Namespace(offset=1.0)),
+     "'first.weight' on the host": lambda m: setattr(
+         m.first, "weight", nn.Parameter(torch.ones(4, 3)))},
+    {"' on the host": lambda m: m.load_state_dict(
+        {name: value + 1 for name, value in m.state_dict().items()}, assign=True)},
     {"Holds.second)": lambda m: setattr(m, "second", nn.Linear(4, 2)),
      "the number format was float32 and is bfloat16": lambda m: m.bfloat16()},
 ]  # fmt: skip
@@ -151,10 +157,12 @@ def test_a_number_that_waits_for_set_optimizer_is_told_once(caplog) -> None:
     assert TOLD not in caplog.text
     scheduler.step()
     model.temperature = 2.0
+    model.norm.running_mean.fill_(3.0)  # which training moves
     run(executor, 3)
     (told,) = [record.getMessage() for record in caplog.records if TOLD in record.getMessage()]
     assert "lr of the optimizer's group 0 was 0.05 and is 0.025" in told
     assert "destroy()" in told
+    assert "'norm.running_mean' on the host, while the device goes on with its own" in told
     assert "setOptimizer(optimizer)" in told
 
 
@@ -228,6 +236,7 @@ def test_another_forward_of_a_class_is_told_once(caplog, monkeypatch) -> None:
 def edit(model: Holds) -> None:
     model.drop.p, model.temperature = 0.0, 2.0
     model.mask, model.factors = torch.zeros(3), [0.0, 5.0]
+    model.config, model.args = Config(3.0), argparse.Namespace(offset=1.0)
 
 
 def test_what_changes_between_wrapping_and_compiling_counts_in_training(caplog) -> None:
@@ -259,7 +268,8 @@ def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(caplo
     for _ in range(3):
         torch.testing.assert_close(run(executor), expected)
     assert caplog.text.count(TOLD) == 1
-    for told in ("temperature was 1.0 and is 2.0", "is tensor([0., 0., 0.])", "forward of a Holds"):
+    for told in ("temperature was 1.0 and is 2.0", "is tensor([0., 0., 0.])", "forward of a Holds",
+                 "Config.scale of config was 1.0 and is 3.0"):  # fmt: skip
         assert told in caplog.text
 
 
@@ -294,3 +304,22 @@ def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_told(caplog) 
     nn.init.ones_(model.first.weight)
     trainer(X, Y)
     assert TOLD not in caplog.text
+
+
+class Taking(Net):
+    def forward(self, x, y, factors, extra):
+        return super().forward(x * torch.tensor(factors) * extra.scale, y)
+
+
+@pytest.mark.parametrize("do, said", [
+    (lambda factors, extra: factors.fill(3.0), "the array of argument 'factors'"),
+    (lambda factors, extra: setattr(extra, "scale", 4.0), "scale of extra was 1.0 and is 4.0"),
+])  # fmt: skip
+def test_an_argument_that_is_constant_and_changes_is_told(do, said: str, caplog) -> None:
+    factors, extra = numpy.ones(3, dtype=numpy.float32), argparse.Namespace(scale=1.0)
+    executor, given = training(Taking()), (factors, extra)
+    executor(X, Y, *given)
+    do(*given)
+    time.sleep(PAUSE)
+    executor(X, Y, *given)
+    assert said in caplog.text

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import gc
 import pickle
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import nn
@@ -20,21 +17,16 @@ from torch import nn
 import poptorch
 from helpers.closeness import near
 from helpers.twins import Twins
-from helpers.wrapped import inference, normal, options, saved
-from helpers.wrapping import PAUSE, Having, training
+from helpers.wrapped import Graded, inference, normal, options, saved
+from helpers.wrapping import Having, training
 
 X, Y = normal(4, 3), normal(4, 2, seed=1)
 adam = functools.partial(torch.optim.Adam, lr=0.05)
 
 
-class Net(nn.Module):
+class Net(Graded):
     def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(3)
-
-    def forward(self, x, y=None):
-        out = self.fc(self.norm(x))
-        return out if y is None else nn.functional.mse_loss(out, y)
+        super().__init__(norm=nn.BatchNorm1d(3), fc=nn.Linear(3, 2))
 
 
 def listed(model: nn.Module, optimizer: object) -> list[nn.Parameter]:
@@ -44,10 +36,10 @@ def listed(model: nn.Module, optimizer: object) -> list[nn.Parameter]:
 # What somebody holds before training, and how he reads the weight of it.
 HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "a weight": (lambda m, o: m.fc.weight, lambda w: w + 0),
-    "a list": (listed, lambda held: held[0].clone()),
-    "groups": (lambda m, o: o.param_groups, lambda held: held[0]["params"][0][:]),
-    "a vector": (listed, lambda held: nn.utils.parameters_to_vector(held)[:6].view(2, 3)),
-    "an average": (listed, lambda held: torch._foreach_lerp([torch.zeros(2, 3)], held[:1], 1)[0]),
+    "a list": (listed, lambda held: held[2].clone()),
+    "groups": (lambda m, o: o.param_groups, lambda held: held[0]["params"][2][:]),
+    "a vector": (listed, lambda held: nn.utils.parameters_to_vector(held)[6:12].view(2, 3)),
+    "an average": (listed, lambda held: torch._foreach_lerp([torch.zeros(2, 3)], held[2:3], 1)[0]),
     "another module": (lambda m, o: Having(None, layer=m.fc.weight), lambda held: held.layer * 1),
     "a parameter of it": (lambda m, o: m.fc.weight, lambda w: nn.Parameter(w) + 0),
     "a copy": (lambda m, o: m.fc.weight, copy.deepcopy),
@@ -227,65 +219,3 @@ def test_what_inference_counts_is_there_after_detaching() -> None:
         assert model.count == call - 1
         executor.detachFromDevice()
         assert model.count == call
-
-
-class Setting(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = argparse.Namespace(scale=2.0)
-
-    def forward(self, x, y=None, factors=None, extra=None):
-        x = x * self.config.scale
-        x = x if factors is None else x * torch.tensor(factors)
-        return super().forward(x if extra is None else x * extra.scale, y)
-
-
-# What is done after the first call, and what is said of it at the next one.
-SAID: dict[str, tuple[Callable[..., Any], str]] = {
-    "assigned": (lambda m, a: setattr(m.fc, "weight", nn.Parameter(torch.ones(2, 3))),
-                 "'fc.weight' on the host, while the device goes on with its own"),
-    "assigned by loading": (
-        lambda m, a: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}, assign=True),
-        "'fc.weight' on the host, while"),
-    "a buffer that moves": (lambda m, a: m.norm.running_mean.fill_(3.0),
-                            "'norm.running_mean' on the host, while"),
-    "settings that are others": (lambda m, a: setattr(m, "config", argparse.Namespace(scale=3.0)),
-                                 "Namespace.scale of config was 2.0 and is 3.0"),
-    "an array": (lambda m, a: a["factors"].fill(3.0), "the array of argument 'factors'"),
-    "an object": (lambda m, a: setattr(a["extra"], "scale", 4.0),
-                  "Extra.scale of extra was 1.0 and is 4.0"),
-}  # fmt: skip
-
-
-def arguments() -> dict[str, Any]:
-    factors = numpy.ones(3, dtype=numpy.float32)
-    return {"factors": factors, "extra": Extra(1.0)}
-
-
-class Extra:
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-
-@pytest.mark.parametrize("name", SAID)
-def test_what_a_program_does_not_follow_is_said(name: str, caplog) -> None:
-    do, said = SAID[name]
-    model, given = Setting(), arguments()
-    executor = training(model)
-    executor(X, Y, **given)
-    do(model, given)
-    time.sleep(PAUSE)
-    executor(X, Y, **given)
-    assert said in caplog.text
-
-
-def test_settings_that_are_replaced_before_compiling_count_or_are_said(caplog) -> None:
-    for train in (True, False):
-        model = Setting()
-        executor = training(model) if train else inference(model)
-        model.config = argparse.Namespace(scale=3.0)
-        expected = copy.deepcopy(model)(X, Y).detach()
-        time.sleep(PAUSE)
-        assert torch.equal(executor(X, Y), expected) == train
-        said = "Namespace.scale of config was 2.0 and is 3.0"
-        assert (said in caplog.text) != train

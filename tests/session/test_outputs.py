@@ -64,18 +64,6 @@ def test_all_outputs_of_inference_line_up_with_the_inputs() -> None:
     torch.testing.assert_close(inference(losses)(x, x + 2), losses(x, x + 2))
 
 
-@pytest.mark.spec("executor", 23)
-def test_dtypes() -> None:
-    def forward(x, labels):
-        return x.double(), labels, labels.bool().sum(), x.half(), x > 0, labels.to(torch.uint8)
-
-    labels = torch.tensor([3, 0])
-    got = inference(forward)(torch.randn(2, 2), labels)
-    wanted = (torch.float32, torch.int32, torch.int32, torch.float16, torch.bool, torch.uint8)
-    assert (tuple(t.dtype for t in got), got[1].tolist()) == (wanted, [3, 0])
-    assert inference(lambda x: None)(torch.ones(1)) is None
-
-
 @pytest.mark.spec("executor", 49)
 def test_results_have_no_history_and_say_so() -> None:
     training = poptorch.trainingModel(with_loss(), options())
