@@ -282,15 +282,6 @@ def test_gradients_of_weights_are_one_product_over_all_rows() -> None:
     assert sum("sum" in each for each in targets) == sum("sum" in each for each in before)
 
 
-def test_an_autocast_around_one_call_is_of_that_call_only() -> None:
-    model = Having(lambda m, x: m.layer(x), layer=nn.Linear(WIDTH, WIDTH))
-    inference, x = poptorch.inferenceModel(model, options(iterations=2)), torch.randn(8, WIDTH)
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16):
-            assert inference(x).dtype == torch.bfloat16
-        torch.testing.assert_close(inference(x), model(x))
-
-
 def two_layers(change: Callable) -> nn.Module:
     def forward(m, x):
         return x, poptorch.identity_loss(m.second(m.first(x).tanh()).square().mean())

@@ -81,10 +81,10 @@ def test_surroundings_that_cast_are_those_of_a_call_and_do_not_reach_the_program
             whole = a @ b
         return whole, a @ b
 
-    a, b = torch.eye(3), torch.full((3, 3), 1 + 2**-20)
-    executor = poptorch.inferenceModel(Calling(forward), options())
-    with torch.autocast("cpu", torch.float16):
-        first = executor(a, b)
-    for kind, (whole, cast) in ((HALF, first), (FLOAT, executor(a, b))):
+    a, b = torch.eye(3).repeat(2, 1), torch.full((6, 3), 1 + 2**-20)
+    executor = poptorch.inferenceModel(Calling(forward), options(iterations=2))
+    for kind in (HALF, FLOAT, torch.bfloat16, FLOAT):
+        with torch.autocast("cpu", kind, enabled=kind is not FLOAT):
+            whole, cast = executor(a, b)
         assert (whole.dtype, cast.dtype) == (FLOAT, kind)
         assert torch.equal(whole, b)

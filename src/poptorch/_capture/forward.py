@@ -54,6 +54,7 @@ class Request:
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
     priced: bool = False  # the graph is for an estimate, not to run
     users: nn.Module | None = None  # a module whose dicts of tensors ``module`` shares
+    casts: torch.dtype | None = None  # the type of an autocast around the call
 
     @property
     def inputs(self) -> tuple[Slot, ...]:
@@ -157,6 +158,8 @@ def _user_code(
         replaced(request.module, request.tensors, leaves, request.users, again) as reassigned,
         context.reads.by_torch(),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
+        # Only here: casts are recorded, and what is made of the graph later must not cast again.
+        torch.autocast("cpu", request.casts, request.casts is not None),
         Overrides(context, request.tensors, leaves, precision, request.priced),
     ):
         yield reassigned

@@ -91,8 +91,7 @@ class Model:
 
     def situation(self) -> Situation:
         """Return what there is a program each for."""
-        casts = torch.is_autocast_enabled("cpu")
-        return self.mode(), torch.get_autocast_dtype("cpu") if casts else None
+        return self.mode(), _autocast()
 
     def _keeps_mode(self) -> bool:
         return not self._trained and self.users.training and not self.module.training
@@ -184,7 +183,12 @@ class Model:
             grouped={path: grouping.of_replica for path, grouping in reading.groups.items()},
             arguments=dict(bound.parts),
             examples=inputs.first_micro_batch,
+            casts=_autocast(),
         )
+
+
+def _autocast() -> torch.dtype | None:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def _state_slot(

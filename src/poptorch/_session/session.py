@@ -117,7 +117,8 @@ class Session:
                 self._chips.acquire(spec, count)
 
         excludes = source.excluding(spec.runtime.source_excludes)
-        with self._progress() as progress, hooks.around(), excludes, self.model.in_mode():
+        mode, as_recorded = self.model.in_mode(), torch.autocast("cpu", enabled=False)
+        with self._progress() as progress, hooks.around(), excludes, mode, as_recorded:
             compiled = _compile.compile(
                 task.request,
                 spec,
