@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -79,9 +80,11 @@ class PoplarExecutor:
         self._run = self._channel._event("modelExecution", self._session.run)
         self._adopt_strategy()
         self._session.wrap()
-        # An executor that is dropped must not take trained weights with it.
-        self._finalizer = weakref.finalize(self, self._session.close, True)
-        self._finalizer.atexit = False
+
+    def __del__(self) -> None:
+        """Take no trained weights along. A model may reach its executor: a finalizer kept both."""
+        if "_session" in self.__dict__ and not sys.is_finalizing():
+            self._session.close(local_only=True)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model on a combined batch. The first call compiles it.

@@ -17,7 +17,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import near
 from helpers.twins import Twins
-from helpers.wrapped import Graded, inference, normal, options, saved
+from helpers.wrapped import Graded, Regression, inference, normal, options, saved
 from helpers.wrapping import Having, training
 
 X, Y = normal(4, 3), normal(4, 2, seed=1)
@@ -99,6 +99,28 @@ def test_a_devices_tensors_go_when_it_goes(library) -> None:
             assert len(kept) == (9 if way == "detachFromDevice" else 0)
     finally:
         gc.enable()
+
+
+def test_a_model_that_reaches_its_executor_goes_with_it_and_leaves_what_was_trained() -> None:
+    class Trainer:
+        def __init__(self, layer: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            self.run = poptorch.trainingModel(Having(self.loss, layer=layer), options(), optimizer)
+
+        def loss(self, model, x, y):
+            return nn.functional.mse_loss(model.layer(x), y)
+
+    twins = Twins(Regression(3, 2), adam, **near(10, 2))
+    trainer = Trainer(twins.model.layer, twins.ours)
+    validation = poptorch.inferenceModel(twins.model, options())
+    validation(X)
+    trainer.run(X, Y)
+    held = written(trainer.run)
+    del trainer
+    gc.collect()
+    assert all(each() is None for each in held)
+    twins.eager_step(X, Y)
+    torch.testing.assert_close(validation(X), twins.eager(X))
+    twins.compare()
 
 
 def test_a_program_that_is_replaced_goes_at_once() -> None:

@@ -178,6 +178,8 @@ class SessionOptimizer:
             log.python.info("The state of the optimizer, in parts on all processes, is not read")
             state.host_state_is_dirty = False
         self._kept = kept or {}
+        if state._device is not None and state._link is None:  # collected, and cleared before
+            state._attach_device(self)
         state._detach_device()
         self._store, self._kept = None, {}
 

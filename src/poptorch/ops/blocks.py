@@ -21,12 +21,12 @@ from .._ops import annotate
 
 _automatic = itertools.count()
 _annotations = itertools.count()
-_compiled: weakref.WeakKeyDictionary[object, nn.Module] = weakref.WeakKeyDictionary()
+_compiled: weakref.WeakKeyDictionary[object, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 
 
 def remember_compiled(owner: object, model: nn.Module) -> None:
     """Count a model as compiled for as long as its owner lives: annotating it comes too late."""
-    _compiled[owner] = model
+    _compiled[owner] = weakref.ref(model)  # from which the owner may be reached
 
 
 def _start(user_id: object, ipu_id: int | str | None) -> None:
@@ -152,7 +152,8 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
             got=f"{type(layer_to_call).__name__} with {present}",
             fix="call poptorch.removeBlocks(module) first, or annotate each layer once",
         )
-    parts = (part for model in _compiled.values() for part in model.modules())
+    models = [model for each in _compiled.values() if (model := each()) is not None]
+    parts = (part for model in models for part in model.modules())
     if any(part._modules is layer_to_call._modules for part in parts):  # it, or a shallow copy
         log.python.warning(
             "BeginBlock on a %s of a model that is compiled: the compiled program goes on without "
