@@ -1,50 +1,95 @@
-"""Processor seconds from nothing to the first optimised step, by part.
+"""What it costs from nothing to the first optimised step, by part.
 
-Each figure comes from a process of its own on one core with empty cache and temporary folders; all
-processes that it starts count. On a shared machine only ratios of neighbouring runs mean something:
-another source tree can be measured in turn with this one, and ``torch.compile`` stands beside.
+In processor seconds: each figure comes from a process of its own on one core with empty cache and
+temporary folders; all processes that it starts count, until the step has been made. On a shared
+machine only ratios of neighbouring runs mean something: another source tree can be measured in turn
+with this one, and ``torch.compile`` stands beside.
+
+Or in counts, which hardly differ from time to time: modules imported, calls of Python functions,
+and for the C++ compiler the bytes of its sources with all headers in their places. A test compares
+them with ``results/compile-counts.json``.
 
 Usage: python benchmarks/compile_cost.py [NAME ...] [--against TREE] [--rounds N] [--json FILE]
+       python benchmarks/compile_cost.py [NAME ...] --counts [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import dataclasses
 import json
 import os
+import platform
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
+COUNTS = HERE / "results" / "compile-counts.json"
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "POPTORCH_CACHE_DIR", "POPART_CACHE_DIR", "TRITON_CACHE_DIR")
+LEFT_OUT = (*CACHES, "PYTHONDONTWRITEBYTECODE")  # an installed package comes with its byte code
 NAMES = ("mlp", "cnn", "bert-2", "lstm", "resnet")
-PARTS = ("import torch", "import poptorch", "import compiler", "capture", "lowering", "C++")
+OURS = ("import poptorch", "import compiler", "capture", "lowering", "C++")
+PARTS = ("import torch", "model", *OURS)
+
+
+class Counted(BaseException):
+    """All is counted: the C++ compiler need not run."""
+
+
+class Laps:
+    """The parts so far, by something that grows."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self.parts = dict.fromkeys(PARTS, 0.0)
+        self.read_by(read)
+
+    def read_by(self, read: Callable[[], float]) -> None:
+        """Go on with another measure."""
+        self._read, self._before = read, read()
+
+    def lap(self, part: str) -> None:
+        """Count what has been since the last time as a part."""
+        now = self._read()
+        self.parts[part] += now - self._before
+        self._before = now
+
+
+class Calls:
+    """Tells how many Python functions have returned while it was on."""
+
+    def __init__(self) -> None:
+        self._profile = cProfile.Profile(builtins=False)
+        self.enable, self.disable = self._profile.enable, self._profile.disable
+
+    def __call__(self) -> float:
+        return float(sum(entry.callcount for entry in self._profile.getstats()))
+
+
+def modules() -> float:
+    """Return how many are imported."""
+    return float(len(sys.modules))
 
 
 def inside(name: str, contestant: str) -> None:
     """Take one step in this process and print what its parts took."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # no helper imports the compiler again
-    parts, spent = dict.fromkeys(PARTS, 0.0), time.process_time()
-
-    def lap(part: str) -> None:
-        nonlocal spent
-        now = time.process_time()
-        parts[part] += now - spent
-        spent = now
-
+    counting = contestant == "counts"
+    laps = Laps(modules if counting else time.process_time)
     import torch
 
-    lap("import torch")
+    laps.lap("import torch")
     import poptorch  # noqa: F401
-    from poptorch.backends import inductor
 
-    lap("import poptorch")
+    laps.lap("import poptorch")
     import contestants
     from workloads import WORKLOADS, Bert
 
@@ -54,55 +99,137 @@ def inside(name: str, contestant: str) -> None:
     if contestant == "torch.compile":
         contestants.compiled(work)()
     else:
-        usual = inductor.compile_graph
-
-        def timed(module: torch.fx.GraphModule, examples: list[torch.Tensor]) -> object:
-            lap("capture")
-            code = usual(module, examples)
-            lap("lowering")
-            return code
-
-        inductor.compile_graph = timed  # type: ignore[assignment]
         given = contestants.ingredients(work)
-        lap("capture")
-        inductor.Inductor().warm()
-        lap("import compiler")
+        laps.lap("model")  # torch's optimizers import half of its compiler
+        watch(laps, Calls() if counting else None)
         step, executor = contestants.ours(work, "optimise", given)
-        step()
-        assert executor._executable.report().backend == "inductor"
-        lap("capture")
-        parts["C++"] = _used_by_children()
-    print(json.dumps(parts))
+        try:
+            step()
+            assert executor._executable.report().backend == "inductor"
+            laps.lap("capture")
+        except Counted:
+            pass
+    if not counting:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        laps.parts["C++"] = used.ru_utime + used.ru_stime
+        laps.parts["total"] = time.process_time() + laps.parts["C++"]
+    print(json.dumps(laps.parts | {"conditions": conditions() if counting else None}))
 
 
-def _used_by_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def watch(laps: Laps, calls: Calls | None) -> None:
+    """Note when a first call goes on to import the compiler, to lower and to run g++."""
+    from poptorch.backends import inductor
+
+    usual, build = inductor.compile_graph, inductor.Inductor.build
+
+    def building(self: Any, graph: Any) -> Any:
+        laps.lap("capture")
+        if calls is not None:
+            calls.disable()
+            laps.read_by(modules)
+        self.warm()
+        laps.lap("import compiler")
+        if calls is not None:
+            laps.read_by(calls)
+            calls.enable()
+        return build(self, graph)
+
+    def lowering(*arguments: Any) -> Any:
+        if calls is not None:
+            from torch._inductor.cpp_builder import CppBuilder
+
+            CppBuilder.build = reading  # type: ignore[method-assign]
+        laps.lap("capture")
+        code = usual(*arguments)
+        laps.lap("lowering")
+        return code
+
+    def reading(builder: Any) -> None:
+        command = shlex.split(builder.get_command_line())
+        at = command.index("-o")
+        if command[1].endswith(".cpp"):
+            only_read = [*command[:at], *command[at + 2 :], "-E", "-P", "-w"]
+            read = subprocess.run(only_read, capture_output=True, check=True)
+            laps.parts["C++"] += len(read.stdout)
+        if not builder._do_link:
+            Path(command[at + 1]).touch()
+            return
+        laps.lap("lowering")
+        raise Counted
+
+    inductor.Inductor.build = building  # type: ignore[method-assign]
+    inductor.compile_graph = lowering
+    if calls is not None:
+        laps.read_by(calls)
+        calls.enable()
 
 
-def fresh(name: str, contestant: str, tree: Path) -> dict[str, float]:
+def fresh(name: str, contestant: str, tree: Path) -> dict[str, Any]:
     """Measure in a new process for which nothing is cached."""
     with tempfile.TemporaryDirectory(prefix="compile-cost-") as folder:
-        environment = {key: value for key, value in os.environ.items() if key not in CACHES}
+        environment = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
         environment |= {"TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(tree / "src")}
-        environment["OMP_NUM_THREADS"] = "1"
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         command = [sys.executable, __file__, "--inside", contestant, name]
-        before = _used_by_children()
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        total = _used_by_children() - before
     if done.returncode:
         sys.exit(f"{name}, {contestant}: {done.stderr}")
-    parts: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return parts | {"total": total}
+    parts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return parts
+
+
+def conditions() -> dict[str, str]:
+    """Return what counts depend on."""
+    import torch
+
+    compiler = os.environ.get("CXX") or "g++"
+    version = subprocess.run(
+        [compiler, "-dumpfullversion"], capture_output=True, text=True, check=True
+    )
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "C++ compiler": f"{compiler} {version.stdout.strip()}",
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def counted(names: list[str]) -> dict[str, Any]:
+    """Return the counts of models, a process each, and the conditions."""
+    counts = {}
+    for name in names:
+        parts = fresh(name, "counts", HERE.parent)
+        counts[name] = {part: round(parts[part]) for part in OURS}
+        print(f"{name:7s} {counts[name]}", flush=True)
+    return {"conditions": parts["conditions"], "counts": counts}
+
+
+def timed(names: list[str], trees: dict[str, Path], rounds: int) -> dict[str, Any]:
+    """Return medians of seconds, having printed a line per model and contestant."""
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for name in names:
+        runs: dict[str, list[dict[str, float]]] = {tree: [] for tree in trees}
+        for _ in range(rounds):
+            for tree, path in trees.items():
+                runs[tree].append(fresh(name, tree, path))
+        figures[name] = {
+            tree: {part: statistics.median(run[part] for run in done) for part in (*PARTS, "total")}
+            for tree, done in runs.items()
+        }
+        for tree, parts in figures[name].items():
+            shown = ", ".join(f"{part} {parts[part]:.1f}" for part in PARTS if parts[part])
+            print(f"{name:7s} {tree:13s} {parts['total']:6.1f} s  {shown}", flush=True)
+    return figures
 
 
 def main() -> None:
-    """Print a line per model and contestant, medians of the rounds."""
+    """Print a line per model and contestant, medians of the rounds, or counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
     parser.add_argument("--against", type=Path, help="another source tree, measured in turn")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--alone", action="store_true", help="without torch.compile")
+    parser.add_argument("--counts", action="store_true", help="calls and bytes instead of seconds")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -111,19 +238,8 @@ def main() -> None:
         return
     trees = {"here": HERE.parent} | ({"there": chosen.against} if chosen.against else {})
     trees |= {} if chosen.alone else {"torch.compile": HERE.parent}
-    figures: dict[str, dict[str, dict[str, float]]] = {}
-    for name in chosen.names:
-        runs: dict[str, list[dict[str, float]]] = {tree: [] for tree in trees}
-        for _ in range(chosen.rounds):
-            for tree, path in trees.items():
-                runs[tree].append(fresh(name, tree, path))
-        figures[name] = {
-            tree: {part: statistics.median(run[part] for run in done) for part in done[0]}
-            for tree, done in runs.items()
-        }
-        for tree, parts in figures[name].items():
-            shown = ", ".join(f"{part} {parts[part]:.1f}" for part in PARTS if parts[part])
-            print(f"{name:7s} {tree:13s} {parts['total']:6.1f} s  {shown}", flush=True)
+    names = list(chosen.names)
+    figures = counted(names) if chosen.counts else timed(names, trees, chosen.rounds)
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
 
