@@ -10,6 +10,8 @@ from helpers.wrapping import Scaled, options, training
 from poptorch._cli.main import main
 from poptorch._compile import passes
 
+HEAD = ["part", "wall", "processor"]
+
 
 def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
     poptorch.setLogLevel("TRACE")
@@ -18,8 +20,11 @@ def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
             training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
     finally:
         poptorch.setLogLevel("WARN")
-    logged = [m.removeprefix("Pass ").split(":")[0] for m in caplog.messages if m[:5] == "Pass "]
+    logged = [m.removeprefix("Pass ") for m in caplog.messages if m[:5] == "Pass "]
     assert logged == [each.name for each in passes.PASSES]
+    (spent,) = [m.splitlines() for m in caplog.messages if m.startswith("Seconds in process")]
+    assert [spent[1].split(), spent[2][:8], spent[-1][:3]] == [HEAD, "the rest", "all"]
+    assert any(line.startswith("capture  ") for line in spent)
     graphs = [m for m in caplog.messages if m.startswith("graph ")]
     assert graphs
     assert all("\n  in  param." in graph for graph in graphs)

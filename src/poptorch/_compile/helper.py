@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .. import backends
-from .._base import env, log
+from .._base import env, log, timing
 from .._base.errors import described
 from .._base.json_codec import Unreadable
 from .._capture import trace
@@ -115,7 +115,10 @@ class CompilerProcess:
         for line in lines:
             answer = json.loads(line)
             self.imported = True
-            outcomes |= {key: (outcome, why) for key, (outcome, why) in answer.items()}
+            for key, (outcome, why) in answer.items():
+                outcomes[key] = outcome, why
+                if outcome == STORED:
+                    timing.tell(self.process.pid, why)
         self._waiting_for -= outcomes.keys()
         if ended and self.busy:
             outcomes |= dict.fromkeys(self._waiting_for, (FAILED, self._last_words()))
@@ -259,13 +262,14 @@ def _answer(channel: socket.socket, outcomes: dict[str, Outcome]) -> None:
 
 def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> Outcome:
     try:
-        code = store.build(key, decoded(graph), builder)
+        with timing.measured() as spent:
+            code = store.build(key, decoded(graph), builder)
     except Unreadable as error:  # the user's process has operators that this one has not
         return HERE, str(error)
     except Exception as error:
         return FAILED, described(error)
     kept = code is None or code.kept is not None
-    return (STORED, "") if kept else (HERE, "its code cannot be kept")
+    return (STORED, spent.text()) if kept else (HERE, "its code cannot be kept")
 
 
 def decoded(data: Any) -> Graph:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .. import _capture, _place
-from .._base import log
+from .._base import log, timing
 from .._base.errors import Error
 from .._base.tables import table
 from .._ir import verify
@@ -177,9 +176,9 @@ PASSES = (
 
 def run(draft: Draft) -> Iterator[float]:
     for number, each in enumerate(PASSES, 1):
-        start = time.perf_counter()
-        each.run(draft)
-        log.trace("Pass %s: %.3f s", each.name, time.perf_counter() - start)
+        log.trace("Pass %s", each.name)
+        with timing.part(each.name):
+            each.run(draft)
         if "micro" in each.changes:
             log.trace("%s", draft.micro.graph)
         if "graph" in each.changes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .. import _capture, backends
-from .._base import env, log
+from .._base import env, log, timing
 from .._base.errors import Error
 from .._base.threads import one_at_a_time
 from .._ir import graph_json, indices, verify
@@ -54,6 +54,7 @@ def wrapped(backend: str, cache_dir: str | None) -> None:
 
 
 @one_at_a_time()
+@timing.measured()
 @_capture.forgetting_sources()
 def compile(
     request: _capture.Request,

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from .. import backends
-from .._base import log
+from .._base import log, timing
 from .._base.errors import described
 from .._base.resources import IDLE, Cores
 from .._ir.graph import Graph
@@ -73,7 +73,8 @@ class PlanCode:
         try:
             if own is not None and not waits:
                 self._build(own, missing[own])
-            job.wait()
+            with timing.part("waiting for another process"):
+                job.wait()
         finally:
             job.end()
         for outcome, why in job.outcomes.values():

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ..._base import env, private
+from ..._base import env, private, timing
 from ..._base.folders import of_the_user
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
@@ -45,8 +45,10 @@ class Inductor:
         """Compile one graph; the code is run, so that its folder is this user's alone."""
         caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
         with caches, _without_torchs_advice():
-            private.demand(private.COMPILER)
-            return compile_graph(*without_writes(graph), graph.zero_inputs())
+            with timing.part("import of the compiler"):
+                private.demand(private.COMPILER)
+            with timing.part("lowering"):
+                return compile_graph(*without_writes(graph), graph.zero_inputs())
 
     def load(self, code: bytes) -> Compiled:
         return load(code)

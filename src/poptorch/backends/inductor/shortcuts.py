@@ -16,6 +16,7 @@ import torch
 from filelock import FileLock
 from torch import fx
 
+from ..._base import timing
 from ..._base.resources import IDLE, Cores
 from . import headers, kernels
 from .toolchain import has_vectors
@@ -45,7 +46,7 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
     def build(usual: Callable[..., None], lock_path: str, cpp_builders: Any) -> None:
         """Build sources side by side where a core is idle; torch's function finds it done."""
         *parts, last = cpp_builders  # the last one links the others, if there are any
-        with FileLock(f"{lock_path}.parts"):
+        with FileLock(f"{lock_path}.parts"), timing.part("C++ compiler"):
             if len(parts) > 1 and cores.idle() >= IDLE:
                 with ThreadPoolExecutor(len(parts)) as pool:
                     list(pool.map(headers.build, parts))
