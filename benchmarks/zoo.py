@@ -46,8 +46,8 @@ SMALL: dict[str, Any] = {
          "num_heads", "num_key_value_heads", "encoder_attention_heads", "decoder_attention_heads",
          "num_experts_per_tok", "num_block_records"), 2),
     "vocab_size": 99, "max_position_embeddings": 64, "n_positions": 64, "head_dim": 8, "d_kv": 8,
-    "num_experts": 4, "num_local_experts": 4, "image_size": 32, "patch_size": 8, "num_labels": 3,
-    "pad_token_id": 0, "use_cache": False, "layerdrop": 0.0, "attention_window": 4,
+    "num_experts": 4, "num_local_experts": 4, "image_size": 32, "patch_size": 8,
+    "use_cache": False, "layerdrop": 0.0, "attention_window": 4,
 }  # fmt: skip
 KINDS = {
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -175,6 +175,7 @@ def of_transformers() -> Iterator[tuple[str, str, Make]]:
 
                 def make(kind: str = kind, config: Any = config_class, model: Any = each) -> Any:
                     small = shrink(config())
+                    small.num_labels, small.pad_token_id = CLASSES, 0  # which they need not list
                     return model(small), inputs(kind, small)
 
                 yield kind, each.__name__, make
