@@ -93,8 +93,10 @@ def inside(name: str, contestant: str) -> None:
     import contestants
     from workloads import WORKLOADS, Bert
 
-    small = dataclasses.replace(WORKLOADS["bert"], model=lambda: Bert(2))
-    work = small if name == "bert-2" else WORKLOADS[name]
+    kind, _, layers = name.partition("-")
+    work = WORKLOADS[kind]
+    if layers:
+        work = dataclasses.replace(work, model=lambda: Bert(int(layers)))
     torch.set_num_threads(1)
     if contestant == "torch.compile":
         contestants.compiled(work)()
