@@ -35,6 +35,7 @@ torch._higher_order_ops.cond: cond_op
 torch._higher_order_ops.while_loop: while_loop_op
 torch._inductor.async_compile: AsyncCompile.cpp_pybinding get_compile_threads
 torch._inductor.codecache: CppPythonBindingsCodeCache LambdaFuture _worker_compile_cpp
+torch._inductor.codecache: CppWrapperCodeCache.load_pybinding_async
 torch._inductor.codegen.common: DtypePropagationOpsHandler
 torch._inductor.codegen.cpp: stride_at_vec_range
 torch._inductor.codegen.cpp_wrapper_cpu: CppWrapperCpu._write_entry_point_signature

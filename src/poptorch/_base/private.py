@@ -133,6 +133,7 @@ OPTIONAL = {
         "torch._inductor.async_compile:AsyncCompile.cpp_pybinding",
         "torch._inductor.async_compile:get_compile_threads",
         "torch._inductor.codecache:CppPythonBindingsCodeCache",
+        "torch._inductor.codecache:CppWrapperCodeCache.load_pybinding_async",
         "torch._inductor.codecache:LambdaFuture",
         "torch._inductor.codecache:_worker_compile_cpp",
         "torch._inductor.codegen.common:DtypePropagationOpsHandler",

@@ -11,12 +11,13 @@ from torch import fx
 from ..._base import log, private
 from ..._ir.operators import Operator
 from ..protocol import Code
-from . import shortcuts
-from .library import code_of
+from . import chains, shortcuts
+from .library import code_of, code_with, entry_of
 from .lowering import Decompositions, fakes, lower
 from .norms import group_norm, group_norm_backward
 from .products import attention_backward, choose_library
 from .refusals import refusing
+from .repeats import cut
 from .toolchain import explained
 from .windows import Convolutions, max_pool, max_pool_backward
 from .writes import keep_dependencies, place_writes
@@ -54,22 +55,48 @@ def compile_graph(
 
     The others have the strides of the traced ones.
     """
-    compiled, module = None, refusing(module)
-    try:
-        compiled = _compile(module, places, examples, plain=False)
-    except Exception as error:  # whatever it is, the plain way tells whether it is ours
-        log.engine.debug("Compiling as torch does: %s", str(error).partition("\n")[0])
-        _let_go(error)
-    if compiled is None:
+    module = refusing(module)
+    for quick in (_compile_repeats, _compile_quickly):
         try:
-            compiled = _compile(module, places, examples, plain=True)
-        except Exception as error:
-            complaint = explained(error)
-            if complaint is None:
-                raise
+            code = quick(module, places, examples)
+        except Exception as error:  # whatever it is, the plain way tells whether it is ours
+            log.engine.debug("Compiling in a plainer way: %s", str(error).partition("\n")[0])
             _let_go(error)
-            raise complaint from None
-    return code_of(compiled)
+        else:
+            if code is not None:
+                return code
+    try:
+        return code_of(_compile(module, places, examples, plain=True))
+    except Exception as error:
+        complaint = explained(error)
+        if complaint is None:
+            raise
+        _let_go(error)
+        raise complaint from None
+
+
+def _compile_quickly(
+    module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
+) -> Code:
+    return code_of(_compile(module, places, examples, plain=False))
+
+
+def _compile_repeats(
+    module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
+) -> Code | None:
+    """Compile what repeats once, all in one library; None where that does not pay."""
+    chain = cut(module, places, examples) if _callable_from_cpp(module) else None
+    if chain is None or private.optional("load_pybinding_async") is None:
+        return None
+    log.engine.debug("%s", chain)
+    sources: list[chains.Source] = []
+    for piece in chain.pieces:
+        given = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in piece.values]
+        compiled = _compile(piece.module, piece.places, given, plain=False, sources=sources)
+        if not sources or entry_of(compiled) is not chains.unbuilt:
+            return None
+    with private.settings(shortcuts.settings()), private.standing_in(shortcuts.stand_ins()):
+        return code_with(chains.load(chain, sources))
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -99,9 +126,15 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _compile(
-    module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor], plain: bool
+    module: fx.GraphModule,
+    places: Sequence[int],
+    examples: list[torch.Tensor],
+    plain: bool,
+    sources: list[chains.Source] | None = None,
 ) -> Any:
-    """Compile once; ``plain``: nothing that only saves time takes the place of what torch does.
+    """Compile once, or only write the C++ for ``sources``.
+
+    ``plain``: nothing that only saves time takes the place of what torch does.
 
     Code that allocates and calls kernels is C++ where it can be, one source with all of them: 4.2 s
     of processor time instead of 9.5 for the tutorial's CNN, 17 instead of 42 for a ResNet-18; a
@@ -118,6 +151,8 @@ def _compile(
         "pre_fusion_custom_pass": keep_dependencies,
     }
     stand_ins = {} if plain else shortcuts.stand_ins()
+    if sources is not None:
+        stand_ins = {**stand_ins, "load_pybinding_async": chains.collecting(sources)}
     with private.settings(settings), private.standing_in(stand_ins):
         ours = {aten.add.Tensor: _add, aten.index_put.default: _put, aten.select_copy.int: _select}
         decompositions = {**private.select_decomp_table(), **ours}
@@ -130,7 +165,8 @@ def _compile(
                 with private.V.set_fake_mode(mode), private.standing_in(needed):
                     joint_graph_passes(lowered)
             _keep_output_strides(lowered, module)
-            with private.settings({"cpp_wrapper_build_separate": shortcuts.are_two(lowered.graph)}):
+            are_two = sources is not None or shortcuts.are_two(lowered.graph)
+            with private.settings({"cpp_wrapper_build_separate": are_two}):
                 return private.compile_fx_inner(
                     lowered,
                     inputs,

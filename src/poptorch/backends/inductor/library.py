@@ -38,16 +38,26 @@ def code_of(compiled: Any) -> Code:
     What torch does around a library costs 3 us of each call.
     """
     whole = Code(lambda arguments: compiled(list(arguments)), None)  # which empties its list
+    entry = entry_of(compiled)
+    path = getattr(getattr(entry, "__self__", None), "__file__", None)
+    if path is None or getattr(entry, "__name__", None) != ENTRY:
+        return whole
+    return code_with(entry)
+
+
+def entry_of(compiled: Any) -> Any:
+    """Return what a compiled graph calls with its inputs; None where that is not all it does."""
     function = compiled.current_callable
     if not inspect.isfunction(function) or not private.has(private.KEPT_CODE):
-        return whole
+        return None
     used = inspect.getclosurevars(function)
-    entry: Any = used.nonlocals.get("f")
-    path = getattr(getattr(entry, "__self__", None), "__file__", None)
     alone = [*used.nonlocals] == ["f"] and [*used.globals] == ["torch"]  # no constants of the graph
-    if path is None or not alone or getattr(entry, "__name__", None) != ENTRY:
-        return whole
-    return Code(_calling(entry), Path(path).read_bytes())
+    return used.nonlocals["f"] if alone else None
+
+
+def code_with(entry: Any) -> Code:
+    """Return code whose function is the entry of a library."""
+    return Code(_calling(entry), Path(entry.__self__.__file__).read_bytes())
 
 
 def load(code: bytes) -> Compiled:

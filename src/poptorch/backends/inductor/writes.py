@@ -23,7 +23,7 @@ _COPIES = (aten.copy_.default, aten.clone.default)
 def place_writes(graph: fx.Graph) -> None:
     """Let each write run as early as it may; torch drops copies that keep what it overwrites."""
     _keep_old_values(graph)
-    _hoist(graph)
+    hoist(graph)
     graph.lint()
 
 
@@ -40,7 +40,7 @@ def _keep_old_values(graph: fx.Graph) -> None:
             write.args = (write.args[0], copied)
 
 
-def _hoist(graph: fx.Graph) -> None:
+def hoist(graph: fx.Graph) -> None:
     """Move what follows the last product, and leads to writes only, to its earliest place."""
     nodes = list(graph.nodes)
     inputs = sum(node.op == "placeholder" for node in nodes)

@@ -1,0 +1,161 @@
+"""One library of the pieces of a graph, and the calls of these: C++ that calls each n times."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..._base import private
+from .repeats import Chain, Part
+
+_INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
+_PREFIX = re.compile(r"^(?=#include <torch/csrc/inductor/cpp_prefix.h>)", re.MULTILINE)
+_KERNEL = re.compile(r"\bcpp_fused_\w+(?=\()")
+
+# Handles are numbers of values; a call gives away those that nobody needs any more.
+_CALLING = """
+struct Piece {{
+    void (*run)(AtenTensorHandle*, AtenTensorHandle*);
+    int inputs, outputs;
+}};
+static const Piece pieces[] = {{{pieces}}};
+static const int64_t views[] = {{{views}}};
+// Of each call: its piece; of each input its value, place in views or -1, and whether this is the
+// last use; of each output its value or -1. Then results, like inputs.
+static const int calls[] = {{{calls}}};
+
+static AtenTensorHandle take(std::vector<RAIIAtenTensorHandle>& values, const int*& at) {{
+    RAIIAtenTensorHandle& value = values[at[0]];
+    AtenTensorHandle handle;
+    if (at[1] >= 0) {{
+        const int64_t* view = views + at[1];  // offset, rank, sizes, strides
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+            value, view[1], view + 2, view + 2 + view[1], view[0], &handle));
+        if (at[2]) value.reset();
+    }} else if (at[2]) {{
+        handle = value.release();
+    }} else {{
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(value, &handle));
+    }}
+    at += 3;
+    return handle;
+}}
+
+void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {{
+    std::vector<RAIIAtenTensorHandle> values({slots});
+    std::vector<AtenTensorHandle> given({widest}), made({widest});
+    for (int n = 0; n < {inputs}; n++) values[n] = RAIIAtenTensorHandle(input_handles[n]);
+    const int* at = calls;
+    for (int call = 0; call < {count}; call++) {{
+        const Piece& piece = pieces[*at++];
+        for (int n = 0; n < piece.inputs; n++) given[n] = take(values, at);
+        piece.run(given.data(), made.data());
+        for (int n = 0; n < piece.outputs; n++, at++) {{
+            RAIIAtenTensorHandle value(made[n]);
+            if (*at >= 0) values[*at] = std::move(value);
+        }}
+        if (PyErr_Occurred()) return;
+    }}
+    for (int n = 0; n < {results}; n++) output_handles[n] = take(values, at);
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The C++ that torch's compiler writes for a graph."""
+
+    main: str  # allocates and calls kernels
+    kernels: str
+
+
+def unbuilt(handles: Any) -> Any:
+    """Stand for the entry of a graph that is not built by itself."""
+
+
+def collecting(sources: list[Source]) -> Callable[..., Any]:
+    """Return what takes a graph's source in the place of what builds and loads it."""
+
+    def load(usual: Callable[..., Any], argtypes: Any, main_code: str, **rest: Any) -> Any:
+        sources.append(Source(main_code, rest["kernel_code"] or ""))
+        return lambda: unbuilt
+
+    return load
+
+
+def load(chain: Chain, sources: Sequence[Source]) -> Any:
+    main, kernels = joined(chain, sources)
+    return private.load_pybinding_async(
+        argtypes=["std::vector<AtenTensorHandle>"],
+        main_code=main,
+        device_type="cpu",
+        needs_vec_isa=False,
+        kernel_needs_vec_isa=True,
+        num_outputs=len(chain.results),
+        kernel_code=kernels,
+    )()
+
+
+def joined(chain: Chain, sources: Sequence[Source]) -> tuple[str, str]:
+    """Return one source that calls kernels, and one with all kernels, equal ones once."""
+    includes: dict[str, None] = {}
+    mains: list[str] = []
+    kernels: dict[str, str] = {}  # texts with another name for each
+    for number, source in enumerate(sources):
+        main = source.main
+        for text in _PREFIX.split(source.kernels)[1:]:
+            name = _KERNEL.findall(text)[0]
+            common = kernels.setdefault(
+                text.replace(f"{name}(", "kernel("), f"kernel_{len(kernels)}"
+            )
+            main = re.sub(rf"\b{name}\(", f"{common}(", main)
+        includes |= dict.fromkeys(_INCLUDE.findall(main))
+        mains.append(f"namespace piece_{number} {{\n{_INCLUDE.sub('', main)}\n}}")
+    texts = (text.replace("kernel(", f"{name}(", 1) for text, name in kernels.items())
+    return "\n".join([*includes, *mains, _calling(chain)]), "".join(texts)
+
+
+def _calling(chain: Chain) -> str:
+    last = _last_uses(chain)
+    views: list[int] = []
+    place: dict[Any, int] = {}
+
+    def taken(parts: Sequence[Part], call: int) -> list[int]:
+        numbers = []
+        for at, part in enumerate(parts):
+            if part.view is not None and part.view not in place:
+                sizes, strides, offset = part.view
+                place[part.view] = len(views)
+                views.extend((offset, len(sizes), *sizes, *strides))
+            view = -1 if part.view is None else place[part.view]
+            numbers += [part.slot, view, int(last[part.slot] == (call, at))]
+        return numbers
+
+    calls: list[int] = []
+    for at, call in enumerate(chain.calls):
+        outputs = (slot if slot in last else -1 for slot in call.outputs)
+        calls += [call.piece, *taken(call.inputs, at), *outputs]
+    calls += taken(chain.results, len(chain.calls))
+    counts = {call.piece: (len(call.inputs), len(call.outputs)) for call in chain.calls}
+    rows = (f"{{piece_{n}::inductor_entry_impl, {i}, {o}}}" for n, (i, o) in counts.items())
+    return _CALLING.format(
+        pieces=", ".join(rows),
+        views=", ".join(map(str, views or [0])),
+        calls=", ".join(map(str, calls)),
+        slots=chain.slots,
+        widest=max(itertools.chain(*counts.values())),
+        inputs=chain.inputs,
+        count=len(chain.calls),
+        results=len(chain.results),
+    )
+
+
+def _last_uses(chain: Chain) -> dict[int, tuple[int, int]]:
+    """Return by slot the call, and the input of it, that needs a value last."""
+    uses = [*(call.inputs for call in chain.calls), chain.results]
+    return {
+        part.slot: (call, at) for call, parts in enumerate(uses) for at, part in enumerate(parts)
+    }

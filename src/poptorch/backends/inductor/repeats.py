@@ -1,0 +1,313 @@
+"""Where a graph repeats itself, as the layers of a transformer do, and how it is cut there.
+
+A cut is right whatever repeats: pieces are equal if all that they compute, read and write is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..._ir.graph import copied, copy_node, graph_module, placeholder
+from ..._ir.operators import Operator, may_view, storage_root
+from ..prepare import write_last
+from .writes import hoist
+
+aten = torch.ops.aten
+
+# Operators of a layer that are compiled once less, all layers together, before a cut pays: pieces
+# cost 0.5 s, so many operators 1.5.
+LEAST_SAVED = 150
+_LEAST_PERIOD, _DISTANCES, _LONGEST = 12, 16, 4
+
+_PRODUCTS = {
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+}  # fmt: skip
+# The parts of a tensor that bundles small weights: each layer reads another.
+_PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A value, or a view of it."""
+
+    slot: int
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None  # sizes, strides, offset
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    module: fx.GraphModule
+    places: tuple[int, ...]  # inputs that the last results are written into
+    values: tuple[Any, ...]  # examples of the inputs
+
+    def signature(self) -> str:
+        """Tell all that it computes: pieces with the same one are the same."""
+        names = {node: f"%{at}" for at, node in enumerate(self.module.graph.nodes)}
+        nodes = (_text(node, names) for node in self.module.graph.nodes)
+        return "\n".join((repr(self.places), *nodes))
+
+
+@dataclass(frozen=True)
+class Call:
+    piece: int
+    inputs: tuple[Part, ...]
+    outputs: tuple[int, ...]  # slots
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Pieces and their calls in order; slots begin with the whole graph's inputs."""
+
+    pieces: tuple[Piece, ...]
+    calls: tuple[Call, ...]
+    results: tuple[Part, ...]
+    inputs: int
+    slots: int
+
+    def __str__(self) -> str:
+        times = Counter(call.piece for call in self.calls)
+        sizes = (len(piece.module.graph.nodes) for piece in self.pieces)
+        texts = (f"{size} nodes x {times[at]}" for at, size in enumerate(sizes))
+        return f"Compiling each piece once: {', '.join(texts)}"
+
+
+def _text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
+    """Describe what a node computes, from what, and how its result lies in memory."""
+    function = node.target if node.op == "call_function" else node.op
+    name: Any = names.get
+    arguments = "" if _is_part(node) and not names else fx.map_arg((node.args, node.kwargs), name)
+    return f"{function} {arguments} {_described(_value(node))}"
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_described, value))
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device.type
+    return value
+
+
+def cut(
+    module: fx.GraphModule, places: Sequence[int], examples: Sequence[torch.Tensor]
+) -> Chain | None:
+    """Cut a graph whose last results are written into inputs; None where that does not pay."""
+    module = copied(module)
+    for node, example in zip(module.graph.find_nodes(op="placeholder"), examples, strict=True):
+        node.meta["val"] = example
+    nodes = module.graph.nodes
+    if any(n.op == "get_attr" or n.target is aten.convolution.default for n in nodes):
+        return None  # bodies of loops; and layouts of images are chosen for a graph as a whole
+    write_last(module, places)
+    hoist(module.graph)
+    order = [node for node in module.graph.nodes if node.op == "call_function"]
+    repeats = _repeats(order)
+    if not repeats:
+        return None
+    chain = _Cutter(module, order, repeats).chain()
+    if chain is None:
+        return None
+    saved = len(order) - sum(len(piece.module.graph.nodes) for piece in chain.pieces)
+    return chain if saved >= LEAST_SAVED else None
+
+
+@dataclass(frozen=True)
+class Repeat:
+    start: int
+    period: int
+    count: int
+
+    @property
+    def saved(self) -> int:
+        return (self.count - 1) * self.period
+
+
+def _repeats(order: Sequence[fx.Node]) -> list[Repeat]:
+    """Find repeats of operators, in order: each the longest one in what is left."""
+    kinds: dict[str, int] = {}
+    keys = [kinds.setdefault(_text(node, {}), len(kinds)) for node in order]
+    index = {node: at for at, node in enumerate(order)}
+    found: list[Repeat] = []
+    waiting = [(0, len(order))]
+    while waiting:
+        low, high = waiting.pop()
+        turned = (_turned(order, index, *run) for run in _runs(keys, low, high)[:_LONGEST])
+        best = max(filter(None, turned), key=lambda each: each.saved, default=None)
+        if best is not None:
+            found.append(best)
+            waiting += [(low, best.start), (best.start + best.period * best.count, high)]
+    return sorted(found, key=lambda each: each.start)
+
+
+def _runs(keys: Sequence[int], low: int, high: int) -> list[tuple[int, int, int]]:
+    """Return (start, period, end) of what repeats, the longest first."""
+    last: dict[int, int] = {}
+    distances: Counter[int] = Counter()
+    for at in range(low, high):
+        if keys[at] in last:
+            distances[at - last[keys[at]]] += 1
+        last[keys[at]] = at
+    runs = []
+    for period, _ in distances.most_common(_DISTANCES):
+        start = low
+        for at in range(low, high - period + 1):
+            if at == high - period or keys[at] != keys[at + period]:
+                if period >= _LEAST_PERIOD and at - start >= period:
+                    runs.append((start, period, at + period))
+                start = at + 1
+    return sorted(runs, key=lambda run: run[0] + run[1] - run[2])
+
+
+def _turned(
+    order: Sequence[fx.Node], index: Mapping[fx.Node, int], start: int, period: int, end: int
+) -> Repeat | None:
+    """Choose where a repeat begins: before a product, where the least is handed on."""
+    best, least = None, math.inf
+    for first in range(start, min(start + period, end - 2 * period + 1)):
+        if order[first].target not in _PRODUCTS:
+            continue
+        border = first + period
+        handed = {
+            base
+            for node in order[border : border + period]
+            for base in map(_base, node.all_input_nodes)
+            if first <= index.get(base, -1) < border
+        }
+        values = [_value(node) for node in handed]
+        if all(isinstance(value, torch.Tensor) for value in values):
+            size = sum(value.nbytes for value in values)
+            if size < least:
+                best, least = Repeat(first, period, (end - first) // period), size
+    return best
+
+
+def _is_part(node: fx.Node) -> bool:
+    """Whether it is a part of an input; a piece that does not write it gets it as a view."""
+    return node.target in _PARTS and node.all_input_nodes[0].op == "placeholder"
+
+
+def _base(node: fx.Node) -> fx.Node:
+    while _is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether it is made again, for nothing, where it is used."""
+    single = isinstance(_value(node), torch.Tensor) and len(node.all_input_nodes) == 1
+    is_call = node.op == "call_function" and isinstance(node.target, Operator)
+    return is_call and single and may_view(node) and isinstance(node.args[0], fx.Node)
+
+
+class _Interval:
+    """Operators that run together; their inputs and the views of these, copied on the way."""
+
+    def __init__(self, nodes: Sequence[fx.Node], repeated: bool) -> None:
+        self.nodes, self.own, self.repeated = nodes, set(nodes), repeated
+        self.written = {n.args[0] for n in nodes if n.target is aten.copy_.default}
+        self.graph = fx.Graph()
+        self.inputs: dict[fx.Node, fx.Node] = {}  # of the whole graph to their placeholders
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.writes: list[tuple[fx.Node, fx.Node]] = []  # placeholder, value
+        for node in nodes:
+            if node.target is aten.copy_.default and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+                target, value = node.args
+                self.writes.append((self._get(target), self._get(value)))  # type: ignore[arg-type]
+            elif not self._is_given_part(node):
+                self._copy(node)
+
+    def _is_given_part(self, node: fx.Node) -> bool:
+        return self.repeated and _is_part(node) and node.args[0] not in self.written
+
+    def _get(self, node: fx.Node) -> fx.Node:
+        if node in self.copies:
+            return self.copies[node]
+        if self._is_given_part(node) or (node not in self.own and not _is_view(node)):
+            last = next(reversed(self.inputs.values()), None)
+            with self.graph.inserting_after(last) if last else self.graph.inserting_before():
+                given = placeholder(self.graph, f"given_{len(self.inputs)}")
+            given.meta["val"] = _value(node)
+            self.inputs[node] = self.copies[node] = given
+            return given
+        return self._copy(node)
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        for argument in node.all_input_nodes:
+            self._get(argument)
+        self.copies[node] = copy_node(self.graph, node, self.copies)
+        return self.copies[node]
+
+    def piece(self, results: Sequence[fx.Node]) -> Piece:
+        given = {node: at for at, node in enumerate(self.inputs.values())}
+        values = [value for _, value in self.writes]
+        self.graph.output((*(self.copies[node] for node in results), *values))
+        self.graph.eliminate_dead_code()
+        module = graph_module({}, self.graph)
+        places = tuple(given[target] for target, _ in self.writes)
+        return Piece(module, places, tuple(node.meta["val"] for node in self.inputs))
+
+
+class _Cutter:
+    def __init__(
+        self, module: fx.GraphModule, order: Sequence[fx.Node], repeats: Sequence[Repeat]
+    ) -> None:
+        self.given = module.graph.find_nodes(op="placeholder")
+        self.returned: Sequence[fx.Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
+        self.intervals: list[_Interval] = []
+        self.groups: list[list[_Interval]] = []  # that shall return alike
+        done = 0
+        for repeat in (*repeats, Repeat(len(order), 0, 0)):
+            if repeat.start > done:
+                self.groups.append([_Interval(order[done : repeat.start], repeated=False)])
+            done = repeat.start + repeat.period * repeat.count
+            starts = range(repeat.start, done, repeat.period or 1)
+            self.groups.append(
+                [_Interval(order[at : at + repeat.period], repeated=True) for at in starts]
+            )
+
+    def chain(self) -> Chain | None:
+        given = {node for group in self.groups for each in group for node in each.inputs}
+        handed = {n for n in given if n.op != "placeholder" and not _is_part(n)}
+        handed |= set(self.returned)
+        if any(
+            storage_root(node).op == "placeholder" or not isinstance(_value(node), torch.Tensor)
+            for node in handed
+        ):
+            return None
+        slots = {node: at for at, node in enumerate(self.given)}
+        pieces: dict[str, int] = {}
+        distinct: list[Piece] = []
+        calls: list[Call] = []
+        for group in self.groups:
+            places = sorted(
+                {at for each in group for at, n in enumerate(each.nodes) if n in handed}
+            )
+            for each in group:
+                results = [each.nodes[at] for at in places]
+                slots |= {node: len(slots) + at for at, node in enumerate(results)}
+                piece = each.piece(results)
+                number = pieces.setdefault(piece.signature(), len(pieces))
+                if number == len(distinct):
+                    distinct.append(piece)
+                inputs = tuple(_part(node, slots) for node in each.inputs)
+                calls.append(Call(number, inputs, tuple(slots[n] for n in results)))
+        returned = tuple(Part(slots[node]) for node in self.returned)
+        return Chain(tuple(distinct), tuple(calls), returned, len(self.given), len(slots))
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")
+
+
+def _part(node: fx.Node, slots: Mapping[fx.Node, int]) -> Part:
+    if node in slots:
+        return Part(slots[node])
+    value = _value(node)
+    view = tuple(value.shape), value.stride(), value.storage_offset()
+    return Part(slots[node.all_input_nodes[0]], view)

@@ -1,0 +1,123 @@
+"""What repeats in a graph is compiled once, and computes what the whole graph does."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.inductor_graphs import Tensors, check, graph
+from poptorch.backends.inductor.compiler import compile_graph
+from poptorch.backends.inductor.library import load
+from poptorch.backends.inductor.repeats import Chain, cut
+
+pytestmark = pytest.mark.slow
+WIDTH, LAYERS = 8, 9
+Step = Callable[..., tuple[Tensors, Tensors]]
+
+
+def layer(x: torch.Tensor, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x + F.gelu(F.layer_norm(x, (WIDTH,), scale) @ w.t()) @ w
+    return F.layer_norm(y, (WIDTH,)).sigmoid()
+
+
+def training(small: torch.Tensor, *rest: torch.Tensor) -> tuple[Tensors, Tensors]:
+    """Small weights of all layers are parts of one tensor; new values are written at the end."""
+    weights, moments, x = rest[:LAYERS], rest[LAYERS:-1], rest[-1]
+    parts = [small.as_strided((WIDTH,), (1,), at * WIDTH) for at in range(LAYERS)]
+    leaves = [w.detach().requires_grad_() for w in (*parts, *weights)]
+    y = x
+    for scale, w in zip(leaves[:LAYERS], leaves[LAYERS:], strict=True):
+        y = layer(y, scale, w)
+    gradients = torch.autograd.grad(y.square().mean(), leaves)
+    new = [m * 0.9 + g for m, g in zip(moments, gradients[LAYERS:], strict=True)]
+    stepped = [w - 0.1 * m for w, m in zip(weights, new, strict=True)]
+    of_small = torch.cat(gradients[:LAYERS])
+    return [y.detach(), y.detach().t()], [small - 0.1 * of_small, *stepped, *new]
+
+
+def examples() -> Tensors:
+    weights = [torch.randn(2 * WIDTH, WIDTH) * 0.3 for _ in range(2 * LAYERS)]
+    return [torch.randn(LAYERS * WIDTH), *weights, torch.randn(4, WIDTH)]
+
+
+def drawing(w: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
+    """All layers share a weight, draw masks of their own, and hand a second value on."""
+    leaf, total = w.detach().requires_grad_(), x
+    for _ in range(LAYERS):
+        x = x + F.dropout(torch.tanh(x @ leaf), 0.5)
+        total = total + x.exp().log1p() * 0.1
+    (gradient,) = torch.autograd.grad((x * total).sum(), leaf)
+    return [x.detach()], [w - 0.01 * gradient]
+
+
+def counting(*tensors: torch.Tensor) -> tuple[Tensors, Tensors]:
+    """Each layer reads a part of its buffer, all of which it writes; one buffer is read late."""
+    *buffers, x = tensors
+    new = []
+    for buffer in buffers:
+        x = torch.tanh(x @ x.t() @ x * buffer[1] + buffer[0].sigmoid().exp().sin().cos())
+        new.append(buffer * 0.9 + x.sum(0).relu().exp().neg().exp().sqrt().log1p())
+    return [x, x @ buffers[0].t()], new
+
+
+STEPS: dict[str, tuple[Step, Callable[[], Tensors]]] = {
+    "training": (training, examples),
+    "drawing": (drawing, lambda: [torch.randn(4, 4) * 0.3, torch.randn(4, 4) * 0.3]),
+    "counting": (counting, lambda: [torch.randn(n, 4) for n in [2] * 12 + [4]]),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poptorch.backends.inductor.repeats.LEAST_SAVED", 50)
+
+
+def chain_of(step: Step, tensors: Tensors) -> Chain | None:
+    return cut(*graph(step, tensors), tensors)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_pieces_compute_what_the_whole_does(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    step, make = STEPS[name]
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        check(step, make())
+    assert "Compiling each piece once: " in caplog.text
+    assert "plainer way" not in caplog.text
+
+
+def test_layers_share_one_piece_forward_and_one_backward() -> None:
+    chain = chain_of(training, examples())
+    assert chain is not None
+    times = [sum(call.piece == piece for call in chain.calls) for piece in range(len(chain.pieces))]
+    assert times == [1, LAYERS - 1, 1, LAYERS - 1, 1]
+
+
+def test_the_library_is_kept_whole() -> None:
+    tensors = examples()
+    code = compile_graph(*graph(training, tensors), tensors)
+    assert code.kept is not None
+    first, second = ([t.clone() for t in tensors] for _ in range(2))
+    for a, b in zip(code.run(first), load(code.kept)(second), strict=True):
+        assert torch.equal(a, b)
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(first[0], tensors[0])
+
+
+def test_what_differs_is_not_shared() -> None:
+    def growing(x: torch.Tensor) -> tuple[Tensors, Tensors]:
+        for at in range(30):
+            x = torch.tanh(x @ x * (1.0 + at)).exp().log1p().sin().cos().neg().sigmoid()
+        return [x], []
+
+    assert chain_of(growing, [torch.randn(4, 4)]) is None
+
+
+def test_few_layers_are_compiled_as_a_whole() -> None:
+    def two(w: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
+        for _ in range(2):
+            x = layer(x, torch.ones(WIDTH), w)
+        return [x], []
+
+    assert chain_of(two, [torch.randn(2 * WIDTH, WIDTH), torch.randn(4, WIDTH)]) is None
