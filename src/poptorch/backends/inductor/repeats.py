@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 # Operators of a layer that are compiled once less, all layers together, before a cut pays: pieces
 # cost 0.5 s, so many operators 1.5.
-LEAST_SAVED = 150
+LEAST_SAVED = 500
 _LEAST_PERIOD, _DISTANCES, _LONGEST = 12, 16, 4
 
 _PRODUCTS = {
