@@ -17,7 +17,7 @@ from .lowering import Decompositions, fakes, lower
 from .norms import group_norm, group_norm_backward
 from .products import attention_backward, choose_library
 from .refusals import refusing
-from .repeats import cut
+from .repeats import Piece, cut
 from .toolchain import explained
 from .windows import Convolutions, max_pool, max_pool_backward
 from .writes import keep_dependencies, place_writes
@@ -93,10 +93,23 @@ def _compile_repeats(
     for piece in chain.pieces:
         given = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in piece.values]
         compiled = _compile(piece.module, piece.places, given, plain=False, sources=sources)
-        if not sources or entry_of(compiled) is not chains.unbuilt:
+        written = bool(sources) and entry_of(compiled) is chains.unbuilt
+        if not written or not _lies_right(compiled, piece):
             return None
     with private.settings(shortcuts.settings()), private.standing_in(shortcuts.stand_ins()):
         return code_with(chains.load(chain, sources))
+
+
+def _lies_right(compiled: Any, piece: Piece) -> bool:
+    """Whether results lie as the next piece reads them: random numbers lie row by row."""
+    results = piece.module.graph.output_node().args[0]
+    return all(
+        size == 1 or stride == int(made)
+        for node, lies in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
+        for size, stride, made in zip(
+            node.meta["val"].shape, node.meta["val"].stride(), lies, strict=True
+        )
+    )
 
 
 def _let_go(error: BaseException | None) -> None:
