@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.placing import Chain, X, chain, options, passes, place, stages
+from helpers.placing import Chain, X, chain, homes, options, passes, place, stages
 from helpers.wrapping import Having
 from poptorch import Phase, PipelinedExecution, SerialPhasedExecution, ShardedExecution, Stage
 from poptorch._ir.blocks import label_of
-from poptorch._place.place import find_homes
 
 ParallelPhasedExecution = poptorch.ParallelPhasedExecution
 AUTO = functools.partial(PipelinedExecution, poptorch.AutoStage.AutoIncrement)
@@ -216,15 +215,14 @@ def shared(last: int = 0, change: bool = False) -> Having:
 
 
 def test_weights_live_where_they_are_used() -> None:
-    def homes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-        layout = place(model, X, opts=options(AUTO()))
-        return find_homes(layout.graph, layout.stages)
+    def homes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+        return homes(place(model, X, opts=options(AUTO())))
 
-    found = homes(Chain(None, ("A", 1), ("B", 2)))
+    found = homes_of(Chain(None, ("A", 1), ("B", 2)))
     assert [found[f"param.layers.{at}.weight"] for at in range(3)] == [(0,), (1,), (2,)]
-    found = homes(shared())
+    found = homes_of(shared())
     assert (found["param.layer.weight"], found["buffer.count"]) == ((0,), (0, 1))
     with pytest.raises(poptorch.Error, match=r"'layer\.(weight|bias)' is shared by several IPUs"):
-        homes(shared(last=2))
+        homes_of(shared(last=2))
     with pytest.raises(poptorch.Error, match="'count' is changed on one IPU and used on another"):
-        homes(shared(change=True))
+        homes_of(shared(change=True))

@@ -33,15 +33,11 @@ def assign(model: nn.Module) -> None:
     model.below.running_mean = torch.tensor([1.0, 2.0])
 
 
-def wrapped(model: nn.Module, train: bool) -> poptorch.PoplarExecutor:
-    return training(model, lr=0.5) if train else inference(model.eval())
-
-
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("when", ["before compiling", "after compiling", "detached"])
 def test_what_is_assigned_reaches_the_device(train: bool, when: str) -> None:
     model = net()
-    executor = wrapped(model, train)
+    executor = training(model, lr=0.5) if train else inference(model.eval())
     args = (X, Y) if train else (X,)
     if when != "before compiling":
         executor(*args)
@@ -67,7 +63,7 @@ def test_what_is_assigned_reaches_the_device(train: bool, when: str) -> None:
 
 def test_what_does_not_fit_is_refused_and_parameters_that_were_replaced_are_let_go() -> None:
     model = net()
-    executor = wrapped(model, train=True)
+    executor = training(model)
     executor(X, Y)
     kept = model.offset
     model.offset = torch.zeros(3)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import poptorch
 from helpers.closeness import near
 from helpers.twins import Twins
-from helpers.wrapped import options
-from helpers.wrapping import Calling, Having
+from helpers.wrapped import Graded, options
+from helpers.wrapping import Having
 
 adam = functools.partial(torch.optim.Adam, lr=0.05)
 
@@ -30,20 +30,11 @@ def generate(models, noise):
     return poptorch.identity_loss(F.softplus(-score).mean(), reduction="none")
 
 
-class Scores(nn.Sequential):
-    """A discriminator that is a training model itself."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 1))
-
-    def forward(self, x, y=None):
-        out = super().forward(x)
-        return out if y is None else F.mse_loss(out, y)
-
-
 def nets() -> tuple[nn.Module, nn.Module]:
+    """A generator, and a discriminator that is a training model itself."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)), Scores()
+    generator = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5))
+    return generator, Graded(first=nn.Linear(5, 6), tanh=nn.Tanh(), second=nn.Linear(6, 1))
 
 
 class Wrapped:
@@ -130,8 +121,8 @@ def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
     library, common: bool, caplog
 ) -> None:
     inner = nets()[1]
-    other = Calling(lambda x, y: F.l1_loss(other.inner(x), y))
-    other.inner = inner if common else nets()[1]
+    own = inner if common else nets()[1]
+    other = Having(lambda m, x, y: F.l1_loss(m.inner(x), y), inner=own)
     optimizer = library.Adam([*{*inner.parameters(), *other.parameters()}], lr=0.05)
     executors = [poptorch.trainingModel(m, options(), optimizer) for m in (inner, other)]
     args = torch.ones(2, 5), torch.ones(2, 1)
@@ -150,7 +141,7 @@ def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
 
 @pytest.mark.parametrize("ends", ["destroyed", "dropped"])
 def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
-    twins = Twins(Scores(), adam, **near(10, 2))
+    twins = Twins(nets()[1], adam, **near(10, 2))
     x, y = torch.randn(4, 5), torch.randn(4, 1)
     validation = poptorch.inferenceModel(twins.model, options())
     twins.step(x, y)

@@ -37,10 +37,6 @@ def inputs():
     return torch.randn(4, 4), torch.randn(4, 2)
 
 
-def wrapped(model: nn.Module, iterations: int = 1, backend: str = "reference"):
-    return poptorch.trainingModel(model, options(backend, iterations=iterations))
-
-
 HERE = r"test_errors\.py:\d+, "
 IN_FORWARD = {  # what is said, and the line of the user's that it is about
     "raises": ("a mistake of mine", "raise ValueError"),
@@ -58,7 +54,7 @@ def told(error: BaseException) -> str:
 def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
     model = Net()
     before = copy.deepcopy(model.state_dict())
-    training = wrapped(model)
+    training = poptorch.trainingModel(model, options())
     monkeypatch.setattr(Net, "mode", mode)
     with pytest.raises((poptorch.Error, ValueError, RuntimeError)) as caught:
         training(*inputs)
@@ -153,7 +149,7 @@ WRONG = [
 
 @pytest.mark.spec("executor", 15, 18, 19, 20, 21, 35, 67)
 def test_other_inputs_on_a_later_call(inputs, caplog) -> None:
-    training = wrapped(Net())
+    training = poptorch.trainingModel(Net(), options())
     training(*inputs)
     for call, text in WRONG:
         with pytest.raises(poptorch.Error, match=text):
@@ -174,7 +170,7 @@ def test_an_unknown_backend_is_named(inputs, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "fastest")
     parts = r"Unknown backend\n.*'fastest'\n.*test_errors.py.*\n.*inductor, optimise, reference"
     with pytest.raises(poptorch.Error, match=parts):
-        wrapped(Net(), backend="auto")(*inputs)
+        poptorch.trainingModel(Net(), options("auto"))(*inputs)
 
 
 def test_an_operator_that_fails_is_named_with_the_line() -> None:

@@ -10,15 +10,10 @@ import poptorch
 from helpers.wrapped import Regression as Net
 from helpers.wrapped import inference, normal, options
 from helpers.wrapping import Calling
+from helpers.wrapping import training as wrapped
 from poptorch import ConnectionType
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
-
-
-def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None):
-    model = model or Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return poptorch.trainingModel(model, opts or options(), optimizer)
 
 
 @pytest.mark.spec("executor", 41)
@@ -26,7 +21,7 @@ def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None
 def test_attach_detach_and_destroy() -> None:
     model = Calling(lambda x, y: poptorch.identity_loss((model.layer(x) - y).square(), "mean"))
     model.layer = nn.Linear(4, 2)
-    training = wrapped(model=model)
+    training = wrapped(model)
     assert training.layer is training.model.layer
     before = []
     handle = poptorch.registerPreCompileHook(lambda: before.append(training.isCompiled()))
@@ -63,7 +58,7 @@ def test_attach_detach_and_destroy() -> None:
 @pytest.mark.spec("programs", 16)
 def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gone() -> None:
     model = Net()
-    training = wrapped(options().useIpuId(2), model)
+    training = wrapped(model, options().useIpuId(2))
     validation = poptorch.inferenceModel(model, options().useIpuId(2))
     before = validation(X)
     validation.detachFromDevice()
@@ -84,7 +79,7 @@ def test_connection_types(caplog, tmp_path) -> None:
     assert mode is poptorch.OutputMode.All is getattr(poptorch.OutputMode, mode.name)
     opts = options().useOfflineIpuTarget().outputMode(mode)
     opts.enableExecutableCaching(str(tmp_path / "not" / "there")).enableExecutableCaching(None)
-    never = wrapped(opts.connectionType(ConnectionType.Never), half)
+    never = wrapped(half, opts.connectionType(ConnectionType.Never))
     never.compile(x, y)
     assert never.isCompiled()
     assert not never.isAttachedToDevice()
@@ -97,7 +92,7 @@ def test_connection_types(caplog, tmp_path) -> None:
     assert {value.dtype for value in half.state_dict().values()} == {torch.float16}
 
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
-        lazy = wrapped(options().connectionType(ConnectionType.OnDemand))
+        lazy = wrapped(Net(), options().connectionType(ConnectionType.OnDemand))
         lazy.compile(X, Y)
     text = caplog.text
     assert text.index("Program:") < text.index("Acquired 1 IPU(s)")
@@ -152,7 +147,7 @@ def test_a_plan_can_be_asked_for_while_the_weights_are_on_the_device() -> None:
 
     model = Calling(lambda x, y: model.loss(model.layer(x), y))
     model.layer, model.loss = nn.Linear(4, 2), nn.CrossEntropyLoss(torch.ones(2))
-    training, target = wrapped(options(accumulation=2), model), Y.argmax(1)
+    training, target = wrapped(model, options(accumulation=2)), Y.argmax(1)
     before = training(X, target)
     assert training.plan().program.lanes is not None
     assert training(X, target).sum() < before.sum()

@@ -7,6 +7,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import relative
 from helpers.twins import Twins
+from helpers.wrapped import Graded
 from helpers.wrapping import Calling, Having, infer, options, training
 
 COUNT = 20_000
@@ -94,13 +95,9 @@ def test_it_acts_in_inference_until_it_is_switched_off():
 
 def test_batch_norms_in_half_train():
     """Torch says of their running statistics, which are half, that they are float32."""
-
-    class Normed(nn.BatchNorm1d):
-        def forward(self, x, y):
-            return nn.functional.mse_loss(super().forward(x), y)
-
     close = {"rtol": 0, "atol": relative(4, dtype=torch.half)}
-    twins = Twins(Normed(4).half(), lambda p: torch.optim.SGD(p, 0.125), rounding(), **close)
+    model = Graded(norm=nn.BatchNorm1d(4)).half()
+    twins = Twins(model, lambda p: torch.optim.SGD(p, 0.125), rounding(), **close)
     twins.step(torch.randn(8, 4).half(), torch.zeros(8, 4).half(), count=3)
-    assert twins.model.running_mean.dtype == torch.half
+    assert model.norm.running_mean.dtype == torch.half
     twins.compare()
