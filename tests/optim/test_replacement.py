@@ -75,9 +75,6 @@ REFUSED = {  # what is compiled, what is set, what is said, and the error's clas
         )
         for kind in (optim.SGD, torch.optim.SGD)
     },
-    "a state of torch's": (
-        ADAM, edited(lambda o: o.load_state_dict(of(torch.optim.Adam)(Net()).state_dict())),
-        "Only IPU optimizer states can be loaded", RuntimeError),
 }  # fmt: skip
 
 
@@ -208,8 +205,8 @@ def check(wrapped, optimizer, caplog):
     return [r.getMessage().removeprefix(UNEXPECTED) for r in caplog.records]
 
 
-@pytest.mark.spec("optimizers", 7)
-def test_new_attributes_are_one_warning_for_each_place(caplog):
+@pytest.mark.spec("optimizers", 7, 11)
+def test_new_attributes_are_one_warning_for_each_place_unless_checks_are_relaxed(caplog):
     _, optimizer, wrapped = trained(SGD)
     assert check(wrapped, optimizer, caplog) == []
     optimizer.mood = 1
@@ -227,6 +224,9 @@ def test_new_attributes_are_one_warning_for_each_place(caplog):
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     assert check(wrapped, optimizer, caplog) == []  # they were there when it was wrapped
+    model = Net()
+    relaxed = poptorch.trainingModel(model, options().relaxOptimizerAttributesChecks(True))
+    assert check(relaxed, changed(SGD, invented=1)(model), caplog) == []
 
 
 def test_another_library_and_a_native_step_are_not_unexpected(caplog):

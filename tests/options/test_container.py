@@ -46,6 +46,7 @@ def test_declared_values_are_attributes_that_keep_their_type(group: Container) -
     (lambda o: o.Training.gradientAccumulation(-1), r"gradientAccumulation must be at least 1"),
     (lambda o: o.Distributed.stageProcesses(0), r"stageProcesses must be at least 1"),
     (lambda o: o.lanes(-1), r"lanes must be at least 0"),
+    (lambda o: o.programs(0), r"programs must be at least 1"),
     (lambda o: o.maxRepeatLogs(-1), r"maxRepeatLogs must be at least 0"),
     (lambda o: o.backend("cuda"), r"use one of auto, inductor, optimise, reference, staged"),
 ])  # fmt: skip

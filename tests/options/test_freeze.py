@@ -5,9 +5,9 @@ import pytest
 import poptorch
 from poptorch._base.errors import Error
 from poptorch._ir.spec import Location
-from poptorch.enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType
+from poptorch.enums import ConnectionType, OutputMode, ReductionType
 from poptorch.options import Options, PipelinedExecution, ShardedExecution, TensorLocationSettings
-from poptorch.options.freeze import engine_options, freeze, log_options, prepare, use_running_mean
+from poptorch.options.freeze import engine_options, freeze, log_options, prepare
 
 
 @pytest.mark.spec("options", 13)
@@ -22,14 +22,6 @@ def test_anchors_without_a_mode_inherit_the_resolved_one() -> None:
     assert own.anchored_tensors["a"][2:] == [OutputMode.EveryN, 2]
     anchors = (("a", "x", OutputMode.EveryN, 2), ("b", "y", OutputMode.Sum, 1))
     assert freeze(own, True).anchors == freeze(every, True).anchors == anchors
-
-
-def test_a_refused_wrap_leaves_the_options_writable() -> None:
-    options = Options()
-    options.output_mode = 9
-    with pytest.raises(Error, match="output_mode holds no OutputMode"):
-        prepare(options, training=True)
-    assert prepare(options.outputMode(OutputMode.Sum), training=True).output_mode == 3
 
 
 @pytest.mark.spec("programs", 3)
@@ -63,6 +55,7 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared() -> Non
      "must be a factor of"),
     (lambda o: o._Popart.set("partialsTypeMatMuls", "double"), "float or half"),
     (lambda o: setattr(o, "sync_pattern", 9), "sync_pattern holds no SyncPattern"),
+    (lambda o: setattr(o, "output_mode", 9), "output_mode holds no OutputMode"),
     (lambda o: o.setAvailableMemoryProportion({"IPU0": [1]}), "must be numbers"),
     (lambda o: o.setAvailableMemoryProportion({"IPU0": 3}), "numbers from 0 to 1"),
     (lambda o: o._Popart.set("accumulationAndReplicationReductionType", 2),
@@ -173,16 +166,6 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert directory(Options()) == "b"
     assert directory(Options().enableExecutableCaching("a")) == "a"
     assert directory(Options().enableExecutableCaching(None)) is None
-
-
-def test_optimisers_that_accumulate_in_half_keep_a_running_mean() -> None:
-    options = Options()
-    own = prepare(options, training=True)
-    use_running_mean(own)
-    assert freeze(own, True).reduction.strategy is MeanReductionStrategy.Running
-    assert freeze(options, True).reduction.strategy is MeanReductionStrategy.Post
-    with pytest.raises(AttributeError, match="frozen"):
-        own.deviceIterations(2)
 
 
 @pytest.fixture

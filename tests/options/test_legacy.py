@@ -15,7 +15,8 @@ from poptorch.options.freeze import prepare
 from poptorch.options.legacy_call import read_call
 
 PRECISION = {
-    "runningVarianceAlwaysFloat": False, "autocastEnabled": True, "halfFloatCasting": "anything",
+    "runningStatisticsAlwaysFloat": True, "runningVarianceAlwaysFloat": False,
+    "autocastEnabled": True, "halfFloatCasting": "anything",
     "autocastPolicy": Policy([torch.mm], [], [], []),
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Precision.setPartialsType": (torch.half,), "TensorLocations.numIOTiles": (64,),
     **{f"TensorLocations.set{kind}Location": (OFF_CHIP,) for kind in LOCATED},
 }  # fmt: skip
-# What the executor reads from the options themselves: session/test_figures.py, and below.
+# What the executor reads from the options themselves: optim/test_replacement.py.
 READ_BY_THE_EXECUTOR = ("relaxOptimizerAttributesChecks",)
 # Besides hints, what may change without another compilation.
 OUTSIDE_THE_KEY = (
@@ -214,18 +214,6 @@ def test_hints_are_listed_in_the_order_of_the_table_unless_they_are_set_back(mon
     assert options.withoutEffect() == hints
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"syncPattern": "SyncPattern.SinglePipeline"}')
     assert Options().withoutEffect() == ["syncPattern"]
-
-
-@pytest.mark.spec("optimizers", 11)
-@pytest.mark.parametrize("relaxed", [False, True])
-def test_unknown_attributes_of_optimizers_are_a_warning_unless_relaxed(relaxed, caplog) -> None:
-    model = torch.nn.Linear(1, 1)
-    chosen = Options().backend("reference").relaxOptimizerAttributesChecks(relaxed)
-    wrapper = poptorch.trainingModel(model, chosen.showCompilationProgressBar(False))
-    other = poptorch.optim.SGD(model.parameters(), lr=0.1)
-    other.param_groups[0]["invented"] = 1
-    wrapper.setOptimizer(other)
-    assert ("invented" in caplog.text) is not relaxed
 
 
 def test_excluded_files_are_not_the_users(tmp_path, caplog) -> None:

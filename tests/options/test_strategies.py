@@ -1,8 +1,5 @@
 """Stages, phases and strategies as users build them (spec/parallel.md sections 2 and 3)."""
 
-import copy
-import pickle
-
 import pytest
 
 import poptorch
@@ -122,24 +119,3 @@ def test_phased_settings():
         "SerialPhasedExecution(Phase(Stage('A')), Phase(Stage('B')))"
         ".useSeparateBackwardPhase().setTensorsLiveness(Liveness.OffChipAfterEachPhase)"
     )
-
-
-@pytest.mark.parametrize("liveness, separate, total", [
-    (Liveness.AlwaysLive, False, 3), (Liveness.AlwaysLive, True, 4),
-    (Liveness.OffChipAfterFwd, False, 6), (Liveness.OffChipAfterFwd, True, 6),
-    (Liveness.OffChipAfterFwdNoOverlap, False, 8),
-    (Liveness.OffChipAfterEachPhase, True, 12),
-])  # fmt: skip
-def test_internal_phases(liveness, separate, total):
-    strategy = SerialPhasedExecution("A", "B", "C").setTensorsLiveness(liveness)
-    strategy.useSeparateBackwardPhase(separate)
-    assert placed(strategy).total_phases == total
-
-
-def test_strategies_copy_and_pickle():
-    strategy = SerialPhasedExecution(Phase(Stage("A").ipu(1)), "B").useSeparateBackwardPhase()
-    for other in (copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))):
-        assert repr(other) == repr(strategy)
-        assert other.stage("A") is other.phase(0).stage(0)
-        other.stage("A").ipu(7)
-        assert strategy.stage("A")._ipu == 1

@@ -57,13 +57,20 @@ def test_every_operator_is_logged_with_its_place(told, caplog) -> None:
         assert f"{name} {where}" in caplog.messages
 
 
-@pytest.mark.parametrize("separate, expected", [(False, [2, 3, 4]), (True, [4, 5, 6])])
-def test_backward_phases_come_after_the_forward_ones(separate: bool, expected: list[int]) -> None:
+@pytest.mark.parametrize("liveness, separate, total, expected", [
+    ("AlwaysLive", False, 3, [0, 1, 2, 2, 3, 4]), ("AlwaysLive", True, 4, [0, 1, 2, 4, 5, 6]),
+    ("OffChipAfterFwd", False, 6, [0, 1, 2, 4, 5, 6]),
+    ("OffChipAfterFwd", True, 6, [0, 1, 2, 4, 5, 6]),
+    ("OffChipAfterFwdNoOverlap", False, 8, [0, 2, 4, 8, 10, 12]),
+    ("OffChipAfterEachPhase", True, 12, [0, 4, 8, 16, 20, 24]),
+])  # fmt: skip
+def test_backward_phases_come_after_the_forward_ones(liveness, separate, total, expected) -> None:
     strategy = SerialPhasedExecution("A", "B", "C").useSeparateBackwardPhase(separate)
+    strategy.setTensorsLiveness(poptorch.Liveness[liveness])
     layout = chain(("A", 0), ("B", 0), ("C", 0), strategy=strategy)
     placement = freeze(options(strategy), True).placement
     numbers = [phase_number(each, layout, placement) for each in stage_passes(3, training=True)]
-    assert numbers == [0, 1, 2, *expected]
+    assert (placement.total_phases, numbers) == (total, expected)
 
 
 def test_rules_of_blocks_and_phases_are_told(caplog: pytest.LogCaptureFixture) -> None:

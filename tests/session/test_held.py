@@ -43,6 +43,7 @@ HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "another module": (lambda m, o: Having(None, layer=m.fc.weight), lambda held: held.layer * 1),
     "a parameter of it": (lambda m, o: m.fc.weight, lambda w: nn.Parameter(w) + 0),
     "a copy": (lambda m, o: m.fc.weight, copy.deepcopy),
+    "a shallow copy": (lambda m, o: copy.copy(m), lambda twin: twin.fc.weight * 1),
     "a pickle": (lambda m, o: m.fc.weight, lambda w: pickle.loads(pickle.dumps(w))),
     "a file": (lambda m, o: m.fc.weight, lambda w: saved(w)),
     "numbers": (lambda m, o: m.fc.weight, lambda w: torch.tensor(w.tolist())),
@@ -184,20 +185,6 @@ def test_what_is_saved_has_what_was_loaded_into_the_optimizer(tmp_path) -> None:
             torch.testing.assert_close(loaded.state_dict(), optimizer.state_dict())
 
 
-def test_what_is_loaded_into_an_optimizer_before_the_first_call_has_its_rate() -> None:
-    twins = Twins(Net(), adam, **near(8, 10, size=0.1))
-    twins.step(X, Y)
-    state = copy.deepcopy(twins.theirs.state_dict())
-    state["param_groups"][0]["lr"] = 0.2
-    twins.wrapped.destroy()
-    twins.ours = adam(twins.model.parameters())
-    twins.wrapped = poptorch.trainingModel(twins.model, options(), twins.ours)
-    for optimizer in twins.both:
-        optimizer.load_state_dict(copy.deepcopy(state))
-    twins.step(X, Y, count=2)
-    twins.compare()
-
-
 class Tagged(nn.Linear):
     """A class that hears of its subclasses, and copies in its own ways."""
 
@@ -228,7 +215,7 @@ def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
         (copy.deepcopy(model), copy.deepcopy(plain)),
         (pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(plain))),
     ):
-        assert type(wrapped) is Tagged
+        assert (type(wrapped), type(wrapped._parameters)) == (Tagged, dict)
         assert vars(wrapped).keys() == vars(unwrapped).keys()
         assert torch.equal(wrapped.weight, model.weight)
 

@@ -131,12 +131,17 @@ def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog
 @pytest.mark.parametrize("settings", [{}, {"accum_type": HALF}])
 def test_accumulators_of_half_weights_are_float_by_default(settings):
     """Half ones choose the running mean."""
-    model, _, wrapped = wrap(options(accumulation=4).lanes(1), **settings)
+    given = options(accumulation=4).lanes(1)
+    model, _, wrapped = wrap(given, **settings)
     wrapped(torch.ones(4).half())
     accumulator = wrapped.plan().program.state_slots()["accum.weight"]
     assert accumulator.dtype == settings.get("accum_type", torch.float32)
-    strategy = wrapped.options.Training.meanAccumulationAndReplicationReductionStrategy
+    strategy, users = (each.Training.meanAccumulationAndReplicationReductionStrategy
+                       for each in (wrapped.options, given))  # fmt: skip
     assert (strategy == MeanReductionStrategy.Running) == bool(settings)
+    assert users == MeanReductionStrategy.Post
+    with pytest.raises(AttributeError, match="frozen"):
+        wrapped.options.deviceIterations(2)
     assert (model.weight.dtype, weight(model)) == (HALF, -1.0)
 
 

@@ -90,8 +90,9 @@ def test_state_is_none_until_compiled() -> None:
     assert state["ipu_param"]["learningRate___specific___layer.weight"] == torch.tensor(0.01)
     native = torch.optim.Adam(model.parameters(), lr=0.5).state_dict()
     for wrong in (native, {**state, "ipu_state": 3}, {**native, "ipu_state": {}}):
-        with pytest.raises(RuntimeError, match="Only IPU optimizer states can be loaded"):
+        with pytest.raises(RuntimeError, match="Only IPU optimizer states can be loaded") as caught:
             optimizer.load_state_dict(wrong)
+        assert isinstance(caught.value, poptorch.Error)
     for empty in ({}, None):
         with pytest.raises(RuntimeError, match="because it is empty"):
             optimizer.load_state_dict(empty)

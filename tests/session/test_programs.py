@@ -125,8 +125,6 @@ def test_weights_that_are_set_between_reach_every_program() -> None:
     one(X)
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
         one(X[:4])
-    with pytest.raises(poptorch.Error, match="programs must be at least 1"):
-        poptorch.inferenceModel(model, options().programs(0))(X)
 
 
 def test_the_least_recently_used_goes_first_and_modes_do_not_count() -> None:

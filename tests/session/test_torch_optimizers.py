@@ -91,10 +91,10 @@ def test_what_is_read_is_what_eager_has_and_a_resumed_run_goes_on_with_it(name: 
     first.compare()
     checkpoint = copy.deepcopy((first.model.state_dict(), first.ours.state_dict()))
     second.eager, second.theirs = first.eager, first.theirs
+    checkpoint[1]["param_groups"][0]["lr"] = first.theirs.param_groups[0]["lr"] = 0.02
     if name in ("Adam", "SGD"):  # there is a program, and other state on the device
         for _ in range(2):
             second.wrapped(X, Y)
-        checkpoint[1]["param_groups"][0]["lr"] = first.theirs.param_groups[0]["lr"] = 0.02
     if name == "SGD":
         second.wrapped.detachFromDevice()
     second.model.load_state_dict(checkpoint[0])
