@@ -36,15 +36,6 @@ def norm(w, scale, shift, x) -> tuple[Tensors, Tensors]:
     return [loss.detach(), added], [w - 0.1 * g for w, g in zip(leaves, gradients, strict=True)]
 
 
-def mlp(w1, w2, m1, m2, x) -> tuple[Tensors, Tensors]:
-    """A training step with momentum, every update written at the end."""
-    leaves = [w.detach().requires_grad_() for w in (w1, w2)]
-    loss = F.relu(x @ leaves[0].t()).mm(leaves[1].t()).square().sum()
-    g1, g2 = torch.autograd.grad(loss, leaves)
-    n1, n2 = m1 * 0.9 + g1, m2 * 0.9 + g2
-    return [loss.detach()], [w1 - 0.01 * n1, w2 - 0.01 * n2, n1, n2]
-
-
 def reading(w: torch.Tensor, x: torch.Tensor, through_view: bool = True) -> tuple[Tensors, Tensors]:
     """The new value is there at once; the old one is read by the last product."""
     old = w.t() if through_view else w
@@ -56,7 +47,7 @@ def reading(w: torch.Tensor, x: torch.Tensor, through_view: bool = True) -> tupl
 
 STEPS: dict[str, tuple[Step, list[tuple[int, ...]]]] = {
     "dropping": (dropping, [(6, 3), (6, 3), (4, 6)]), "norm": (norm, [(4, 4), (4,), (4,), (8, 4)]),
-    "mlp": (mlp, [(6, 8), (4, 6), (6, 8), (4, 6), (5, 8)]), "reading": (reading, [(4, 4), (4, 4)]),
+    "reading": (reading, [(4, 4), (4, 4)]),
 }  # fmt: skip
 
 

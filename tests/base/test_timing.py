@@ -23,8 +23,3 @@ def test_a_part_within_another_is_none_of_it() -> None:
     assert walls["outer"] < 0.45 < walls["inner"] < walls["all"]
     assert "failing" not in walls
     assert walls["all"] == pytest.approx(walls["outer"] + walls["inner"], abs=0.05)
-
-
-def test_nothing_is_measured_unless_asked_for() -> None:
-    with timing.part("lowering"):
-        assert timing._measured.get() is None

@@ -6,7 +6,9 @@ import torch
 
 from poptorch._capture.trace import fake_mode, fake_tensor, trace
 from poptorch.backends.inductor.compiler import compile_graph
+from poptorch.backends.inductor.library import load
 from poptorch.backends.prepare import write_last
+from poptorch.backends.protocol import Code
 
 Tensors = list[torch.Tensor]
 
@@ -30,21 +32,22 @@ def graph(
     return module, range(len(output.args[0]) - outputs)
 
 
-def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> None:
-    """Compile, run twice beside the traced graph, compare everything that can be seen."""
+def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> Code:
+    """Compile, run beside the traced graph, also what is kept; compare all that can be seen."""
     module, places = graph(step, examples)
     text = module.print_readable(print_output=False)
-    compiled = compile_graph(module, places, examples).run
+    code = compile_graph(module, places, examples)
     assert module.print_readable(print_output=False) == text
     write_last(module, places)
     want_state, got_state = [[t.clone() for t in examples] for _ in range(2)]
-    for seed in range(2):
+    for seed, run in enumerate((code.run, load(code.kept) if code.kept else code.run)):
         torch.manual_seed(seed)
         want = module(*want_state)
         torch.manual_seed(seed)
         arguments = list(got_state)
-        got = compiled(arguments)
+        got = run(arguments)
         assert len(arguments) == len(examples)
         for a, b in zip([*want, *want_state], [*got, *got_state], strict=True):
             torch.testing.assert_close(b, a)
             assert b.stride() == a.stride()
+    return code
