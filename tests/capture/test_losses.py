@@ -143,28 +143,20 @@ FOLLOWED = {
     "a step and its inner marked": (lambda o, y: tuple(map(marked, adapted(o, y))),
                                     lambda o, y: adapted(o, y)[0]),
     "not what is left over": (lambda o, y: (F.l1_loss(o, y), mse(o, y))[1:], mse),
+    # What is made of a loss may be returned beside it.
+    "the loss, too": (lambda o, y: (lambda loss: (loss * 2, {"loss": loss}))(mse(o, y)), mse),
+    "a mean of one value": (lambda o, y: mse(o, y).mean(), mse),
+    "another shape": (lambda o, y: mse(o, y).reshape(1, 1).squeeze(), mse),
+    "a copy": (lambda o, y: (lambda loss: (loss.clone(), loss.detach() * 3))(mse(o, y)), mse),
+    "a number for the log": (lambda o, y: (o, mse(o, y).detach() * 100), mse),
+    "nothing of it": (lambda o, y: (mse(o, y), [o])[1], mse),
 }  # fmt: skip
 
 
+@pytest.mark.spec("ops", 1)
 @pytest.mark.parametrize("losses, loss", FOLLOWED.values(), ids=FOLLOWED)
 def test_metrics_and_inner_losses_are_not_followed(losses, loss) -> None:
     follows(losses, loss, lanes=2)
-
-
-SAME = {
-    "the loss, too": lambda loss, out: (loss * 2, {"loss": loss}),
-    "a mean of one value": lambda loss, out: loss.mean(),
-    "another shape": lambda loss, out: loss.reshape(1, 1).squeeze(),
-    "a copy": lambda loss, out: (loss.clone(), loss.detach() * 3),
-    "a number for the log": lambda loss, out: (out, loss.detach() * 100),
-    "nothing of it": lambda loss, out: [out],
-}
-
-
-@pytest.mark.spec("ops", 1)
-@pytest.mark.parametrize("change", SAME.values(), ids=SAME)
-def test_what_is_made_of_a_loss_may_be_returned_beside_it(change) -> None:
-    follows(lambda out, y: change(mse(out, y), out), mse, lanes=2)
 
 
 def after(*rest):
