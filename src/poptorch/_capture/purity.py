@@ -40,15 +40,33 @@ _PURE = {aten.bernoulli_.float: aten.bernoulli.p, aten.div_.Scalar: aten.div.Sca
 
 def _make_lone_writes_pure(graph: fx.Graph) -> None:
     """Dropout draws its mask by a write over a tensor that nothing else looks at."""
-    for node in graph.nodes:
+    made = set[fx.Node]()
+    for node in list(graph.nodes):
         pure = _PURE.get(node.target)
         written = node.args[0] if pure is not None else None
         if not isinstance(written, fx.Node) or len(written.users) > 1:
             continue
-        if written.target is aten.empty_like.default or written.target in _PURE.values():
+        if written.target is aten.empty_like.default or written in made:
             if len(node.args) == 1:  # the share that is the default of the one and not of the other
                 node.args = (written, 0.5)
             node.target = pure
+            made.add(_in_order_of_memory(node) if pure is aten.bernoulli.p else node)
+
+
+def _in_order_of_memory(draw: fx.Node) -> fx.Node:
+    """Draw where the write did: it goes through memory, the pure operator through dimensions."""
+    value, graph, permute = draw.meta["val"], draw.graph, aten.permute.default
+    if value.is_contiguous():
+        return draw
+    order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
+    with graph.inserting_before(draw):
+        turned = graph.call_function(permute, (draw.args[0], order))
+    with graph.inserting_after(draw):
+        back = graph.call_function(permute, (draw, [order.index(dim) for dim in range(len(order))]))
+    draw.replace_all_uses_with(back, lambda user: user is not back)
+    draw.args, back.meta = (turned, *draw.args[1:]), dict(draw.meta)
+    turned.meta = draw.meta = {**draw.meta, "val": value.permute(order)}
+    return back
 
 
 def _is_pure(graph: fx.Graph, inputs: Tensors, runs: bool) -> bool:

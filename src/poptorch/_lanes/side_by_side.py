@@ -317,7 +317,7 @@ def drawn(call: Call, number: int) -> torch.Tensor:
         raise NotVectorisable("it cannot draw for each micro-batch by itself")
     value = call.node.meta["val"]
     if kind[0] == streams.SHARES:
-        like = call.lanes(0)
+        like = call.lanes(0).contiguous()  # as what is drawn always is
     else:
         strides = [value.numel(), *value.stride()]
         like = torch.empty_strided([call.count, *value.shape], strides, dtype=value.dtype)
