@@ -16,6 +16,7 @@ from .._base.errors import Error
 from .._ops.traceable import ctc_losses, grouped_product, lstm
 from . import dynamic_slices
 from .recorded import constant_value
+from .selected import Selected, select
 from .trace import untraced
 
 
@@ -105,7 +106,7 @@ def _tensor_split(input: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch
 
 def _ctc_loss(
     log_probs: torch.Tensor,
-    targets: torch.Tensor,
+    targets: torch.Tensor | Selected,
     input_lengths: Any,
     target_lengths: Any,
     blank: int = 0,
@@ -119,6 +120,8 @@ def _ctc_loss(
         log_probs, targets = log_probs[:, None], targets.reshape(1, -1)
     steps = torch.as_tensor(input_lengths).reshape(-1)
     labels = torch.as_tensor(target_lengths).reshape(-1)
+    if isinstance(targets, Selected):
+        targets, labels = targets.targets(labels)
     losses: torch.Tensor
     losses, _ = ctc_losses(log_probs, targets, steps, labels, blank, zero_infinity)
     if reduction == "mean":
@@ -216,6 +219,10 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
         F.one_hot: _one_hot,
         **{f: functools.partial(_embedding, f) for f in (F.embedding, F.embedding_bag)},
         **{f: functools.partial(_nonzero, f) for f in _NONZERO},
+        **{
+            f: functools.partial(select, f)
+            for f in (torch.masked_select, torch.Tensor.masked_select)
+        },
         torch.combinations: _combinations,
         torch.repeat_interleave: _repeat_interleave,
         torch.Tensor.repeat_interleave: _repeat_interleave,

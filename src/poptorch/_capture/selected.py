@@ -1,0 +1,56 @@
+"""Values that a mask selects: how many is not known in a program of fixed shapes.
+
+A CTC loss takes them as its targets, as it is told how many of them each sample has. Whatever else
+is done with them needs their number, and is refused as the selection itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Selected:
+    def __init__(self, value: torch.Tensor, mask: torch.Tensor) -> None:
+        self._value, self._mask = torch.broadcast_tensors(value, mask)  # type: ignore[no-untyped-call]
+
+    def targets(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return them in rows, and the rows' lengths: too long ones if these do not fit."""
+        values, chosen = self._value.flatten(), self._mask.flatten()
+        values = values[(~chosen).to(torch.uint8).argsort(stable=True)]
+        longest = self._value.shape[-1]
+        starts = lengths.cumsum(0) - lengths
+        places = starts[:, None] + torch.arange(longest, device=values.device)
+        fits = lengths.sum() == chosen.sum()
+        return values[places.clamp(0, len(values) - 1)], torch.where(fits, lengths, longest + 1)
+
+    def whole(self) -> torch.Tensor:
+        """Refuse to go on: their number is needed."""
+        selected: torch.Tensor = torch.ops.aten.masked_select.default(self._value, self._mask)
+        return selected
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return next(each for each in args if isinstance(each, cls)).whole()
+
+
+def select(function: Any, input: torch.Tensor, mask: torch.Tensor, **kwargs: Any) -> Any:
+    """Stand for ``masked_select``: only whole numbers are targets."""
+    if input.is_floating_point() or input.is_complex() or kwargs:
+        return function(input, mask, **kwargs)
+    return Selected(input, mask)
+
+
+def _of_whole(name: str) -> property:
+    return property(lambda self: getattr(self.whole(), name))
+
+
+for _name in {*dir(torch.Tensor)} - {*dir(Selected)}:
+    if _name.startswith("__"):  # which Python looks up in classes only
+        setattr(Selected, _name, _of_whole(_name))
