@@ -1,7 +1,4 @@
-"""What compiling costs does not grow unseen: counts are those of ``benchmarks/results``.
-
-Times on shared machines differ by more than a change does; counts differ by less than a thousandth.
-"""
+"""What compiling costs does not grow unseen: counts, as times differ by more than changes do."""
 
 import json
 import subprocess

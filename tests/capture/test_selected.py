@@ -24,9 +24,8 @@ def ctc(model, x, labels, more=0):
 def test_they_are_targets(backend: str) -> None:
     counts = options(backend, accumulation=3, replicas=2)
     twins = Twins(Having(ctc, layer=nn.Linear(6, 9)), torch.optim.Adam, counts, **near(80, 2))
-    for x, labels in ((X, LABELS), (X.flip(0), LABELS.flip(0))):
-        twins.wrapped(x, labels)
-        twins.eager_step(x, labels)
+    twins.wrapped(X, LABELS)
+    twins.eager_step(X, LABELS)
     twins.compare()
 
 
