@@ -31,8 +31,7 @@ def test_every_member_is_a_value_of_its_key(kind: type[IntEnum], tmp_path) -> No
     executor = poptorch.inferenceModel(torch.nn.ReLU(), opts)
     executor(torch.ones(1))
     stored = executor.options._Popart.options[key]
-    assert type(stored) is int
-    assert stored == max(kind)
+    assert (type(stored), stored) == (int, max(kind))
     json.dumps(executor.options.toDict())
     executor.save(tmp_path / "x.poptorch")
     loaded = poptorch.load(tmp_path / "x.poptorch", model=torch.nn.ReLU())

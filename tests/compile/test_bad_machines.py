@@ -66,7 +66,8 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("backend, kind, sources", [
     *(("optimise", kind, 1) for kind in COMPILERS),
-    ("optimise", "fails on the kernels", 2), long("auto", "writes nonsense", 1),
+    ("optimise", "fails on the kernels", 2), ("auto", "cannot write the library", 1),
+    long("auto", "writes nonsense", 1),
 ])  # fmt: skip
 def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog) -> None:
     from torch._inductor import config

@@ -16,7 +16,6 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapped import Graded, normal
 from poptorch._compile import cache, helper, tiers
-from poptorch._ir import graph_json
 from poptorch.backends.reference import Reference
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
@@ -112,18 +111,6 @@ def test_graphs_that_others_have_compiled_take_over_one_by_one(eager_to_compile,
         assert str(model.plan()).startswith([said, "runs on the inductor backend\n"][len(runs) > 4])
     assert runs == ["micro"] * 4 + ["micro", "micro", "update"] * 2
     torch.testing.assert_close(losses, losses_of(reference, 6), rtol=0, atol=0)
-
-
-def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
-    class Failing:
-        def build(self, graph: object) -> None:
-            raise poptorch.Error("The C++ compiler failed", got="No space left on device")
-
-    model = training("reference")
-    model.compile(X, Y)
-    graph = next(iter(model.plan().program.graphs.values()))
-    found = helper.compiled("key", graph_json.encode(graph), Failing(), cache.Store(tmp_path))
-    assert found == (helper.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
 
 
 @pytest.mark.slow
