@@ -41,7 +41,7 @@ examples: $(STAMP)
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py --small || exit 1; done
 
 demo-processes: $(STAMP) dataset
-	$(BIN)/poprun --num-instances 2 --only-output-from-instance 0 $(BIN)/python examples/fashion_mnist/processes.py
+	$(BIN)/poprun --num-instances 2 --oversubscribe --only-output-from-instance 0 $(BIN)/python examples/fashion_mnist/processes.py
 
 test: lint site
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 COUNTS = HERE / "results" / "compile-counts.json"
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "POPTORCH_CACHE_DIR", "POPART_CACHE_DIR", "TRITON_CACHE_DIR")
 LEFT_OUT = (*CACHES, "PYTHONDONTWRITEBYTECODE")  # an installed package comes with its byte code
-NAMES = ("mlp", "cnn", "bert-2", "lstm", "resnet")
+NAMES = ("mlp", "cnn", "bert-2", "bert-12", "lstm", "resnet")
 OURS = ("import poptorch", "import compiler", "capture", "lowering", "C++")
 PARTS = ("import torch", "model", *OURS)
 

@@ -25,7 +25,6 @@ def test_a_long_line_is_cut_where_it_still_says_something(tmp_path) -> None:
     first, second, third = (source.describe(str(path), line) for line in (1, 2, 3))
     assert first.startswith("train.py:1, value = a + a")
     assert first.endswith("+ a + ...")
-    assert second.startswith("train.py:2, x = f(a,a,a,")
-    assert second.endswith(" ...")
+    assert (second[:24], second[-4:]) == ("train.py:2, x = f(a,a,a,", " ...")
     assert max(len(first), len(second)) <= len("train.py:1, ") + 100
     assert third == "train.py:3, x = 1"

@@ -159,7 +159,8 @@ def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
     (lambda x: x[x > 1], "dynamic output shapes"),
     (lambda x: x.masked_select(x > 1), "dynamic output shapes"),
     *((lambda x, use=use: use(x.long().masked_select(x > 1)), "dynamic output shapes")
-      for use in (len, torch.sum, lambda selected: selected + 1)),
+      for use in (len, lambda selected: torch.cat([selected, selected]), lambda s: s + 1)),
+    (lambda x: x.long().masked_select(x.byte()), "BoolTensor"),
     (lambda x: torch.nonzero(x) if x.sum() > 0 else x, "dynamic output shapes"),
     (lambda x: F.one_hot(x.long()), "`num_classes` must be specified and must be con"),
     (lambda x: torch.bincount(x.long()), "`minlength` must be specified and must be a con"),

@@ -97,7 +97,7 @@ def test_a_job_starts_again_and_a_killed_instance_is_named(tmp_path: Path) -> No
 def test_nothing_outlives_a_launcher_that_is_killed(other: str, tmp_path: Path) -> None:
     """Nor what another launcher, which it has started here or at a host, has started."""
     code = "setsid sleep 1000 & echo $! >> started; echo $$ >> started; exec sleep 1000"
-    words = ["--num-instances=2", "--", "sh", "-c", code]
+    words = ["--num-instances=2", "--oversubscribe", "--", "sh", "-c", code]
     if other == "launcher":
         words = ["--", sys.executable, "-m", "poptorch._cli.poprun", *words]
     else:

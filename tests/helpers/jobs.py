@@ -114,4 +114,4 @@ def run(module, arguments, count, folder, **more) -> Mapping[int, tuple[int, str
 
 def main(*arguments: str) -> int:
     """Run a job by ``poprun``, in a process that has been forked for it; return its status."""
-    return poprun.main(arguments)
+    return poprun.main(["--oversubscribe", *arguments])  # on one core, too

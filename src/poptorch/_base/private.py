@@ -180,7 +180,6 @@ UNDOCUMENTED = {
     "current_callable": "of a compiled graph: the function around its library",
     "eval_cache": "of torch.fx's loader: the text of all graphs",
     "mutation_renames": "of a scheduler's node: names of what was written into",
-    "original_output_strides": "of an output node: the strides that its values keep",
     "load_async": "of a cache of C++ code: what compiles a source",
     "suffix_template": "of a cache of C++ code: what Python calls it by",
     "read_writes": "of a scheduler's node: what it depends on",

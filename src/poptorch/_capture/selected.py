@@ -37,12 +37,15 @@ class Selected:
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return next(each for each in args if isinstance(each, cls)).whole()
+        given = (*args, *(kwargs or {}).values())
+        lists = (each if isinstance(each, (list, tuple)) else (each,) for each in given)
+        return next(each for some in lists for each in some if isinstance(each, cls)).whole()
 
 
 def select(function: Any, input: torch.Tensor, mask: torch.Tensor, **kwargs: Any) -> Any:
     """Stand for ``masked_select``: only whole numbers are targets."""
-    if input.is_floating_point() or input.is_complex() or kwargs:
+    is_whole = not (input.is_floating_point() or input.is_complex())
+    if not is_whole or mask.dtype is not torch.bool or input.dim() == 0 or kwargs:
         return function(input, mask, **kwargs)
     return Selected(input, mask)
 

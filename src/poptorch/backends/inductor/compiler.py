@@ -177,7 +177,8 @@ def _compile(
                 needed = {} if plain else shortcuts.patterns(lowered.graph)
                 with private.V.set_fake_mode(mode), private.standing_in(needed):
                     joint_graph_passes(lowered)
-            _keep_output_strides(lowered, module)
+            (output,) = lowered.graph.find_nodes(op="output")  # the strides of all are kept
+            output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
             are_two = sources is not None or shortcuts.are_two(lowered.graph)
             with private.settings({"cpp_wrapper_build_separate": are_two}):
                 return private.compile_fx_inner(
@@ -215,12 +216,3 @@ def _put(
     if all(stride or size == 1 for size, stride in lies):
         return NotImplemented
     return aten.index_put.default(tensor.contiguous(), indices, values, accumulate)
-
-
-def _keep_output_strides(lowered: fx.GraphModule, module: fx.GraphModule) -> None:
-    (traced,) = module.graph.find_nodes(op="output")
-    (output,) = lowered.graph.find_nodes(op="output")
-    results = traced.args[0][: len(output.args[0])]
-    strides = [node.meta["val"].stride() for node in results]
-    output.meta["user_visible_output_idxs"] = list(range(len(strides)))
-    output.meta["original_output_strides"] = strides
