@@ -11,6 +11,7 @@ from torch._inductor.codecache import CppWrapperCodeCache
 from helpers.inductor_graphs import Tensors, graph
 from poptorch.backends.inductor import headers
 from poptorch.backends.inductor.compiler import compile_graph
+from poptorch.backends.inductor.toolchain import has_vectors
 
 ALL = '#include "torch/csrc/inductor/cpp_prefix.h"\n'
 FUNCTIONS = (
@@ -56,7 +57,7 @@ def test_the_same_bits_with_few_headers(width: int | None, tmp_path: Path, monke
         monkeypatch.setattr(CppWrapperCodeCache, "cache", {})
         with torch._inductor.config.patch({"cpp.simdlen": width}):
             got.append(compile_graph(*graph(everything, examples), examples).run(list(examples)))
-    assert sufficed == [True]
+    assert sufficed == [True] * has_vectors()  # the folder has headers of vectors
     assert not refused
     few, all_ = ([t.contiguous() for t in results] for results in got)
     for a, b in zip(few, all_, strict=True):
