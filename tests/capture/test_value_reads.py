@@ -77,9 +77,8 @@ def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(caplog) -> None:
     model = poptorch.inferenceModel(Having(branch, calls=torch.zeros(()), **state), options())
     assert model(x)[0].tolist() == [3.0, 6.0]
     (text,) = [text for text in caplog.messages if "branches on the values" in text]
-    assert "test_value_reads.py" in text
-    assert "if x.sum() > 0 else" in text
-    assert "bool(tensor) is True" in text
+    for part in ("test_value_reads.py", "if x.sum() > 0 else", "bool(tensor) is True"):
+        assert part in text
     assert model(-x)[0].tolist() == [-3.0, -6.0]
     other = Having(branch, calls=torch.zeros(()), **state)
     trained, before = training(other, options(iterations=2)), torch.get_rng_state()
@@ -149,8 +148,7 @@ def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
     shown, total = capsys.readouterr().out.splitlines()
     assert shown == "tensor(<unavailable>, size=(2,), dtype=torch.float32, device=cpu)"
     assert "<unavailable>" in total
-    (text,) = [r.getMessage() for r in caplog.records if "prints a tensor" in r.message]
-    assert "print(x)" in text
+    assert ["print(x)" in m for m in caplog.messages if "prints a tensor" in m] == [True]
 
 
 @pytest.mark.spec("supported_ops", 9, 10)
@@ -184,10 +182,8 @@ def slices(x, i):
 def test_slices_with_tensor_bounds_of_constant_length() -> None:
     x = torch.arange(25.0).view(5, 5)
     model = poptorch.inferenceModel(Calling(slices), options())
-    for start in (1, 2):
-        i = torch.tensor(start)
-        for got, expected in zip(model(x, i), slices(x, i), strict=True):
-            assert torch.equal(got, expected)
+    for i in torch.tensor([1, 2]):
+        torch.testing.assert_close(model(x, i), slices(x, i), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
@@ -208,10 +204,12 @@ def test_what_a_mask_assigns_gets_its_gradient() -> None:
         y[x > 1] = model.value
         z = torch.stack([x, x])
         z[torch.tensor([True, False])] = model.value * 3
-        return poptorch.identity_loss(y.sum() + z.sum(), "none")
+        rows = z.T * model.value
+        rows[y > 0] = model.row
+        return poptorch.identity_loss((y.sum() + z * rows.T).sum(), "none")
 
-    model = Having(filled, value=nn.Parameter(torch.tensor(2.0)))
-    trains_alike(model, torch.tensor([0.0, 2.0, 3.0]))
+    values = {"value": nn.Parameter(torch.tensor(2.0)), "row": nn.Parameter(torch.randn(2))}
+    trains_alike(Having(filled, **values), torch.tensor([0.0, 2.0, 3.0]))
 
 
 def short_cut(model, x):

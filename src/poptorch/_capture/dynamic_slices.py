@@ -39,10 +39,11 @@ def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
 
 def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
     mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
-    if mask and isinstance(value, torch.Tensor) and value.numel() == 1:
+    if mask and isinstance(value, torch.Tensor) and _is_for_each(tensor, index, value):
         # The gradient of the value would otherwise select with the mask.
-        mask = index.view(*index.shape, *[1] * (tensor.dim() - index.dim()))
-        tensor.copy_(torch.where(mask, value.to(tensor.dtype).reshape(()), tensor))
+        rest = tensor.dim() - index.dim()
+        value = value.reshape(value.shape[max(0, value.dim() - rest) :]).to(tensor.dtype)
+        tensor.copy_(torch.where(index.reshape(*index.shape, *[1] * rest), value, tensor))
         return
     fixed, windows = _split(index)
     if not windows:
@@ -57,6 +58,18 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
     shape[dim] = len(places)
     source_ = torch.as_tensor(value, dtype=view.dtype, device=view.device).expand(shape)
     view.index_copy_(dim, places, source_)
+
+
+def _is_for_each(tensor: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether each place that the mask selects is assigned this value, however many these are."""
+    extra = max(0, value.dim() - tensor.dim() + mask.dim())
+    sizes = zip(reversed(value.shape[extra:]), reversed(tensor.shape), strict=False)
+    return (
+        mask.shape == tensor.shape[: mask.dim()]
+        and value.shape[:extra].numel() == 1
+        and all(own in (1, size) for own, size in sizes)
+        and (value.numel() == 1 or value.dtype == tensor.dtype)
+    )
 
 
 def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:

@@ -13,7 +13,7 @@ from torch import fx
 from .._base import private
 from .._base.trees import dtypes_of, with_tensors
 from .._ir.graph import copied, lazily
-from .._ir.operators import Operator, acts, writes
+from .._ir.operators import Operator, acts, may_view, writes
 from .._ops.effects import is_control_flow
 from .._ops.rounding import rounded_at_random
 
@@ -91,12 +91,23 @@ def _stays(node: fx.Node, runs: bool) -> bool:
     )
 
 
+class _Replay(fx.Interpreter):
+    """What kernels return need not lie as torch says of them without values: views go by memory."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result, recorded = super().run_node(n), n.meta.get("val")
+        if not isinstance(result, torch.Tensor) or not isinstance(recorded, torch.Tensor):
+            return result
+        own = not may_view(n) and recorded.is_contiguous()
+        return result.contiguous() if own else result
+
+
 def _functionalize(
     recorded: fx.GraphModule, inputs: Tensors, mode: Any, rules: Rules
 ) -> fx.GraphModule:
     def replay(*args: torch.Tensor) -> object:
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
-        return fx.Interpreter(recorded).run(*(a.clone() for a in args))
+        return _Replay(recorded).run(*(a.clone() for a in args))
 
     as_recorded = torch.autocast("cpu", enabled=False)  # casts are: once is enough
     with lazily(), fx_traceback.preserve_node_meta(), mode, as_recorded:
