@@ -43,7 +43,7 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
         # The gradient of the value would otherwise select with the mask.
         rest = tensor.dim() - index.dim()
         value = value.reshape(value.shape[max(0, value.dim() - rest) :]).to(tensor.dtype)
-        tensor.copy_(torch.where(index.reshape(*index.shape, *[1] * rest), value, tensor))
+        tensor.copy_(torch.where(index.reshape(index.shape + (1,) * rest), value, tensor))
         return
     fixed, windows = _split(index)
     if not windows:
@@ -68,7 +68,7 @@ def _is_for_each(tensor: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) 
         mask.shape == tensor.shape[: mask.dim()]
         and value.shape[:extra].numel() == 1
         and all(own in (1, size) for own, size in sizes)
-        and (value.numel() == 1 or value.dtype == tensor.dtype)
+        and (value.dtype == tensor.dtype or value.numel() == 1 <= mask.dim())
     )
 
 
