@@ -33,30 +33,6 @@ _MOST_BARS = 5000  # more make browsers slow
 _MOST_COLUMNS = 300
 _DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
 _HERE = ("outside", "prepare", "device", "collect")
-_MEANS = {  # color and explanation of what pictures show
-    "compute": (0, "tiles compute"),
-    "exchange": (1, "bytes travel between tiles and between chips"),
-    "sync": (2, "tiles wait for the slowest at the end of each superstep"),
-    "host link": (3, "inputs and results travel from and to the host"),
-    "streaming memory": (4, "state and activations that rest off the chip come and go"),
-    "bubble": (5, "chips wait for one another"),
-    "host call": (6, "the host prepares the call; all chips wait"),
-    "weights": (0, "parameters and buffers"),
-    "optimizer state": (1, "such as momentum and moments"),
-    "accumulators": (2, "sums of gradients over the micro-batches"),
-    "activations": (3, "values that wait for other passes, and those of the running one"),
-    "temporary": (4, "operands of the running product, laid out as it reads them"),
-    "code": (5, "programs of the tiles"),
-    "host buffers": (6, "inputs and results on their way"),
-    "gaps and imbalance": (7, "padding, and what the fullest tile has more than others"),
-    "forward": (5, "a micro-batch goes forward"),
-    "backward": (6, "a micro-batch goes back, with what is computed again"),
-    "update": (7, "the optimizer's step"),
-    "outside": (7, "between the calls: the program's own work, waiting for data"),
-    "prepare": (1, "checking and taking the batch"),
-    "device": (0, "running the program"),
-    "collect": (3, "putting the results together"),
-}
 
 
 def write(profile: Profile, path: Path, before: Profile | None = None) -> None:
@@ -76,7 +52,7 @@ def html(profile: Profile, before: Profile | None = None) -> str:
             profile=profile, priced=priced, measured=measured, changes=changes, advice=advice,
             sections=[*sections, *(name for name, content in optional.items() if content)],
             settled=settled(measured) if measured.get("first") else None,
-            means=_MEANS, directions=_DIRECTIONS, ms=1e3 / priced["clock"],
+            directions=_DIRECTIONS, ms=1e3 / priced["clock"],
             whole=whole_cycles(priced), operators=folded(priced["operators"])[:_MOST_ROWS],
             operators_here=_operators_here(profile), passes=list(_passes(priced)),
             bound=[(name, f"{share:.0%}", share) for name, share in priced["bound"].items()],

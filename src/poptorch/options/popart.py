@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -16,71 +18,9 @@ from .container import Container
 from .table import HINT, MISSING, RESULTS, RULES, UNSET, Backend, Effect, Row, deprecated, expect
 
 INITIAL = {"instrumentWithHardwareCycleCounter": False, "rearrangeAnchorsOnHost": False}
-_REPLICATED = "replicatedCollectivesSettings"
-_BATCH = "batchSerializationSettings"
-_LOSS_SCALING = "automaticLossScalingSettings"
-
-_KEYS_BY_KIND = {
-    "bool": f"""
-        aliasZeroCopy {_LOSS_SCALING}.enabled {_BATCH}.concatOnVirtualGraphChange
-        {_BATCH}.concatOnExecutionPhaseChange {_BATCH}.concatOnPipelineStageChange compileEngine
-        constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
-        disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs
-        enableEngineCaching enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks
-        enableFullyConnectedPass enableGradientAccumulation enableInplaceAmbiguityChecking
-        enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
-        enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
-        enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
-        enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
-        exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
-        groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking
-        opxModifyChecking rearrangeAnchorsOnHost rearrangeStreamsOnHost
-        {_REPLICATED}.prepareScheduleForMergingCollectives {_REPLICATED}.mergeAllReduceCollectives
-        scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions
-        useHostCopyOps
-    """,
-    "int": f"""
-        accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType
-        accumulationFactor autodiffSettings.stitchStrategy
-        {_LOSS_SCALING}.gradientTensorTrackingMethod {_LOSS_SCALING}.updatePeriod autoRecomputation
-        {_BATCH}.batchSchedule {_BATCH}.factor {_BATCH}.method {_BATCH}.transformContext
-        compilationProgressTotal defaultBufferingDepth defaultPrefetchBufferingDepth
-        executionPhaseSettings.phases executionPhaseSettings.stages finalDotOp firstDotOp
-        globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
-        meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold
-        numIOTiles patterns_level subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
-        transitiveClosureOptimizationThreshold virtualGraphMode
-    """,
-    "float": f"""
-        {_LOSS_SCALING}.binEdgeLocation {_LOSS_SCALING}.thresholdUpperCountProportion
-        outlineSequenceBreakCost outlineThreshold timeLimitScheduler
-    """,
-    "string": """
-        cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls
-        saveInitializersToFile serializedPoprithmsShiftGraphsDir
-    """,
-    "list": """
-        accumulateOuterFragmentSettings.excludedVirtualGraphs customCodelets dotChecks
-        hardwareInstrumentations updatableNamedBuffers
-    """,
-    "dictionary": """
-        convolutionOptions engineOptions gclOptions lstmOptions matmulOptions patterns reportOptions
-    """,
-}
-KEYS = {kind: frozenset(keys.split()) for kind, keys in _KEYS_BY_KIND.items()}
-LAST_MEMBER = {
-    "accumulateOuterFragmentSettings.schedule": 3,
-    "accumulationAndReplicationReductionType": 2,
-    f"{_LOSS_SCALING}.gradientTensorTrackingMethod": 2,
-    "autoRecomputation": 4,
-    "meanAccumulationAndReplicationReductionStrategy": 2,
-    "hardwareInstrumentations": 1,
-    "mergeVarUpdate": 3,
-    "patterns_level": 3,
-    "subgraphCopyingStrategy": 1,
-    "syntheticDataMode": 3,
-    "virtualGraphMode": 3,
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+KEYS = {kind: frozenset(keys.split()) for kind, keys in _TABLES["keys"].items()}
+LAST_MEMBER: dict[str, int] = _TABLES["last_member"]
 WANTS_REPORT = (
     "autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile",
 )  # fmt: skip
