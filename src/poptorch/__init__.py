@@ -41,31 +41,13 @@ from .wrappers import (
 # What `from poptorch import *` brings: no module (a script may have its own `options` and torch's
 # `optim`), and not `poptorch.print`, which would take the place of Python's.
 __all__ = [
-    "AsynchronousDataAccessor",
-    "Checkpoints",
-    "DataLoader",
-    "Error",
-    "Estimate",
-    "ICustomArgParser",
-    "PadToSizes",
-    "PoplarExecutor",
-    "RecoverableError",
-    "UnrecoverableError",
-    "autoplace",
-    "createPoptorchError",
-    "estimate",
-    "inferenceModel",
-    "ipuHardwareIsAvailable",
-    "ipuHardwareVersion",
-    "load",
-    "registerCustomArgParser",
-    "registerGeometricCustomArgParsers",
-    "registerPostCompileHook",
-    "registerPreCompileHook",
-    "setLogLevel",
-    "trainingModel",
-    "what_if",
-]
+    "AsynchronousDataAccessor", "Checkpoints", "DataLoader", "Error", "Estimate",
+    "ICustomArgParser", "PadToSizes", "PoplarExecutor", "RecoverableError",
+    "UnrecoverableError", "autoplace", "createPoptorchError", "estimate", "inferenceModel",
+    "ipuHardwareIsAvailable", "ipuHardwareVersion", "load", "registerCustomArgParser",
+    "registerGeometricCustomArgParsers", "registerPostCompileHook", "registerPreCompileHook",
+    "setLogLevel", "trainingModel", "what_if",
+]  # fmt: skip
 __all__ += enums.__all__
 __all__ += ops.__all__
 __all__ += options.__all__

@@ -5,25 +5,11 @@ from __future__ import annotations
 import enum
 
 __all__ = [
-    "AnchorMode",
-    "AutoStage",
-    "CommGroupType",
-    "Compiler",
-    "ConnectionType",
-    "DataLoaderMode",
-    "HalfFloatCastingBehavior",
-    "Liveness",
-    "MatMulSerializationMode",
-    "MeanReductionStrategy",
-    "MultiConvPartialsType",
-    "MultiConvPlanType",
-    "OutputMode",
-    "OverlapMode",
-    "ReductionType",
-    "SharingStrategy",
-    "SyncPattern",
-    "VariableRetrievalMode",
-]
+    "AnchorMode", "AutoStage", "CommGroupType", "Compiler", "ConnectionType", "DataLoaderMode",
+    "HalfFloatCastingBehavior", "Liveness", "MatMulSerializationMode", "MeanReductionStrategy",
+    "MultiConvPartialsType", "MultiConvPlanType", "OutputMode", "OverlapMode", "ReductionType",
+    "SharingStrategy", "SyncPattern", "VariableRetrievalMode",
+]  # fmt: skip
 
 
 class OutputMode(enum.IntEnum):

@@ -21,19 +21,10 @@ from ._base.errors import (
 from .options.popart import validate_popart
 
 __all__ = [
-    "AssertionFailure",
-    "Error",
-    "InvalidKey",
-    "InvalidType",
-    "InvalidValue",
-    "OperatorError",
-    "RecoverableError",
-    "StateError",
-    "TestErrorType",
-    "UnrecoverableError",
-    "Unsupported",
+    "AssertionFailure", "Error", "InvalidKey", "InvalidType", "InvalidValue", "OperatorError",
+    "RecoverableError", "StateError", "TestErrorType", "UnrecoverableError", "Unsupported",
     "createPoptorchError",
-]
+]  # fmt: skip
 
 
 def createPoptorchError(msg: str) -> Error:

@@ -19,17 +19,9 @@ from poptorch.poptorch_core import AssertionFailure
 from . import _static
 
 __all__ = [
-    "Aggregation",
-    "ClusterGCNConv",
-    "HeteroLinear",
-    "InstanceNorm",
-    "MFConv",
-    "knn",
-    "knn_graph",
-    "knn_interpolate",
-    "radius",
-    "radius_graph",
-]
+    "Aggregation", "ClusterGCNConv", "HeteroLinear", "InstanceNorm", "MFConv", "knn",
+    "knn_graph", "knn_interpolate", "radius", "radius_graph",
+]  # fmt: skip
 
 FLOWS = ("source_to_target", "target_to_source")
 

@@ -8,21 +8,7 @@ from .replaced import ModelTensor, tensors_of
 from .trace import forgetting_sources, untraced
 
 __all__ = [
-    "Decision",
-    "Explanation",
-    "Micro",
-    "ModelTensor",
-    "OverwriteContextManager",
-    "Request",
-    "capture",
-    "checkpoints",
-    "explain",
-    "forgetting_sources",
-    "hooks_of",
-    "recomputed",
-    "say_narrowed",
-    "search",
-    "tensors_of",
-    "untraced",
-    "with_fewer_checkpoints",
-]
+    "Decision", "Explanation", "Micro", "ModelTensor", "OverwriteContextManager", "Request",
+    "capture", "checkpoints", "explain", "forgetting_sources", "hooks_of", "recomputed",
+    "say_narrowed", "search", "tensors_of", "untraced", "with_fewer_checkpoints",
+]  # fmt: skip

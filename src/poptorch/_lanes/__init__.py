@@ -5,10 +5,6 @@ from .side_by_side import one_by_one, sequential_exchange, side_by_side
 from .validation import differences, validate
 
 __all__ = [
-    "NotVectorisable",
-    "differences",
-    "one_by_one",
-    "sequential_exchange",
-    "side_by_side",
+    "NotVectorisable", "differences", "one_by_one", "sequential_exchange", "side_by_side",
     "validate",
-]
+]  # fmt: skip

@@ -6,16 +6,6 @@ from .locks import Lock, locked
 from .table import TABLE, Event, Row, State, Transfer
 
 __all__ = [
-    "NO_GRADIENTS",
-    "TABLE",
-    "Cell",
-    "Copy",
-    "Device",
-    "Event",
-    "Lock",
-    "Row",
-    "State",
-    "Transfer",
-    "locked",
-    "unwatched",
-]
+    "NO_GRADIENTS", "TABLE", "Cell", "Copy", "Device", "Event", "Lock", "Row", "State",
+    "Transfer", "locked", "unwatched",
+]  # fmt: skip

@@ -24,14 +24,7 @@ from .strategies import _IPhasedExecution as _IPhasedExecution
 _GraphProcessingOptions = _PrecisionOptions  # its name until release 2
 
 __all__ = [
-    "Attribute",
-    "ConfigFileError",
-    "Options",
-    "ParallelPhasedExecution",
-    "Phase",
-    "PipelinedExecution",
-    "SerialPhasedExecution",
-    "ShardedExecution",
-    "Stage",
+    "Attribute", "ConfigFileError", "Options", "ParallelPhasedExecution", "Phase",
+    "PipelinedExecution", "SerialPhasedExecution", "ShardedExecution", "Stage",
     "TensorLocationSettings",
-]
+]  # fmt: skip
