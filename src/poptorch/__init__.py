@@ -17,11 +17,7 @@ from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._capture import OverwriteContextManager as _OverwriteContextManager
 from ._checkpoints import Checkpoints
 from ._planning.asked import Estimate, autoplace, estimate, what_if
-from .argparsers import (
-    ICustomArgParser,
-    registerCustomArgParser,
-    registerGeometricCustomArgParsers,
-)
+from .argparsers import ICustomArgParser, registerCustomArgParser, registerGeometricCustomArgParsers
 from .dataloader import AsynchronousDataAccessor, DataLoader, PadToSizes
 from .enums import *  # noqa: F403 (its __all__ is every enum)
 from .executor import PoplarExecutor

@@ -31,7 +31,6 @@ def ipuHardwareVersion() -> int:
     """
     if not ipuHardwareIsAvailable():
         raise AssertionFailure(
-            "No IPU hardware available",
-            fix="ask poptorch.ipuHardwareIsAvailable() first",
+            "No IPU hardware available", fix="ask poptorch.ipuHardwareIsAvailable() first"
         )
     return _systems.current().kind.generation

@@ -249,10 +249,7 @@ class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
     """Normalises each example; running statistics are written in place."""
 
     def forward(
-        self,
-        x: torch.Tensor,
-        batch: torch.Tensor | None = None,
-        batch_size: int | None = None,
+        self, x: torch.Tensor, batch: torch.Tensor | None = None, batch_size: int | None = None
     ) -> torch.Tensor:
         """Normalise.
 

@@ -30,10 +30,7 @@ _SAME_VALUE = {aten.detach.default, aten.alias.default, aten._to_copy.default}
 
 
 def lower(
-    graph: fx.Graph,
-    inputs: Sequence[Slot],
-    outputs: Sequence[Slot],
-    groups: Mapping[int, Group],
+    graph: fx.Graph, inputs: Sequence[Slot], outputs: Sequence[Slot], groups: Mapping[int, Group]
 ) -> dict[str, str]:
     marked = [node for node in graph.nodes if node.target is hint]
     overlaps: dict[str, str] = {}

@@ -41,10 +41,7 @@ def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
         "Operators with dynamic output shapes cannot be captured",
         got=f"{operator}: the shape of its result depends on values",
         where=line,
-        fix=(
-            SHAPE_FIX,
-            "select before the model is called, or on the host with poptorch.CPU",
-        ),
+        fix=(SHAPE_FIX, "select before the model is called, or on the host with poptorch.CPU"),
     )
 
 

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .._base import private, source
 from .._base.threads import holding, only_here

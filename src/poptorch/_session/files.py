@@ -118,11 +118,7 @@ def _digests(parts: Mapping[str, bytes]) -> bytes:
 
 
 def packed(
-    session: Session,
-    objects: Objects | None,
-    options: str,
-    with_random: bool,
-    pickled: bool = True,
+    session: Session, objects: Objects | None, options: str, with_random: bool, pickled: bool = True
 ) -> dict[str, bytes] | None:
     """Return the parts of a file of a compiled model; None for a process that writes none.
 

@@ -18,9 +18,7 @@ def groupable(parameter: nn.Parameter, name: str, session: Session) -> nn.Parame
     own, handed_out = weakref.ref(session), weakref.ref(parameter)
 
     def replicaGrouping(  # noqa: N802
-        comm_group_type: CommGroupType,
-        shards: int,
-        variable_retrieval_mode: VariableRetrievalMode,
+        comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
     ) -> None:
         """Let each group of replicas have its own value of this parameter, before compilation.
 

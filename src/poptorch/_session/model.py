@@ -50,11 +50,7 @@ class Model:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        users: nn.Module,
-        entry: Callable[..., Any] | None,
-        trained: bool,
+        self, module: nn.Module, users: nn.Module, entry: Callable[..., Any] | None, trained: bool
     ) -> None:
         self.module, self.users = module, users
         self.freeze: Freeze | None = None  # reads the optimizer, in training

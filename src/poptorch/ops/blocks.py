@@ -180,10 +180,7 @@ def removeBlocks(module: nn.Module) -> None:
         AssertionError: not a module.
     """
     if not isinstance(module, nn.Module):
-        raise AssertionFailure(
-            "removeBlocks needs a torch.nn.Module",
-            got=type(module).__name__,
-        )
+        raise AssertionFailure("removeBlocks needs a torch.nn.Module", got=type(module).__name__)
     for part in module.modules():
         hooks = part._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, _BeginBlockHook)]:

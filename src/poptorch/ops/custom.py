@@ -40,11 +40,7 @@ def _key_of(name: str, domain: str, version: object) -> str:
 
 
 def register_custom_op(
-    name: str,
-    domain: str,
-    version: int,
-    forward: Forward,
-    backward: Backward | None = None,
+    name: str, domain: str, version: int, forward: Forward, backward: Backward | None = None
 ) -> None:
     """Register an operator for ``custom_op``, or replace it.
 

@@ -150,9 +150,7 @@ def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     """
     if reduction not in _REDUCTIONS:
         raise AssertionFailure(
-            "Unsupported reduction type!",
-            got=repr(reduction),
-            fix='use "sum", "mean" or "none"',
+            "Unsupported reduction type!", got=repr(reduction), fix='use "sum", "mean" or "none"'
         )
     loss = _REDUCTIONS[reduction](x)
     capture = listener()
