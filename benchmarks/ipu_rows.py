@@ -26,7 +26,8 @@ import poptorch
 from ipu_models import Answers, Gpt2, Mnist, Pretraining, ResNet50, TutorialCnn, on_chips
 from poptorch import Estimate, _compile
 from poptorch._ipu_model.constants import DEFAULT, Constants
-from poptorch._ipu_model.pricing import device_seconds, price
+from poptorch._ipu_model.pricing import price
+from poptorch._ipu_model.simulate import simulate
 from poptorch._session import questions
 from poptorch._systems import parse
 
@@ -231,7 +232,7 @@ class Priced:
         on_chips = tuple(getattr(constants, name) for name in ON_CHIPS)
         if on_chips not in self._seconds:
             changed = self._subject.with_constants(**dict(zip(ON_CHIPS, on_chips, strict=True)))
-            self._seconds[on_chips] = device_seconds(changed)
+            self._seconds[on_chips] = simulate(changed).cycles * changed.flushes / changed.clock
         host = constants.call_seconds + (constants.python_seconds if self.row.python else 0.0)
         seconds = self._seconds[on_chips] + host
         return math.log(self._subject.rows / seconds / self.row.published)

@@ -7,10 +7,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from poptorch._residency.table import as_text
+from poptorch._residency import TABLE, Event, State, Transfer
 
 PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 BEGIN, END = "<!-- scripts/coherence_table.py -->\n", "<!-- end of the table -->\n"
+
+
+def as_text() -> str:
+    """Return the table for people, without what changes nothing."""
+    lines = ["|event|" + "|".join(state.name for state in State) + "|"]
+    lines.append("|---" * (len(State) + 1) + "|")
+    for event in Event:
+        cells = []
+        for state in State:
+            row = TABLE[event, state]
+            what = [row.transfer.name] if row.transfer is not Transfer.NONE else []
+            what += [row.state.name] if row.state is not state else []
+            cells.append(",".join(what))
+        lines.append(f"|{event.name}|" + "|".join(cells) + "|")
+    return "\n".join(lines) + "\n"
 
 
 def page() -> str:

@@ -75,10 +75,6 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
     )
 
 
-def device_seconds(subject: Subject) -> float:
-    return simulate(subject).cycles * subject.flushes / subject.clock
-
-
 def _duration(subject: Subject, timeline: Timeline) -> tuple[float, float]:
     """Seconds of a call with the host's part, and cycles of the chips."""
     cycles, c = timeline.cycles * subject.flushes, subject.constants

@@ -64,18 +64,3 @@ def _table() -> dict[tuple[Event, State], Row]:
 
 
 TABLE: Mapping[tuple[Event, State], Row] = _table()
-
-
-def as_text() -> str:
-    """Return the table for people, without what changes nothing."""
-    lines = ["|event|" + "|".join(state.name for state in State) + "|"]
-    lines.append("|---" * (len(State) + 1) + "|")
-    for event in Event:
-        cells = []
-        for state in State:
-            row = TABLE[event, state]
-            what = [row.transfer.name] if row.transfer is not Transfer.NONE else []
-            what += [row.state.name] if row.state is not state else []
-            cells.append(",".join(what))
-        lines.append(f"|{event.name}|" + "|".join(cells) + "|")
-    return "\n".join(lines) + "\n"
