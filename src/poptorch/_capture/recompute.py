@@ -57,7 +57,7 @@ def _kept(graph: Graph) -> set[fx.Node]:
     kept = set(graph.returned)
     for node in nodes:
         alive = node.op != "call_function" or is_kept(node)
-        once = is_mask(node) or is_control_flow(node) or is_effect(graph.module.graph, node)
+        once = is_mask(node) or is_control_flow(node) or is_effect(node)
         if alive or once or any(_crosses(node, user) for user in node.users):
             kept.add(node)
     # A view of something kept costs nothing, and a kept view keeps what it shows.

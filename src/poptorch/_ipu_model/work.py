@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .._ir.blocks import MEMORY, PARTIALS, label_of, marks
-from .._ir.operators import aten, draws, may_view, name_of
+from .._ir.operators import aten, bodies, draws, may_view, name_of
 from .element_cycles import cycles_per_element, is_known
 
 
@@ -395,10 +395,7 @@ def _grouped(node: fx.Node, halves: Halves) -> Work:
 
 def _control(node: fx.Node, halves: Halves) -> Work:
     """What a loop's body asks for, as often as it runs; of branches the dearest."""
-    owner = node.graph.owning_module
-    names = [str(a.target) for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
-    parts = [getattr(owner, name) for name in names]
-    graphs = [part.graph for part in parts if isinstance(part, fx.GraphModule)]
+    graphs = bodies(node)
     works = [Work(parts=tuple((work_of(n, halves), 1) for n in graph.nodes)) for graph in graphs]
     if "while_loop" in str(node.target):
         return Work(parts=((works[1], _trips(graphs[0])),))

@@ -80,6 +80,13 @@ def is_mask(node: fx.Node) -> bool:
     return node.op == "call_function" and (draws(node) or (len(inputs) == 1 and draws(inputs[0])))
 
 
+def bodies(node: fx.Node) -> list[fx.Graph]:
+    """Return the graphs of which a loop or branch consists."""
+    names = [str(a.target) for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
+    parts = (getattr(node.graph.owning_module, name) for name in names)
+    return [part.graph for part in parts if isinstance(part, fx.GraphModule)]
+
+
 def reachable(start: Iterable[Any], parents: Callable[[Any], Iterable[Any]]) -> set[Any]:
     """Return some nodes, of any graph, and all that parents lead to from there."""
     found: set[Any] = set()

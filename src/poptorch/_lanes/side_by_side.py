@@ -143,7 +143,7 @@ class _Lanes:
             return with_rank(value, like.dim(), lead).to(like.dtype).expand(*lead, *like.shape)
         if node not in self._demand.varying:
             return self._shared(node)
-        if is_effect(self._source.module.graph, node):
+        if is_effect(node):
             raise NotVectorisable("it runs one micro-batch at a time, in order")
         statistic = carried.running_statistic(node)
         if statistic is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._base import private
+from .._ir.operators import bodies
 from .library import define
 
 Tensors = Sequence[torch.Tensor]
@@ -46,14 +47,6 @@ def branch(
 
 def is_control_flow(node: fx.Node) -> bool:
     return getattr(node.target, "namespace", None) == "higher_order"
-
-
-def _parts(graph: fx.Graph, node: fx.Node) -> list[fx.Graph]:
-    owner = graph.owning_module
-    assert owner is not None
-    named = [a.target for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
-    read = [getattr(owner, str(name)) for name in named]
-    return [part.graph for part in read if isinstance(part, fx.GraphModule)]
 
 
 def _fresh(tensors: Tensors) -> list[torch.Tensor]:
@@ -90,15 +83,15 @@ def _pass_on(x: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
 wait = define_effect("wait", "(Tensor x, Tensor[] after) -> Tensor", _pass_on, _pass_on)
 
 
-def is_effect(graph: fx.Graph, node: fx.Node) -> bool:
+def is_effect(node: fx.Node) -> bool:
     if is_control_flow(node):
-        return any(is_effect(part, inner) for part in _parts(graph, node) for inner in part.nodes)
+        return any(is_effect(inner) for body in bodies(node) for inner in body.nodes)
     return node.target in _EFFECTS
 
 
 def chain(graph: fx.Graph) -> None:
     previous: fx.Node | None = None
-    for node in [node for node in graph.nodes if is_effect(graph, node)]:
+    for node in list(filter(is_effect, graph.nodes)):
         if previous is not None:
             _wait_for(graph, node, _result_of(previous))
         previous = node

@@ -27,7 +27,7 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
     if isinstance(error, Error) or _is_users(error):
         return error
     found, node, nodes = error, _failed(error), graph.module.graph.nodes
-    if node is None and not any(is_effect(graph.module.graph, each) for each in nodes):
+    if node is None and not any(map(is_effect, nodes)):
         try:
             fx.Interpreter(graph.module).run(*arguments)
         except Exception as again:
