@@ -39,7 +39,7 @@ def captured(module: nn.Module, *shape: int) -> Graph:
 
 
 def gradients(graph: Graph) -> set[str]:
-    return {slot.path for slot in graph.outputs if slot.kind is Kind.GRADIENT}
+    return {slot.path for slot in graph.gradients}
 
 
 def values_of(slots) -> set[str]:

@@ -321,7 +321,7 @@ def _refuse_mixed(graph: fx.Graph) -> None:
 
 def _refuse_overlaps(tensors: Mapping[str, ModelTensor], graph: Graph) -> None:
     """Weights in exactly the same memory are updated one after another, if all are trained."""
-    with_gradient = {slot.path for slot in graph.outputs if slot.kind is Kind.GRADIENT}
+    with_gradient = {slot.path for slot in graph.gradients}
     for path, other in _overlaps(tensors) if with_gradient else ():
         gradients = with_gradient & {path, other}
         one, two = (_region(tensors[each].tensor) for each in (path, other))

@@ -110,7 +110,7 @@ def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
         print(visible(profile.changes_text(changes)))
     if chosen.html:
         page.write(shown, chosen.html, before)
-    over = profile.exceeded(changes, allowed)
+    over = [each for each in changes if each.change > allowed.get(each.name, float("inf"))]
     for each in over:
         print(f"over budget: {each.name} {each.change:+.1%}, allowed {allowed[each.name]:+.1%}")
     return FOUND if over else 0

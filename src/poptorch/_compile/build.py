@@ -84,11 +84,9 @@ class _TrainingGraphs:
         self.initial: dict[str, float] = {}
         part_of = {member.slot.weight: s.part for s in shards for member in s.whole.members}
         self.parts = frozenset(part.path for part in part_of.values())
-        self.gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
+        self.gradients = micro.gradients
         self.own = _in_parts(self.gradients, part_of)  # those that the update sees
-        paths = {slot.path for slot in self.gradients}
-        weights = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in paths]
-        self.updated = _in_parts(weights, part_of)  # what it changes: weights, or parts of them
+        self.updated = _in_parts(micro.trained, part_of)  # weights, or parts, that it changes
 
     def separate(self) -> dict[str, Graph]:
         rounding = self.spec.precision.stochastic_rounding
@@ -100,8 +98,7 @@ class _TrainingGraphs:
         """Return one run, in one or two parts, whose gradients others add theirs to; the update."""
         made = {}
         for name, part in zip(_MADE, parts, strict=False):
-            gradients = [slot for slot in part.outputs if slot.kind is Kind.GRADIENT]
-            made[name] = compose(name, [part, lower(_update.hand_over(gradients))])
+            made[name] = compose(name, [part, lower(_update.hand_over(part.gradients))])
         return {**made, **self._ending(self.accumulation.take_back)}
 
     def fused(self) -> dict[str, Graph]:
@@ -200,7 +197,7 @@ def _buckets(accums: Sequence[Slot], most: int, first: int) -> tuple[Bundle, ...
 
 
 def gradient_dtype(source: Graph) -> torch.dtype | None:
-    dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
+    dtypes = {slot.dtype for slot in source.gradients}
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
@@ -227,9 +224,8 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
     if not wanted:
         return graph
     copied = graph.copy()
-    (output,) = (node for node in copied.module.graph.nodes if node.op == "output")
     returned = copied.returned
-    output.args = ((*returned, *(returned[at] for _, at in wanted)),)
+    copied.module.graph.output_node().args = ((*returned, *(returned[at] for _, at in wanted)),)
     weights = ((short, graph.outputs[at]) for short, at in wanted)
     anchored = [slots.anchor(short, weight.shape, weight.dtype) for short, weight in weights]
     module = graph_module(copied.module, copied.module.graph)

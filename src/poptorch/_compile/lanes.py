@@ -11,7 +11,6 @@ from .._ipu_model.pass_cost import peak_bytes
 from .._ir import slots
 from .._ir.graph import Graph, Tensors
 from .._ir.loops import Lanes
-from .._ir.slots import Kind
 from .._ir.spec import Spec
 
 # Measured per micro-batch on two cores. Many rows at once leave the caches: the tutorial's
@@ -102,7 +101,7 @@ def _more(chosen: Chosen, length: int, spec: Spec) -> int:
     micro, lanes = chosen
     memory = min(CACHED, spec.lane_memory or default_budget())
     steps = 1 if lanes is None else lanes.steps
-    shared = sum(slot.bytes for slot in micro.graph.outputs if slot.kind is Kind.GRADIENT)
+    shared = sum(slot.bytes for slot in micro.graph.gradients)
     of_lanes = max(1, peak_bytes(micro.graph) - shared)
     more = _divisor(length, min(MOST_STEPS, steps * max(0, memory - shared) // of_lanes))
     return more if more > steps else 0

@@ -81,7 +81,7 @@ def _balanced(
 def _state_bytes(micro: Graph, update: Graph | None) -> dict[str, int]:
     """Bytes of each parameter and buffer, with its gradient and the optimizer's state for it."""
     total = collections.Counter[str]()
-    for slot in (*micro.inputs, *(s for s in micro.outputs if s.kind is Kind.GRADIENT)):
+    for slot in (*micro.inputs, *micro.gradients):
         if slot.kind in (Kind.PARAM, Kind.BUFFER, Kind.GRADIENT):
             total[slot.path] += slot.bytes
     if update is not None:

@@ -29,9 +29,7 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
     accumulation = _update.Accumulation(
         optim, spec.reduction, 1, loops.accumulation, loops.all_replicas, loops.all_replicas
     )
-    gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
-    trained = {slot.path for slot in gradients}
-    params = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
+    gradients = micro.gradients
 
     def traced(make: Make, slots: Sequence[Slot], stochastic: bool = False) -> Graph:
         if priced:
@@ -46,7 +44,7 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
     elif accumulation.scales(gradients):
         before = [traced(accumulation.scale, gradients)]
     dtype = gradient_dtype(before[0] if before else micro)
-    update = traced(lambda p: _update.lower(optim, p, dtype, rounding), params)
+    update = traced(lambda p: _update.lower(optim, p, dtype, rounding), micro.trained)
     return adding, compose("update", [*before, update])
 
 

@@ -41,7 +41,7 @@ def bundled(
 
 def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
     """Return the weights that are trained and changed by nothing but the optimizer."""
-    gradients = {s.path: s for s in micro.outputs if s.kind is Kind.GRADIENT}
+    gradients = {slot.path: slot for slot in micro.gradients}
     changed = {slot.path for slot in micro.outputs if slot.kind is Kind.PARAM}
     trained = {path for group in optim.groups for path in group.params} - changed
     trained -= {path for same in optim.common for path in same}

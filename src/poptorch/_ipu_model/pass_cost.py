@@ -231,7 +231,7 @@ def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
 
 def _in_demand(graph: Graph) -> Iterator[fx.Node]:
     """Yield operators when they are first needed: recomputed late, gradients added early."""
-    nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
+    nodes = graph.operators
     direction = graph.name.lstrip("0123456789")[:1]
     # Weight after weight, where a pass updates them.
     placed = ((node, pass_of(node)) for node in nodes if direction != "U")

@@ -284,10 +284,6 @@ def parse_budget(text: str) -> dict[str, float]:
     return allowed
 
 
-def exceeded(changes: list[Change], allowed: Mapping[str, float]) -> list[Change]:
-    return [each for each in changes if each.change > allowed.get(each.name, float("inf"))]
-
-
 def changes_text(changes: list[Change]) -> str:
     head = ["figure", "before", "now", "change"]
     rows = [[c.name, f"{c.before:,.0f}", f"{c.after:,.0f}", f"{c.change:+.1%}"] for c in changes]

@@ -133,10 +133,6 @@ class WhatIf(tuple[Variant, ...]):
                 writer.writerow([*each.settings.values(), *figures])
 
 
-def ranked(variants: list[Variant]) -> WhatIf:
-    return WhatIf(sorted(variants, key=lambda each: (not each.fits, -each.items_per_second)))
-
-
 def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
     if not isinstance(vary, Mapping):
         raise Error(

@@ -55,6 +55,16 @@ class Graph:
         return list(zip(self.outputs, self.returned, strict=True))
 
     @property
+    def gradients(self) -> list[Slot]:
+        return [slot for slot in self.outputs if slot.kind is Kind.GRADIENT]
+
+    @property
+    def trained(self) -> list[Slot]:
+        """The weights that it has gradients of."""
+        paths = {slot.path for slot in self.gradients}
+        return [slot for slot in self.inputs if slot.kind is Kind.PARAM and slot.path in paths]
+
+    @property
     def random(self) -> bool:
         parts = (part for part in self.module.modules() if isinstance(part, fx.GraphModule))
         return any(draws(node) for part in parts for node in part.graph.nodes)

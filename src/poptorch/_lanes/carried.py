@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from .._ir.loops import Lanes
-from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY
+from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, reachable
 from .batched import NotVectorisable, named, nodes_in
 
 aten = torch.ops.aten
@@ -70,22 +70,16 @@ class Chain:
             if node.op != "output" and not self.nodes.isdisjoint(reads(node)):
                 self.nodes.add(node)
 
-    def operands(self) -> list[fx.Node]:
+    def operands(self) -> set[fx.Node]:
         """Return the nodes that factor and term are made of, if the change is affine."""
-        found: list[fx.Node] = []
-        seen: set[fx.Node] = {self.old}
-        waiting = [self.new]
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in self.nodes:
-                self._check(node)
-                waiting += reads(node)
-            else:
-                found.append(node)
-        return found
+
+        def parents(node: fx.Node) -> list[fx.Node]:
+            if node is self.old or node not in self.nodes:
+                return []
+            self._check(node)
+            return reads(node)
+
+        return reachable([self.new], parents) - self.nodes
 
     def _check(self, node: fx.Node) -> None:
         own = [at for at, arg in enumerate(node.args) if arg in self.nodes]

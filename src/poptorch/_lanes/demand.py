@@ -8,12 +8,12 @@ from .._ir import slots
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .._ir.operators import acts, draws
+from .._ir.plan import RESULTS
 from .._ir.slots import Kind
 from .._ops.exchanges import exchange
 from . import totals
 from .carried import Chain, reads
 
-OF_LANES = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
 _CARRIED = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
 
 
@@ -57,7 +57,7 @@ class Demand:
         for slot, node in self.graph.results:
             if slot.kind is Kind.GRADIENT:
                 self.summed.add(node)
-            elif slot.kind in OF_LANES:
+            elif slot.kind in RESULTS:
                 self.wanted.add(node)
         self.wanted.update(filter(acts, self.graph.operators))
         for chain in self.chains.values():

@@ -17,6 +17,7 @@ from .._base.errors import Error
 from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
 from .._ir.loops import Lanes
 from .._ir.operators import SHAPE_ONLY, acts, draws, of_shape
+from .._ir.plan import RESULTS
 from .._ir.slots import Kind, Slot
 from .._ops import streams
 from .._ops.effects import is_effect
@@ -24,7 +25,7 @@ from .._ops.exchanges import exchange
 from . import carried, totals
 from .batched import RULES, Call, NotVectorisable, batched, named, nodes_in, with_rank
 from .carried import Chain, reads
-from .demand import OF_LANES, Demand
+from .demand import Demand
 from .recorder import Recorder
 
 aten = torch.ops.aten
@@ -98,7 +99,7 @@ class _Lanes:
         return Graph(self._source.name, module, *(tuple(map(self._slot, each)) for each in ends))
 
     def _slot(self, slot: Slot) -> Slot:
-        if slot.kind in OF_LANES:
+        if slot.kind in RESULTS:
             return replace(slot, shape=(self._count, *slot.shape), lanes=True)
         if self._evolves(slot):
             own = self._lanes.replicas
@@ -293,7 +294,7 @@ class _Lanes:
             return self._total(node)  # type: ignore[no-any-return]
         if slot.kind is Kind.VALUE:
             return self._value(node)  # type: ignore[no-any-return]
-        if slot.kind in OF_LANES:
+        if slot.kind in RESULTS:
             return self._in_lanes(node)
         (old,) = (each for each, own in self._demand.slots.items() if own.key == slot.key)
         self._recorder.like = node

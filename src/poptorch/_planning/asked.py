@@ -112,7 +112,7 @@ def what_if(
             "what_if leaves out %d of %d combinations, which cannot be; the first: %s",
             len(errors), len(combined), errors[0].message,
         )  # fmt: skip
-    return variants.ranked(lines)
+    return WhatIf(sorted(lines, key=lambda each: (not each.fits, -each.items_per_second)))
 
 
 def _check_wrapped(executor: object, name: str) -> None:
