@@ -19,6 +19,7 @@ from poptorch.backends.inductor import shortcuts
 RELEASES = ("2.13.0", "2.14.1", "2.15.0")
 IN_ALL = """
 torch: _foreach_add_ _foreach_addcmul_ _foreach_mul_ _fused_adamw_ _grouped_mm
+torch: ops.mkldnn._linear_pointwise
 torch._C: _VariableFunctions._pack_padded_sequence _VariableFunctions._pad_packed_sequence
 torch._C: _aoti.alloc_tensors_by_stealing_from_void_ptrs _aoti.unsafe_alloc_void_ptrs_from_tensors
 torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_unwrapped

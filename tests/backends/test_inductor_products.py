@@ -1,13 +1,17 @@
-"""Products by either library: the same numbers, and a rule for which."""
+"""Products by either library: the same numbers; which, is measured once."""
 
 import itertools
 
 import pytest
 import torch
+from torch.optim import SGD
 
+import poptorch
 from helpers.cases import few
 from helpers.inductor_graphs import Tensors, check
-from poptorch.backends.inductor import products, toolchain
+from helpers.wrapped import Regression, normal, options
+from poptorch._compile import cache
+from poptorch.backends.inductor import Inductor, libraries, products, toolchain
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +45,18 @@ def examples() -> Tensors:
     return [torch.randn(shape) for shape in shapes]
 
 
-@pytest.mark.parametrize("chosen", few([False, True], True))
-def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen: bool) -> None:
+@pytest.mark.parametrize("chosen", few([libraries.BLAS, libraries.ONEDNN], True))
+def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     from torch._inductor.lowering import lowerings
 
     asked = []
     torchs = {op: how for op, how in lowerings.items() if "poptorch" not in str(op)}
 
-    def choose(a: products.Matrix, b: products.Matrix) -> bool:
+    def choose(a: libraries.Matrix, b: libraries.Matrix) -> str | None:
         asked.append((a, b))
-        return chosen and products._is_dense(a) and products._is_dense(b) and all(a[0])
+        return chosen if libraries._lies(a) and libraries._lies(b) and all(a[0]) else None
 
-    monkeypatch.setattr(products, "onednn_is_faster", choose)
+    monkeypatch.setattr(products, "library_of", choose)
     check(step, examples())
     assert any(a[1][0] == 1 for a, _ in asked)
     assert any(b[1][0] == 1 for _, b in asked)
@@ -60,28 +64,88 @@ def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen
 
 
 @pytest.mark.parametrize("a,b,expected", [
-    (((512, 256), (256, 1)), ((256, 1024), (1, 256)), True),  # a forward pass
-    (((512, 1024), (1024, 1)), ((1024, 256), (256, 1)), True),  # an input's gradient
-    (((1024, 512), (1, 1024)), ((512, 256), (256, 1)), False),  # a weight's gradient
-    (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), False),  # few rows
-    (((512, 256), (0, 1)), ((256, 1024), (1, 256)), False),  # rows that lie on each other
-    (((512, 256), (512, 2)), ((256, 1024), (1, 256)), False),  # with gaps
-    (((512, 256), (256, 1)), ((256, 1024), (1, 0)), False),
+    (((512, 256), (256, 1)), ((256, 1000), (1, 256)), "512x256x1024 nt"),  # a forward pass
+    (((784, 512), (1, 784)), ((512, 256), (256, 1)), "768x512x256 tn"),  # a weight's gradient
+    (((9000, 768), (768, 1)), ((768, 50257), (50257, 1)), "1024x768x1024 nn"),  # as large as needed
+    (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), None),  # little work
+    (((512, 256), (0, 1)), ((256, 1024), (1, 256)), None),  # rows that lie on each other
+    (((512, 256), (512, 2)), ((256, 1024), (1, 256)), None),  # with gaps
+    (((512, 256), (256, 1)), ((256, 1024), (1, 0)), None),
 ])  # fmt: skip
-def test_sizes_and_layouts_decide(monkeypatch: pytest.MonkeyPatch, a, b, expected: bool) -> None:
-    monkeypatch.setattr(products, "_suits_processor", lambda: True)
-    assert products.onednn_is_faster(a, b) is expected
-    monkeypatch.setattr(products, "_suits_processor", lambda: False)
-    assert not products.onednn_is_faster(a, b)
+def test_sizes_and_layouts_make_a_class(a, b, expected: str | None) -> None:
+    shape = libraries.shape_of(a, b)
+    assert (shape and str(shape)) == expected
+    with products.choosing({} if shape is None else {shape: "the table's"}):
+        assert products.library_of(a, b) == (shape and "the table's")
+    assert products.library_of(a, b) == (shape and libraries.by_rule(shape))
+
+
+def trained(rows: int = 64) -> poptorch.PoplarExecutor:
+    model, opts = Regression(512, 256), options().backend("optimise")
+    training = poptorch.trainingModel(model, opts, SGD(model.parameters()))
+    training.compile(normal(rows, 512), normal(rows, 256))
+    return training
+
+
+def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    faster = {libraries.BLAS: 1.0, libraries.ONEDNN: 0.9}
+    measured: list[str] = []
+
+    def times(shape: libraries.Shape) -> dict[str, float]:
+        measured.append(str(shape))
+        return faster
+
+    monkeypatch.setattr(libraries, "times_of", times)
+    monkeypatch.setattr(libraries, "_known", {})
+    plan = trained().plan()
+    assert sorted(measured) == ["256x64x512 tn", "64x512x256 nt"]
+    assert "products by oneDNN: [64, 512] x [512, 256], [256, 64] x [64, 512]" in str(plan)
+    faster[libraries.ONEDNN] = 1.1
+    for _ in range(2):  # this process, and one that finds the table
+        assert trained().plan().libraries == plan.libraries
+        monkeypatch.setattr(libraries, "_known", {})
+    assert len(measured) == 2
+    (graph,) = plan.program.graphs.values()
+    key = cache.key_of(graph, Inductor())
+    assert libraries.calibrate()[libraries.Shape(64, 512, 256, "nt")].startswith(
+        "MKL; oneDNN takes 1.1"
+    )
+    assert cache.key_of(graph, Inductor()) != key
+    assert "products by MKL: [64, 512]" in str(trained().plan())
+
+
+def test_measuring_that_fails_is_no_trouble(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(libraries, "_known", {})
+    monkeypatch.setattr(libraries, "times_of", lambda shape: 1 / 0)
+    (graph,) = trained().plan().program.graphs.values()
+    assert {libraries.by_rule(shape) for shape in libraries.choices(graph)} == {
+        *libraries.choices(graph).values()
+    }
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_times_are_of_both_libraries_and_leave_threads_alone(threads: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        times = libraries.times_of(libraries.Shape(64, 512, 256, "nt"))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(1)
+    assert sorted(times) == sorted([libraries.BLAS, libraries.ONEDNN])
+    assert all(0 < seconds < float("inf") for seconds in times.values())
 
 
 def test_code_for_one_processor_is_not_used_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = set()
+    names, tables = set(), set()
     processors = [("A", "fma avx2"), ("B", "fma avx2"), ("A", "fma"), ("", "")]
     capabilities = ("DEFAULT", "AVX2", "AVX512")  # which ATEN_CPU_CAPABILITY can choose, too
-    for (vendor, flags), capability in itertools.product(processors, capabilities):
-        facts = {"vendor_id": vendor, "flags": flags}
+    for (model, flags), capability in itertools.product(processors, capabilities):
+        facts = {"model name": model, "flags": flags}
         monkeypatch.setattr(toolchain, "_facts", lambda facts=facts: facts)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         names.add(toolchain.instructions())
-    assert len(names) == 4 * 3
+        tables.add(libraries.Table().conditions)
+    assert len(names) == 3 * 3
+    assert len(tables) == 4 * 3

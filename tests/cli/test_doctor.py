@@ -10,6 +10,7 @@ import pytest
 import poptorch
 from helpers.source_tree import ROOT
 from poptorch._cli.main import main
+from poptorch.backends.inductor import libraries
 
 EXAMPLES = ROOT / "examples" / "doctor"
 UNDECIDED, WAITING = str(EXAMPLES / "undecided.py"), str(EXAMPLES / "waiting.py")
@@ -200,6 +201,15 @@ class Outer(torch.nn.Module):
     assert f"{inside}\n    error, if this line runs: .item() needs a tensor's value" in out
 
 
+@pytest.mark.slow
+def test_products_are_measured_again(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(libraries, "_COMMON", [(64, 256, 256)])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert main(["doctor", "--calibrate"]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row[:13] for row in rows] == [f"64x256x256 {lies}" for lies in ("nn", "nt", "tn")]
+
+
 def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
     pages = [["doctor"], ["cache"], ["cache", "list"], ["cache", "explain"], ["cache", "trim"]]
     for words in pages:
@@ -219,6 +229,7 @@ def test_nobody_who_reads_on_is_no_error(script, monkeypatch) -> None:
 
 @pytest.mark.parametrize("arguments, phrase", [
     (["nowhere.py"], "There is no file nowhere.py"),
+    ([], "There is no file"),
     ([f"{UNDECIDED}:Missing"], "is no torch.nn.Module"),
     ([f"{UNDECIDED}:Undecided", "4x3"], "4x3 is no shape"),
     ([f"{UNDECIDED}:Undecided", "4:nonsense"], "is no shape"),

@@ -39,13 +39,19 @@ The first line of the output says what is run."""
 _EXAMPLE = """
 poptorch doctor --calls 5 train.py --epochs 1
 poptorch doctor --training model.py:Classifier 16,1,28,28 16:int64
+poptorch doctor --calibrate
 poptorch doctor --training bert.py:make input_ids=8,128:int64 labels=8:int64"""
 
 
 def add_parser(commands: Any) -> None:
     does = "list what cannot be captured, and what limits a run"
     parser = add(commands, "doctor", does, _EXAMPLE, _DESCRIPTION)
-    parser.add_argument("target", help="a script, or FILE.py:NAME")
+    parser.add_argument("target", nargs="?", default="", help="a script, or FILE.py:NAME")
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure which library computes matrix products, once more; keep it for later code",
+    )
     parser.add_argument("--training", action="store_true", help="a module is to be trained")
     parser.add_argument(
         "--calls",
@@ -60,12 +66,23 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
+    if chosen.calibrate:
+        return _calibrate()
     path, _, name = chosen.target.partition(":")
     if not Path(path).is_file():
         raise Misuse(f"There is no file {path}")
     if name:
         return _module(Path(path), name, chosen.arguments, chosen.training)
     return _script(path, chosen.arguments, chosen.calls or None)
+
+
+def _calibrate() -> int:
+    from ..backends.inductor import libraries
+
+    print(f"Measuring products on {libraries.Table().conditions}", flush=True)
+    for shape, found in libraries.calibrate().items():
+        print(f"{shape!s:18} {found}")
+    return 0
 
 
 def _script(path: str, arguments: list[str], most: int | None) -> int:

@@ -50,7 +50,7 @@ def key_of(graph: Graph, builder: Builder) -> str | None:
         "inputs": graph_json.encode([(slot.shape, slot.dtype) for slot in graph.inputs]),
         "written": written(graph),
         "backend": builder.name,
-        "conditions": dict(builder.conditions()),
+        "conditions": dict(builder.conditions(graph)),
         "versions": [VERSION, torch.__version__],
     }
     return _digest_of(content)

@@ -115,6 +115,7 @@ class Plan:
     layout: Layout
     staged: Staged | None = field(default=None, metadata={"saved": False})
     tier: str = field(default="", metadata={"saved": False})  # a line; empty where nothing runs it
+    libraries: tuple[str, ...] = field(default=(), metadata={"saved": False})
 
     def describe(self) -> str:
         graphs = map(str, self.program.graphs.values())
@@ -124,6 +125,7 @@ class Plan:
         name = self.spec.runtime.model_name
         lines = [f"model {name}"] if name else []
         lines += [self.tier] if self.tier else []
+        lines += _indented(self.libraries)
         lines += [str(self.program), _headline(self), *_indented(_stages(self))]
         lines += ["homes", *_indented(_locations(self))]
         products = product_settings(self.layout.graph.module.graph)
@@ -155,6 +157,7 @@ class Report:
     next_backend: str | None = None  # takes over as soon as it has compiled the program
     ready: tuple[str, ...] = ()  # the graphs that it runs already
     threads: str = ""  # with how many it runs, and why
+    libraries: tuple[str, ...] = ()  # lines: who computes the large products
 
     @property
     def tier(self) -> str:

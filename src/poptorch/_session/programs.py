@@ -66,9 +66,9 @@ class Variant:
         side_by_side = compiled.micro.exchanging and plan.program.lanes is not None
         if plan.staged is None and not side_by_side:
             plan = _compile.with_stages(plan, compiled.micro, self.task.request, self.task.optim)
-        tier = compiled.executable.report().tier
-        if plan.tier != tier:
-            plan = dataclasses.replace(plan, tier=tier)
+        report = compiled.executable.report()
+        if plan.tier != report.tier:
+            plan = dataclasses.replace(plan, tier=report.tier, libraries=report.libraries)
         self.compiled = dataclasses.replace(compiled, plan=plan)
         return plan
 

@@ -98,6 +98,6 @@ class Builder(Protocol):
         """Return the executable of a plan from the functions of its graphs."""
         ...
 
-    def conditions(self) -> Mapping[str, str]:
-        """Return what code depends on besides its graph and the versions of both libraries."""
+    def conditions(self, graph: Graph) -> Mapping[str, str]:
+        """Return what a graph's code depends on besides it and the versions of both libraries."""
         ...

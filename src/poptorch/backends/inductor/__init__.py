@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 import warnings
@@ -19,7 +20,9 @@ from ..prepare import without_writes
 from ..process import keep_freed_memory
 from ..protocol import Code, Compiled, Executable, Progress
 from .compiler import compile_graph
+from .libraries import choices, said
 from .library import generator, load
+from .products import choosing
 from .toolchain import instructions, obstacle
 
 
@@ -43,8 +46,9 @@ class Inductor:
 
     def build(self, graph: Graph) -> Code:
         """Compile one graph; the code is run, so that its folder is this user's alone."""
+        chosen = choices(graph)
         caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
-        with caches, _without_torchs_advice():
+        with caches, _without_torchs_advice(), choosing(chosen):
             with timing.part("import of the compiler"):
                 private.demand(private.COMPILER)
             with timing.part("lowering"):
@@ -56,13 +60,16 @@ class Inductor:
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         keep_freed_memory()
         report = program_report(self.name, plan.program, seconds)
+        report = dataclasses.replace(report, libraries=said(plan.program.graphs.values()))
         return LoopExecutable(plan, functions, report, in_place=True)
 
-    def conditions(self) -> Mapping[str, str]:
+    def conditions(self, graph: Graph) -> Mapping[str, str]:
+        chosen = choices(graph, measures=True)
         return {
             "generator": generator(),
             "processor": instructions(),
             "threads": str(torch.get_num_threads()),
+            "libraries": ", ".join(f"{shape}: {name}" for shape, name in chosen.items()),
         }
 
 

@@ -1,14 +1,11 @@
-"""Which library computes a matrix product, by its sizes and layout; attention's backward pass.
-
-ATen asks MKL for products in float32. On an AMD EPYC oneDNN takes 0.4 to 0.95 of its time for the
-forward pass and the inputs' gradients once weights are large or rows many, and more for the rest:
-without this a step of a BERT of 4 layers takes 1.48 times as long on one thread, of an MLP 1.18. A
-trial at compile time would be spoilt by other processes, and compute other bits each time.
-"""
+"""Products call the library that was measured to be faster; attention's backward pass."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,15 +13,22 @@ from torch import fx
 
 from ..._base import private
 from ..._ops import library
-from .toolchain import maker
+from .libraries import ONEDNN, Matrix, Shape, by_rule, shape_of
 
 aten = torch.ops.aten
 
-Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
-
-_MANY_ROWS, _FEWEST_ROWS = 128, 4
-_LARGE_PRODUCT, _LARGE_WEIGHT = 1 << 24, 1 << 18  # multiplications, elements
+_chosen = ContextVar[Mapping[Shape, str] | None]("libraries of the graph", default=None)
 LONGEST = 256  # positions of attention: with more, little is gained, and the scores take memory
+
+
+@contextlib.contextmanager
+def choosing(chosen: Mapping[Shape, str]) -> Iterator[None]:
+    """Let products that are compiled now call these libraries; of others a rule decides."""
+    token = _chosen.set(chosen)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
 
 
 def choose_library(graph: fx.Graph) -> None:
@@ -63,7 +67,7 @@ def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
         return None
     kernel, layout = private.ExternKernel, private.FixedLayout
     a, b = (kernel.realize_input(operand) for operand in (a, b))
-    if not onednn_is_faster(_matrix(a), _matrix(b)):
+    if library_of(_matrix(a), _matrix(b)) != ONEDNN:
         return None
     inputs = [a, kernel.realize_input(private.PermuteView.create(b, [1, 0]))]
     constants: list[Any] = ["none", [-1], ""]  # nothing is applied to the result
@@ -82,25 +86,12 @@ def _matrix(operand: Any) -> Matrix:
     return tuple(map(int, operand.get_size())), tuple(map(int, operand.get_stride()))
 
 
-def onednn_is_faster(a: Matrix, b: Matrix) -> bool:
-    (rows, inner), (down, right) = a
-    columns = b[0][1]
-    if not (right == 1 and down >= inner and _is_dense(b) and _suits_processor()):
-        return False
-    if rows >= _MANY_ROWS and rows * inner * columns >= _LARGE_PRODUCT:
-        return True
-    return rows >= _FEWEST_ROWS and inner * columns >= _LARGE_WEIGHT
-
-
-def _is_dense(matrix: Matrix) -> bool:
-    (rows, columns), (down, right) = matrix
-    return (right == 1 and down >= columns) or (down == 1 and right >= rows)
-
-
-@functools.cache
-def _suits_processor() -> bool:
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and maker() == "AuthenticAMD"
+def library_of(a: Matrix, b: Matrix) -> str | None:
+    """Return who computes a product; None where ATen does, whatever it calls."""
+    shape = shape_of(a, b)
+    if shape is None:
+        return None
+    return (_chosen.get() or {}).get(shape) or by_rule(shape)
 
 
 def attention_backward(

@@ -59,9 +59,10 @@ def _facts() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in fields}
 
 
-def maker() -> str:
-    """Return ``GenuineIntel``, ``AuthenticAMD`` or another; empty where it is not known."""
-    return _facts().get("vendor_id", "")
+def processor() -> str:
+    """Return what the processor calls itself; empty where it is not known."""
+    names = ("model name", "cpu family", "model", "stepping")
+    return " ".join(_facts().get(name, "") for name in names).strip()
 
 
 def has_vectors() -> bool:
@@ -69,8 +70,8 @@ def has_vectors() -> bool:
 
 
 def instructions() -> str:
-    """Name the processor by its maker and the instructions that it has: code uses all of them."""
+    """Name the instructions that the processor has and torch may use: code uses all of them."""
     flags = _facts().get("flags") or _facts().get("Features", "")
     capability = torch.backends.cpu.get_cpu_capability()
     digest = hashlib.sha256(flags.encode()).hexdigest()[:16]
-    return " ".join((platform.machine(), maker(), capability, digest))
+    return " ".join((platform.machine(), capability, digest))

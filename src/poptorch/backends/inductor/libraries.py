@@ -1,0 +1,279 @@
+"""Which library computes a large product in float32: measured once for a processor, then kept.
+
+Whether ATen's BLAS (MKL) or oneDNN is faster depends on the processor, the sizes, and how operands
+lie: on an AMD EPYC with AVX512 oneDNN takes 0.6 to 1.1 of MKL's time; with AVX2 alone, 1.3 for
+large weights. Inductor's own template is for constant weights only.
+
+A table in the user's cache has a row for each class of shapes that was met. It is made before the
+first code with that class is, and does not change, so that results are the same bits on a machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from filelock import FileLock
+from torch import fx
+
+from ..._base import archive, log, private
+from ..._base.errors import described
+from ..._base.folders import of_the_user
+from ..._ir.graph import Graph
+from ..process import limit
+from .toolchain import instructions, processor
+
+aten = torch.ops.aten
+
+Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
+_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
+
+_SMALLEST = 1 << 22  # multiplications: of fewer, a call costs more than a library saves
+_LONGEST, _LARGEST = 4096, 1 << 31  # a dimension, and multiplications, of what is measured
+_MANY_ROWS, _FEWEST_ROWS = 128, 4
+_LARGE_PRODUCT, _LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
+SECONDS, OF_ONE = 2.0, 0.1  # at most for all classes of a graph, and for one after its first rounds
+ROUNDS = 3, 12  # of runs in turn
+_PATIENCE = 30.0  # seconds for another process that measures
+_BETTER = 0.95  # what a library must take of the usual one's time to be taken
+_ALONE = 0.9  # of each thread's time is spent on a core, where nobody else wants it
+
+
+class Shape(NamedTuple):
+    """A class of products: sizes are rounded, to 1 or 1.5 times a power of two."""
+
+    rows: int
+    inner: int
+    columns: int
+    lies: str  # "nt": the first row by row, the second column by column
+
+    @property
+    def work(self) -> int:
+        return self.rows * self.inner * self.columns
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.inner}x{self.columns} {self.lies}"
+
+
+def shape_of(a: Matrix, b: Matrix) -> Shape | None:
+    """Return the class of a product; None for a small one, and where operands have gaps."""
+    lies = _lies(a) + _lies(b)
+    sizes = *a[0], b[0][1]
+    if len(lies) < 2 or sizes[0] * sizes[1] * sizes[2] < _SMALLEST:
+        return None
+    rows, inner, columns = (min(_rounded(size), _LONGEST) for size in sizes)
+    while rows * inner * columns > _LARGEST:
+        longest = max(rows, inner, columns)
+        rows, inner, columns = (n // 2 if n == longest else n for n in (rows, inner, columns))
+    return Shape(rows, inner, columns, lies)
+
+
+def _lies(matrix: Matrix) -> str:
+    (rows, columns), (down, right) = matrix
+    if right == 1 and down >= columns:
+        return "n"
+    return "t" if down == 1 and right >= rows else ""
+
+
+def _rounded(size: int) -> int:
+    power = 1 << size.bit_length() - 1
+    return min((power, power * 3 // 2, power * 2), key=lambda each: abs(each - size))
+
+
+def by_rule(shape: Shape) -> str:
+    """Return who computes what was not measured: never far off where somebody has measured."""
+    if shape.lies[0] == "t" or shape.work >= _HUGE:
+        return BLAS
+    if shape.rows >= _MANY_ROWS and shape.work >= _LARGE_PRODUCT:
+        return ONEDNN
+    few = shape.rows >= _FEWEST_ROWS and shape.inner * shape.columns >= _LARGE_WEIGHT
+    return ONEDNN if few else BLAS
+
+
+def products(graph: Graph) -> Counter[tuple[tuple[int, ...], Shape]]:
+    """Count a graph's large products, by exact sizes and class."""
+    found = Counter[tuple[tuple[int, ...], Shape]]()
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return found
+    parts = (part for part in graph.module.modules() if isinstance(part, fx.GraphModule))
+    for node in (node for part in parts for node in part.graph.nodes):
+        if node.target in (aten.mm.default, aten.addmm.default):
+            a, b = (operand.meta["val"] for operand in node.args[-2:])
+            shape = shape_of((a.shape, a.stride()), (b.shape, b.stride()))
+            if shape is not None and a.dtype == torch.float32 and a.device.type == "cpu":
+                found[(*map(int, a.shape), int(b.shape[1])), shape] += 1
+    return found
+
+
+def choices(graph: Graph, measures: bool = False) -> dict[Shape, str]:
+    """Return the library of each class of a graph; ``measures``: of those that nobody has met."""
+    work = Counter[Shape]()
+    for (_, shape), times in products(graph).items():
+        work[shape] += times * shape.work
+    if not work:
+        return {}
+    table = Table()
+    missing = [shape for shape, _ in work.most_common() if shape not in table]
+    if missing and measures:
+        table.measure(missing)
+    return {shape: table.get(shape) or by_rule(shape) for shape in sorted(work)}
+
+
+def said(graphs: Iterable[Graph]) -> tuple[str, ...]:
+    """Return a line for each library: which of the large products it computes."""
+    by: dict[str, list[str]] = {}
+    for graph in graphs:
+        chosen = choices(graph)
+        for ((rows, inner, columns), shape), times in products(graph).items():
+            text = f"[{rows}, {inner}] x [{inner}, {columns}]"
+            by.setdefault(chosen[shape], []).append(f"{times} of {text}" if times > 1 else text)
+    return tuple(f"products by {name}: {', '.join(each)}" for name, each in sorted(by.items()))
+
+
+_known: dict[str, dict[str, str]] = {}  # what this process has read or measured, by conditions
+
+
+class Table:
+    """The libraries of classes, of this processor with this number of threads."""
+
+    def __init__(self) -> None:
+        threads = torch.get_num_threads()
+        self.conditions = f"{processor()}, {instructions()}, {threads}, {torch.__version__}"
+        self._rows = _known.setdefault(self.conditions, {})
+
+    def __contains__(self, shape: Shape) -> bool:
+        return self.get(shape) is not None
+
+    def get(self, shape: Shape) -> str | None:
+        if str(shape) not in self._rows:
+            for name, chosen in self._kept().get(self.conditions, {}).items():
+                self._rows.setdefault(name, chosen)
+        return self._rows.get(str(shape))
+
+    def rows(self) -> list[Shape]:
+        """Return the classes that are in the table."""
+        names = (name.split() for name in self._kept().get(self.conditions, {}))
+        return [Shape(*map(int, sizes.split("x")), lies) for sizes, lies in names]  # type: ignore[call-arg,arg-type]
+
+    def measure(self, shapes: Iterable[Shape], again: bool = False) -> dict[Shape, str]:
+        """Choose libraries, and say what was measured; who comes first chooses for all processes.
+
+        Nothing that goes wrong here is in the way of a program.
+        """
+        told: dict[Shape, str] = {}
+        try:
+            with FileLock(self._path().with_suffix(".lock"), timeout=_PATIENCE):
+                missing = [shape for shape in shapes if again or shape not in self]
+                told = self._choose(missing, float("inf") if again else SECONDS)
+                kept = self._kept()
+                archive.write(
+                    self._path(),
+                    {"rows": json.dumps({**kept, self.conditions: self._rows}).encode()},
+                )
+        except Exception as error:
+            log.engine.info("What was measured of products is not kept: %s", described(error))
+        return told
+
+    def _choose(self, shapes: Iterable[Shape], seconds: float) -> dict[Shape, str]:
+        told, end = {}, time.perf_counter() + seconds
+        for shape in shapes:
+            first, other = (BLAS, ONEDNN) if by_rule(shape) == BLAS else (ONEDNN, BLAS)
+            self._rows[str(shape)], told[shape] = first, "not measured"
+            if time.perf_counter() < end:
+                times = times_of(shape)
+                if times[other] < _BETTER * times[first]:
+                    self._rows[str(shape)] = other
+                share = times[ONEDNN] / times[BLAS]
+                told[shape] = f"{ONEDNN} takes {share:.2f} of {BLAS}'s {times[BLAS] * 1e3:.2f} ms"
+                log.engine.debug("Products %s: %s", shape, told[shape])
+        return told
+
+    @staticmethod
+    def _path() -> Path:
+        return of_the_user() / "products.table"
+
+    def _kept(self) -> dict[str, dict[str, str]]:
+        with contextlib.suppress(archive.InvalidFile, KeyError, OSError, ValueError):
+            kept = archive.from_json(archive.read(self._path())["rows"])
+            if isinstance(kept, dict) and all(isinstance(rows, dict) for rows in kept.values()):
+                return kept
+        return {}
+
+
+def times_of(shape: Shape) -> dict[str, float]:
+    """Return the seconds of each library: minima of runs in turn.
+
+    A neighbour adds to those of several threads, and most to those that wait at most barriers. Then
+    one thread, by the time that it had a core for, shows which kernel is better.
+    """
+    runs, threads = _runs(shape), torch.get_num_threads()
+    with torch.no_grad():
+        if threads > 1 and _cores(runs) >= _ALONE * threads:
+            return _in_turn(runs, time.perf_counter)
+        levels = limit(1)
+        try:
+            return _in_turn(runs, time.thread_time)
+        finally:
+            limit(threads, levels)
+
+
+def _runs(shape: Shape) -> Mapping[str, Callable[[], object]]:
+    rows, inner, columns, lies = shape
+    full = functools.partial(torch.full, fill_value=0.5, dtype=torch.float32, device="cpu")
+    a = full((rows, inner)) if lies[0] == "n" else full((inner, rows)).t()
+    b = full((inner, columns)) if lies[1] == "n" else full((columns, inner)).t()
+    result, linear = full((rows, columns)), private.linear_pointwise
+    return {
+        BLAS: lambda: torch.mm(a, b, out=result),
+        ONEDNN: lambda: linear(a, b.t(), None, "none", [-1], ""),
+    }
+
+
+def _cores(runs: Mapping[str, Callable[[], object]]) -> float:
+    """Return how many cores work; before that, libraries make what they make once for a shape."""
+    for run in runs.values():
+        run()
+    begin, used = time.perf_counter(), time.process_time()
+    for run in runs.values():
+        run()
+    return (time.process_time() - used) / (time.perf_counter() - begin)
+
+
+def _in_turn(
+    runs: Mapping[str, Callable[[], object]], clock: Callable[[], float]
+) -> dict[str, float]:
+    times = dict.fromkeys(runs, float("inf"))
+    begin, (fewest, most) = time.perf_counter(), ROUNDS
+    for done in range(most):
+        if done >= fewest and time.perf_counter() - begin > OF_ONE:
+            break
+        for name, run in runs.items():
+            start = clock()
+            run()
+            times[name] = min(times[name], clock() - start)
+    return times
+
+
+# Rows and weights of models that people train on processors.
+_COMMON = [
+    (rows, *weight)
+    for weight in ((256, 256), (256, 1024), (1024, 256), (512, 512), (768, 768), (768, 3072))
+    for rows in (8, 64, 1024)
+]
+
+
+def calibrate() -> dict[Shape, str]:
+    """Measure common classes, and choose again for those of the table."""
+    table = Table()
+    common = (Shape(*sizes, lies) for sizes in _COMMON for lies in ("nn", "nt", "tn"))
+    shapes = {*table.rows(), *(shape for shape in common if shape.work >= _SMALLEST)}
+    told = table.measure(sorted(shapes), again=True)
+    return {shape: f"{table.get(shape)}; {text}" for shape, text in told.items()}
