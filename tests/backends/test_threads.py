@@ -69,6 +69,12 @@ def test_the_faster_number_stays_unless_calls_collapse_and_says_why(caplog) -> N
     assert [text.partition("runs ")[2] for text in caplog.messages] == [decided, fallen]
 
 
+def test_short_calls_run_on_one_thread_at_once() -> None:
+    machine = Machine(one=0.00015, two=0.0001)
+    assert [machine.call() for _ in range(9)] == [2] + [1] * 8
+    assert machine.threads.decision == "with one thread: 0.15 ms a call"
+
+
 def test_a_number_that_another_thread_sets_is_kept() -> None:
     """Torch lets a thread begin with the process's number where it first looks at it."""
     numbers: list[int] = []
@@ -85,8 +91,6 @@ def test_a_number_that_another_thread_sets_is_kept() -> None:
     machine.call()
     thread.start()
     chosen.wait(60)
-    for _ in range(2):
-        machine.call()
     with machine.threads:
         assert torch.get_num_threads() == 1
         limited.set()
