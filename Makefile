@@ -35,7 +35,7 @@ demo: $(STAMP) dataset
 	$(BIN)/python examples/fashion_mnist/demo.py
 
 # Real data, beside eager PyTorch. Without --small they train longer, with --plot FILE they draw.
-EXAMPLES := series/train text/train images/train pipeline/train bert/train \
+EXAMPLES := series/train single_cell/train text/train images/train pipeline/train bert/train \
 	graphs/nodes graphs/molecules graphs/temporal
 examples: $(STAMP)
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py --small || exit 1; done

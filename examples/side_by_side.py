@@ -74,6 +74,7 @@ def compare(
     batches: Sequence[Batch],
     rounds: int,
     options: poptorch.Options | None = None,
+    each_round: Callable[[int], object] = lambda number: None,
 ) -> list[Run]:
     """Train two copies of a model, one natively and one wrapped.
 
@@ -83,6 +84,7 @@ def compare(
         batches: what an update takes each; a round goes over all of them.
         rounds: over the batches.
         options: of the wrapped model.
+        each_round: is called with the number of a round before it, from 1 on.
     """
     options = options or poptorch.Options()
     if "POPTORCH_BACKEND" not in os.environ:
@@ -95,6 +97,7 @@ def compare(
         poptorch_step(model, make_optimizer(model), options),
     ]
     for number in range(1, rounds + 1):
+        each_round(number)
         for batch in batches:
             for run, step in zip(runs, steps, strict=True):
                 start = time.perf_counter()

@@ -3,12 +3,14 @@
 import itertools
 import math
 
+import mpmath
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.closeness import near
 from poptorch.backends.inductor import windows
+from poptorch.backends.inductor.digamma import digamma
 from poptorch.backends.inductor.lowering import OrderedReplay, memory_order
 from poptorch.backends.inductor.norms import group_norm, group_norm_backward
 from poptorch.backends.inductor.windows import Convolutions, batch_first, max_pool
@@ -56,6 +58,16 @@ def test_convolutions_left_to_the_library(channels: int, outputs: int, groups: i
     assert memory_order(y) == ((0, 2, 3, 1) if channels == 16 else (0, 1, 2, 3))
     backward = (torch.randn_like(y), x, w, None, *args, [True, True, False])
     same(convolution_backward(*backward)[:2], tuple(aten.convolution_backward(*backward))[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_digamma_is_exact_to_the_last_digit(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.logspace(-30, 30, 301), torch.linspace(-20.3, 20, 2000)]).to(dtype)
+    special = torch.tensor([0.0, -0.0, -1.0, -7.0, math.inf, -math.inf, math.nan], dtype=dtype)
+    exact = torch.tensor([float(mpmath.digamma(v)) for v in x.tolist()], dtype=torch.float64)
+    error = (digamma(x) - exact).abs() / (1 + exact.abs())
+    assert error.max() <= 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(digamma(special), torch.digamma(special), equal_nan=True)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

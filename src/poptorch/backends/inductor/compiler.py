@@ -12,6 +12,7 @@ from ..._base import log, private
 from ..._ir.operators import Operator
 from ..protocol import Code
 from . import chains, shortcuts
+from .digamma import digamma
 from .library import code_of, code_with, entry_of
 from .lowering import Decompositions, fakes, lower
 from .norms import group_norm, group_norm_backward
@@ -41,6 +42,7 @@ def rules(graph: fx.Graph) -> Decompositions:
     return {
         **Convolutions(graph).rules,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+        aten.digamma.default: digamma,
         aten.native_group_norm.default: group_norm,
         aten.native_group_norm_backward.default: group_norm_backward,
         aten.max_pool2d_with_indices.default: max_pool,

@@ -56,7 +56,8 @@ def lower(
 _LEAST_SPREAD = 8  # elements that are computed with each of a small operand
 _COSTLY = {
     aten.rsqrt.default, aten.sqrt.default, aten.reciprocal.default, aten.div.Tensor,
-    aten.exp.default, aten.log.default, aten.pow.Tensor_Scalar, aten.pow.Scalar,
+    aten.exp.default, aten.log.default, aten.lgamma.default, aten.pow.Tensor_Scalar,
+    aten.pow.Scalar,
 }  # fmt: skip
 
 
