@@ -24,6 +24,7 @@ import poptorch
 FEWEST = 4  # ratios of which a median says something
 Batch = tuple[torch.Tensor, ...]
 Step = Callable[[Batch], float]
+Schedules = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler | None]
 
 
 @dataclass
@@ -46,26 +47,47 @@ def parser(description: str) -> argparse.ArgumentParser:
     return arguments
 
 
-def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, accumulation: int) -> Step:
+def eager_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    accumulation: int,
+) -> Step:
     """Return the native loop over the micro-batches of one update."""
+    longest = getattr(optimizer, "max_grad_norm", None)
 
     def step(batch: Batch) -> float:
         optimizer.zero_grad()
         for micro in zip(*(part.chunk(accumulation) for part in batch), strict=True):
             loss = model(*micro)
             (loss / accumulation).backward()
+        if longest is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), longest)
         optimizer.step()
+        if scheduler:
+            scheduler.step()
         return loss.item()
 
     return step
 
 
 def poptorch_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, options: poptorch.Options
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    options: poptorch.Options,
 ) -> Step:
     """Return one call of the wrapped model."""
     training = poptorch.trainingModel(model, options, optimizer)
-    return lambda batch: training(*batch).item()
+
+    def step(batch: Batch) -> float:
+        loss = training(*batch)
+        if scheduler:
+            scheduler.step()
+            training.setOptimizer(optimizer)
+        return loss.item()
+
+    return step
 
 
 def compare(
@@ -75,6 +97,7 @@ def compare(
     rounds: int,
     options: poptorch.Options | None = None,
     each_round: Callable[[int], object] = lambda number: None,
+    make_scheduler: Schedules = lambda optimizer: None,
 ) -> list[Run]:
     """Train two copies of a model, one natively and one wrapped.
 
@@ -85,6 +108,7 @@ def compare(
         rounds: over the batches.
         options: of the wrapped model.
         each_round: is called with the number of a round before it, from 1 on.
+        make_scheduler: from an optimizer; takes a step after each update.
     """
     options = options or poptorch.Options()
     if "POPTORCH_BACKEND" not in os.environ:
@@ -92,9 +116,10 @@ def compare(
     accumulation = options.Training.gradient_accumulation
     other = copy.deepcopy(model)
     runs = [Run("eager PyTorch", other), Run("poptorch", model)]
+    native, wrapped = make_optimizer(other), make_optimizer(model)
     steps = [
-        eager_step(other, make_optimizer(other), accumulation),
-        poptorch_step(model, make_optimizer(model), options),
+        eager_step(other, native, make_scheduler(native), accumulation),
+        poptorch_step(model, wrapped, make_scheduler(wrapped), options),
     ]
     for number in range(1, rounds + 1):
         each_round(number)
