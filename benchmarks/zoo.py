@@ -46,8 +46,9 @@ SMALL: dict[str, Any] = {
         ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers",
          "decoder_layers", "num_decoder_layers", "num_attention_heads", "n_head", "n_heads",
          "num_heads", "num_key_value_heads", "encoder_attention_heads", "decoder_attention_heads",
-         "num_experts_per_tok", "num_block_records"), 2),
+         "num_experts_per_tok", "num_block_records", "linear_num_heads"), 2),
     "vocab_size": 99, "max_position_embeddings": 64, "n_positions": 64, "head_dim": 8, "d_kv": 8,
+    "linear_head_dim": 8,
     "num_experts": 4, "num_local_experts": 4, "image_size": 32, "patch_size": 8,
     "use_cache": False, "layerdrop": 0.0, "attention_window": 4,
 }  # fmt: skip
