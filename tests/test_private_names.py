@@ -19,7 +19,8 @@ from poptorch.backends.inductor import shortcuts
 RELEASES = ("2.13.0", "2.14.1", "2.15.0")
 IN_ALL = """
 torch: _foreach_add_ _foreach_addcmul_ _foreach_mul_ _fused_adamw_ _grouped_mm
-torch: ops.mkldnn._linear_pointwise
+torch: ops.mkldnn._convolution_pointwise ops.mkldnn._linear_pointwise
+torch: ops.mkldnn._reorder_convolution_weight ops.mkldnn._reorder_linear_weight
 torch._C: _VariableFunctions._pack_padded_sequence _VariableFunctions._pad_packed_sequence
 torch._C: _aoti.alloc_tensors_by_stealing_from_void_ptrs _aoti.unsafe_alloc_void_ptrs_from_tensors
 torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_unwrapped
@@ -44,7 +45,7 @@ torch._inductor.compile_fx: compile_fx_inner
 torch._inductor.config: _pre_fusion_custom_pass cpp.vec_isa_ok cpp_cache_precompile_headers
 torch._inductor.config: cpp_wrapper cpp_wrapper_build_separate fallback_random fx_graph_cache
 torch._inductor.config: layout_optimization post_grad_custom_post_pass reorder_for_locality
-torch._inductor.config: reorder_for_peak_memory
+torch._inductor.config: reorder_for_peak_memory size_asserts
 torch._inductor.cpu_vec_isa: VecISA.check_build
 torch._inductor.decomposition: select_decomp_table
 torch._inductor.exc: CppCompileError

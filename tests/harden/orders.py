@@ -25,6 +25,13 @@ OPTIMIZERS: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
 ]
 
 
+class Doubled(nn.Linear):
+    """Compiled inference prepares its weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight * 2, self.bias)
+
+
 class Subject:
     """A wrapped model, and what its host and its device should have.
 
@@ -40,14 +47,16 @@ class Subject:
         self.accumulation = draw.choice([1, 1, 2])
         statistics, make = draw.random() < 0.3, draw.choice(OPTIMIZERS)
         norm = nn.BatchNorm1d(4) if statistics else nn.Tanh()
-        self.model = Graded(both=True, norm=norm, layer=nn.Linear(4, 2))
+        self.model = Graded(both=True, norm=norm, layer=Doubled(4, 2))
         self.held = self.model.layer.weight
         self.eager = copy.deepcopy(self.model)
         self.optimizer, self.eagers = make(self.model), make(self.eager)
         compiled = number in COMPILED or (number >= 1000 and number % 4 == 0)
-        opts = options("inductor" if compiled else "reference", accumulation=self.accumulation)
+        backend = "inductor" if compiled else "reference"
+        opts = options(backend, accumulation=self.accumulation)
         self.trainer = poptorch.trainingModel(self.model, opts, self.optimizer)
-        self.inference = poptorch.inferenceModel(self.model, options()) if not statistics else None
+        wrapped = poptorch.inferenceModel(self.model, options(backend))
+        self.inference = wrapped if not statistics else None
         self.host, self.seen = values(self.eager), None
         self.compiled = self.attached = self.newer = self.downloaded = False
 

@@ -48,7 +48,7 @@ def test_one_library_unless_cpp_reads_a_title_otherwise(title, loop, plain) -> N
     model = poptorch.inferenceModel(Calling(forward), options())
     model.compile(torch.ones(2))
     (graph,) = model.plan().program.graphs.values()
-    assert compiler._callable_from_cpp(graph.module) is plain
+    assert compiler.callable_from_cpp(graph.module) is plain
 
 
 def test_nop_stays_in_the_graph_and_passes_gradients() -> None:

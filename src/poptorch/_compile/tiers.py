@@ -35,8 +35,8 @@ LOOKING = 0.5  # seconds between two looks into the store
 
 class PlanCode:
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
-        self.plan, self.builder, self.store = plan, builder, store
-        self.graphs = plan.program.graphs  # those that run most often come first
+        self.plan, self.builder, self.store = builder.prepared(plan), builder, store
+        self.graphs = self.plan.program.graphs  # those that run most often come first
         keys = ((name, key_of(graph, builder)) for name, graph in self.graphs.items())
         self.keys = {name: key for name, key in keys if key is not None}
 

@@ -116,17 +116,19 @@ class Plan:
     staged: Staged | None = field(default=None, metadata={"saved": False})
     tier: str = field(default="", metadata={"saved": False})  # a line; empty where nothing runs it
     libraries: tuple[str, ...] = field(default=(), metadata={"saved": False})
+    prepared: Program | None = field(default=None, metadata={"saved": False})  # what that runs
 
     def describe(self) -> str:
-        graphs = map(str, self.program.graphs.values())
-        return "\n\n".join((str(self.program), *graphs))
+        program = self.prepared or self.program
+        graphs = [*([program.prepare] if program.prepare else []), *program.graphs.values()]
+        return "\n\n".join(map(str, (program, *graphs)))
 
     def __str__(self) -> str:
         name = self.spec.runtime.model_name
         lines = [f"model {name}"] if name else []
         lines += [self.tier] if self.tier else []
         lines += _indented(self.libraries)
-        lines += [str(self.program), _headline(self), *_indented(_stages(self))]
+        lines += [str(self.prepared or self.program), _headline(self), *_indented(_stages(self))]
         lines += ["homes", *_indented(_locations(self))]
         products = product_settings(self.layout.graph.module.graph)
         if products:
@@ -158,6 +160,7 @@ class Report:
     ready: tuple[str, ...] = ()  # the graphs that it runs already
     threads: str = ""  # with how many it runs, and why
     libraries: tuple[str, ...] = ()  # lines: who computes the large products
+    prepared: Program | None = None  # what runs in the program's place, if it is another one
 
     @property
     def tier(self) -> str:

@@ -140,6 +140,7 @@ class Program:
     initial: Mapping[str, float]  # first values of state that the update introduces, by slot key
     lanes: Lanes | None = None
     bundles: tuple[Bundle, ...] = ()  # weights that share a storage
+    prepare: Graph | None = None  # from weights to values, before a call where they have changed
 
     @property
     def emit(self) -> Emit:
@@ -152,7 +153,8 @@ class Program:
         return any(graph.random for graph in self.graphs.values())
 
     def state_slots(self) -> dict[str, Slot]:
-        slots = slots_of(self.graphs.values())
+        graphs = [*self.graphs.values(), *([self.prepare] if self.prepare is not None else [])]
+        slots = slots_of(graphs)
         state = {key: slot for key, slot in slots.items() if slot.is_state}
         return state | {whole.key: whole for whole, _ in self.parts}
 
@@ -214,7 +216,10 @@ class Program:
         return (node for node in self.walk() if isinstance(node, kind))
 
     def __str__(self) -> str:
-        return "\n".join(line for node in self.body for line in self._lines(node, ()))
+        lines = [line for node in self.body for line in self._lines(node, ())]
+        if self.prepare is not None:
+            lines = ["when weights change", f"  {self._run_text(self.prepare, ())}", *lines]
+        return "\n".join(lines)
 
     def _lines(self, node: Node, axes: tuple[Axis, ...]) -> Iterator[str]:
         if isinstance(node, Repeat):
@@ -256,6 +261,13 @@ def _divides(node: Reduce | Scatter) -> str:
     return "; update divides" if node.operation == "mean" else ""
 
 
+@dataclass
+class Writes:
+    """How often weights or buffers on a device changed; programs that share them share this."""
+
+    count: int = 0
+
+
 @dataclass(eq=False)
 class State:
     """The device's own copy of all that lives from call to call. The only mutable value."""
@@ -264,13 +276,15 @@ class State:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     rng: torch.Tensor | None = None  # of the device's generator; None before it is seeded
     updates: int = 0
+    writes: Writes = field(default_factory=Writes)
     # What executables keep of it goes with it: what they bound to it, copies of what they change.
-    bound: tuple[object, Any] | None = None
+    bound: tuple[object, int | None, Any] | None = None
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default=torch.device("cpu"))
 
     def write(self, key: str, value: torch.Tensor) -> None:
         self.tensors[key].copy_(value.detach())
+        self.writes.count += 1
 
     def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:
         """Return a tensor as a graph reads it: all replicas' values where it has lanes."""

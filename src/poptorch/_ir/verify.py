@@ -64,7 +64,8 @@ def verify_graph(graph: Graph) -> None:
 
 
 def verify_program(program: Program) -> None:
-    for graph in program.graphs.values():
+    prepare = program.prepare
+    for graph in (*program.graphs.values(), *([prepare] if prepare is not None else [])):
         verify_graph(graph)
     emits = len(list(program.nodes(Emit)))
     if emits != 1:
@@ -81,7 +82,7 @@ def verify_program(program: Program) -> None:
             _verify_parts(node.pairs, node.processes)
         if isinstance(node, Gather):
             _verify_parts([(each.whole.slot, each.part) for each in node.shards], node.processes)
-    handed = set[str]()
+    handed = {slot.key for slot in prepare.outputs} if prepare is not None else set[str]()
     for name in runs:
         graph = program.graphs[name]
         for slot in graph.inputs:

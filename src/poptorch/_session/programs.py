@@ -67,8 +67,9 @@ class Variant:
         if plan.staged is None and not side_by_side:
             plan = _compile.with_stages(plan, compiled.micro, self.task.request, self.task.optim)
         report = compiled.executable.report()
-        if plan.tier != report.tier:
-            plan = dataclasses.replace(plan, tier=report.tier, libraries=report.libraries)
+        if (plan.tier, plan.prepared) != (report.tier, report.prepared):
+            given = {"libraries": report.libraries, "prepared": report.prepared}
+            plan = dataclasses.replace(plan, tier=report.tier, **given)
         self.compiled = dataclasses.replace(compiled, plan=plan)
         return plan
 

@@ -146,6 +146,8 @@ class StateStore:
         self.layout = Layout(plan)
         self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
         self.state = State({} if other is None else self._alike(other), device=compiled.device)
+        if other is not None:
+            self.state.writes = other.state.writes
         self._allocate(compiled)
         if other is None:
             self.write_all(Event.ATTACH)
@@ -372,6 +374,7 @@ class StateStore:
         if not broadcast:
             agreement.check_tensors({**tensors, **(self._waiting or {})})
         _job.current().broadcast([*tensors.values()], "the first weights and state")
+        self.state.writes.count += 1
         if self.layout.views:
             self._agree_on_parts()
         self.layout.drop_remote(self.state.tensors)

@@ -58,6 +58,7 @@ class LoopExecutable:
         self._functions = functions
         self._report = report
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
+        self._writes = any(graph.updates for graph in plan.program.graphs.values())
         self._keys: Keys | None = None
         self._wanted = Wanted(plan.program)
         self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
@@ -67,7 +68,9 @@ class LoopExecutable:
         self._rollback = Rollback(plan.program, checked, self.by_call, in_place)
 
     def report(self) -> Report:
-        return dataclasses.replace(self._report, threads=self._threads.decision)
+        prepared = self._program if self._program.prepare is not None else None
+        threads = self._threads.decision
+        return dataclasses.replace(self._report, threads=threads, prepared=prepared)
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         program = self._program
@@ -97,6 +100,15 @@ class LoopExecutable:
                 self._run(runs[point.node.graph], point, slices, collector)
             else:
                 self._in_flight = exchange(point.node, state, self._in_flight)
+        if self._writes:
+            self._wrote(state)
+
+    def _wrote(self, state: State) -> None:
+        """Let other programs prepare anew; this one prepares from nothing that it writes."""
+        assert state.bound is not None
+        state.writes.count += 1
+        _, since, runs = state.bound
+        state.bound = self, None if since is None else state.writes.count, runs
 
     @functools.cached_property
     def _points(self) -> list[Point]:
@@ -109,15 +121,30 @@ class LoopExecutable:
             _job.current().finish(in_flight, _GRADIENTS)
 
     def _bind(self, state: State) -> dict[str, _BoundRun]:
-        # State tensors keep their identity, so the argument lists are made once per State.
-        if state.bound is None or state.bound[0] is not self:
-            runs = {
-                name: _BoundRun(name, function, state, self._plan, self._handed)
+        # State tensors keep their identity, so the argument lists are made once per State, and
+        # anew where weights from which values were prepared have changed.
+        bound = state.bound
+        if bound is None or bound[0] is not self or bound[1] not in (None, state.writes.count):
+            state.bound = None  # old values go before new ones come
+            ready = self._prepared(state)
+            made = {
+                name: _BoundRun(name, function, state, self._plan, self._handed, ready)
                 for name, function in self._functions.items()
             }
-            state.bound = self, runs
-        bound: dict[str, _BoundRun] = state.bound[1]
-        return bound
+            since = None if self._program.prepare is None else state.writes.count
+            bound = state.bound = self, since, made
+        runs: dict[str, _BoundRun] = bound[2]
+        return runs
+
+    def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
+        """Return what graphs read that depends on weights alone, by key."""
+        prepare = self._program.prepare
+        if prepare is None:
+            return {}
+        values = prepare({slot.key: state.read(slot) for slot in prepare.inputs})
+        return {
+            key: value if value.is_mkldnn else value.contiguous() for key, value in values.items()
+        }
 
     def _run(self, run: _BoundRun, point: Point, slices: Slices, collector: Collector) -> None:
         state = run.state()
@@ -146,6 +173,7 @@ class _BoundRun:
         state: State,
         plan: Plan,
         handed: dict[str, torch.Tensor],
+        ready: Mapping[str, torch.Tensor],
     ) -> None:
         self.name, self.state = name, weakref.ref(state)  # which holds this
         self._function = function
@@ -156,12 +184,13 @@ class _BoundRun:
         outputs, inputs = returned(graph), list(enumerate(graph.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
-        self._taken = [(at, s.key) for at, s in inputs if s.kind is Kind.VALUE]
+        values = [(at, s.key) for at, s in inputs if s.kind is Kind.VALUE]
+        self._taken = [(at, key) for at, key in values if key not in ready]
         self._given = [(at, s.key) for at, s in enumerate(outputs) if s.kind is Kind.VALUE]
         self._device = state.device
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
-            [state.read(slot, replica) if slot.is_state else None for _, slot in inputs]
+            [state.read(s, replica) if s.is_state else ready.get(s.key) for _, s in inputs]
             for replica in range(1 if stacked else program.loops.replicas)
         ]
         self.emitted = [slot.key for slot in outputs]
@@ -358,6 +387,7 @@ def _joined_lanes(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def program_report(backend: str, program: Program, seconds: float) -> Report:
-    size = sum(slot.bytes for slot in program.stored.values())
+    prepared = program.prepare.outputs if program.prepare is not None else ()
+    size = sum(slot.bytes for slot in (*program.stored.values(), *prepared))
     nodes = tuple((name, len(g.module.graph.nodes)) for name, g in program.graphs.items())
     return Report(backend, size, nodes, seconds)

@@ -94,6 +94,10 @@ class Builder(Protocol):
         """
         ...
 
+    def prepared(self, plan: Plan) -> Plan:
+        """Return a plan with the graphs that ``build`` shall get: the same or equal ones."""
+        ...
+
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         """Return the executable of a plan from the functions of its graphs."""
         ...

@@ -8,6 +8,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -19,9 +20,10 @@ from ..driver import LoopExecutable, program_report
 from ..prepare import without_writes
 from ..process import keep_freed_memory
 from ..protocol import Code, Compiled, Executable, Progress
-from .compiler import compile_graph
+from .compiler import callable_from_cpp, compile_graph
 from .libraries import choices, said
 from .library import generator, load
+from .prepared import prepared
 from .products import choosing
 from .toolchain import instructions, obstacle
 
@@ -33,7 +35,7 @@ class Inductor:
         return obstacle()
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
-        start, functions = time.perf_counter(), {}
+        plan, start, functions = self.prepared(plan), time.perf_counter(), {}
         for done, (name, graph) in enumerate(plan.program.graphs.items(), 1):
             functions[name] = self.build(graph).run
             progress(done / len(plan.program.graphs))
@@ -56,6 +58,10 @@ class Inductor:
 
     def load(self, code: bytes) -> Compiled:
         return load(code)
+
+    def prepared(self, plan: Plan) -> Plan:
+        program = prepared(plan.program, callable_from_cpp)
+        return plan if program is plan.program else replace(plan, program=program)
 
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         keep_freed_memory()

@@ -16,6 +16,7 @@ from .digamma import digamma
 from .library import code_of, code_with, entry_of
 from .lowering import Decompositions, fakes, lower
 from .norms import group_norm, group_norm_backward
+from .packing import CONVOLUTION, PRODUCT, is_packed, register
 from .products import attention_backward, choose_library
 from .refusals import refusing
 from .repeats import Piece, cut
@@ -40,6 +41,7 @@ SETTINGS: Mapping[str, Any] = {
 
 def rules(graph: fx.Graph) -> Decompositions:
     return {
+        **_packed_rules(graph),
         **Convolutions(graph).rules,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten.digamma.default: digamma,
@@ -48,6 +50,14 @@ def rules(graph: fx.Graph) -> Decompositions:
         aten.max_pool2d_with_indices.default: max_pool,
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     }
+
+
+def _packed_rules(graph: fx.Graph) -> Decompositions:
+    """Packed weights are read with any layout of the other operand."""
+    if not is_packed(graph):
+        return {}
+    register()
+    return {PRODUCT: PRODUCT, CONVOLUTION: CONVOLUTION}
 
 
 def compile_graph(
@@ -87,7 +97,7 @@ def _compile_repeats(
     module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
 ) -> Code | None:
     """Compile what repeats once, all in one library; None where that does not pay."""
-    chain = cut(module, places, examples) if _callable_from_cpp(module) else None
+    chain = cut(module, places, examples) if callable_from_cpp(module) else None
     if chain is None or private.optional("load_pybinding_async") is None:
         return None
     log.engine.debug("%s", chain)
@@ -121,7 +131,7 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _callable_from_cpp(module: fx.GraphModule) -> bool:
+def callable_from_cpp(module: fx.GraphModule) -> bool:
     """Tell whether the C++ wrapper can call all operators: a list from Python ends the process."""
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     nodes = [n for graph in graphs for n in graph.nodes if isinstance(n.target, Operator)]
@@ -156,10 +166,11 @@ def _compile(
     call costs 0.04 ms less.
     """
     mode, inputs = fakes(examples)
-    cpp_wrapper = not plain and _callable_from_cpp(module)
+    cpp_wrapper = not plain and callable_from_cpp(module)
     settings = {
         **SETTINGS,
         **({} if plain else shortcuts.settings()),
+        **({"size_asserts": False} if is_packed(module.graph) else {}),  # they have no strides
         "cpp_wrapper": cpp_wrapper,
         "fx_graph_cache": False,  # what is one library is kept elsewhere
         "post_grad_custom_post_pass": place_writes if plain else _rewrite,

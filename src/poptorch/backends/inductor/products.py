@@ -14,6 +14,7 @@ from torch import fx
 from ..._base import private
 from ..._ops import library
 from .libraries import ONEDNN, Matrix, Shape, by_rule, shape_of
+from .packing import linear
 
 aten = torch.ops.aten
 
@@ -65,20 +66,12 @@ def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
     """Return a call of oneDNN without copies of operands; None where ATen is as good."""
     if a.get_dtype() != torch.float32 or a.get_device().type != "cpu":
         return None
-    kernel, layout = private.ExternKernel, private.FixedLayout
+    kernel = private.ExternKernel
     a, b = (kernel.realize_input(operand) for operand in (a, b))
     if library_of(_matrix(a), _matrix(b)) != ONEDNN:
         return None
     inputs = [a, kernel.realize_input(private.PermuteView.create(b, [1, 0]))]
-    constants: list[Any] = ["none", [-1], ""]  # nothing is applied to the result
-    if bias is None:
-        constants.insert(0, None)
-    else:
-        inputs.append(kernel.require_contiguous(kernel.realize_input(bias)))
-    size = [a.get_size()[0], b.get_size()[1]]
-    result = layout(device=a.get_device(), dtype=torch.float32, size=size)
-    call = private.LinearUnary(layout=result, inputs=inputs, constant_args=constants)
-    return private.TensorBox.create(private.create_output_node(call))
+    return linear(inputs, bias)
 
 
 def _matrix(operand: Any) -> Matrix:

@@ -161,7 +161,7 @@ class Convolutions:
             aten.convolution_backward.default: self.convolution_backward,
         }
 
-    def _windows(self, x: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> Windows | None:
+    def windows(self, x: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> Windows | None:
         """Return the windows to gather, or None if the library does better."""
         stride, padding, dilation, transposed, _output_padding, groups = geometry
         if transposed or groups > 1 or not x.dim() == weight.dim() > 2 or x.dtype != torch.float32:
@@ -177,7 +177,7 @@ class Convolutions:
     def convolution(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any
     ) -> Any:
-        windows = self._windows(x, weight, *geometry)
+        windows = self.windows(x, weight, *geometry)
         if windows is None:
             x, weight = _library_layout(weight, x, weight)
             return aten.convolution.default(x, weight, bias, *geometry)
@@ -195,7 +195,7 @@ class Convolutions:
         *rest: Any,
     ) -> Any:
         *geometry, mask = rest
-        windows = self._windows(x, weight, *geometry)
+        windows = self.windows(x, weight, *geometry)
         if windows is None:
             operands = _library_layout(weight, grad, x, weight)
             return aten.convolution_backward.default(*operands, bias_sizes, *rest)

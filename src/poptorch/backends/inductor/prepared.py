@@ -1,0 +1,139 @@
+"""What compiled inference computes from weights alone: anew when they change, not in each call.
+
+A batch norm with given statistics is a factor and an offset for each channel, and both go into the
+weights of the product before it. Products and convolutions get weights in oneDNN's own layouts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from ..._base import private
+from ..._ir import slots
+from ..._ir.graph import Graph, copy_node, graph_module, placeholder
+from ..._ir.operators import Operator, acts, draws, may_view, reachable, writes
+from ..._ir.program import Program
+from ..._ir.slots import Kind, Slot
+from .folding import fold
+from .packing import is_packing, pack
+
+_WEIGHTS = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
+
+
+def prepared(program: Program, callable_from_cpp: Callable[[fx.GraphModule], bool]) -> Program:
+    """Return an inference program with a graph that runs when weights change, if any pays."""
+    if [*program.graphs] != ["forward"]:
+        return program
+    forward = program.graphs["forward"].copy()
+    graph = forward.module.graph
+    fold(graph, _fixed(forward))
+    if private.has(private.PACKED) and callable_from_cpp(forward.module):
+        pack(graph, _fixed(forward))
+    hoisted = _hoisted(forward, _fixed(forward))
+    if not hoisted:
+        return program
+    prepare = _prepare(forward, hoisted)
+    graphs = {"forward": _rest(forward, prepare, hoisted)}
+    return dataclasses.replace(program, graphs=graphs, prepare=prepare)
+
+
+def _fixed(graph: Graph) -> set[fx.Node]:
+    """Return the values that depend on weights and constants alone."""
+    arguments, updates = graph.arguments, graph.updates
+    fixed = {
+        node
+        for node, slot in arguments.items()
+        if slot.kind in _WEIGHTS and slot.key not in updates and slot.replicas == 1
+    }
+    for node in graph.operators:
+        if fixed.issuperset(node.all_input_nodes) and _is_plain(node):
+            fixed.add(node)
+    return fixed
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether an operator gives the same again; those of other libraries may do anything."""
+    if not isinstance(node.target, Operator):
+        return node.target is operator.getitem
+    of_torch = node.target.namespace in ("aten", "prims", "mkldnn")
+    return of_torch and not draws(node) and not writes(node)
+
+
+def _hoisted(graph: Graph, fixed: set[fx.Node]) -> list[fx.Node]:
+    """Return the computed ones that the rest reads, no more bytes of them than weights have."""
+    weights = {node for node in graph.placeholders if node in fixed}
+    computed = {
+        node
+        for node in fixed - weights
+        if any(isinstance(n.target, Operator) and not may_view(n) for n in _below(node, weights))
+        and weights & reachable([node], _inputs)
+    }
+    ends = (_own(node) for node in computed if any(user not in fixed for user in node.users))
+    chosen, left = set[fx.Node](), sum(map(_bytes, weights))
+    tensors = {end for end in ends if isinstance(end.meta.get("val"), torch.Tensor)}
+    for end in sorted(tensors & computed, key=_bytes):
+        left -= 0 if is_packing(end) else _bytes(end)
+        if left >= 0 or is_packing(end):
+            chosen.add(end)
+    return [node for node in graph.operators if node in chosen]
+
+
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes
+
+
+def _below(node: fx.Node, weights: set[fx.Node]) -> set[fx.Node]:
+    return reachable([node], _inputs) - weights
+
+
+def _own(node: fx.Node) -> fx.Node:
+    """Return what a node repeats, if it is a view that does: that takes less memory."""
+    source = node.args[0] if may_view(node) else None
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    repeats = isinstance(value, torch.Tensor) and value.numel() < node.meta["val"].numel()
+    return _own(source) if repeats else node  # type: ignore[arg-type]
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel() * value.element_size())
+
+
+def _slot(node: fx.Node) -> Slot:
+    value = node.meta["val"]
+    return slots.value(node.name, tuple(value.shape), value.dtype)
+
+
+def _prepare(graph: Graph, hoisted: list[fx.Node]) -> Graph:
+    needed = reachable(hoisted, _inputs)
+    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.module.graph.nodes:
+        if node in needed:
+            copies[node] = copy_node(made, node, copies)
+    made.output(tuple(copies[node] for node in hoisted))
+    inputs = tuple(slot for node, slot in graph.arguments.items() if node in needed)
+    module = graph_module(graph.module, made)
+    return Graph("prepare", module, inputs, tuple(map(_slot, hoisted)))
+
+
+def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
+    """Return the graph with prepared values as inputs, without weights that it no longer reads."""
+    own, places = graph.module.graph, graph.arguments
+    first = next(node for node in own.nodes if node.op != "placeholder")
+    for node, slot in zip(hoisted, prepare.outputs, strict=True):
+        with own.inserting_before(first):
+            given = placeholder(own, f"prepared_{slot.name}")
+        given.meta["val"] = node.meta["val"].contiguous()
+        node.replace_all_uses_with(given)
+        places[given] = slot
+    own.eliminate_dead_code(is_impure_node=acts)
+    for node in [node for node, slot in places.items() if slot.kind in _WEIGHTS]:
+        if not node.users:
+            own.erase_node(node)
+    inputs = tuple(places[node] for node in own.nodes if node.op == "placeholder")
+    return Graph(graph.name, graph_module(graph.module, own), inputs, graph.outputs)

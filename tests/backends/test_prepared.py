@@ -1,0 +1,134 @@
+"""Compiled inference computes what depends on weights alone once, and anew when they change."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from helpers.closeness import FUNCTION, near
+from helpers.wrapped import normal
+from helpers.wrapping import Having, options
+from poptorch.backends.inductor import compiler, packing
+
+pytestmark = pytest.mark.slow
+
+WHEN = "when weights change\n  run prepare(param.*, buffer.*) -> value.*\n"
+SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
+
+
+@pytest.fixture(autouse=True)
+def _small_weights_are_packed(monkeypatch) -> None:
+    monkeypatch.setattr(packing, "_LARGE_WEIGHT", 0)
+
+
+class Mixed(nn.Module):
+    """Norms behind convolutions and a product, one before them; scales, sums, activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.BatchNorm2d(3)
+        self.convolutions = nn.ModuleList(nn.Conv2d(n, 8, 3, padding=1, bias=n > 3) for n in (3, 8))
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False)])
+        self.scale = nn.Parameter(torch.rand(8, 1, 1) + 0.5)
+        self.linear, self.last = nn.Linear(8, 6), nn.BatchNorm1d(6)
+        for norm in (self.first, *self.norms, self.last):
+            norm.running_mean.uniform_(-0.5, 0.5)
+            norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inner = F.relu(self.norms[0](self.convolutions[0](self.first(x))))
+        x = F.relu(self.norms[1](self.convolutions[1](inner) * self.scale) + inner)
+        y = self.last(self.linear(x.mean((2, 3))))
+        return y, F.gelu(y @ torch.sigmoid(self.linear.weight)), torch.tanh(self.scale)
+
+
+def same(executor: poptorch.PoplarExecutor, model: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        expected = model(x)
+    torch.testing.assert_close(executor(x), expected, **near(SUM, size=4))
+
+
+def compiled(model: nn.Module) -> poptorch.PoplarExecutor:
+    return poptorch.inferenceModel(model, options("inductor"))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_new_weights_are_prepared_however_they_come(plain, monkeypatch) -> None:
+    if plain:  # what only saves time fails
+        monkeypatch.setattr(compiler, "_compile_quickly", None)
+    model, x = Mixed().eval(), normal(2, 3, 6, 5)
+    executor = compiled(model)
+    same(executor, model, x)
+    text = str(executor.plan())
+    assert WHEN in text
+    described = executor.plan().describe().partition("graph forward")[2]
+    assert "norm" not in described
+    assert described.count("packed_convolution.default(") == 2
+    assert described.count("packed_product.default(") == 2
+    before = executor(x)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.25)
+    torch.testing.assert_close(executor(x), before, rtol=0, atol=0)
+    executor.copyWeightsToDevice()
+    same(executor, model, x)
+    executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
+    same(executor, model, x)
+    returned = executor(x)[2]
+    returned.zero_()  # a result is the caller's
+    same(executor, model, x)
+
+
+def test_weights_that_another_wrapper_trains_are_prepared_anew() -> None:
+    model, x = Mixed(), normal(2, 3, 6, 5)
+
+    def loss(module, x):
+        return poptorch.identity_loss(sum(y.square().sum() for y in module.inner(x)), "sum")
+
+    trained = Having(loss, inner=model)
+    training = poptorch.trainingModel(trained, options(),
+                                      torch.optim.SGD(trained.parameters(), lr=0.01))  # fmt: skip
+    inference = compiled(model.eval())
+    for _ in range(2):
+        inference(x)
+        trained.train()
+        training(x)
+        model.eval()
+        training.copyWeightsToHost()
+        same(inference, model, x)
+
+
+def test_statistics_that_one_mode_counts_are_prepared_for_the_other() -> None:
+    x, results = normal(2, 3, 6, 5), {}
+    for backend in ("reference", "inductor"):
+        executor = poptorch.inferenceModel(Mixed().eval(), options(backend))
+        first = executor(x)
+        executor.train()
+        executor(x)
+        executor.eval()
+        results[backend] = executor(x)
+        assert not torch.equal(results[backend][0], first[0])
+    torch.testing.assert_close(*results.values(), **near(SUM, size=4))
+
+
+def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
+    def forward(model, x):
+        product = model.layer(x)
+        noisy = F.dropout(model.layer.weight, 0.5, training=True)
+        return model.norm(product), product, noisy
+
+    model = Having(forward, layer=nn.Linear(4, 64), norm=nn.BatchNorm1d(64)).eval()
+    model.norm.running_var.fill_(3)
+    executor, x = compiled(model), normal(3, 4)
+    first, second = executor(x), executor(x)
+    torch.testing.assert_close(first[:2], model(x)[:2], **near(4 + FUNCTION))
+    assert not torch.equal(first[2], second[2])
+
+
+def test_a_saved_program_prepares_what_it_loads(tmp_path) -> None:
+    model, x = Mixed().eval(), normal(2, 3, 6, 5)
+    executor = compiled(model)
+    executor.compileAndExport(tmp_path / "model.poptorch", x)
+    same(poptorch.load(tmp_path / "model.poptorch"), model, x)
