@@ -29,6 +29,7 @@ from ._session.model import Model
 from ._session.questions import Latency, Stamps
 from ._session.session import Session
 from .ops.blocks import module_repr
+from .optim.joint import Given, joined
 from .options import Options
 from .options.files import as_calls
 from .options.freeze import freeze, log_options, use_running_mean
@@ -175,15 +176,16 @@ class PoplarExecutor:
         """
         self._session.weights.copy_buffers_to_device()
 
-    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use another optimizer, or the same one after its hyper-parameters changed.
+    def setOptimizer(self, optimizer: Given) -> None:
+        """Use another optimizer, or the same one or list after hyper-parameters changed.
 
         Raises:
             AssertionError: the type of the optimizer is not supported.
             poptorch.Error: a value changed that the program has as a constant.
         """
         with self._session.lock():
-            self._session.set_optimizer(optimizer, self._options._relax_optimizer_checks)
+            one = joined(optimizer, self._optimizer)
+            self._session.set_optimizer(one, self._options._relax_optimizer_checks)
             self._adopt_strategy()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:

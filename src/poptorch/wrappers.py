@@ -16,6 +16,7 @@ from ._base.errors import AssertionFailure, Error, InvalidType
 from ._session import files, hooks, loading, wrapping
 from .enums import ConnectionType
 from .executor import PoplarExecutor
+from .optim import joint
 from .options import Options
 from .options.files import apply_calls, apply_data, as_calls
 from .options.freeze import backend_name, cache_directory, freeze, prepare
@@ -31,7 +32,7 @@ registerPostCompileHook = hooks.register_post_compile
 def trainingModel(
     model: nn.Module | PoplarExecutor | Callable[..., Any],
     options: Options | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: joint.Given | None = None,
     *extra: Any,
     **keywords: Any,
 ) -> PoplarExecutor:
@@ -42,7 +43,8 @@ def trainingModel(
             ``Poptorch<Name>`` until ``destroy()``.
         options: this call freezes them; None for the defaults.
         optimizer: from ``torch.optim`` or ``poptorch.optim``; None for SGD with lr 0.01. It is
-            read now, and again by ``setOptimizer``.
+            read now, and again by ``setOptimizer``. Of ``torch.optim`` there may be a list of one
+            class, as for actor and critic: each keeps numbers and ``state_dict()`` of its own.
         extra, keywords: deprecated: counts instead of options, or ``loss``, a function of the
             model's output and the call's second argument.
 
@@ -50,13 +52,13 @@ def trainingModel(
         TypeError: the model is neither a module nor callable, or there are too many arguments.
         RuntimeError: the model is wrapped for training already.
         AssertionError: the type of the optimizer is not supported.
-        poptorch.Error: ``options`` is no ``poptorch.Options``.
+        poptorch.Error: ``options`` is no ``poptorch.Options``, or optimizers do not go together.
     """
     call = read_call(True, options, optimizer, extra, keywords)
     module = _module(model)
     wrapping.refuse_wrapped(module)
     _check_buffers(module)
-    chosen = call.optimizer
+    chosen = joint.joined(call.optimizer)
     if chosen is None:
         chosen = torch.optim.SGD(module.parameters(), lr=DEFAULT_LEARNING_RATE)
     return _ahead(PoplarExecutor(module, prepare(call.options, training=True), chosen, call.loss))
@@ -98,7 +100,7 @@ def load(
     trusted: bool = False,
     *,
     model: nn.Module | Callable[..., Any] | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: joint.Given | None = None,
     options: Options | None = None,
     loss: Callable[..., Any] | None = None,
 ) -> PoplarExecutor:
@@ -122,7 +124,7 @@ def load(
             **Both can do anything.** Trust only files from people whom you would let run a program
             here.
         model: a module like the saved one; it gets the saved weights.
-        optimizer: for training: one like the saved one, over the model's parameters.
+        optimizer: for training: one like the saved one, or a list, over the model's parameters.
         options: replace those of the file.
         loss: the one that you gave to ``trainingModel``, if you did.
 
@@ -136,7 +138,7 @@ def load(
         poptorch.Error: there is neither a model nor trust, or model or optimizer are unlike the
             saved ones. They keep their values then.
     """
-    saved = files.read(filename, trusted)
+    saved, chosen = files.read(filename, trusted), joint.joined(optimizer)
     if not saved.whole:
         raise AssertionFailure(
             "The file holds an executable without its model",
@@ -157,15 +159,15 @@ def load(
     with contextlib.ExitStack() as undo:
         if model is not None:
             module = _module(model)
-            undo.callback(loading.fill(saved, module, optimizer, loss))
+            undo.callback(loading.fill(saved, module, chosen, loss))
         else:
             objects = saved.objects()
-            module, optimizer, loss = objects.model, objects.optimizer, objects.loss
+            module, chosen, loss = objects.model, objects.optimizer, objects.loss
         own = _options_of(saved) if options is None else options.clone()
         if edit_opts_fn is not None:
             edit_opts_fn(own)
-        training = optimizer is not None
-        executor = PoplarExecutor(module, prepare(own, training), optimizer, loss)
+        training = chosen is not None
+        executor = PoplarExecutor(module, prepare(own, training), chosen, loss)
         undo.callback(executor.destroy)
         loading.resume(executor._session, saved, whole=True)
         undo.pop_all()

@@ -240,15 +240,63 @@ def test_it_is_said_and_the_loaded_state_too_changes_the_program(caplog) -> None
 
 @pytest.mark.parametrize("numbers", [{"lr": 0.01}, {"dampening": 0.5, "weight_decay": 0.1}])
 def test_a_new_optimizer_goes_on_with_the_moments(numbers: dict[str, float]) -> None:
-    """Scripts make a new one to change the learning rate, or another structure."""
+    """Scripts make a new one to change the learning rate, or another structure.
+
+    The first one, if it comes back, brings its own and shows what the device has from then on.
+    """
     twins = trained(MAKERS["SGD"])
     twins.step(X, Y, count=2)
+    first, then = twins.ours, copy.deepcopy(twins.ours.state_dict())
     settings = {"lr": 0.05, "momentum": 0.9, **numbers}
     twins.ours = torch.optim.SGD(twins.model.parameters(), **settings)
     twins.wrapped.setOptimizer(twins.ours)
     twins.theirs.param_groups[0].update(numbers)
     twins.step(X, Y, count=3)
     twins.compare()
+    twins.ours = first
+    twins.wrapped.setOptimizer(first)
+    twins.theirs.load_state_dict(then)
+    twins.step(X, Y)
+    twins.compare()
+
+
+def test_several_optimizers_have_numbers_and_state_of_their_own() -> None:
+    """One is loaded while the device has newer state of the other."""
+    ours = net()
+    models = ours, copy.deepcopy(ours)
+    of_both = [[MAKERS["Adam"](part.parameters()) for part in (m.body, m.head)] for m in models]
+    wrapped = poptorch.trainingModel(ours, options(), of_both[0])
+    for step in range(4):
+        state = copy.deepcopy(of_both[1][1].state_dict())  # eager's, so that nothing is read
+        for optimizers in of_both:
+            if step == 1:
+                optimizers[0].param_groups[0]["lr"] = 0.01
+            if step == 3:
+                state["state"][0]["exp_avg"].zero_()
+                optimizers[1].load_state_dict(state)
+        wrapped.setOptimizer(of_both[0])
+        wrapped(X, Y)
+        models[1](X, Y).backward()
+        for optimizer in of_both[1]:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(ours.state_dict(), models[1].state_dict())
+    for mine, theirs in zip(*of_both, strict=True):
+        there = theirs.state_dict()["state"]
+        torch.testing.assert_close(mine.state_dict()["state"], there, **near(8 + FUNCTION, 6))
+
+
+@pytest.mark.parametrize("make, got", [
+    (lambda a, b: [], "none"),
+    (lambda a, b: [torch.optim.Adam(a), torch.optim.AdamW(b)], "Adam, AdamW"),
+    (lambda a, b: [poptorch.optim.SGD(p, lr=0.1) for p in (a, b)], "SGD of poptorch"),
+    (lambda a, b: [torch.optim.Adam(a), torch.optim.Adam(a + b)], "4 parameters"),
+])  # fmt: skip
+def test_optimizers_that_do_not_go_together_are_refused(make, got: str) -> None:
+    model = net()
+    parts = [[*part.parameters()] for part in (model.body, model.head)]
+    with pytest.raises(poptorch.Error, match=got):
+        poptorch.trainingModel(model, options(), make(*parts))
 
 
 @pytest.mark.slow

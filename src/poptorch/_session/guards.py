@@ -28,6 +28,7 @@ from .._ir.operators import draws
 from .._residency import Device, unwatched
 from ..ops.blocks import starts_block
 from ..optim import KINDS
+from ..optim.joint import members_of
 from .wrapping import HOLDERS
 
 CHECK_EVERY = 0.02
@@ -495,8 +496,8 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> Guard:
 
 
 def warn_of_step_hooks(optimizer: torch.optim.Optimizer) -> None:
-    before = len(optimizer._optimizer_step_pre_hooks)
-    after = len(optimizer._optimizer_step_post_hooks)
+    before = sum(len(each._optimizer_step_pre_hooks) for each in members_of(optimizer))
+    after = sum(len(each._optimizer_step_post_hooks) for each in members_of(optimizer))
     if before or after:
         log.python.warning(
             f"Hooks of the optimizer do not run ({before} before each step, {after} after it): the "

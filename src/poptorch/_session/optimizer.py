@@ -21,6 +21,7 @@ from .._ir.spec import OptimSpec, Spec
 from .._residency import Lock
 from ..enums import ReductionType
 from ..optim.freeze import freeze, path_of
+from ..optim.joint import members_of
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from . import guards
@@ -36,13 +37,13 @@ class SessionOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, lock: Lock) -> None:
         self.lock = lock
-        self._state = _state_of(optimizer)  # what is wrong with it is said at once
+        self._snapshot = _snapshot(optimizer)
+        self._state = _state_of(optimizer, self._snapshot)  # what is wrong is said at once
         self.given = optimizer
         self.spec: OptimSpec | None = None  # what is compiled
         self.outdated = False  # the user's optimizer has another structure by now
         self._untold = False  # changed since the processes of a job compared their numbers
         self._loaded: dict[str, str] = {}  # digests of state that was, since then
-        self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
         self.guard = guards.of_optimizer(optimizer)
         guards.warn_of_step_hooks(optimizer)
@@ -112,7 +113,7 @@ class SessionOptimizer:
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         self._state._detach_device()
-        self.given, self._state = optimizer, _state_of(optimizer)
+        self.given, self._state = optimizer, _state_of(optimizer, self._snapshot)
         if self._store is None:
             return
         self._state._attach_device(self)
@@ -152,7 +153,7 @@ class SessionOptimizer:
         """
         ours = isinstance(self.given, optim.Optimizer)
         for other in _attached:
-            if other is self or other.given is not self.given:
+            if other is self or {*members_of(other.given)}.isdisjoint(members_of(self.given)):
                 continue
             common = not self.paths.keys().isdisjoint(other.paths)
             if other.spec is not None if ours else other._store is not None and common:
@@ -233,7 +234,8 @@ class SessionOptimizer:
     def after_run(self, updates: int) -> None:
         self._state._ran(updates)
         # Torch's schedulers warn when no step was made; the device made them.
-        self.given._opt_called = True  # type: ignore[attr-defined]
+        for each in members_of(self.given):
+            each._opt_called = True  # type: ignore[attr-defined]
 
     def _upload(self, with_values: bool) -> None:
         assert self._store is not None
@@ -291,11 +293,11 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
     )
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> optim.Optimizer | TorchState:
-    algorithm = freeze(optimizer, {})[0].algorithm
+def _state_of(optimizer: torch.optim.Optimizer, snapshot: Any) -> optim.Optimizer | TorchState:
+    algorithm = freeze(snapshot, {})[0].algorithm
     if isinstance(optimizer, optim.Optimizer):
         return optimizer
-    return TorchState(optimizer, algorithm)
+    return TorchState(members_of(optimizer), algorithm)
 
 
 def _snapshot(optimizer: torch.optim.Optimizer) -> Any:
@@ -303,11 +305,11 @@ def _snapshot(optimizer: torch.optim.Optimizer) -> Any:
 
     The parameters themselves are shared: which of them are trained is decided at compilation.
     """
-    kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         return optimizer  # refused by whoever reads it
-    twin: Any = kind.__new__(kind)
-    twin.__dict__.update(optimizer.__dict__)
+    first = members_of(optimizer)[0]
+    twin: Any = type(first).__new__(type(first))
+    twin.__dict__.update(first.__dict__)
     twin.param_groups = [
         {name: value if name == "params" else copy.deepcopy(value) for name, value in group.items()}
         for group in optimizer.param_groups

@@ -9,7 +9,7 @@ import collections
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,16 +30,21 @@ _STEP = "Step"
 _version_of = operator.attrgetter("_version")
 
 
+def _nothing() -> None:
+    pass
+
+
 class WatchedState(collections.defaultdict[Any, Any]):
     """The dict in the place of ``optimizer.state``; copies and pickles as a plain one."""
 
-    def __init__(self, entries: Mapping[Any, Any], announce: Callable[[], None]) -> None:
+    def __init__(self, entries: Mapping[Any, Any]) -> None:
         super().__init__(dict, entries)
-        self._listener = announce
+        self.listeners: list[weakref.WeakMethod[Callable[[], None]]] = []  # who keep no device
         self.changed = False
 
     def _announce(self, changes: bool) -> None:
-        self._listener()
+        for listener in self.listeners:
+            (listener() or _nothing)()
         self.changed |= changes
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -51,22 +56,19 @@ class WatchedState(collections.defaultdict[Any, Any]):
     copy = __copy__
 
 
-def _nothing() -> None:
-    pass
-
-
 announce_in(WatchedState, "__getitem__ __contains__ __iter__ __len__ __eq__ get items keys values")
 announce_in(WatchedState, "__setitem__ __delitem__ clear pop popitem setdefault update", True)
 
 
 class TorchState(DeviceState):
-    """The state of one torch optimizer; the protocol is that of ``poptorch.optim.Optimizer``."""
+    """The state of torch optimizers; the protocol is that of ``poptorch.optim.Optimizer``."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, algorithm: str) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], algorithm: str) -> None:
+        self._optimizers = optimizers
         self._names = _NAMES[algorithm]
         self._counted = algorithm != "sgd"
-        self._watched = optimizer.state  # a WatchedState from the first device on
+        self._watched = self._states()  # each a WatchedState from the first device on
+        self._watches = False
         self._paths: Mapping[int, str] = {}  # of the parameters, as of the last device
         self._updates = 0  # since the state was read
         self._read: list[Any] = []  # what was read from the device last
@@ -76,15 +78,17 @@ class TorchState(DeviceState):
     @property
     def was_loaded(self) -> bool:
         """Whether ``load_state_dict`` was called, which also changes hyper-parameters."""
-        return self._optimizer.state is not self._watched
+        return any(map(operator.is_not, self._states(), self._watched))
+
+    def _states(self) -> list[Any]:
+        return [each.state for each in self._optimizers]
 
     @property
     def ipu_state_is_dirty(self) -> bool:
-        watched = self._watched
-        if not isinstance(watched, WatchedState):
+        if not self._watches:
             return False
         # Asked before each call, and mostly nothing has been read.
-        loaded = watched is not self._optimizer.state or watched.changed
+        loaded = self.was_loaded or any(each.changed for each in self._watched)
         return loaded or (bool(self._read) and self._edited())
 
     @ipu_state_is_dirty.setter
@@ -93,8 +97,9 @@ class TorchState(DeviceState):
         self._watch()
 
     def _entries(self) -> list[Any]:
-        entries = (entry for entry in dict.values(self._optimizer.state) if type(entry) is dict)
-        return list(itertools.chain.from_iterable(map(dict.values, entries)))
+        entries = itertools.chain.from_iterable(map(dict.values, self._states()))
+        dicts = (entry for entry in entries if type(entry) is dict)
+        return list(itertools.chain.from_iterable(map(dict.values, dicts)))
 
     def _remember(self) -> None:
         self._read = self._entries()
@@ -120,15 +125,17 @@ class TorchState(DeviceState):
         return False
 
     def has_state(self) -> bool:
-        return any(dict.values(self._optimizer.state))
+        return any(any(dict.values(state)) for state in self._states())
 
     def _watch(self) -> None:
-        watched = self._watched
-        if not isinstance(watched, WatchedState) or self.was_loaded:
-            own = weakref.WeakMethod(self._synchronise)  # who looks keeps no device
-            watched = WatchedState(self._optimizer.state, lambda: (own() or _nothing)())
-            self._watched = self._optimizer.state = watched
-        watched.changed = False
+        own = weakref.WeakMethod(self._synchronise)
+        for each in self._optimizers:
+            if not isinstance(each.state, WatchedState):
+                each.state = WatchedState(each.state)
+            others = (one for one in each.state.listeners if one != own and one() is not None)
+            each.state.listeners = [*others, own]
+            each.state.changed = False
+        self._watched, self._watches = self._states(), True
         self._updates = 0
         self._read = []
 
@@ -138,14 +145,14 @@ class TorchState(DeviceState):
 
     def _attach_device(self, link: Any) -> None:
         super()._attach_device(link)
-        if not isinstance(self._watched, WatchedState):
+        if not self._watches:
             self._watch()
 
     def _read_from(self, link: Any) -> None:
-        watched = self._watched
         updates, self._updates = self._updates, 0
         on_device, _ = link.read_state()
-        for parameter, path in self._parameters():
+        for number, parameter, path in self._parameters():
+            watched = self._watched[number]
             values = {
                 name: on_device[f"{prefix}___{path}"]
                 for prefix, name in self._names.items()
@@ -161,9 +168,11 @@ class TorchState(DeviceState):
 
     def get_state_dict(self) -> dict[str, Any]:
         """Return the state under the names of ``ipu_state``; zeros where there is none."""
+        if self.was_loaded:  # the others' is newer on the device
+            self._synchronise()
         state: dict[str, torch.Tensor] = {}
-        for parameter, path in self._parameters():
-            entry = dict.get(self._optimizer.state, parameter) or {}
+        for number, parameter, path in self._parameters():
+            entry = dict.get(self._optimizers[number].state, parameter) or {}
             for prefix, name in self._names.items():
                 value = entry.get(name)
                 state[f"{prefix}___{path}"] = (
@@ -174,11 +183,12 @@ class TorchState(DeviceState):
         rest = {} if self._link is None else self._link.read_state()[0]
         return {"ipu_state": {**rest, **state}, "ipu_param": {}}
 
-    def _parameters(self) -> Iterator[tuple[torch.Tensor, str]]:
+    def _parameters(self) -> Iterator[tuple[int, torch.Tensor, str]]:
+        """Yield all parameters of the model, each with the number of its optimizer."""
         if self._link is not None:
             self._paths = self._link.paths
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
+        for number, optimizer in enumerate(self._optimizers):
+            for parameter in itertools.chain(*(each["params"] for each in optimizer.param_groups)):
                 path = path_of(parameter, self._paths)
                 if path is not None:
-                    yield parameter, path
+                    yield number, parameter, path

@@ -113,7 +113,7 @@ def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Settin
 
 
 def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
-    cls = type(optimizer)
+    cls = optimizer.__class__
     direct = {torch.optim.Optimizer, Optimizer} & {*cls.__bases__}
     if cls in _warned or direct or any(cls in kind.classes for kind in KINDS):
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from .._base.errors import Error, InvalidValue
 from .._ir.spec import OptimGroup, OptimSpec
 from ..enums import MeanReductionStrategy
 from . import KINDS
+from .joint import members_of
 from .optimizer import Optimizer
 
 _CLASSES = [cls for kind in KINDS for cls in kind.classes]
@@ -120,7 +122,7 @@ class AttributeWatch:
 
 def _attributes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
     """Yield (place, name) of what is not known anyway."""
-    for name in optimizer.__dict__:
+    for name in itertools.chain(*map(vars, members_of(optimizer))):
         if name not in _OF_OBJECTS and not name.startswith("_"):
             yield "optimizer attribute", name
     yield from (

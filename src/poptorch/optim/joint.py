@@ -1,0 +1,80 @@
+"""Several optimizers of torch that one program steps, as a GAN's or an actor-critic's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._base.errors import Error, InvalidType
+from .kind import CLIPPING
+from .optimizer import Optimizer
+
+Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+class Joint:
+    """Reads like one optimizer with the groups of all; each keeps a state of its own."""
+
+    def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
+        self.members = tuple(members)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for each in self.members for group in each.param_groups]
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.members[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.members[0], name)
+
+    def __reduce__(self) -> Any:
+        return Joint, (self.members,)
+
+
+def members_of(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    kind: type = type(optimizer)
+    return optimizer.members if kind is Joint else (optimizer,)  # type: ignore[attr-defined]
+
+
+def joined(given: Any, before: torch.optim.Optimizer | None = None) -> Any:
+    """Return one optimizer for those that a user gave; ``before`` again, if it is of the same."""
+    if not isinstance(given, (list, tuple)):
+        return given
+    if before is not None and [*map(id, members_of(before))] == [*map(id, given)]:
+        return before
+    _check(given)
+    return given[0] if len(given) == 1 else Joint(given)
+
+
+def _check(given: Sequence[torch.optim.Optimizer]) -> None:
+    kinds = dict.fromkeys(type(each) for each in given)
+    if len(kinds) != 1 or not issubclass(next(iter(kinds)), torch.optim.Optimizer):
+        raise InvalidType(
+            "Several optimizers of a model have to be of one class",
+            got=", ".join(kind.__qualname__ for kind in kinds) or "none",
+            fix="take the same class for all; what differs can be numbers of their groups",
+        )
+    if len(given) > 1 and any(isinstance(each, Optimizer) for each in given):
+        raise InvalidType(
+            "Several optimizers of a model have to be torch's",
+            got=", ".join(kind.__qualname__ for kind in kinds) + " of poptorch.optim",
+            fix="use torch.optim's, or one optimizer with several parameter groups",
+        )
+    limited = [name for each in given for name in (*CLIPPING, "loss_scaling") if name in vars(each)]
+    if len(given) > 1 and limited:
+        raise Error(
+            "Several optimizers of a model cannot clip or scale",
+            got=f"an optimizer with the attribute {limited[0]}",
+            fix="use one optimizer with several parameter groups: its norm is that of all",
+        )
+    parameters = [id(p) for each in given for group in each.param_groups for p in group["params"]]
+    if len({*parameters}) != len(parameters):
+        raise Error(
+            "A parameter is in several optimizers of a model",
+            got=f"{len(parameters) - len({*parameters})} parameters more than once",
+            fix="give each parameter to one of them",
+        )
