@@ -26,15 +26,12 @@ from .. import backends
 from .._base import env, log, timing
 from .._base.errors import described
 from .._base.json_codec import Unreadable
+from .._base.resources import COLLECTING
 from .._capture import trace
 from .._ir import graph_json
 from .._ir.graph import Graph
 from .cache import Store
 
-# New objects before a process that compiles looks for garbage; importing and lowering make millions
-# that stay. The tutorial's CNN takes 6.3 to 6.8 s instead of 7.9 to 8.1 of 700 objects (processor
-# time without the C++ compiler's); a ResNet-18 takes 145 MB more.
-COLLECTING = 1_000_000
 PATIENCE = 300.0  # seconds that a process with nothing to do stays
 _CODE = (
     "import gc, sys; gc.set_threshold({collecting}); sys.path[:] = {path!r}; "

@@ -13,6 +13,7 @@ import torch
 from .. import _capture, backends
 from .._base import env, log, timing
 from .._base.errors import Error
+from .._base.resources import collecting_seldom
 from .._base.threads import one_at_a_time
 from .._ir import graph_json, indices, verify
 from .._ir.plan import Plan
@@ -54,6 +55,7 @@ def wrapped(backend: str, cache_dir: str | None) -> None:
 
 
 @one_at_a_time()
+@collecting_seldom()
 @timing.measured()
 @_capture.forgetting_sources()
 def compile(

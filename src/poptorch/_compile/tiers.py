@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections import deque
@@ -82,14 +81,9 @@ class PlanCode:
                 log.engine.info("Compiling in this process: %s", why)
 
     def _build(self, key: str | None, graph: Graph) -> Compiled:
-        before = gc.get_threshold()
-        gc.set_threshold(helper.COLLECTING)  # looking for garbage is a fifth of compiling
-        try:
-            if key is None:
-                return self.builder.build(graph).run
-            return self.store.function(key, graph, self.builder)
-        finally:
-            gc.set_threshold(*before)
+        if key is None:
+            return self.builder.build(graph).run
+        return self.store.function(key, graph, self.builder)
 
     def compile(self, progress: Progress) -> Executable:
         start, functions = time.perf_counter(), dict[str, Compiled]()
