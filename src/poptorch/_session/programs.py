@@ -68,8 +68,8 @@ class Variant:
             plan = _compile.with_stages(plan, compiled.micro, self.task.request, self.task.optim)
         report = compiled.executable.report()
         if (plan.tier, plan.prepared) != (report.tier, report.prepared):
-            given = {"libraries": report.libraries, "prepared": report.prepared}
-            plan = dataclasses.replace(plan, tier=report.tier, **given)
+            plan = dataclasses.replace(plan, tier=report.tier, prepared=report.prepared)
+            plan = dataclasses.replace(plan, libraries=report.libraries)
         self.compiled = dataclasses.replace(compiled, plan=plan)
         return plan
 

@@ -37,10 +37,10 @@ _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-ca
 BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
 
 _SMALLEST = 1 << 22  # multiplications: of fewer, a call costs more than a library saves
-_LONGEST, _LARGEST = 4096, 1 << 31  # a dimension, and multiplications, of what is measured
+_LONGEST, _LARGEST = 4096, 1 << 29  # a dimension, and multiplications, of what is measured
 _MANY_ROWS, _FEWEST_ROWS = 128, 4
 _LARGE_PRODUCT, _LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
-SECONDS, OF_ONE = 2.0, 0.1  # at most for all classes of a graph, and for one after its first rounds
+SECONDS, OF_ONE = 1.0, 0.05  # at most for all classes of a graph, and for one after its first rounds
 ROUNDS = 3, 12  # of runs in turn
 _PATIENCE = 30.0  # seconds for another process that measures
 _BETTER = 0.95  # what a library must take of the usual one's time to be taken
