@@ -142,7 +142,7 @@ ROOMS = {
     "sweep": {"_ops"}, "backends": {"_compile", "_job", "_update"},
     "base": {"_capture", "_compile"}, "capture": {"_session"}, "cli": {"_ipu_model", "_pod"},
     "compile": {"_capture", "_cli", "_place"}, "conformance": {"_compile", "_session"},
-    "examples": {"_compile"}, "harden": {"_capture"},
+    "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_job", "_lanes", "_ops", "_place"},
     "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},

@@ -23,7 +23,7 @@ from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._planning.repricing import Repricer
-from ._session import files, loading, questions, wrapping
+from ._session import exporting, files, loading, questions, wrapping
 from ._session.grouping import groupable
 from ._session.model import Model
 from ._session.questions import Latency, Stamps
@@ -313,6 +313,32 @@ class PoplarExecutor:
         """
         with self._session.lock():
             return self._session.now.plan()
+
+    def export(self, filename: str | os.PathLike[str]) -> None:
+        """Write the compiled program as Python that needs torch and safetensors alone.
+
+        Its function ``step`` does what a call does, operator by operator: loops, forward, backward,
+        update. Layers that repeat are one function. Names and comments say your modules and lines.
+        Weights, state and the batch that was compiled for go into a file beside it::
+
+            import step  # step.py, beside step.safetensors
+
+            state, batch = step.load("step.safetensors")
+            for x, y in batches:  # of the combined size, 64 bits narrowed to 32 as in a call
+                loss = step.step(*state, x, y)  # changes the state; torch.compile(step.step), too
+
+        ``state`` is a few dicts by name: parameters ``p``, buffers, moments, settings such as
+        ``h["lr"]``, and for dropout a generator, whose seed you choose. Results are those of the
+        reference backend, to the bit, with as many threads. Several replicas of one process are
+        folded into the step.
+
+        Args:
+            filename: where the Python goes, ``step.py``. Missing folders are created.
+
+        Raises:
+            poptorch.Error: not compiled, or something in it cannot be written so.
+        """
+        exporting.export(self._session, filename)
 
     def estimate(self, *args: Any, system: str | None = None, **kwargs: Any) -> Estimate:
         """Return the cost of the program on IPUs; see ``poptorch.estimate``."""

@@ -73,11 +73,16 @@ class Enough(BaseException):
     """The script has shown what there is to see. No ``except Exception`` may swallow it."""
 
 
-def run_script(path: str, arguments: Sequence[str]) -> None:
+def run_script(path: str, arguments: Sequence[str], function: str = "") -> None:
+    """Run a script, or only import it and call a function of it."""
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     try:
         with contextlib.suppress(Enough):
-            runpy.run_path(path, run_name="__main__")
+            names = runpy.run_path(path, run_name="imported" if function else "__main__")
+            if function:
+                if not callable(names.get(function)):
+                    raise Misuse(f"{path} has no function {function}")
+                names[function]()
     finally:
         sys.argv, sys.path[:] = before

@@ -1,4 +1,4 @@
-"""The command ``poptorch``: options, cache, doctor, passes, estimate, report."""
+"""The command ``poptorch``: options, cache, doctor, passes, estimate, report, export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._compile import passes_text
 from .._compile.cache import Entry, differences, entries, trim
 from ..options import Options
 from ..options.overview import describe
-from . import costs, doctor
+from . import costs, doctor, exports
 from .commands import Misuse, add, command, page
 
 MEGABYTE = 1_000_000
@@ -160,6 +160,7 @@ COMMANDS = {
     "passes": _add_passes,
     "estimate": costs.add_estimate,
     "report": costs.add_report,
+    "export": exports.add_export,
 }
 
 if __name__ == "__main__":

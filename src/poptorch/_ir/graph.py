@@ -16,6 +16,8 @@ from .slots import Kind, Slot
 
 Tensors = Mapping[str, torch.Tensor]
 
+PART, GRADIENT = "part", "gradient"  # keys of a node's meta: its part, and whose gradient it is
+
 
 @dataclass(frozen=True)
 class SlotFunction:
@@ -146,8 +148,12 @@ def compose(
                 mapping[node] = graph.create_node("get_attr", target)
             elif node.op not in ("placeholder", "output"):
                 mapping[node] = copy_node(graph, node, mapping)
+                mapping[node].meta.setdefault(PART, part.name)
         for slot, node in part.results:
             values[slot.key] = mapping[node]
+            if slot.kind is Kind.GRADIENT:
+                meta = mapping[node].meta
+                meta[GRADIENT] = tuple(dict.fromkeys((*meta.get(GRADIENT, ()), slot.path)))
             outputs[slot.key] = slot
     handed_over = {Kind.GRADIENT} - set(keep)
     result = [

@@ -94,6 +94,10 @@ class Inputs:
             for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
         ]
 
+    def example(self) -> list[torch.Tensor]:
+        """Return what it was compiled for, ready for the device, or what stands for it."""
+        return self.synthetic() if self._placeholders else self._prepare(self.bound.tensors)
+
     def convert(self, arguments: Arguments) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the tensors of a call, as they were given and ready for the device."""
         given = self._quick(arguments)

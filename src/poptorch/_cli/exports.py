@@ -1,0 +1,54 @@
+"""``poptorch export``: a script's first program as a file of plain PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .._base.private import replaced
+from .._session import exporting
+from ..executor import PoplarExecutor
+from .commands import Enough, Misuse, add, misuse, run_script
+
+
+def add_export(commands: Any) -> None:
+    parser = add(
+        commands,
+        "export",
+        "write a script's program as plain PyTorch",
+        "poptorch export -o step.py train.py --epochs 1\npoptorch export -o step.py model.py:train",
+        "The script runs, or is imported and its function called, until it first compiles or\n"
+        "calls a wrapped model. The command writes the program of that, and ends the script.\n\n"
+        "step.py needs torch and safetensors alone: `step` makes one call of the model, with\n"
+        "its loops, forward, backward and update as lines that you can read and change.\n"
+        "step.safetensors holds weights, state and a batch; `python step.py` runs that.\n"
+        "Write it, then use it:\n\n"
+        "    import step\n"
+        '    state, batch = step.load("step.safetensors")\n'
+        "    loss = step.step(*state, *batch)  # or torch.compile(step.step)",
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="for instance step.py")
+    parser.add_argument("script", help="a file, or file:function")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    parser.set_defaults(run=_export)
+
+
+def _export(chosen: argparse.Namespace) -> int:
+    file, _, function = chosen.script.partition(":")
+    if not Path(file).is_file():
+        raise Misuse(f"There is no file {file}")
+    exported: list[PoplarExecutor] = []
+
+    def first(_: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> None:
+        with misuse():
+            exporting.export_for(executor._session, (args, kwargs), chosen.output)
+        exported.append(executor)
+        raise Enough
+
+    with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
+        run_script(file, chosen.arguments, function)
+    if not exported:
+        raise Misuse(f"{file} used no wrapped model")
+    print(f"wrote {chosen.output}, and what it works on beside it")
+    return 0

@@ -1,0 +1,86 @@
+"""Statements as lines, cut where they are too long, as ruff's formatter cuts them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+WIDTH = 100
+
+
+def laid_out(text: str, indent: int, comment: str = "") -> list[str]:
+    """Return a statement as lines, with a comment behind it, or before it if there is no room."""
+    behind = f"{' ' * indent}{text}  # {comment}"
+    if comment and len(behind) <= WIDTH:
+        return [behind]
+    before = [f"{' ' * indent}# {comment}"] if comment else []
+    return [*before, *_lines(text, indent)]
+
+
+def _lines(text: str, indent: int) -> Iterator[str]:
+    pad, (masked, depths) = " " * indent, _depths(text)
+    if indent + len(text) <= WIDTH:
+        yield pad + text
+        return
+    opening = [at for at, c in enumerate(masked) if c in "([{" and depths[at] == 1]
+    before, sign, value = text.partition(" = ")
+    fitting = [at for at in opening if indent + at < WIDTH and masked[at + 1] not in ")]}"]
+    if text.startswith("return "):
+        yield from _spread(f"{pad}return (", _parts(text[7:], ", "), ")")
+        return
+    if sign and ", " in before and indent + len(before) + value.find("(") > WIDTH - 5:
+        *head, last = _spread(f"{pad}(", before.split(", "), ") = ")
+        first, *rest = _lines(f"_ = {value}", indent)
+        yield from (*head, last + first.partition(" = ")[2], *rest)
+        return
+    if (sign and _is_bracketed(value)) or not fitting:
+        yield from (f"{pad}{before} = (", f"{pad}    {value}", f"{pad})")
+        return
+    start = fitting[-1]
+    end = depths.index(0, start)
+    inside = text[start + 1 : end]
+    yield pad + text[: start + 1]
+    loops = _parts(inside, " for ")
+    if indent + 4 + len(inside) <= WIDTH:
+        yield f"{pad}    {inside}"
+    elif len(loops) > 1:
+        yield from _lines(loops[0], indent + 4)
+        yield from (f"{pad}    for {loop}" for loop in loops[1:])
+    else:
+        for part in _parts(inside, ", "):
+            yield from _lines(f"{part},", indent + 4)
+    yield pad + text[end:]
+
+
+def is_call(text: str) -> bool:
+    """Whether brackets that end a text begin with a function's name."""
+    depths = _depths(text)[1]
+    start = text.find("(")
+    return text[:start].replace(".", "_").isidentifier() and depths.index(0, start) == len(text) - 1
+
+
+def _is_bracketed(text: str) -> bool:
+    """Whether brackets go around all of it: sums and products, and calls on calls on calls."""
+    masked, depths = _depths(text)
+    found = [m for m in re.finditer(r" [-+*/@<>=]+ |[)\]]\.", masked) if not depths[m.start()]]
+    return len(found) > 1 or any(each[0][0] == " " for each in found)
+
+
+def _spread(before: str, parts: list[str], after: str) -> list[str]:
+    pad = before[: len(before) - len(before.lstrip())]
+    return [before, *(f"{pad}    {part}," for part in parts), pad + after]
+
+
+def _depths(text: str) -> tuple[str, list[int]]:
+    """Return a text without what is quoted, and how many brackets are open behind each letter."""
+    masked = re.sub(r'"[^"]*"', lambda found: "_" * len(found[0]), text)
+    return masked, list(itertools.accumulate((c in "([{") - (c in ")]}") for c in masked))
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    """Return what is between separators that are in no bracket."""
+    masked, depths = _depths(text)
+    cuts = [found.start() for found in re.finditer(separator, masked) if not depths[found.start()]]
+    edges = zip([0, *(cut + len(separator) for cut in cuts)], [*cuts, len(text)], strict=True)
+    return [text[begin:end].rstrip(",") for begin, end in edges]

@@ -1,0 +1,321 @@
+"""Runs of statements that repeat, such as layers: one function, called for each; or a loop."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from .layout import laid_out
+from .simplify import MARK
+from .statements import DICTS, Constants, Names, Statement, by_name, module_name
+
+# Statements of a run, and those that functions and loops leave out at least.
+_SHORTEST, _FEWEST, _FEWEST_IN_LOOPS = 1, 8, 3
+_TOKEN = re.compile(r'f?"[^"]*"|(?<![\w.])([a-zA-Z_]\w*)\b(?!=)')
+_KEY = re.compile(rf'"([^"{MARK}]*){MARK}([^"]*)"')
+Reading = Mapping[str, Sequence[int]]  # places of what reads a name, among all statements
+
+
+def words(code: str) -> list[str]:
+    """Return the names in code, functions and dicts among them, in their order."""
+    return [found[1] for found in _TOKEN.finditer(code) if found[1]]
+
+
+def renamed(code: str, names: Callable[[str], str]) -> str:
+    return _TOKEN.sub(lambda found: names(found[0]) if found[1] else found[0], code)
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Runs that are alike but for the names that they read and give."""
+
+    runs: tuple[tuple[Statement, ...], ...]
+    place: int  # of the first statement
+    reading: Reading
+    variables: frozenset[str]
+
+    @property
+    def length(self) -> int:
+        return len(self.runs[0])
+
+    @cached_property
+    def names(self) -> list[list[str]]:
+        """The names of each run, by their first place there."""
+        codes = ("\n".join(each.code for each in run) for run in self.runs)
+        return [list(dict.fromkeys(n for n in words(c) if n in self.variables)) for c in codes]
+
+    @cached_property
+    def taken(self) -> list[int]:
+        """Which of its names come from outside."""
+        own = {name for each in self.runs[0] for name in each.assigned}
+        return [at for at, name in enumerate(self.names[0]) if name not in own]
+
+    @cached_property
+    def given(self) -> list[int]:
+        """Which of its names something outside of their run reads."""
+        found, length = set[int](), self.length
+        for number, run in enumerate(self.runs):
+            begin = self.place + number * length
+            for name in (name for each in run for name in each.assigned):
+                if any(not begin <= at < begin + length for at in self.reading.get(name, ())):
+                    found.add(self.names[number].index(name))
+        return sorted(found)
+
+    def readers(self, run: int, name: str, other: Fold) -> set[int]:
+        """Return which runs of another fold read a name of a run, and -1 for what else does."""
+        begin, length, size = self.place + run * self.length, self.length, other.length
+        places = (p for p in self.reading[name] if not begin <= p < begin + length)
+        found = ((place - other.place) // size for place in places)
+        return {at if 0 <= at < len(other.runs) else -1 for at in found}
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The part of all keys in a run that is its own: ``layers.3``; all empty without one."""
+        rows = [_KEY.findall("\n".join(each.code for each in run)) for run in self.runs]
+        columns = [column for column in zip(*rows, strict=True) if len(set(column)) > 1]
+        paths = tuple(_common(column[at][1] for column in columns) for at in range(len(rows)))
+        alike = all(
+            len(
+                {
+                    (before, key.removeprefix(path))
+                    for (before, key), path in zip(c, paths, strict=True)
+                }
+            )
+            == 1
+            for c in columns
+        )
+        own = alike and columns and all(paths) and len(set(paths)) == len(paths)
+        return paths if own else ("",) * len(rows)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether nothing but entries of dicts goes in and out."""
+        same = all(len({names[at] for names in self.names}) == 1 for at in self.taken)
+        return same and bool(self.paths[0]) and not self.given
+
+
+def _common(paths: Iterable[str]) -> str:
+    split = [path.split(".") for path in paths]
+    same = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*split, strict=False))
+    return ".".join(each[0] for each in same)
+
+
+def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statement | Fold]:
+    """Return statements in which runs that repeat stand once; ``given``: what else is a name."""
+    made = (name for each in statements for name in each.assigned)
+    variables = frozenset((*given, *made)) - {*DICTS}
+    reading: dict[str, list[int]] = {}
+    for at, statement in enumerate(statements):
+        for name in words(statement.code):
+            if name in variables and name not in statement.assigned:
+                reading.setdefault(name, []).append(at)
+    for name in given:  # what is given back
+        reading.setdefault(name, []).append(len(statements))
+
+    def tokens(statement: Statement) -> str:
+        code = renamed(statement.code, lambda name: "_" if name in variables else name)
+        without_paths = _KEY.sub(r'"\1"', code)
+        return f"{statement.backward} {without_paths}"
+
+    numbers: dict[str, int] = {}
+    kinds = [numbers.setdefault(tokens(each), len(numbers)) for each in statements]
+
+    def divided(begin: int, end: int) -> list[Statement | Fold]:
+        for start, length, count in _repetitions(np.array(kinds[begin:end])):
+            firsts = range(begin + start, begin + start + count % length + 1)
+            made = (_alike(first, length, count // length + 1) for first in firsts)
+            folds = [fold for each in made for fold in each]
+            if folds:
+                best = min(folds, key=_cost)
+                after = best.place + len(best.runs) * length
+                return [*divided(begin, best.place), best, *divided(after, end)]
+        return list(statements[begin:end])
+
+    def _alike(first: int, length: int, copies: int) -> Iterator[Fold]:
+        """Return the most runs from a place on that are alike, if they are worth it."""
+        runs = [tuple(statements[first + at * length :][:length]) for at in range(copies)]
+        shapes = [_shape(run, variables) for run in runs]
+        groups = itertools.groupby(range(copies), shapes.__getitem__)
+        alike = max((list(group) for _, group in groups), key=len)
+        if len(alike) > 1:
+            chosen = tuple(runs[at] for at in alike)
+            fold = Fold(chosen, first + alike[0] * length, reading, variables)
+            fewest = _FEWEST if fold.paths[0] else 5 * _FEWEST
+            if (len(alike) - 1) * length >= (_FEWEST_IN_LOOPS if fold.is_loop else fewest):
+                yield fold
+
+    return divided(0, len(statements))
+
+
+def _repetitions(kinds: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return (start, length of a run, statements that repeat), the best first."""
+    found = []
+    for length in range(_SHORTEST, len(kinds) // 2 + 1):
+        same = np.concatenate(([False], kinds[:-length] == kinds[length:], [False]))
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            if end - start >= max(length, _FEWEST_IN_LOOPS):
+                found.append((int(start), length, int(end - start)))
+    return sorted(found, key=lambda each: (-(each[2] // each[1]) * each[1], each[1]))[:40]
+
+
+def _shape(run: Sequence[Statement], variables: frozenset[str]) -> list[int]:
+    """Return what runs have to have in common: which name is where."""
+    numbers: dict[str, int] = {}
+    names = [name for each in run for name in words(each.code) if name in variables]
+    return [numbers.setdefault(name, len(numbers)) for name in names]
+
+
+def _cost(fold: Fold) -> tuple[bool, int, int]:
+    return not fold.paths[0], -len(fold.runs), len(fold.taken) + len(fold.given)
+
+
+class Body:
+    """The lines of a function; functions that it calls go to ``functions``."""
+
+    def __init__(
+        self,
+        items: Sequence[Statement | Fold],
+        given: Sequence[str],
+        constants: Constants,
+        functions: list[list[str]],
+        named: Counter[str],
+    ) -> None:
+        self._constants, self._functions, self._named = constants, functions, named
+        taken = {n for item in items if isinstance(item, Statement) for n in item.assigned}
+        self._names = Names((*given, *taken))
+        self._renamed: dict[str, str] = {}
+        self._folds = [item for item in items if isinstance(item, Fold)]
+        self._saved: dict[str, tuple[str, str]] = {}  # names to (list of a call, name inside)
+        self.lines: list[str] = []
+        written = Lines(4)
+        for item in items:
+            if isinstance(item, Statement):
+                written.add(item, renamed(item.code, self.now))
+            elif item.is_loop:
+                written.lines.append(f"    for name in {constants[item.paths]}:")
+                inner = Lines(8, written)
+                for each in item.runs[0]:
+                    inner.add(each, by_name(renamed(each.code, self.now), item.paths[0], "name"))
+                written.lines += inner.lines
+            else:
+                for statement in self._called(item):
+                    written.add(statement, statement.code)
+        self.lines = written.lines
+
+    def now(self, name: str) -> str:
+        return self._renamed.get(name, name)
+
+    def _called(self, fold: Fold) -> Iterator[Statement]:
+        """Write the function for all runs; return their calls."""
+        path, first = fold.paths[0], fold.runs[0]
+        backward = first[0].backward
+        inner = self._inside(fold)
+        saved = self._kept(fold)
+        returned = [at for at in fold.given if at not in saved]
+        body = Lines(4)
+        for each in first:
+            code = renamed(each.code, lambda name: inner.get(name, name))
+            body.add(each, by_name(code, path, "at") if path else code)
+        gives = [inner[fold.names[0][at]] for at in (*returned, *saved)]
+        if gives:
+            body.lines += laid_out(f"return {', '.join(gives)}", 4)
+        lists = [self._lists(fold, run) for run in range(len(fold.runs))]
+        taken = [at for at in fold.taken if fold.names[0][at] not in self._saved]
+        used = set(words("\n".join(body.lines)))
+        dicts = [each for each in DICTS if each in used]
+        of_lists = [self._saved[name][1] for name in self._of_lists(fold, 0)]
+        inputs = [inner[fold.names[0][at]] for at in taken]
+        name = re.sub(r"_?\d+", "", module_name(path)) or "repeated"
+        ending = "_backward" if backward else "_forward"
+        name = f"update_{name}" if first[0].late else f"{name}{ending}"
+        self._named[name] += 1
+        name = name if self._named[name] == 1 else f"{name}_{self._named[name]}"
+        takes = ", ".join([*(["at"] if path else []), *dicts, *inputs, *of_lists])
+        which = re.sub(r"\d+", "*", path)
+        said = [f'    """Run ``{which}``; ``at`` says which."""'] if path else []
+        self._functions.append([*laid_out(f"def {name}({takes}):", 0), *said, *body.lines])
+        for run, names in enumerate(fold.names):
+            called = module_name(fold.paths[run]) if path else f"repeated_{run}"
+            arguments = [f'"{fold.paths[run]}"'] if path else []
+            arguments += [*dicts, *(self.now(names[at]) for at in taken)]
+            arguments += [f"*{each}" for each in lists[run]]
+            call = f"{name}({', '.join(arguments)})"
+            targets = []
+            for at in returned:
+                targets.append(self._names.new(f"d_{called}" if backward else called))
+                self._renamed[names[at]] = targets[-1]
+            if saved:
+                kept = self._names.new(f"saved_{called}")
+                targets.append(f"*{kept}")
+                for at in saved:
+                    self._saved[names[at]] = kept, inner[fold.names[0][at]]
+            line = first[0].line
+            yield Statement(
+                f"{', '.join(targets)} = {call}" if targets else call, (), line, backward
+            )
+
+    def _inside(self, fold: Fold) -> dict[str, str]:
+        """Return short names for those of the first run."""
+        before = f"{module_name(fold.paths[0])}_"
+        names, short = Names(["at"]), dict[str, str]()
+        for name in self._of_lists(fold, 0):
+            short[name] = names.new(self._saved[name][1])
+        chained = [at for at in fold.taken if len({each[at] for each in fold.names}) > 1
+                   and fold.names[0][at] not in self._saved]  # fmt: skip
+        for at in chained[:1]:
+            short[fold.names[0][at]] = names.new("d_out" if fold.runs[0][0].backward else "x")
+        for name in fold.names[0]:
+            if name not in short:
+                begin = "d_" if name.startswith("d_") else ""
+                rest = name.removeprefix(begin).removeprefix(before)
+                short[name] = names.new(re.sub(r"_\d+$", "", f"{begin}{rest}"))
+        return short
+
+    def _kept(self, fold: Fold) -> list[int]:
+        """Which names are read by one run of a later function each, and by nothing else."""
+        for other in self._folds[self._folds.index(fold) + 1 :]:
+            found: dict[tuple[int, ...], list[int]] = {}  # for each run its reader
+            for at in fold.given:
+                readers = [
+                    fold.readers(run, names[at], other) for run, names in enumerate(fold.names)
+                ]
+                if all(len(each) == 1 and -1 not in each for each in readers):
+                    found.setdefault(tuple(each.pop() for each in readers), []).append(at)
+            for order, names in found.items():
+                pairs = len(set(order)) == len(fold.runs) == len(other.runs)
+                if pairs and len(names) > 2 and not other.is_loop:
+                    return names
+        return []
+
+    def _of_lists(self, fold: Fold, run: int) -> list[str]:
+        """Return what a run reads of lists that earlier calls kept, in their order."""
+        names = {fold.names[run][at] for at in fold.taken}
+        return [name for name in self._saved if name in names]
+
+    def _lists(self, fold: Fold, run: int) -> list[str]:
+        return list(dict.fromkeys(self._saved[name][0] for name in self._of_lists(fold, run)))
+
+
+class Lines:
+    """Statements below one another, with the user's lines behind them."""
+
+    def __init__(self, indent: int, before: Lines | None = None) -> None:
+        self._indent = indent
+        self._line: str = before._line if before is not None else ""
+        self._backward: bool = before._backward if before is not None else False
+        self.lines: list[str] = []
+
+    def add(self, statement: Statement, code: str) -> None:
+        if statement.backward and not self._backward and self.lines:
+            self.lines += ["", f"{' ' * self._indent}# Backward."]
+        self._backward = self._backward or statement.backward
+        new = statement.line if statement.line != self._line else ""
+        self._line = statement.line or self._line
+        self.lines += laid_out(code.replace(MARK, ""), self._indent, new)

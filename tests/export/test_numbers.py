@@ -1,0 +1,175 @@
+"""An exported step gives the bits of the interpreter, in a process that has no poptorch."""
+
+import importlib.util
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+import poptorch_ipu
+from helpers import exported
+from helpers.source_tree import ROOT
+from helpers.wrapping import Having, options
+from helpers.zoo import ZOO
+
+pytestmark = pytest.mark.slow
+ours, torchs, Made = poptorch.optim, torch.optim, tuple[nn.Module, Any, Any, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawned, exported.alone) as pool:
+        yield pool
+
+
+def small(dtype: torch.dtype = torch.float32) -> nn.Module:
+    def forward(m, x, y):
+        out = m.second(torch.tanh(m.first(x)))
+        return out, F.mse_loss(out, y)
+
+    return Having(forward, first=nn.Linear(6, 5), second=nn.Linear(5, 3)).to(dtype)
+
+
+def rows(count: int, calls: int = 10, dtype: torch.dtype = torch.float32) -> list[Any]:
+    draw = lambda size: torch.randn(count, size).to(dtype)  # noqa: E731
+    return [(draw(6), draw(3)) for _ in range(calls)]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: ours.SGD(p, 0.05),
+    "momentum": lambda p: ours.SGD(p, 0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "nesterov": lambda p: torchs.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "combined": lambda p: ours.SGD(p, 0.05, momentum=0.9, use_combined_accum=True),
+    "maximized": lambda p: torchs.SGD(p, 0.05, momentum=0.9, maximize=True),
+    "torch's SGD": lambda p: torchs.SGD(p, 0.05),
+    "Adam": lambda p: ours.Adam(p, 0.01, weight_decay=0.1),
+    "AdamW": lambda p: ours.AdamW(p, 0.01, bias_correction=False),
+    "clipped": lambda p: ours.AdamW(p, 0.01, max_grad_norm=0.1),
+    "torch's Adam": lambda p: torchs.Adam(p, 0.01),
+    "torch's AdamW": lambda p: torchs.AdamW(p, 0.01),
+    "RMSprop": lambda p: ours.RMSprop(p, 0.01, momentum=0.5, centered=True),
+    "torch's RMSprop": lambda p: torchs.RMSprop(p, 0.01),
+    "LAMB": lambda p: ours.LAMB(p, 0.01, weight_decay=0.01),
+    "groups": lambda p: torchs.SGD([{"params": w, "lr": 0.1 / (at + 1)} for at, w in enumerate(p)]),
+    "scaled": lambda p: ours.Adam(p, 0.01, loss_scaling=64.0),
+}  # fmt: skip
+LOOPS: dict[str, Callable[[], poptorch.Options]] = {
+    "one": options,
+    "iterations": lambda: options(iterations=4),
+    "accumulation": lambda: options(accumulation=4),
+    "lanes": lambda: options(accumulation=2, replicas=2, iterations=2),
+    "chunks": lambda: options(accumulation=4, iterations=2).lanes(2),
+    "one by one": lambda: options(accumulation=2, iterations=2).lanes(1),
+    "replicas": lambda: options(replicas=2, accumulation=2, iterations=2).lanes(1),
+}  # fmt: skip
+
+
+def optimizer(name: str) -> Made:
+    return small(), options(accumulation=2, iterations=2), OPTIMIZERS[name], rows(16)
+
+
+def results(loop: str, mode: str) -> Made:
+    period = 2 if mode == "EveryN" and "iter" in loop else 1
+    opts = LOOPS[loop]().outputMode(poptorch.OutputMode[mode], period)
+    return small(), opts, OPTIMIZERS["SGD"], rows(32, 3)
+
+
+def inference(lanes: int, mode: str) -> Made:
+    opts = options(iterations=4, replicas=1 if lanes == 2 else 2).lanes(lanes)
+    return small(), opts.outputMode(poptorch.OutputMode[mode]), None, rows(32, 3)
+
+
+def model(name: str, loop: str) -> Made:
+    """Batch norm with its statistics, dropout, LSTM, embeddings, tied weights."""
+    opts = LOOPS[loop]().randomSeed(7).broadcastBuffers(False)
+    return ZOO[name].build(), opts, OPTIMIZERS["Adam"], [ZOO[name].inputs(32) for _ in range(10)]
+
+
+def half(dtype: torch.dtype) -> Made:
+    scaled = lambda p: ours.AdamW(p, 0.01, loss_scaling=16.0)  # noqa: E731
+    return small(dtype), options(accumulation=2), scaled, rows(16, dtype=dtype)
+
+
+def script(name: str) -> Any:
+    place = ROOT / "examples" / name / "train.py"
+    spec = importlib.util.spec_from_file_location(f"exported_{name}", place)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def bert(layers: int) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, vocab_size=512,
+        intermediate_size=128, max_position_embeddings=24, num_labels=4,
+        hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+    )  # fmt: skip
+    whole = transformers.BertForSequenceClassification(config)
+    return Having(lambda m, ids, labels: m.bert(input_ids=ids, labels=labels).loss, bert=whole)
+
+
+def integers(most: int, *shape: int) -> torch.Tensor:
+    return torch.randint(most, shape)
+
+
+def example(name: str) -> Made:
+    adam = OPTIMIZERS["torch's AdamW"]
+    if name == "fashion_mnist":
+        model = poptorch_ipu.ModelWithLoss(poptorch_ipu.ClassificationModel(), nn.NLLLoss())
+        sgd = lambda p: ours.SGD(p, 0.001, momentum=0.9)  # noqa: E731
+        return model, options(), sgd, [(torch.randn(16, 1, 28, 28), integers(10, 16))] * 10
+    if name.startswith("bert"):
+        batches = [(integers(512, 16, 24), integers(4, 16)) for _ in range(10)]
+        return bert(12 if name == "bert12" else 2), options(accumulation=2), adam, batches
+    if name == "pipeline":
+        batches = [(integers(70, 32, 32), integers(70, 32)) for _ in range(10)]
+        return script("pipeline").Net(70), options(accumulation=8), adam, batches
+    batches = [(torch.randn(48, 24, 1), torch.randn(48)) for _ in range(10)]
+    return script("series").Forecast(), options(accumulation=4), adam, batches
+
+
+CASES = {
+    **{name: (optimizer, name) for name in OPTIMIZERS},
+    **{f"{n}, {m}": (results, n, m) for n in LOOPS for m in ("Final", "All", "EveryN", "Sum")},
+    **{f"{n} lanes, {m}": (inference, n, m) for n in (1, 2, 4) for m in ("Final", "All", "Sum")},
+    **{f"{n}, {m}": (model, n, m) for n in ZOO for m in ("one", "lanes", "replicas", "chunks")},
+    "half": (half, torch.float16), "bfloat16": (half, torch.bfloat16),
+    **{n: (example, n) for n in ("fashion_mnist", "bert", "bert12", "pipeline", "series")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_weights(name: str, elsewhere: ProcessPoolExecutor, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, *words = CASES[name]
+    model, opts, optimizer, batches = make(*words)
+    if optimizer is None:
+        executor = poptorch.inferenceModel(model, opts)
+    else:
+        executor = poptorch.trainingModel(model, opts, optimizer(model.parameters()))
+    file = tmp_path / "step.py"
+    executor.compile(*batches[0])
+    executor.export(file)
+    exported.check_style(file)
+    torch.save(batches, file.with_suffix(".batches"))
+    expected = [executor(*batch) for batch in batches]
+    elsewhere.submit(exported.run, file).result()
+    results, state = torch.load(file.with_suffix(".out"))
+    torch.testing.assert_close(results, expected, rtol=0, atol=0, equal_nan=True)
+    trained = {k: v for k, v in executor.model.state_dict().items() if k in state}
+    assert trained
+    for key, value in trained.items():  # the module has the first replica's buffers
+        state[key] = state[key] if state[key].shape == value.shape else state[key][0]
+    torch.testing.assert_close({k: state[k] for k in trained}, trained, rtol=0, atol=0)
+    text = file.read_text()
+    assert len(text.splitlines()) < 500
+    assert name != "bert12" or text.count("layer_forward(") == text.count("layer_backward(") == 13
