@@ -180,8 +180,7 @@ def slices(x, i):
 
 
 def test_slices_with_tensor_bounds_of_constant_length() -> None:
-    x = torch.arange(25.0).view(5, 5)
-    model = poptorch.inferenceModel(Calling(slices), options())
+    model, x = poptorch.inferenceModel(Calling(slices), options()), torch.arange(25.0).view(5, 5)
     for i in torch.tensor([1, 2]):
         torch.testing.assert_close(model(x, i), slices(x, i), rtol=0, atol=0)
 
