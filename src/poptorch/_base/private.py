@@ -27,8 +27,8 @@ OPTIONAL: dict[str, list[str]]
 REQUIRED, OPTIONAL = ({each["lost"]: each["names"] for each in _TABLES[kind].values()}
                       for kind in ("required", "optional"))  # fmt: skip
 COMPILER = _TABLES["required"]["compiler"]["lost"]
-CHECKPOINTS, KEPT_CODE, PRODUCTS = (
-    _TABLES["optional"][name]["lost"] for name in ("checkpoints", "kept_code", "products")
+CHECKPOINTS, KEPT_CODE, PRODUCTS, PACKED = (
+    _TABLES["optional"][name]["lost"] for name in ("checkpoints", "kept_code", "products", "packed")
 )
 FORMER: dict[str, str] = _TABLES["former"]
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)

@@ -35,7 +35,7 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
                 found = again
     line = line_of(node) if node is not None else None
     operator = f"{node.target}: " if node is not None else ""
-    kind = OperatorIndexError if isinstance(error, IndexError) else OperatorError
+    kind = OperatorIndexError if isinstance(found, IndexError) else OperatorError
     return kind(
         "An operator of the program failed",
         got=operator + _TRAILER.split(str(found), maxsplit=1)[0].strip(),
