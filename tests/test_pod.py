@@ -123,6 +123,23 @@ def test_a_killed_holder_holds_nothing_nor_do_its_children() -> None:
 
 
 @pytest.mark.slow
+def test_other_processes_are_not_in_the_way_where_nobody_chose_to_share(
+    monkeypatch, tmp_path: Path, caplog
+) -> None:
+    monkeypatch.delenv("POPTORCH_POD_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    holder = start(FORKING, TMPDIR=str(tmp_path))
+    assert (holder.stdout.readline(), held()) == ("held\n", [0, 1, 2, 3])
+    lease = _pod.acquire(2)
+    assert (lease.chips, held()) == ((0, 1), [0, 0, 1, 1, 2, 3])
+    assert f"is held by process {holder.pid}" in caplog.text
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        _pod.acquire(4)  # two are this process's
+    holder.kill()
+    holder.communicate()
+
+
+@pytest.mark.slow
 def test_a_forked_copy_of_a_lease_gives_nothing_back() -> None:
     output, _ = start(COPYING).communicate(timeout=HANGS)
     assert output == "1\n"

@@ -35,6 +35,10 @@ class Holder:
     process: ProcessIdentity
     since: float  # seconds since the epoch
 
+    def __str__(self) -> str:
+        command, user = self.process.command, self.process.user
+        return f"device Id {self.device} is held by process {self.process.pid} ({command}, {user})"
+
 
 class Lease:
     """A device held until ``release``, the end of the process or of this object."""
@@ -53,7 +57,11 @@ class Lease:
 
 
 def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
-    """Hold the smallest device with ``count`` chips, or that of an id, if need be when free."""
+    """Hold the smallest device with ``count`` chips, or that of an id, if need be when free.
+
+    The chips are nobody's hardware: other processes are in the way only of who names a device,
+    waits, or has chosen the folder in which processes share them.
+    """
     if count == 0:
         return Lease(None, (), lambda: None)
     system = _systems.current()
@@ -69,7 +77,15 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
             log.trace("Attached to device %s", lease)
             return lease
         if not wait:
-            raise _all_busy(count, ipu_id, busy)
+            if ipu_id is None and not env.get("POPTORCH_POD_DIR"):
+                lease, _ = _try(system, wanted, beside_others=True)
+            if lease is None:
+                raise _all_busy(count, ipu_id, busy)
+            log.engine.warning(
+                "Other processes hold the IPUs of the virtual pod, and this one has its own: %s",
+                "; ".join(map(str, busy)),
+            )
+            return lease
         log.trace("No IPU available, sleeping for %g seconds", pause)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_WAIT)
@@ -128,14 +144,9 @@ def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
 
 def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
     what = f"{count} IPU(s)" if ipu_id is None else f"device Id {ipu_id}"
-    who = (
-        f"device Id {holder.device} is held by process {holder.process.pid} "
-        f"({holder.process.command}, {holder.process.user})"
-        for holder in busy
-    )
     return Error(
         f"Failed to acquire {what}",
-        got="\n".join(who),
+        got="\n".join(map(str, busy)),
         fix=(
             "destroy() or detachFromDevice() the executors that hold them",
             "set POPTORCH_WAIT_FOR_IPU=1 to wait",
@@ -143,15 +154,19 @@ def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
     )
 
 
-def _try(system: System, wanted: Iterable[int]) -> tuple[Lease | None, list[Holder]]:
+def _try(
+    system: System, wanted: Iterable[int], beside_others: bool = False
+) -> tuple[Lease | None, list[Holder]]:
     folder, name = _place(system)
+    own = ProcessIdentity.current()
     with filelock.FileLock(folder / f"{name}.lock", timeout=_LOCK_SECONDS):
         present = _present(folder, name)
-        busy = {chip for holder in present for chip in holder.chips}
+        counted = [each for each in present if not beside_others or each.process == own]
+        busy = {chip for holder in counted for chip in holder.chips}
         for device in wanted:
             chips = tuple(system.devices[device])
             if busy.isdisjoint(chips):
-                holder = Holder(device, chips, ProcessIdentity.current(), time.time())
+                holder = Holder(device, chips, own, time.time())
                 file = _written(holder, folder / f"{name}.{secrets.token_hex(8)}.json")
                 return Lease(device, chips, functools.partial(_give_back, file, os.getpid())), []
     return None, present
