@@ -42,6 +42,17 @@ class Table(Stack):
      "activations", None, None, 0),
 ])  # fmt: skip
 def test_culprits(make, batch, how, category, size, tensor, chip) -> None:
+    culprit = priced(make, batch, steps=4, **how).culprit
+    assert (culprit.category, culprit.chip) == (category, chip)
+    if size is None:
+        assert culprit.bytes >= 3 * 65536 * 512 * 4
+        assert "layer(x)" in culprit.line
+    else:
+        assert (culprit.bytes, culprit.tensor) == (pytest.approx(size, rel=1e-3), tensor)
+
+
+@pytest.mark.slow
+def test_more_chips_need_no_more_bytes_on_one_and_no_more_time() -> None:
     one, two = (
         priced(lambda c=cuts: Stack(4, 512, *c), meta(4096, 512), steps=4, optimizer="AdamW")
         for cuts in ([], [2])
