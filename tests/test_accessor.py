@@ -31,12 +31,9 @@ def torch_s_loader(dataset, size=1, collate_fn=None):
 
 
 @pytest.mark.spec("data", 20)
-@pytest.mark.parametrize(
-    "dataset",
-    [sets.Numbers(4), sets.Unfinished(4), sets.Endless(4), sets.Stream(4), sets.SizedStream(4)],
-)
-def test_any_data_set(dataset):
-    made = accessor(dataset)
+@pytest.mark.parametrize("kind", ["Numbers", "Unfinished", "Endless", "Stream", "SizedStream"])
+def test_any_data_set(kind):
+    made = accessor(getattr(sets, kind)(4))
     for _ in range(3):
         assert values(made) == [[0], [1], [2], [3]]
 
@@ -117,7 +114,6 @@ def test_all_elements_are_like_the_first(first, second, message):
 
 
 def test_what_follows_the_first_element():
-    """Its keys' order, its type, and fewer rows of each tensor."""
     made = accessor([{"b": ONE, "a": 2 * ONE}, {"a": 4 * ONE, "b": 3 * ONE}])
     found = [[(k, v.item()) for k, v in d.items()] for d in made]
     assert found == [[("b", 1), ("a", 2)], [("b", 3), ("a", 4)]]
@@ -128,14 +124,11 @@ def test_what_follows_the_first_element():
 
 
 @pytest.mark.spec("data", 7)
-def test_an_element_is_overwritten_when_the_next_ones_are_fetched():
+def test_an_element_is_valid_until_the_next_is_asked_for_and_then_overwritten():
     made = accessor(sets.Numbers(8), buffer_size=2)
     kept = [(t, t.clone()) for t in made]
     assert [copy.item() for _, copy in kept] == list(range(8))
     assert [view.item() for view, _ in kept] != list(range(8))
-
-
-def test_an_element_is_valid_until_the_next_is_asked_for():
     data = sets.Counted(6)
     made = accessor(data, buffer_size=2, load_indefinitely=False)
     for expected, element in enumerate(made):
@@ -198,15 +191,12 @@ def test_the_next_epoch_is_loaded_ahead_or_not():
         assert values(made) == [[0], [1], [2]]
 
 
-def test_beginning_again_in_the_middle_drops_what_is_loaded():
+def test_next_without_a_loop_and_beginning_again_in_the_middle():
     made = accessor(sets.Numbers(20), buffer_size=3)
     for count in (1, 2, 5, 19):
         iter(made)
         assert [next(made).item() for _ in range(count)] == list(range(count))
     assert values(made) == [[float(i)] for i in range(20)]
-
-
-def test_next_without_a_loop():
     made = accessor(sets.Numbers(2))
     assert iter(made) is made
     assert [next(made).item(), next(made).item()] == [0, 1]
@@ -264,7 +254,6 @@ def test_rebatching_loads_no_more_than_fits_and_needs_rows():
     "strategy", few(SharingStrategy, SharingStrategy.SharedMemory, SharingStrategy.Fork)
 )
 def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeypatch):
-    """But for tensors in shared memory."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shared, own = torch.zeros(2).share_memory_(), torch.zeros(2)
     made = accessor(sets.Carrying(shared, own), sharing_strategy=strategy)

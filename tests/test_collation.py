@@ -13,16 +13,13 @@ SAMPLES = [
 FILL = {"tokens": 0, "labels": -100}
 
 
-def test_a_batch_gets_the_smallest_size_that_holds_it() -> None:
+def test_a_batch_gets_the_smallest_size_that_holds_it_tuples_too() -> None:
     collate = poptorch.PadToSizes([8, 4], FILL)
     short, long = collate(SAMPLES[:2]), collate(SAMPLES[2:])
     assert short["tokens"].tolist() == [[1, 2, 0, 0], [1, 2, 3, 0]]
     assert short["labels"].tolist() == [[7, 7, -100, -100], [7, 7, 7, -100]]
     assert (short["kind"].tolist(), long["tokens"].shape) == ([0, 1], (2, 8))
     assert SAMPLES[0]["tokens"] == [1, 2]
-
-
-def test_tuples_and_more_dimensions() -> None:
     samples = [(torch.ones(count, 3), count) for count in (1, 2)]
     frames, counts = poptorch.PadToSizes([4], {0: -1})(samples)
     assert (frames.shape, frames[0, 0].tolist()) == ((2, 4, 3), [1, 1, 1])

@@ -17,7 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 from helpers import data_sets as sets
 from helpers.cases import few
 from helpers.leaks import descendants, nothing_left, segments
-from helpers.loaders import ASYNC_MODES, loader, values
+from helpers.loaders import ALL_MODES, ASYNC_MODES, loader, values
 from helpers.patience import eventually
 from poptorch._base.errors import Error
 from poptorch._data import process
@@ -47,8 +47,7 @@ def worker_pid(made):
 
 def leave_no_room(index):
     """For the ring's memory."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 NOT_STARTED = {  # with the strategy that is tried
@@ -74,9 +73,7 @@ def test_what_goes_wrong_at_first_arrives_in_the_constructor(name, caplog):
         assert texts[0] in caplog.text
 
 
-@pytest.mark.parametrize(
-    "mode, workers", [(DataLoaderMode.Async, 0), (DataLoaderMode.AsyncRebatched, 2)]
-)
+@pytest.mark.parametrize("mode, workers", [(ASYNC_MODES[0], 0), (ASYNC_MODES[1], 2)])
 def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mode, workers):
     data = sets.Acting(12, 7, sets.cannot_be_read)
     with nothing_left():
@@ -212,9 +209,7 @@ def test_a_stopped_process_is_killed(monkeypatch):
 
 
 @pytest.mark.spec("data", 10)
-@pytest.mark.parametrize(
-    "mode, workers", [(DataLoaderMode.Sync, 2), (DataLoaderMode.Async, 0), (ASYNC_MODES[1], 2)]
-)
+@pytest.mark.parametrize("mode, workers", [*zip(ALL_MODES, (2, 0, 2), strict=True)])
 def test_a_consumer_that_stops_early(mode, workers, capfd):
     with nothing_left() as known:
         made = loader(sets.Numbers(100), 1, mode=mode, num_workers=workers)
@@ -226,16 +221,12 @@ def test_a_consumer_that_stops_early(mode, workers, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_interrupted_constructor_leaves_nothing(monkeypatch):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("poptorch._data.consumer.Consumer._message", interrupted)
-    with nothing_left(), pytest.raises(KeyboardInterrupt):
+def test_an_interrupted_constructor_leaves_nothing_and_a_consumer_loses_nothing(monkeypatch):
+    with monkeypatch.context() as patch, nothing_left(), pytest.raises(KeyboardInterrupt):
+        patch.setattr(
+            "poptorch._data.consumer.Consumer._message", lambda *_: signal.raise_signal(2)
+        )
         accessor(sets.Slow(3, 100))
-
-
-def test_an_interrupted_consumer_loses_nothing(monkeypatch):
     made = accessor(sets.Numbers(4), buffer_size=2)
     for interrupted, left in ((next, [[1], [2], [3]]), (iter, [[0], [1], [2], [3]])):
         iter(made)

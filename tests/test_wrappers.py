@@ -84,17 +84,13 @@ def test_the_forms_of_the_first_releases(caplog, capsys) -> None:
     weight = twin.layer.weight - 0.01 * twin.layer.weight.grad
     torch.testing.assert_close(model.layer.weight, weight)
     assert set(model.state_dict()) == {"layer.weight", "layer.bias"}
-
-
-def test_arguments_of_the_first_release_are_spread() -> None:
     model = Having(lambda m, a, b: (a + b) * m.scale, scale=nn.Parameter(torch.ones(1)))
     training = poptorch.trainingModel(model, 1, loss=nn.MSELoss())
     x, y = torch.ones(2), torch.zeros(2)
     for args in ((x, x), [x, x]):
         training.destroy()
         assert training(args, y)[0].shape == (2,)
-    wrapper = poptorch.inferenceModel(Net(), 2, anchor_mode="FINAL")
-    assert wrapper(X).shape == (2, 2)
+    assert poptorch.inferenceModel(Net(), 2, anchor_mode="FINAL")(X).shape == (2, 2)
     with pytest.raises(poptorch.Error, match="cannot be combined"):
         poptorch.trainingModel(Net(), poptorch.Options(), device_iterations=2)
     with pytest.raises(TypeError, match="Unexpected keyword argument"):
@@ -118,7 +114,7 @@ def test_what_is_wrapped() -> None:
 
 
 @pytest.mark.spec("executor", 38)
-def test_training_flags() -> None:
+def test_training_flags_of_which_the_outermost_stays_in_a_training_model(caplog) -> None:
     model = Having(lambda m, x: (x, m.training, m.sub.training), sub=nn.Dropout(0.5))
     wrapper = poptorch.inferenceModel(model, options())
     model.eval()  # meant for the executor's copy, too
@@ -130,9 +126,6 @@ def test_training_flags() -> None:
     wrapper.model.eval()
     assert wrapper(X)[1:] == (False, False)
 
-
-@pytest.mark.spec("executor", 38)
-def test_the_outermost_module_of_a_training_model_stays_in_train_mode(caplog) -> None:
     def forward(model, x):
         out = model.sub(x)
         loss = (F.mse_loss(out, x),) if model.training else ()

@@ -134,16 +134,6 @@ def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, 
     assert files(folder) == ["1.popef"]
 
 
-def a_file(folder: Path, _: object) -> None:
-    folder.parent.mkdir(parents=True)
-    folder.write_text("no folder")
-
-
-def of_everybody(folder: Path, _: object) -> None:
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-
-
 def of_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     monkeypatch.setattr(cache.os, "getuid", lambda: folder.stat().st_uid + 1)
@@ -157,8 +147,8 @@ def full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("spoil, said", [
-    (a_file, "File exists"),
-    (of_everybody, "others can write to it (chmod go-w)"),
+    (lambda f, _: (f.parent.mkdir(parents=True), f.write_text("no folder")), "File exists"),
+    (lambda f, _: (f.mkdir(parents=True), f.chmod(0o777)), "others can write to it (chmod go-w)"),
     (of_another, "it belongs to another user"), (full, "No space left on device"),
 ])  # fmt: skip
 def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said, caplog, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 import poptorch
 from helpers.wrapped import normal, options
+from helpers.wrapping import Having
 from poptorch._base import archive, folders, keyed
 from poptorch._compile import cache, tiers
 from poptorch._ir import graph_json, slots
@@ -24,21 +25,14 @@ pytestmark = pytest.mark.slow
 BUILDER = Inductor()
 
 
-class Net(nn.Module):
-    def __init__(self, inner: str, factor: float) -> None:
-        super().__init__()
-        self.add_module(inner, nn.Linear(4, 2))
-        self.inner, self.factor = inner, factor
+def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) -> list[str | None]:
+    torch.manual_seed(int(lr * 100))  # weights differ too
 
-    def forward(self, x, y):
-        out = self.get_submodule(self.inner)(x) * self.factor
+    def forward(model, x, y):
+        out = model.get_submodule(inner)(x) * factor
         return out, nn.functional.mse_loss(out, y)
 
-
-def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) -> list[str | None]:
-    """Return the keys of a program's graphs."""
-    torch.manual_seed(int(lr * 100))  # weights differ too
-    net = Net(inner, factor)
+    net = Having(forward, **{inner: nn.Linear(4, 2)})
     opts = options().deviceIterations(iterations)
     opts.outputMode(poptorch.OutputMode.All if iterations > 1 else poptorch.OutputMode.Final)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)

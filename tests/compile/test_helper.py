@@ -76,9 +76,8 @@ def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatc
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")
     process = helper.acquire("b")
     process.process.wait()
-    assert outcomes(process, "a") == {
-        "a": ("failed", "the compiler process ended with status 1: no memory left")
-    }
+    said = "the compiler process ended with status 1: no memory left"
+    assert outcomes(process, "a") == {"a": ("failed", said)}
     process.end()
 
 

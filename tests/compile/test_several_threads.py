@@ -37,8 +37,7 @@ def test_first_calls_at_once_do_not_mix() -> None:
         trains_alike(model, *batch)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(train, *each) for each in given]
-        for each in work:
+        for each in [pool.submit(train, *each) for each in given]:
             each.result(timeout=HANGS)
     assert all(type(each) is torch.Tensor for each in given[0][0].state_dict().values())
 

@@ -21,10 +21,7 @@ from poptorch.backends.reference import Reference
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
 
-def training(
-    backend: str = "auto", lr: float = 0.05, iterations: int = 1, accumulation: int = 1,
-    shown: bool = False,
-) -> poptorch.PoplarExecutor:  # fmt: skip
+def training(backend="auto", lr=0.05, iterations=1, accumulation=1, shown=False):
     torch.manual_seed(0)
     # With what a takeover could lose; before a norm, a bias would follow rounding errors.
     layers = {"layer": nn.Linear(4, 2, bias=False), "norm": nn.BatchNorm1d(2)}
@@ -58,9 +55,8 @@ def eager_to_compile(monkeypatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said(
-    eager_to_compile, monkeypatch, capsys
-) -> None:
+@pytest.mark.usefixtures("eager_to_compile")
+def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(monkeypatch, capsys) -> None:
     model = training(shown=True)
     losses = losses_of(model, 1)
     text = "runs on the reference backend until inductor has compiled it"
@@ -78,8 +74,7 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
     text = rf"Graph compilation: full speed from call {calls + 1} on: [\d.]+ times as fast, .*"
     assert re.fullmatch(text, fast)
     reference = training("reference")
-    wanted = losses_of(reference, len(losses))
-    torch.testing.assert_close(losses, wanted, **near(8 + FUNCTION, 20))
+    torch.testing.assert_close(losses, losses_of(reference, len(losses)), **near(8 + FUNCTION, 20))
     for key, value in reference.model.state_dict().items():
         torch.testing.assert_close(model.model.state_dict()[key], value, **near(8 + FUNCTION, 20))
     # Programs with the same graphs have them at once, in this process and in the next.
@@ -134,9 +129,8 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
-def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
-    way: str, eager_to_compile, monkeypatch
-) -> None:
+@pytest.mark.usefixtures("eager_to_compile")
+def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(way: str, monkeypatch) -> None:
     idle, looks = [0.0], []
     for cores in (tiers.Cores, tiers._cores):
         monkeypatch.setattr(cores, "idle", lambda *_: idle[0])

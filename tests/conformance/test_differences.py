@@ -18,7 +18,7 @@ from helpers.wrapping import Having
 PAGE = ROOT / "docs" / "differences.md"
 SHOWN = {
     "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
-    "compiles before the first result": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
+    "compiles before the first result": "compile/test_tiers.py::test_a_takeover_keeps_all_state_and_random_numbers_and_is_said",
     "a missing toolchain is an error": "compile/test_bad_machines.py::test_what_is_missing_is_named",
     "enables `faulthandler` and replaces `sys.excepthook` at import": "test_import.py::test_import_is_light_and_changes_nothing",
     "saved models are pickles: loading one runs whatever it says": "session/test_loading.py::test_pickles_of_strangers",
@@ -106,7 +106,7 @@ SHOWN = {
     "`poptorch doctor` and `executor.explain` list everything that cannot be captured, with its line": "capture/test_explain.py::test_the_error_of_a_compilation_names_all_that_is_unsupported",
     "`print(executor.plan())` shows what a call runs": "test_notebook.py::test_plans_and_estimates_are_tables_and_pictures",
     "micro-batches and replicas run side by side; `Options.lanes` and `laneMemory` set how many": "conformance/test_zoo.py::test_training_equals_the_eager_loop",
-    "the first call answers at once, and compiled code takes over later": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
+    "the first call answers at once, and compiled code takes over later": "compile/test_tiers.py::test_a_takeover_keeps_all_state_and_random_numbers_and_is_said",
     "`options.programs(n)` keeps a model compiled for n kinds of inputs, over the same weights": "session/test_programs.py::test_a_short_last_batch_trains_like_eager",
     "`poptorch.estimate` [prices a model on IPUs](guide/ipu_costs.md)": "estimates/test_estimating.py::test_a_model_stops_fitting_where_its_fullest_tile_does",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",

@@ -17,7 +17,7 @@ class Batched(Numbers):
         return [torch.tensor(float(-i)) for i in indices]
 
 
-def test_a_shard_is_a_sequence_of_its_own_samples():
+def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads():
     shard = Shard(Numbers(10), range(3, 7))
     assert [shard[i].item() for i in (0, 3, -1)] == [3, 6, 6]
     for index in (4, -5):
@@ -28,9 +28,6 @@ def test_a_shard_is_a_sequence_of_its_own_samples():
     assert pickle.loads(pickle.dumps(shard))[0].item() == 3
     turned = Shard(Numbers(6), range(2, 5), torch.arange(6).flip(0))
     assert [turned[i].item() for i in range(3)] == [3, 2, 1]
-
-
-def test_a_shard_uses_batched_reading_and_attributes_of_its_data_set():
     shard = Shard(Batched(10), range(3, 7))
     assert [t.item() for t in shard.__getitems__([0, 1])] == [-3, -4]
     assert shard.classes == ("cat", "dog")

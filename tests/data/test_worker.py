@@ -69,7 +69,6 @@ def test_the_verdict(waited, total, text):
 
 
 def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
-    """Of a loading process whose two buffers are full."""
     ours, theirs = map(Channel, socket.socketpair(type=socket.SOCK_SEQPACKET))
     loading = object.__new__(worker._Worker)
     loading._channel, loading._published, loading._freed = theirs, 2, 0

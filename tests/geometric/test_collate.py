@@ -110,8 +110,7 @@ def test_what_is_no_list_of_good_graphs_of_one_class_is_refused() -> None:
         outside.edge_index = torch.tensor([[0, 1, bad], [0, 1, 2]])
         with pytest.raises(poptorch.Error, match="An edge joins a node that the graph does not"):
             collate([outside])
-    batch = collate([made.graph(0), made.graph(3)])
-    assert batch.ptr.tolist() == [0, 0, 3, 9, 14]
+    assert collate([made.graph(0), made.graph(3)]).ptr.tolist() == [0, 0, 3, 9, 14]
     alone = Data(x=torch.ones(3, 2), edge_index=torch.empty(2, 0, dtype=torch.int64))
     assert collate([alone]).num_edges == 16
 
@@ -158,8 +157,7 @@ def test_trimming_nodes_keeps_one_of_each_sample() -> None:
         assert batch.place[:left].diff()[batch.batch[:left].diff() == 0].gt(0).all()
         # An edge of a ring leads to the next node, and its attribute is its graph's.
         first, second = batch.place[real]
-        ring = torch.tensor([9, 2, 0])[batch.batch[real[0]]]
-        assert torch.equal(second, (first + 1) % ring)
+        assert torch.equal(second, (first + 1) % torch.tensor([9, 2, 0])[batch.batch[real[0]]])
         assert torch.equal(batch.edge_attr[batch.edges_mask, 0], batch.x[real[0], 0])
 
 

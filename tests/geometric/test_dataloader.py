@@ -12,6 +12,7 @@ from torch_geometric.loader import DataLoader as PyGLoader
 import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
+from helpers.loaders import FORK
 from helpers.wrapping import options
 from poptorch_geometric import pyg_dataloader
 from poptorch_geometric.dataloader import DataLoader
@@ -20,17 +21,22 @@ GRAPHS = made.graphs()
 
 
 @pytest.mark.spec("geometric", 46, 47, 48, 49)
-def test_the_batch_size_includes_the_padding_graph() -> None:
+def test_the_batch_size_includes_the_padding_graph_and_the_rest_is_filled_with_it() -> None:
     loader = pg.FixedSizeDataLoader(made.graphs(20), batch_size=10, shuffle=True)
     assert (len(loader), loader.padded_batch_size) == (2, 10)
     assert loader.fixed_size_options.num_nodes == 37
     batches = list(loader)
     assert [int(batch.graphs_mask.sum()) for batch in batches] == [9, 9]
     assert made.shapes(batches[0]) == made.shapes(batches[1])
-    drawn = [y for batch in batches for y in batch.y[batch.graphs_mask].tolist()]
-    assert len(set(drawn)) == 18
+    assert len({y for batch in batches for y in batch.y[batch.graphs_mask].tolist()}) == 18
     with pytest.raises(AssertionError, match="must match"):
         pg.FixedSizeDataLoader(GRAPHS, batch_size=3, fixed_size_options=made.sizes())
+    loader = pg.FixedSizeDataLoader(made.graphs(5), 4, drop_last=False)
+    batches = list(loader)
+    assert len(loader) == 2
+    assert made.shapes(batches[0]) == made.shapes(batches[1])
+    assert batches[1].graphs_mask.tolist() == [True, True, False, False]
+    assert len(list(pg.FixedSizeDataLoader(made.graphs(5), 4))) == 1
 
 
 @pytest.mark.spec("ops", 30)
@@ -121,19 +127,7 @@ def test_torch_geometrics_own_padding_makes_one_shape(samples) -> None:
     assert len({str(made.shapes(batch)) for batch in batches}) == 1
 
 
-def test_the_rest_is_filled_with_padding() -> None:
-    loader = pg.FixedSizeDataLoader(made.graphs(5), 4, drop_last=False)
-    batches = list(loader)
-    assert len(loader) == 2
-    assert made.shapes(batches[0]) == made.shapes(batches[1])
-    assert batches[1].graphs_mask.tolist() == [True, True, False, False]
-    assert len(list(pg.FixedSizeDataLoader(made.graphs(5), 4))) == 1
-
-
-ASYNC: dict[str, Any] = {
-    "mode": poptorch.DataLoaderMode.Async,
-    "async_options": {"sharing_strategy": poptorch.SharingStrategy.Fork},
-}
+ASYNC: dict[str, Any] = {"mode": poptorch.DataLoaderMode.Async, "async_options": FORK}
 
 
 @pytest.mark.spec("geometric", 74)

@@ -46,8 +46,8 @@ def test_defaults_limits_and_sizes_by_type() -> None:
     assert (sizes.total_num_nodes, sizes.total_num_edges) == (11, 14)
 
 
-@pytest.mark.spec("geometric", 8)
-def test_sizes_of_a_data_set() -> None:
+@pytest.mark.spec("geometric", 8, 9, 10)
+def test_sizes_of_a_data_set_and_of_a_loader() -> None:
     graphs = made.graphs()
     sizes = pg.FixedSizeOptions.from_dataset(graphs, 10)
     assert (sizes.num_nodes, sizes.num_edges, sizes.num_graphs) == (37, 37, 10)
@@ -57,11 +57,6 @@ def test_sizes_of_a_data_set() -> None:
     assert by_type.num_edges == dict.fromkeys(made.EDGES, 9)
     with pytest.raises(poptorch.Error, match="is empty"):
         pg.FixedSizeOptions.from_dataset([], 2)
-
-
-@pytest.mark.spec("geometric", 9, 10)
-def test_sizes_of_a_loader() -> None:
-    graphs = made.graphs()
     batches = [Batch.from_data_list(graphs[:3]), Batch.from_data_list(graphs[:2])]
     sizes = pg.FixedSizeOptions.from_loader(batches)
     assert (sizes.num_nodes, sizes.num_edges, sizes.num_graphs) == (10, 10, 4)
@@ -79,5 +74,4 @@ def test_sizes_of_a_loader() -> None:
     given = {"batch_size": 4, "fixed_size_options": pg.FixedSizeOptions(60, 300)}
     loader = FixedSizeNeighborLoader(made.random_graph(), [3, 2], **given)
     assert pg.FixedSizeOptions.from_loader(loader.neighbour_loader, 20).num_graphs == 2
-    hetero = pg.FixedSizeOptions.from_loader(made.heteros())
-    assert hetero.num_nodes == {"v0": 5, "v1": 5}
+    assert pg.FixedSizeOptions.from_loader(made.heteros()).num_nodes == {"v0": 5, "v1": 5}

@@ -99,8 +99,7 @@ def test_interpolated_features() -> None:
     assert torch.autograd.grad(out.sum(), x)[0].any()
     alone = ops.knn_interpolate(x, POINTS, OTHERS, GROUPS, torch.full((7,), 5))
     assert torch.equal(alone, torch.zeros(7, 5))
-    pair = ops.knn_interpolate(x, POINTS, OTHERS, GROUPS, OTHER_GROUPS)
-    assert pair.isfinite().all()
+    assert ops.knn_interpolate(x, POINTS, OTHERS, GROUPS, OTHER_GROUPS).isfinite().all()
     got = agrees(lambda x: ops.knn_interpolate(x, POINTS, OTHERS, groups, others), x.detach())
     torch.testing.assert_close(got, out.detach())
 

@@ -83,8 +83,7 @@ def test_disjoint_seeds_have_trees_of_their_own() -> None:
 def test_neighbours_are_not_later_than_their_seed() -> None:
     data = Data(edge_index=torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]]), num_nodes=5,
                 time=torch.tensor([2, 0, 1, 2, 3]))  # fmt: skip
-    out = sample(data, [-1], [0], time_attr="time")
-    assert sorted(out.node.tolist()) == [0, 1, 2, 3]
+    assert sorted(sample(data, [-1], [0], time_attr="time").node.tolist()) == [0, 1, 2, 3]
     latest = sample(data, [1], [0], time_attr="time", temporal_strategy="last")
     assert latest.node.tolist() == [0, 3]
     earlier = sample(data, [-1], [0], time=torch.tensor([1]), time_attr="time")

@@ -24,8 +24,7 @@ def test_packing_takes_as_many_as_fit_in_order() -> None:
     # Graphs have 2, 3, 4, 2, ... nodes: the third would make 9.
     assert list(sampler) == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
     assert len(sampler) == 5
-    backwards = StreamPackingSampler(GRAPHS, 3, 8, 8, base_sampler=[2, 1, 0])
-    assert list(backwards) == [[2, 1], [0]]
+    assert list(StreamPackingSampler(GRAPHS, 3, 8, 8, base_sampler=[2, 1, 0])) == [[2, 1], [0]]
     with pytest.raises(NotImplementedError, match="random order"):
         len(StreamPackingSampler(GRAPHS, 3, 8, 8, base_sampler=RandomSampler(GRAPHS)))
     batches = list(loader(GRAPHS, 9, 9, 4))

@@ -10,11 +10,9 @@ import torch_geometric.nn as pyg
 from torch_geometric.experimental import is_experimental_mode_enabled, set_experimental_mode
 
 import poptorch
-from helpers import graphs as made
 from helpers.wrapping import Calling, infer, options
 from poptorch_geometric import _substitution
 
-GRAPH = made.random_graph()
 FLAG = "disable_dynamic_shapes"
 
 
@@ -81,5 +79,4 @@ def test_neighbours_are_found_inside_models_and_missing_ones_send_nothing() -> N
     full = [(a, b) for a in range(5) for b in range(5) if a != b and numbers[a] == numbers[b]]
     expected = layer(points, torch.tensor(full).t())
     torch.testing.assert_close(infer(forward, points), expected.detach())
-    inside = infer(lambda x: pyg.radius_graph(x, 0.4, max_num_neighbors=4), points)
-    assert inside.shape == (2, 20)
+    assert infer(lambda x: pyg.radius_graph(x, 0.4, max_num_neighbors=4), points).shape == (2, 20)

@@ -37,8 +37,7 @@ def test_the_stepper_compares_training() -> None:
     stepper.run(4, BATCH)
     stepper.run_inference(BATCH)
     longer = (torch.cat([GRAPH.x, GRAPH.x[:3]]), GRAPH.edge_index)
-    other = pg.TrainingStepper(Network(), options=options(), rtol=FAR, atol=FAR)
-    other.run(1, BATCH, longer)
+    pg.TrainingStepper(Network(), options=options(), rtol=FAR, atol=FAR).run(1, BATCH, longer)
     assert set(stepper.benchmark(2, BATCH, ("ipu", "cpu"))) == {"ipu_time", "cpu_time"}
     with pytest.raises(NotImplementedError, match="on a GPU"):
         stepper.benchmark(2, BATCH, ("gpu",))

@@ -21,6 +21,7 @@ from torchmetrics.classification import MulticlassAccuracy
 import poptorch
 from helpers.closeness import relative
 from helpers.wrapped import normal, options
+from helpers.wrapping import Having
 from poptorch.integrations.lightning import PopTorchStrategy
 
 pytestmark = [
@@ -238,19 +239,10 @@ def test_a_resumed_run_draws_what_the_whole_one_drew(tmp_path: Path) -> None:
     torch.testing.assert_close(start.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
-class Updating(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.accuracy = MulticlassAccuracy(2)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.accuracy.update(x, labels)
-        return x
-
-
 def test_a_wrapped_models_metric_is_refused_with_its_line() -> None:
-    model = Updating()
-    with pytest.raises(poptorch.Error, match=r"Accuracy.update(.|\n)*self.accuracy.update\(x"):
+    accuracy = MulticlassAccuracy(2)
+    model = Having(lambda m, x, labels: m.accuracy.update(x, labels), accuracy=accuracy)
+    with pytest.raises(poptorch.Error, match=r"Accuracy.update(.|\n)*m.accuracy.update\(x"):
         poptorch.inferenceModel(model, options())(torch.rand(4, 2), torch.arange(4) % 2)
     model(torch.eye(2), torch.arange(2))
     assert model.accuracy.compute() == 1
@@ -260,14 +252,6 @@ class Manual(Net):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-
-
-class Two(Net):
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in self.layers[::2]]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        raise AssertionError("never called")
 
 
 class Looks(Net):

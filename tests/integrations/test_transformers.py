@@ -238,14 +238,11 @@ def test_only_training_leaves_samples_out_and_that_is_said(tmp_path, caplog) -> 
     assert not args.dataloader_drop_last
 
 
-def test_other_ways_to_run_and_counts_are_refused(tmp_path: Path) -> None:
+def test_other_ways_to_run_counts_and_lengths_that_differ_are_refused(tmp_path: Path) -> None:
     with pytest.raises(poptorch.Error, match="torch_compile is another way to run the model"):
         made(Trainer, bert(), arguments(tmp_path, torch_compile=True))
     with pytest.raises(ValueError, match="deviceIterations comes from the TrainingArguments"):
         made(Trainer, bert(), arguments(tmp_path), options=poptorch.Options().deviceIterations(2))
-
-
-def test_lengths_that_differ_within_an_update_are_an_error(tmp_path: Path) -> None:
     model, samples = bert()
     for sample in samples[:4]:
         for key in ("input_ids", "attention_mask"):

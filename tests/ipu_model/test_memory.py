@@ -10,6 +10,7 @@ from torch import nn
 import poptorch
 from helpers.cases import few
 from helpers.pricing import fullest, meta, priced
+from helpers.wrapping import Having
 from poptorch import Estimate
 
 pytestmark = pytest.mark.slow
@@ -32,15 +33,11 @@ class Attention(nn.Module):
         return poptorch.recomputationCheckpoint(self.norm(x + attended))
 
 
-class Stack(nn.Module):
-    def __init__(self, layers: int, chips: int, wide: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(Attention(wide) for _ in range(layers * chips)))
-        for chip in range(1, chips):
-            poptorch.BeginBlock(self.layers[chip * layers], f"chip{chip}", ipu_id=chip)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return poptorch.identity_loss(self.layers(x), reduction="mean")
+def stack(layers: int, chips: int, wide: int) -> nn.Module:
+    made = nn.Sequential(*(Attention(wide) for _ in range(layers * chips)))
+    for chip in range(1, chips):
+        poptorch.BeginBlock(made[chip * layers], f"chip{chip}", ipu_id=chip)
+    return Having(lambda m, x: poptorch.identity_loss(m.layers(x), "mean"), layers=made)
 
 
 @functools.cache
@@ -50,7 +47,7 @@ def trained(layers=2, chips=2, micro=4, recomputation=None, wide=64, length=LENG
     if recomputation is not None:
         options._Popart.set("autoRecomputation", recomputation)
     batch, how = meta(steps * micro, length, wide), {"options": options, "steps": steps}
-    made = priced(lambda: Stack(layers, chips, wide), batch, optimizer="AdamW", **how)
+    made = priced(lambda: stack(layers, chips, wide), batch, optimizer="AdamW", **how)
     for chip in made.chips:
         assert sum(chip.peak.values()) == chip.bytes
         assert max(chip.live) == pytest.approx(chip.bytes, rel=1e-9)
@@ -81,7 +78,6 @@ def test_recomputing_never_needs_more_memory(program: tuple[int, int, int]) -> N
 
 @pytest.mark.parametrize("program", few(PROGRAMS, (1, 1, 3)))
 def test_more_never_takes_less(program: tuple[int, int, int]) -> None:
-    """One layer, sample or token more, or twice as many."""
     layers, chips, micro = program
     make = functools.partial(trained, wide=256, recomputation=0)
     one = make(layers, chips, micro, length=200)

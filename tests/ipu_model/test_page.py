@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,8 +75,7 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
 
 
 def test_a_page_before_the_first_call_and_one_of_an_estimate_say_so(content) -> None:
-    compiled = {**content["measured"], "calls": 0, "first": ()}
-    text = page.html({**content, "measured": compiled})
+    text = page.html({**content, "measured": {**content["measured"], "calls": 0, "first": ()}})
     assert "<b>no call yet</b>" in text
     assert text.index("Measured on this machine") < text.index("It fits")
     text = page.html({**content, "measured": None})
@@ -153,9 +151,7 @@ Object.assign(parent.document.body.dataset, {
 @pytest.mark.parametrize(
     ("width", "scheme", "color"), [(390, 0, "rgb(87, 211, 100)"), (1280, 1, "rgb(26, 127, 55)")]
 )
-def test_a_browser_draws_every_view_inside_its_column(
-    content: dict[str, Any], tmp_path: Path, width: int, scheme: int, color: str
-) -> None:
+def test_a_browser_draws_every_view_inside_its_column(content, tmp_path, width, scheme, color):
     """Dark and light; what was measured, verdict and advice are above a phone's fold."""
     advice = {"change": "options." + 30 * "long", "saves": 1.0, "costs": 1.0, "fits": True}
     changed = {**content, "settings": {"line": 100 * "wide"}}

@@ -43,16 +43,14 @@ def test_products_of_halves_take_no_longer(product: Product, kind: str) -> None:
         assert best.bytes <= 0.6 * KINDS[kind].tile_bytes + 1e-6
         return best.cycles + best.steps * DEFAULT.step
 
-    half = dataclasses.replace(product, itemsize=2, half=True)
-    assert cycles(half) <= cycles(product)
+    assert cycles(dataclasses.replace(product, itemsize=2, half=True)) <= cycles(product)
 
 
 def test_halves_and_half_partials_each_halve_the_work_of_the_matrix_unit() -> None:
     """Multiplications per cycle and tile: 16, 32, 64. The first generation has no half partials."""
 
     def compute(kind: str, itemsize: int, half_partials: bool) -> float:
-        one = Product(4096, 4096, 4096, itemsize, half_partials)
-        return spread(one, _chip(kind)).compute
+        return spread(Product(4096, 4096, 4096, itemsize, half_partials), _chip(kind)).compute
 
     assert compute("bow", 2, False) < 0.6 * compute("bow", 4, False)
     assert compute("bow", 2, True) < 0.6 * compute("bow", 2, False)

@@ -19,7 +19,6 @@ _KEPT = ("FashionMNIST CNN, a call per batch", "BERT-Large SL512, Bow Pod16")
 @pytest.mark.parametrize("row", few(VERDICTS, *(row for row in VERDICTS if row.title in _KEPT)),
                          ids=lambda row: row.title)  # fmt: skip
 def test_what_ran_fits_and_what_did_not_does_not(row: Row) -> None:
-    """And the page on the model has the verdict, and the factor."""
     priced = Priced(row).estimate()
     known, needs = "ran" if row.ran else "did not fit", priced.culprit.over + 100
     assert f"| {row.title} | {known} | {priced.verdict}, {needs:.0f} % |\n" in PAGE

@@ -63,8 +63,7 @@ def test_text_names_slots_and_operators() -> None:
 def test_inputs_whose_keys_differ_in_punctuation_only_stay_apart() -> None:
     params = [slots.param(path, (), torch.float32) for path in ("a.b", "a_b", "a/b", "~a.b")]
     fxgraph = fx.Graph()
-    nodes = [fxgraph.placeholder(f"x{i}") for i in range(len(params))]
-    fxgraph.output(tuple(reversed(nodes)))
+    fxgraph.output(tuple(reversed([fxgraph.placeholder(f"x{i}") for i in range(len(params))])))
     outputs = tuple(slots.result(i, torch.zeros(())) for i in range(len(params)))
     joined = compose("joined", [Graph("part", fx.GraphModule({}, fxgraph), (*params,), outputs)])
     values = {slot.key: torch.tensor(float(i)) for i, slot in enumerate(params)}

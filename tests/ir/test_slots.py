@@ -17,11 +17,9 @@ WEIGHT = slots.param("fc.weight", (3, 2), torch.float16)
     (slots.buffer("bn.mean", (3,), torch.float32), "buffer.bn.mean", ""),
     (slots.gradient(WEIGHT), "gradient.fc.weight", "fc.weight"),
     (slots.accumulator(WEIGHT, torch.float32), "accum.fc.weight", "fc.weight"),
-    (
-        slots.moment("velocity", WEIGHT, torch.float32),
-        "optstate.velocity.fc.weight",
-        "fc.weight",
-    ),
+    (slots.moment("velocity", WEIGHT, torch.float32),
+     "optstate.velocity.fc.weight",
+     "fc.weight"),
     (slots.hyper("lr", 1), "hyper.1.lr", ""),
     (slots.hyper("beta1", 0), "hyper.0.one_minus_beta1", ""),
     (slots.LOSS_SCALING, "hyper.loss_scaling", ""),
@@ -30,12 +28,9 @@ WEIGHT = slots.param("fc.weight", (3, 2), torch.float16)
     (slots.result(0, torch.zeros(()), is_loss=True), "loss.0", None),
     (slots.result(1, torch.zeros(())), "output.1", None),
 ])  # fmt: skip
-def test_a_slot_has_a_key_and_knows_its_weight(slot, key: str, weight: str | None) -> None:
+def test_a_slot_has_a_key_and_knows_its_weight_and_a_moment_that_of_another(slot, key, weight):
     assert slot.key == key
     assert weight in (None, slot.weight)
-
-
-def test_a_moment_is_that_of_another_weight_by_its_name() -> None:
     moment = slots.moment("velocity", WEIGHT, torch.float32)
     assert (moment.name, moment.shape) == ("velocity", (3, 2))
     other = slots.param("velocity.fc.weight", (5,), torch.float16)

@@ -196,38 +196,12 @@ def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
 
 
 @pytest.mark.spec("parallel", 8)
-def test_annotations_survive_copies_and_pickles() -> None:
+def test_annotations_are_shown_and_survive_copies_and_pickles(capsys) -> None:
     model = layers()
     poptorch.BeginBlock(model.second, "B", ipu_id=1)
     for other in (copy.copy(model), copy.deepcopy(model), saved(model, weights_only=False)):
         assert visits_of(other) == [("B", 1)]
         assert "BeginBlock(user_id=B, ipu_id=1) Linear(" in poptorch.module_repr(other)
-
-
-@pytest.mark.spec("parallel", 5)
-def test_on_the_host_annotations_do_nothing() -> None:
-    poptorch.Block.useAutoId()
-    poptorch.Block.start()
-    with poptorch.Block("nowhere", ipu_id=99):
-        assert torch.equal(X * 2, X + X)
-    model = layers()
-    plain = model(X)
-    poptorch.BeginBlock(model.first, "unknown")
-    assert torch.equal(model(X), plain)
-
-
-@pytest.mark.spec("parallel", 43)
-def test_after_a_failed_capture_nothing_is_active() -> None:
-    def failing(x):
-        poptorch.Block.start("A", ipu_id=1)
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        capture(Calling(failing), X)
-    assert places(lambda x: x + 1) == [("add", None, None)]
-
-
-def test_repr_shows_annotations(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     plain = repr(model)
     poptorch.BeginBlock(model[0], "encoder", ipu_id=1)
@@ -240,6 +214,26 @@ def test_repr_shows_annotations(capsys: pytest.CaptureFixture[str]) -> None:
     assert "user_id=None," in poptorch.module_repr(layer)
     ((first, _),) = {visits_of(layer)[0] for _ in range(2)}
     assert f"user_id={first}," in poptorch.module_repr(layer)  # it is remembered
+
+
+@pytest.mark.spec("parallel", 5, 43)
+def test_on_the_host_and_after_a_failed_capture_nothing_is_active() -> None:
+    poptorch.Block.useAutoId()
+    poptorch.Block.start()
+    with poptorch.Block("nowhere", ipu_id=99):
+        assert torch.equal(X * 2, X + X)
+    model = layers()
+    plain = model(X)
+    poptorch.BeginBlock(model.first, "unknown")
+    assert torch.equal(model(X), plain)
+
+    def failing(x):
+        poptorch.Block.start("A", ipu_id=1)
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        capture(Calling(failing), X)
+    assert places(lambda x: x + 1) == [("add", None, None)]
 
 
 def test_the_users_own_function_is_differentiated_where_it_ran() -> None:

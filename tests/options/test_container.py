@@ -59,7 +59,7 @@ def test_a_mistake_is_refused_where_it_is_made_with_what_to_write(use, says):
 
 
 @pytest.mark.spec("options", 4)
-def test_attributes_of_options() -> None:
+def test_attributes_of_options_and_private_names_must_exist(group: Container) -> None:
     options = Options()
     options.replication_factor = 4
     assert "replication_factor=4" in repr(options)
@@ -69,6 +69,11 @@ def test_attributes_of_options() -> None:
     with pytest.raises(AssertionError, match="Invalid option autoRecomputation"):
         options._Popart.autoRecomputation = 2  # a key is no attribute
     assert "autoRecomputation" not in options._Popart.options
+    options._relax_optimizer_checks = True
+    assert options._relax_optimizer_checks
+    for each in (group, options):
+        with pytest.raises(AttributeError):
+            each._new = 1
 
 
 def test_update_merges_in_place_and_refuses_common_keys(group: Container) -> None:
@@ -77,15 +82,6 @@ def test_update_merges_in_place_and_refuses_common_keys(group: Container) -> Non
     assert other == {"before": 0, "count": 1, "name": "x", "on": True}
     with pytest.raises(AssertionError):
         group.update({"count": 1})
-
-
-def test_private_names_must_exist_after_construction(group: Container) -> None:
-    options = Options()
-    options._relax_optimizer_checks = True
-    assert options._relax_optimizer_checks
-    for each in (group, options):
-        with pytest.raises(AttributeError):
-            each._new = 1
 
 
 def test_frozen_writes_are_attribute_errors(group: Container) -> None:

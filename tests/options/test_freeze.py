@@ -101,8 +101,7 @@ def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.spec("options", 20)
 @pytest.mark.spec("runtime", 28)
 def test_the_environments_engine_options_win(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    text = '{"autoReport.directory": "/env", "extra": "1"}'
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.directory": "/env", "extra": "1"}')
     options = Options()
     options._Popart.setEngineOptions({"mine": "2"})
     options.enableProfiling("/mine")
@@ -181,7 +180,7 @@ def lines(caplog):
     return collect
 
 
-def test_values_and_anchors(lines):
+def test_values_anchors_and_what_decided_device_and_backend_are_told(lines, monkeypatch, tmp_path):
     options = Options().autoRoundNumIPUs().setAvailableMemoryProportion({"IPU1": 0.5})
     options.updatableNamedBuffers(["b1", "b2"]).anchorTensor("short", "long", OutputMode.EveryN, 2)
     found = lines(options)
@@ -194,11 +193,7 @@ def test_values_and_anchors(lines):
     ):
         assert found.count(f"poptorch.Options {expected}") == 1
     assert not any("progress_bar" in line for line in found)
-
-
-def test_what_decided_device_and_backend_and_advice_on_caching(lines, monkeypatch, tmp_path):
-    model = Options().useIpuModel(True)
-    assert "From the user configuration: Ipu model: Enabled" in lines(model)
+    assert "From the user configuration: Ipu model: Enabled" in lines(Options().useIpuModel(True))
     cached = Options().enableExecutableCaching(str(tmp_path))
     warning = "Executable caching doesn't work with the IPU model: it is switched off"
     assert warning not in lines(cached)

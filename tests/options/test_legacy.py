@@ -21,23 +21,16 @@ PRECISION = {
 }  # fmt: skip
 
 
-def anchored(options: Options) -> Any:
-    options.anchorTensor("a", "b", anchor_mode=AnchorMode.All)
-    return options.anchored_tensors["a"]
-
-
-def period_written(options: Options) -> int:
-    options.anchor_return_period = 3
-    return options.output_return_period
-
-
 SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
     "anchorMode": (lambda o: o.anchorMode(
         AnchorMode.EveryN, anchor_return_period=2).output_return_period, 2),
     "defaultAnchorMode": (lambda o: o.defaultAnchorMode(), True),
     "anchor_mode": (lambda o: o.anchor_mode, OutputMode.Default),
-    "anchor_return_period": (period_written, 3),
-    "anchorTensor(anchor_mode=)": (anchored, ["b", False, OutputMode.All, 1]),
+    "anchor_return_period": (
+        lambda o: setattr(o, "anchor_return_period", 3) or o.output_return_period, 3),
+    "anchorTensor(anchor_mode=)": (
+        lambda o: o.anchorTensor("a", "b", anchor_mode=AnchorMode.All) or o.anchored_tensors["a"],
+        ["b", False, OutputMode.All, 1]),
     "Popart": (lambda o: o.Popart is o._Popart, True),
     "_Popart.Set": (lambda o: o._Popart.Set("a", 1).options["a"], 1),
     "Popart.setPartialsType": (

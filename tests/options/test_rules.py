@@ -26,18 +26,12 @@ def group(options: Options, size: int, kind: CommGroupType) -> None:
     (lambda o, v: o.TensorLocations.numIOTiles(v), [33, 30, 194, True], AssertionError, "even"),
     (lambda o, v: o.randomSeed(v), [1 << 64, -(10**20)], ValueError, "out of range"),
     (lambda o, v: o.outputMode(OutputMode.EveryN, v), [None, 0, "2"], AssertionError, "period"),
-    (
-        lambda o, v: o.anchorTensor("a", "b", OutputMode.EveryN, v),
-        [None, 0], AssertionError, "needs a positive output_return_period",
-    ),
-    (
-        lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
-        ["CPU0", 0], AssertionError, "must start with IPU",
-    ),
-    (
-        lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
-        ["IPUx", "IPU"], ValueError, "must be an integer",
-    ),
+    (lambda o, v: o.anchorTensor("a", "b", OutputMode.EveryN, v),
+     [None, 0], AssertionError, "needs a positive output_return_period"),
+    (lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
+     ["CPU0", 0], AssertionError, "must start with IPU"),
+    (lambda o, v: o.setAvailableMemoryProportion({v: 0.1}),
+     ["IPUx", "IPU"], ValueError, "must be an integer"),
     (lambda o, v: o.connectionType(v), [1], AssertionError, "Unexpected type"),
     (lambda o, v: o.updatableNamedBuffers(v), [(1, 2), "weight"], AssertionError, "type"),
     (lambda o, v: o._Popart.setPatterns(*v), [([], 1), ({}, "1")], AssertionError, "type"),
@@ -77,8 +71,7 @@ def test_how_values_are_stored() -> None:
     options.sourceLocationExcludes(["a"]).appendToLocationExcludes("b", "c")
     assert options._source_location_excludes == ["a", "b", "c"]
     for behaviour in poptorch.HalfFloatCastingBehavior:
-        precision = Options().Precision.halfFloatCasting(int(behaviour))
-        assert precision.half_float_casting is behaviour
+        assert Options().Precision.halfFloatCasting(int(behaviour)).half_float_casting is behaviour
 
 
 @pytest.mark.spec("options", 10, 11)
@@ -90,7 +83,8 @@ def test_input_grouping_is_checked_against_the_factor_set_before() -> None:
         assert (options.input_group_size, options.input_cgt) == (1, CommGroupType.Consecutive)
 
 
-def test_output_modes(caplog) -> None:
+@pytest.mark.spec("options", 14)
+def test_output_modes_and_periods_also_of_anchors(caplog) -> None:
     options = Options().outputMode(OutputMode.EveryN, 3)
     assert (options.output_mode, options.output_return_period) == (1, 3)
     assert not options.defaultOutputMode()
@@ -98,11 +92,6 @@ def test_output_modes(caplog) -> None:
         options.outputMode(OutputMode.All, 7)
     assert "ignored" in caplog.text
     assert options.outputMode(OutputMode.Default).defaultOutputMode()
-
-
-@pytest.mark.spec("options", 14)
-def test_an_anchors_period_is_one_unless_every_n() -> None:
-    options = Options()
     assert options.anchorTensor("a", "long", OutputMode.All, 7) is None
     options.anchorTensor("b", "long", OutputMode.EveryN, 7)
     options.anchorTensor("c", "long")
@@ -113,19 +102,15 @@ def test_an_anchors_period_is_one_unless_every_n() -> None:
     assert options.anchored_tensors["a"][0] == "other"
 
 
-@pytest.mark.spec("options", 35)
+@pytest.mark.spec("options", 19, 35)
 @pytest.mark.spec("programs", 10)
-def test_memory_proportions_replace_each_other() -> None:
+@pytest.mark.spec("runtime", 22)
+def test_later_memory_proportions_and_engine_options_replace_earlier_ones() -> None:
     options = Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU1": 2})
     assert options.available_memory_proportion == {0: 0.2, 1: 2}
     options.setAvailableMemoryProportion({"IPU3": 0, "IPU4": 1})
     assert options.available_memory_proportion == {3: 0, 4: 1}
     assert freeze(options, training=False).runtime.memory_proportions == ((3, 0), (4, 1))
-
-
-@pytest.mark.spec("runtime", 22)
-@pytest.mark.spec("options", 19)
-def test_profiling_is_engine_options_that_later_ones_replace() -> None:
     options = Options()
     options._Popart.setEngineOptions({"mine": "1"})
     options.enableProfiling("reports")
@@ -190,9 +175,8 @@ def test_processes_that_cannot_meet_are_an_error(variables, monkeypatch):
     title = "Nothing says where the processes of this job meet"
     with pytest.raises(poptorch.Error, match=title) as caught:
         training(torch.ones(1, 1), torch.ones(1, 1))
-    assert "of 2" in str(caught.value)
-    assert "Distributed.disable()" in str(caught.value)
-    assert "test_rules.py" in str(caught.value)
+    for said in ("of 2", "Distributed.disable()", "test_rules.py"):
+        assert said in str(caught.value)
     training.destroy()
     other = poptorch.inferenceModel(model, options)  # it waits for nobody
     assert other(torch.ones(1, 1)).shape == (1, 1)

@@ -116,8 +116,7 @@ def test_it_changes_something_or_says_that_it_does_not(setting, nothing_reported
     chained, group = change(options, setting), setting.option.partition(".")[0]
     if setting.option != "anchorTensor":  # PopTorch's returns nothing
         assert chained is (getattr(options, group) if "." in setting.option else options)
-    changed = {each.option for each in overview.settings(options) if each.changed}
-    assert setting.option in changed
+    assert setting.option in {each.option for each in overview.settings(options) if each.changed}
     before, after = freeze(plain, training=True), freeze(options, training=True)
     for _ in range(2):
         with caplog.at_level("INFO", logger="poptorch::python"):
@@ -224,8 +223,7 @@ def test_excluded_files_are_not_the_users(tmp_path, caplog) -> None:
 
     def read_at(options: Options) -> str:
         caplog.clear()
-        wrapper = poptorch.inferenceModel(lambda x: names["branch"](x), options)
-        wrapper(torch.ones(2))
+        poptorch.inferenceModel(lambda x: names["branch"](x), options)(torch.ones(2))
         return next(line for line in caplog.messages if ".py:" in line)
 
     quiet = Options().showCompilationProgressBar(False)

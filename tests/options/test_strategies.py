@@ -49,16 +49,25 @@ def test_what_is_refused(title):
             call()
 
 
-@pytest.mark.spec("parallel", 26)
-def test_phases_of_blocks_and_of_stages():
+@pytest.mark.spec("parallel", 26, 27)
+def test_phases_of_blocks_and_of_stages_in_every_way_to_pass_them():
     assert (len(Phase("A", "B").stages), Phase("A", "B").stage(0).blocks) == (1, ("A", "B"))
     parallel = Phase(Stage("A"), Stage("B"))
     assert len(parallel.stages) == 2
-    strategy = SerialPhasedExecution(parallel, Phase("C", "D"))
-    strategy.phase(0).ipus(0, 2)
+    SerialPhasedExecution(parallel, Phase("C", "D")).phase(0).ipus(0, 2)
     with pytest.raises(AssertionError):
         parallel.ipus(1, "1")
     assert repr(parallel) == "Phase(Stage('A').ipu(0), Stage('B').ipu(2))"
+    expected = placed(SerialPhasedExecution(Phase("A"), Phase("B")))
+    for arguments in (
+        ("A", "B"), (Stage("A"), Stage("B")), (["A"], ["B"]), ([Stage("A")], [Stage("B")]),
+        ([Phase("A"), Phase("B")],), ([["A"], ["B"]],), ((Phase("A"), "B"),),
+    ):  # fmt: skip
+        assert placed(SerialPhasedExecution(*arguments)) == expected
+    one = SerialPhasedExecution(["A", "B"])
+    assert [stage.blocks for stage in one.phase(0).stages] == [("A", "B")]
+    assert len(one._phases) == 1
+    assert SerialPhasedExecution("A", "B").phase(1).stage(0).blocks == ("B",)
 
 
 @pytest.mark.parametrize("cls", [PipelinedExecution, ShardedExecution])
@@ -79,27 +88,12 @@ def test_automatic_stages_and_interleaving() -> None:
     assert issubclass(ShardedExecution, PipelinedExecution)
     assert placed(ShardedExecution("a")).strategy is Strategy.SHARDED
     assert placed(PipelinedExecution()).auto_stage is AutoStage.SameAsIpu
-    increment = PipelinedExecution(AutoStage.AutoIncrement)
-    assert placed(increment).auto_stage is AutoStage.AutoIncrement
+    assert placed(PipelinedExecution(AutoStage.AutoIncrement)).auto_stage is AutoStage.AutoIncrement
     named = placed(PipelinedExecution("a"))
     assert named.auto_stage is None
     assert not named.interleaved
     assert placed(PipelinedExecution("a").useInterleavedSchedule()).interleaved
     assert not placed(ShardedExecution("a").useInterleavedSchedule()).interleaved
-
-
-@pytest.mark.spec("parallel", 27)
-def test_every_way_to_pass_phases():
-    expected = placed(SerialPhasedExecution(Phase("A"), Phase("B")))
-    for arguments in (
-        ("A", "B"), (Stage("A"), Stage("B")), (["A"], ["B"]), ([Stage("A")], [Stage("B")]),
-        ([Phase("A"), Phase("B")],), ([["A"], ["B"]],), ((Phase("A"), "B"),),
-    ):  # fmt: skip
-        assert placed(SerialPhasedExecution(*arguments)) == expected
-    one = SerialPhasedExecution(["A", "B"])
-    assert [stage.blocks for stage in one.phase(0).stages] == [("A", "B")]
-    assert len(one._phases) == 1
-    assert SerialPhasedExecution("A", "B").phase(1).stage(0).blocks == ("B",)
 
 
 def test_phased_settings():

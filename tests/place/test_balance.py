@@ -28,8 +28,7 @@ def every_way(units: list[Unit], chips: int) -> list[tuple[int, ...]]:
 
 
 def score(units: list[Unit], cuts: tuple[int, ...], limit: int, pipelined: bool):
-    bounds = [0, *cuts, len(units)]
-    groups = [units[a:b] for a, b in itertools.pairwise(bounds)]
+    groups = [units[a:b] for a, b in itertools.pairwise([0, *cuts, len(units)])]
     for left, group in zip(reversed(range(len(groups))), groups, strict=True):
         kept = (2 * left + 1 if pipelined else 1) * sum(u.saved_bytes for u in group)
         if kept + sum(u.weight_bytes for u in group) > limit:
@@ -48,13 +47,11 @@ def test_no_other_way_is_better(units, chips, limit, pipelined) -> None:
     found = [score(units, cuts, limit, pipelined) for cuts in every_way(units, chips)]
     possible = [each for each in found if each is not None]
     if not possible:
-        what = "fits their memory" if found else "cannot be cut"
-        with pytest.raises(poptorch.Error, match=what):
+        with pytest.raises(poptorch.Error, match="fits their memory" if found else "cannot be cut"):
             balance(units, chips, limit, pipelined)
         return
     shares = balance(units, chips, limit, pipelined)
     assert [share.ipu for share in shares] == list(range(chips))
     assert sum(share.cycles for share in shares) == sum(unit.cycles for unit in units)
     slowest = max(share.cycles for share in shares)
-    crossing = sum(share.entering_bytes for share in shares)
-    assert (slowest, crossing) == min(possible)
+    assert (slowest, sum(share.entering_bytes for share in shares)) == min(possible)

@@ -65,8 +65,7 @@ def test_both_parts_compute_what_the_whole_does(module: nn.Module, shape: tuple[
     given = {slot.key: torch.rand(slot.shape).to(slot.dtype) for slot in whole.inputs}
     expected, made = run(whole, given), run(first, given)
     # What the first part changes is changed when the second one reads it.
-    changed = {key: made[key] for key in first.updates}
-    made |= second(given | changed | made)
+    made |= second(given | {key: made[key] for key in first.updates} | made)
     handed = values_of(first.outputs)
     assert made.keys() - expected.keys() == handed == values_of(second.inputs)
     for key, value in expected.items():

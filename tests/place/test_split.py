@@ -50,8 +50,7 @@ def test_parts_read_only_what_is_on_their_chip_or_sent_to_it(name: str) -> None:
             if slot.kind is Kind.VALUE:
                 assert slot.key not in made
                 made[slot.key] = chip
-    read = set().union(*map(values_read, found.graphs.values()))
-    assert read == set(made)
+    assert set().union(*map(values_read, found.graphs.values())) == set(made)
     for transfer in found.transfers:
         assert made[transfer.value.key] != transfer.target
     if name == "skip":  # skipped over stages neither see nor pass on a value
@@ -153,8 +152,7 @@ def test_the_norm_of_all_gradients_is_one_exchange_there_and_one_back() -> None:
     def clipped(model: nn.Module) -> torch.optim.Optimizer:
         return poptorch.optim.Adam(model.parameters(), lr=0.01, max_grad_norm=1.0)
 
-    captured = Captured(example.build(3), example.inputs(ROWS), clipped)
-    found = captured.plan(options()).staged
+    found = Captured(example.build(3), example.inputs(ROWS), clipped).plan(options()).staged
     assert " ".join(map(str, found.workload.updates)) == "0U0 1U0 2U0 0U1 1U2 2U2"
     crossing = [t for t in found.transfers if t.source.is_update]
     assert {t.target for t in crossing if t.source.round == 0} == {0}

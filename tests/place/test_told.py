@@ -26,8 +26,8 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     poptorch.setLogLevel("WARN")
 
 
-@pytest.mark.spec("parallel", 9)
-def test_what_was_decided_is_logged(told, caplog) -> None:
+@pytest.mark.spec("parallel", 9, 49)
+def test_what_was_decided_is_logged_and_every_operator_with_its_place(told, caplog) -> None:
     chain(("A", None), ("B", 1), strategy=PipelinedExecution(Stage("A", "nope"), "B"))
     assert "does not have: nope. It has: A, B" in caplog.text
     assert "No IPU specified for block A: default to stage_id 0" in caplog.messages
@@ -36,9 +36,6 @@ def test_what_was_decided_is_logged(told, caplog) -> None:
     assert (nothing.chips, nothing.reserved) == (0, 0)
     assert "No IPU is used" in caplog.text
 
-
-@pytest.mark.spec("parallel", 49)
-def test_every_operator_is_logged_with_its_place(told, caplog) -> None:
     def twice(model, x):
         return (x.relu() * 2).relu()
 

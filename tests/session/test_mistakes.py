@@ -83,16 +83,12 @@ def test_reading_weights_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None
     assert lines(caplog) == []
 
 
-def test_batches_of_torchs_loader_that_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_that_are_cut_unless_they_are_meant_to_be(caplog: pytest.LogCaptureFixture) -> None:
     _, training, _ = wrapped(iterations=2, accumulation=2)
     for x, y in DataLoader(TensorDataset(X, Y), batch_size=8):
         training(x, y)
     (said,) = lines(caplog)
     assert "batch_size=8, is taken as 4 micro-batches of 2" in said
-
-
-def test_batches_that_are_meant_to_be_cut(caplog: pytest.LogCaptureFixture) -> None:
-    """Tensors of the user's, batches of our loader, and whole ones of torch's."""
     _, training, _ = wrapped(accumulation=2)
     training(X, Y)
     _, training, _ = wrapped(accumulation=2)
@@ -114,8 +110,7 @@ def test_the_first_loss_that_is_no_number(mode: poptorch.OutputMode, at: int, ca
     assert lines(caplog) == []
     bad = X.clone()
     bad[0] = torch.inf
-    loss = training(bad, Y)[1]
-    assert not loss.isfinite().all()
+    assert not training(bad, Y)[1].isfinite().all()
     (said,) = lines(caplog)
     assert f"The loss is nan for the first time, in update {at} of this run" in said
     training(bad, Y)
