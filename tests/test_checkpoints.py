@@ -124,10 +124,7 @@ def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_checkpoint_that_cannot_be_written_is_an_error_and_leaves_nothing(
-    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Later, where nobody waits for it."""
+def test_what_cannot_be_written_is_an_error_and_leaves_nothing(waits, tmp_path, monkeypatch):
     checkpoints = make(tmp_path)
     batches = checkpoints.batches(1)
     checkpoints._executor(next(batches))
@@ -256,6 +253,5 @@ def test_links_among_checkpoints_are_not_followed(tmp_path: Path) -> None:
         checkpoints._executor(batch)
         if step < 4:
             checkpoints.save()
-    left = {path.name for path in folder.iterdir()}
-    assert left == {"000000002", "000000003", "7", "٣"}
+    assert {path.name for path in folder.iterdir()} == {"000000002", "000000003", "7", "٣"}
     assert (tmp_path / "mine" / "file").read_text() == "mine"

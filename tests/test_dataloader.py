@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, TensorDataset
 from tqdm import tqdm
 
 from helpers import data_sets as sets
@@ -125,10 +125,8 @@ def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
 def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers):
     orders = []
     for mode in ALL_MODES:
-        order = torch.Generator().manual_seed(4)
-        made = loader(
-            sets.Numbers(24), 4, mode=mode, num_workers=workers, shuffle=True, generator=order
-        )
+        data, order = sets.Numbers(24), torch.Generator().manual_seed(4)
+        made = loader(data, 4, mode=mode, num_workers=workers, shuffle=True, generator=order)
         orders.append([[x for batch in values(made) for x in batch] for _ in range(3)])
     assert all(sorted(epoch) == list(range(24)) for epoch in orders[0])
     assert len({tuple(epoch) for epoch in orders[0]}) == 3
@@ -136,13 +134,11 @@ def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode, workers", [(DataLoaderMode.Sync, 1), (DataLoaderMode.AsyncRebatched, 1)]
-)
-def test_seeds_make_runs_reproducible(mode, workers):
+@pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.AsyncRebatched])
+def test_seeds_make_runs_reproducible(mode):
     def run(seed):
         torch.manual_seed(seed)
-        made = loader(sets.Random(4), 2, mode=mode, num_workers=workers, shuffle=True)
+        made = loader(sets.Random(4), 2, mode=mode, num_workers=1, shuffle=True)
         return [value for _ in range(2) for batch in values(made) for value in batch]
 
     assert run(1) == run(1)
@@ -171,10 +167,8 @@ def test_torch_s_workers(mode, caplog):
 @pytest.mark.spec("data", 11)
 def test_the_worked_example_of_lost_samples():
     def sizes(mode, dataset, *size, **more):
-        made = loader(
-            dataset, *size, mode=mode, num_workers=5, worker_init_fn=sets.note_worker, **more
-        )
-        return [len(batch) for batch in made]
+        workers = {"num_workers": 5, "worker_init_fn": sets.note_worker}
+        return [len(batch) for batch in loader(dataset, *size, mode=mode, **workers, **more)]
 
     split, rebatched = sets.Stream(53, splits=True), DataLoaderMode.AsyncRebatched
     assert sizes(DataLoaderMode.Sync, split, 4) == [4] * 10
@@ -200,7 +194,6 @@ def test_the_worked_example_of_lost_samples():
     (TypeError, "shuffle must be True or False", [{"shuffle": "no"}]),
 ])  # fmt: skip
 def test_arguments_that_make_no_sense(error, title, cases):
-    """They are refused before a process starts."""
     for arguments in cases:
         with pytest.raises(error, match=title):
             loader(sets.Numbers(9), **arguments)
@@ -281,20 +274,16 @@ class Subclass(Mixin, DataLoader):
 @pytest.mark.slow
 @pytest.mark.spec("programs", 20)
 def test_subclasses_with_mix_ins():
-    made = Subclass(options(2), sets.Numbers(4), extra=10)
-    assert values(made) == [[10, 11], [12, 13]]
-    made = Subclass(
-        options(2), sets.Numbers(4), mode=DataLoaderMode.Async, extra=10, async_options=FORK
-    )
-    assert values(made) == [[10, 11], [12, 13]]
+    for more in ({}, {"mode": DataLoaderMode.Async, "async_options": FORK}):
+        made = Subclass(options(2), sets.Numbers(4), extra=10, **more)
+        assert values(made) == [[10, 11], [12, 13]]
 
 
 def test_torch_s_loader_may_be_replaced_by_this_one(monkeypatch):
     with_options = functools.partialmethod(DataLoader.__init__, options(2))
     monkeypatch.setattr(DataLoader, "__init__", with_options)
     monkeypatch.setattr(torch.utils.data, "DataLoader", DataLoader)
-    made = torch.utils.data.DataLoader(sets.Numbers(4), batch_size=1)
-    assert values(made) == [[0, 1], [2, 3]]
+    assert values(torch.utils.data.DataLoader(sets.Numbers(4), batch_size=1)) == [[0, 1], [2, 3]]
 
 
 def test_the_signature_is_poptorch_s():
@@ -339,23 +328,17 @@ def torch_s(dataset, **arguments):
     return torch.utils.data.DataLoader(dataset, **arguments)
 
 
-def batched(samples, size=4):
-    return torch.utils.data.BatchSampler(samples, size, False)
-
-
 @pytest.mark.parametrize("dataset, arguments", [
     *((TENSORS, {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last})
       for size in (4, 30) for shuffle in (True, False) for drop_last in (True, False)),
     (TENSORS, {"batch_size": 4, "shuffle": True, "generator": 5}),
-    (TENSORS, {"batch_sampler": batched(torch.utils.data.SequentialSampler(TENSORS))}),
-    (TENSORS, {"batch_sampler": batched(torch.utils.data.RandomSampler(TENSORS))}),
+    (TENSORS, {"batch_sampler": BatchSampler(SequentialSampler(TENSORS), 4, False)}),
+    (TENSORS, {"batch_sampler": BatchSampler(RandomSampler(TENSORS), 4, False)}),
     (TENSORS, {"sampler": [3, 22, 2]}), (TENSORS, {"batch_sampler": [[3, 20], [2]]}),
     (TENSORS, {"batch_size": None, "drop_last": False}),
     (Augmented(*TENSORS.tensors), {"batch_size": 2}),
 ])  # fmt: skip
 def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(dataset, arguments):
-    """Some go a shorter way, by index."""
-
     def epochs(make):
         torch.manual_seed(3)
         own = dict(arguments)
@@ -376,5 +359,4 @@ def test_batches_are_the_caller_s_own():
     for batch in loader(TENSORS, 5):
         batch[0].zero_()
     assert torch.equal(TENSORS.tensors[0], before)
-    with_gradients = TensorDataset(torch.ones(4, requires_grad=True))
-    assert next(iter(loader(with_gradients, 2)))[0].requires_grad
+    assert next(iter(loader(TensorDataset(torch.ones(4, requires_grad=True)), 2)))[0].requires_grad

@@ -35,8 +35,7 @@ def test_micro_batches_are_joined_as_one_batch_would_be_collated(form):
     expected = list(torch.utils.data.DataLoader(data, 6))
     assert str(got) == str(expected)
     assert type(got[0]) is type(expected[0])
-    alone = list(loader(data, 3))
-    assert str(alone) == str(list(torch.utils.data.DataLoader(data, 3)))
+    assert str(list(loader(data, 3))) == str(list(torch.utils.data.DataLoader(data, 3)))
     micro = next(iter(loader(Numbers(4), batch_sampler=batches(4, 2))))  # a single one
     assert micro.tolist() == [0, 1]
 
@@ -65,9 +64,7 @@ def test_registered_types_are_joined(mode):
         got = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
     finally:
         registerCustomArgParser(Graph, None)
-    assert got == [
-        (Graph, [i, i + 1, i + 2, i + 3], [-i, -i - 1, -i - 2, -i - 3], "graph") for i in (0, 4)
-    ]
+    assert got == [(Graph, [*range(i, i + 4)], [*range(-i, -i - 4, -1)], "graph") for i in (0, 4)]
 
 
 @pytest.mark.spec("data", 16)
@@ -110,8 +107,7 @@ def test_what_a_batch_sampler_excludes():
     for kwargs in ({"batch_size": 2}, {"shuffle": True}, {"batch_size": None}):
         with pytest.raises(Error, match="mutually exclusive with batch_size, shuffle"):
             loader(Numbers(8), batch_sampler=sampler, **kwargs)
-    exclusive = "mutually exclusive with auto_distributed_partitioning=True"
-    with pytest.raises(Error, match=exclusive):
+    with pytest.raises(Error, match="mutually exclusive with auto_distributed_partitioning=True"):
         loader(Numbers(8), opts=two, batch_sampler=sampler)
     made = loader(Numbers(8), opts=two, batch_sampler=sampler, auto_distributed_partitioning=False)
     assert values(made) == [[0, 1], [2, 3], [4, 5], [6, 7]]

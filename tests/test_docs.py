@@ -69,8 +69,7 @@ def programs(page: str, text: str) -> list[list[Block]]:
 
 def slug(heading: str) -> str:
     """Return the anchor that a heading gets on the usual forges."""
-    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", ""))
-    return kept.replace(" ", "-")
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", "")).replace(" ", "-")
 
 
 def _without_blocks(text: str) -> str:
@@ -180,8 +179,7 @@ def test_the_guide_quotes_the_example_as_it_is() -> None:
 
 
 def test_the_makefile_targets_that_the_pages_name_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for path in PAGES:
         named = set(re.findall(r"`make ([a-z-]+)`", path.read_text()))
         assert named <= targets, f"{path.name} names {named - targets}"

@@ -96,8 +96,7 @@ def test_all_of_it_is_imported_without_hiding_anything_of_python_or_torch() -> N
 
 def test_help_begins_with_the_three_main_names() -> None:
     text = pydoc.plain(pydoc.render_doc(poptorch))
-    main = ["trainingModel(", "inferenceModel(", "Options()"]
-    places = [text.index(name) for name in main]
+    places = [text.index(name) for name in ("trainingModel(", "inferenceModel(", "Options()")]
     assert places == sorted(places)
     assert places[-1] < text.index("PACKAGE CONTENTS")
     assert len(poptorch.__doc__.splitlines()) <= 10

@@ -8,7 +8,6 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import grimp
 import networkx
@@ -17,7 +16,7 @@ import pytest
 from helpers.source_tree import PACKAGE, ROOT, dotted_names, imports, parse, top_level
 from poptorch._base import private
 
-PRIVATE_TORCH = "_base/private.py"
+PRIVATE_TORCH = PACKAGE / "_base" / "private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = ("poptorch", "poptorch_geometric", "popart", "popdist", "pva")
 OTHER_FOLDERS = [PACKAGE.parent / name for name in PACKAGES[1:]]
@@ -90,12 +89,11 @@ def test_only_what_is_above_it_imports_the_whole_package(graph: grimp.ImportGrap
 def test_no_files_import_one_another_in_a_circle(graph: grimp.ImportGraph) -> None:
     edges = [(m, n) for m in graph.modules for n in graph.find_modules_directly_imported_by(m)]
     found = networkx.strongly_connected_components(networkx.DiGraph(edges))
-    circles = [{name.removeprefix("poptorch.") for name in c} for c in found if len(c) > 1]
-    assert not circles
+    assert not [{name.removeprefix("poptorch.") for name in c} for c in found if len(c) > 1]
 
 
 def test_private_names_of_torch_are_in_one_file() -> None:
-    paths = [path for path in (*FILES, *OUR_OTHER_PACKAGE) if not _allowed_private(path)]
+    paths = [path for path in (*FILES, *OUR_OTHER_PACKAGE) if path != PRIVATE_TORCH]
     assert not [sentence for path in paths for sentence in private_torch(parse(path), path.stem)]
 
 
@@ -111,7 +109,6 @@ def test_the_table_of_private_names_is_what_is_used() -> None:
 
 
 def test_private_names_are_looked_up_when_used() -> None:
-    """Never while a module is imported."""
     early = {path.relative_to(PACKAGE).as_posix(): names for path in FILES
              if (names := {*lookups(top_level(parse(path)))} & set(private.ROWS))}  # fmt: skip
     assert not early
@@ -120,16 +117,12 @@ def test_private_names_are_looked_up_when_used() -> None:
 @pytest.mark.slow
 def test_private_attributes_of_others_are_listed() -> None:
     paths = [*FILES, *OUR_OTHER_PACKAGE]
-    ours = {n for p in paths if not _allowed_private(p) for n in defined(parse(p))}
+    ours = {n for p in paths if p != PRIVATE_TORCH for n in defined(parse(p))}
     read = {name for path in paths for name in private_attributes(parse(path))}
     pythons = {"_asdict", "_exit", "_getframe", "_reconstructor", "_Unpickler", "_is_owned"}
     paths_of_torch = (path.replace(":", ".") for path, _ in private.ROWS.values())
     torchs = {part for path in paths_of_torch for part in path.split(".")}
     assert read - ours - pythons - torchs <= set(private.ATTRIBUTES) <= read
-
-
-def _allowed_private(path: Path) -> bool:
-    return path == PACKAGE / PRIVATE_TORCH
 
 
 SHARED = {"_base", "_ir"}  # what all rooms speak

@@ -103,8 +103,7 @@ def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(tmp_path))
     monkeypatch.setenv("POPTORCH_EXPORT_PROTO_AS_BINARY", "1")
     wrapper.compile(torch.ones(2, 2))
-    data = json.loads((tmp_path / "model.proto").read_text())
-    _, plan = data["value"]
+    _, plan = json.loads((tmp_path / "model.proto").read_text())["value"]
     _, program = plan["program"]["value"]
     graphs = {name: graph["graph"]["nodes"] for name, graph in program["graphs"]["dict"]}
     assert [node.get("target") for node in graphs["forward"]].count("aten.addmm.default") == 1

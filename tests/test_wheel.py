@@ -34,8 +34,7 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build from a copy, so that no build folder appears in the source tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "source"
+    copy = tmp_path_factory.mktemp("wheel") / "source"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info"))
     for part in PARTS:
         shutil.copy(ROOT / part, copy / part)
@@ -83,8 +82,7 @@ def alone(wheel: Path, tmp_path: Path) -> Path:
     ours = metadata.PathDistribution(info)
     direct = [Requirement(line) for line in ours.requires or () if "extra ==" not in line]
     for name in set().union(*(required(canonicalize_name(part.name)) for part in direct)):
-        files = metadata.files(name) or ()
-        tops = {path.parts[0] for path in files} - {"..", "__pycache__"}
+        tops = {path.parts[0] for path in metadata.files(name) or ()} - {"..", "__pycache__"}
         for top in tops:
             place = Path(str(metadata.distribution(name).locate_file(top)))
             if place.exists() and not (packages / top).exists():
@@ -128,8 +126,7 @@ EXTRAS = {
 @pytest.mark.long
 def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, tmp_path: Path) -> None:
     """Then a look around tells what is there, and what is said of what is not."""
-    readme = (ROOT / "README.md").read_text()
-    program = readme.split("```python\n")[1].split("```")[0]
+    program = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     (tmp_path / "program.py").write_text(program + MORE % EXTRAS)
     settings = {"PYTHONPATH": "", "POPTORCH_BACKEND": "reference"}
     python = alone / "bin" / "python"
@@ -162,8 +159,7 @@ def test_the_metadata_says_what_people_look_for(wheel: Path) -> None:
     assert "[MIT licence](LICENSE)" in readme  # so there was one to take out
     assert "![" in readme
     assert "![" not in text
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    assert told["Version"] == re.findall(r"^## (.*)$", changes, re.M)[0]
+    assert told["Version"] == re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0]
 
 
 # What a checker must find is marked: a mark where it finds nothing is an error, too.

@@ -36,8 +36,7 @@ def written(graph: Any) -> list[str]:
 def test_new_values_are_computed_where_they_are_kept() -> None:
     def momentum(weight: Any, velocity: Any, gradient: Any) -> Any:
         new = velocity * 0.9 + gradient
-        moved = weight - new * 0.1
-        weight.copy_(moved)
+        weight.copy_(weight - new * 0.1)
         velocity.copy_(new)
         return ()
 
@@ -82,16 +81,14 @@ def test_no_value_is_computed_where_a_state_lies() -> None:
         weight.copy_(moved)
         return ()
 
-    graph = rewritten(step, STATE.abs(), GRADIENT.abs(), OTHER)
-    assert written(graph).count("state_1") == 1
+    assert written(rewritten(step, STATE.abs(), GRADIENT.abs(), OTHER)).count("state_1") == 1
 
 
 def test_operands_that_nothing_needs_make_room() -> None:
     def function(x: Any, y: Any) -> Any:
         product = x @ y
         kept = product.relu()
-        shifted = kept + 1.0
-        return (shifted * kept, product.t().t())
+        return ((kept + 1.0) * kept, product.t().t())
 
     assert written(rewritten(function, STATE, OTHER)) == ["add"]
 
@@ -104,8 +101,7 @@ def view_of_what_moved(x: Any, y: Any) -> Any:
 
 def the_same_under_another_name(x: Any, y: Any) -> Any:
     product = x @ y
-    same = torch.conj_physical(product)
-    return ((same + 1.0) * product,)
+    return ((torch.conj_physical(product) + 1.0) * product,)
 
 
 @pytest.mark.parametrize("function", [
@@ -143,8 +139,7 @@ def test_only_one_pointwise_operator_returns_its_operand() -> None:
     found, count = set(), 0
     for packet in (getattr(aten, name) for name in dir(aten)):
         for operator in (getattr(packet, o) for o in getattr(packet, "overloads", list)()):
-            schema = operator._schema
-            views = any(a.alias_info is not None for a in schema.arguments)
+            views = any(a.alias_info is not None for a in operator._schema.arguments)
             if torch.Tag.pointwise not in operator.tags or views:
                 continue
             for value, result in calls_of(operator):

@@ -6,6 +6,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import options
+from helpers.wrapping import Having
 from poptorch._ir.blocks import Direction
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module
@@ -13,20 +14,13 @@ from poptorch.backends.chips import Device, devices, synchronise
 from poptorch.backends.prepare import at_home
 
 
-class Net(nn.Module):
-    """Two blocks on two chips; makes tensors of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
-        self.register_buffer("scale", torch.full((4,), 2.0))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor):
-        with poptorch.Block("A", ipu_id=0):
-            x = self.first(x) * self.scale + torch.ones(4)
-        with poptorch.Block("B", ipu_id=1):
-            out = self.second(x.relu()) + torch.arange(2.0)
-            return out, nn.functional.mse_loss(out, y)
+def two_blocks(model: Having, x: torch.Tensor, y: torch.Tensor):
+    """On two chips; makes tensors of its own."""
+    with poptorch.Block("A", ipu_id=0):
+        x = model.first(x) * model.scale + torch.ones(4)
+    with poptorch.Block("B", ipu_id=1):
+        out = model.second(x.relu()) + torch.arange(2.0)
+        return out, nn.functional.mse_loss(out, y)
 
 
 def test_without_devices_chips_are_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +70,11 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(chips_module.Replica, "_compute", watched)
     monkeypatch.setattr(staged_module.StagedExecutable, "_collected", lambda self, replicas: [])
-    model = Net()
+    layers = {"first": nn.Linear(4, 4), "second": nn.Linear(4, 2)}
+    model = Having(two_blocks, **layers, scale=torch.full((4,), 2.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     training = poptorch.trainingModel(model, options("staged", accumulation=4), optimizer)
     training.compile(torch.randn(8, 4), torch.randn(8, 2))
     executable = training._session.now.compiled.executable
-    state = training._session.weights.store.state
-    executable.run(state, [torch.randn(8, 4), torch.randn(8, 2)])
+    executable.run(training._session.weights.store.state, [torch.randn(8, 4), torch.randn(8, 2)])
     assert seen == {direction: {"meta"} for direction in Direction}

@@ -1,20 +1,17 @@
 """The compiled graph does what the traced one does, and writes state early, after it was read."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 from helpers.cases import few
-from helpers.inductor_graphs import Tensors, check, graph
+from helpers.inductor_graphs import Step, Tensors, check, graph
 from poptorch.backends.inductor.lowering import fakes, lower
 from poptorch.backends.inductor.writes import place_writes
 
 pytestmark = pytest.mark.slow
 aten = torch.ops.aten
-Step = Callable[..., tuple[Tensors, Tensors]]
 
 
 def dropping(w: torch.Tensor, momentum: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:

@@ -40,11 +40,6 @@ def step(w, x, g, b) -> tuple[Tensors, Tensors]:
     return everything, [w - 0.1 * (g.t() @ x)]
 
 
-def examples() -> Tensors:
-    shapes = [(96, 128), (64, 128), (64, 96), (96,)]
-    return [torch.randn(shape) for shape in shapes]
-
-
 @pytest.mark.parametrize("chosen", few([libraries.BLAS, libraries.ONEDNN], True))
 def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     from torch._inductor.lowering import lowerings
@@ -57,7 +52,7 @@ def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen
         return chosen if libraries._lies(a) and libraries._lies(b) and all(a[0]) else None
 
     monkeypatch.setattr(products, "library_of", choose)
-    check(step, examples())
+    check(step, [torch.randn(shape) for shape in [(96, 128), (64, 128), (64, 96), (96,)]])
     assert any(a[1][0] == 1 for a, _ in asked)
     assert any(b[1][0] == 1 for _, b in asked)
     assert {op: how for op, how in lowerings.items() if "poptorch" not in str(op)} == torchs

@@ -8,13 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.inductor_graphs import Tensors, check, graph
+from helpers.inductor_graphs import Step, Tensors, check, graph
 from poptorch.backends.inductor.compiler import compile_graph
 from poptorch.backends.inductor.repeats import cut
 
 pytestmark = pytest.mark.slow
 WIDTH, LAYERS = 8, 9
-Step = Callable[..., tuple[Tensors, Tensors]]
 
 
 def layer(x: torch.Tensor, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -86,8 +85,7 @@ def test_pieces_compute_what_the_whole_does(name: str, caplog: pytest.LogCapture
 
 def test_layers_share_one_piece_forward_and_one_backward() -> None:
     tensors = examples()
-    chain = cut(*graph(training, tensors), tensors)
-    pieces = [call.piece for call in chain.calls]
+    pieces = [call.piece for call in cut(*graph(training, tensors), tensors).calls]
     assert [pieces.count(at) for at in sorted({*pieces})] == [1, LAYERS - 1, 1, LAYERS - 1, 1]
 
 

@@ -66,8 +66,7 @@ def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     layers = {"layer": nn.Linear(4, 3), "norm": nn.BatchNorm1d(3)}
     model = Having(lambda m, x, y: F.mse_loss(m.norm(m.layer(x)), y), **layers)
     opts = options(iterations=2, accumulation=2).lanes(lanes)
-    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
-    wrapper = poptorch.trainingModel(model, opts, optimizer)
+    wrapper = poptorch.trainingModel(model, opts, poptorch.optim.Adam(model.parameters(), lr=0.1))
     wrapper.compile(X, Y)
     state = wrapper._session.weights.store.state
     before = copies(state.tensors)

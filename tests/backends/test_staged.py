@@ -80,8 +80,7 @@ def strategy_of(kind: str, chips: list[int], liveness: Liveness):
         return serial.useSeparateBackwardPhase(kind == "separate")
     if kind == "parallel":
         off = liveness != Liveness.AlwaysLive
-        phases = poptorch.ParallelPhasedExecution(*map(Phase, stages))
-        return phases.sendTensorsOffChipAfterFwd(off)
+        return poptorch.ParallelPhasedExecution(*map(Phase, stages)).sendTensorsOffChipAfterFwd(off)
     if kind == "sharded":
         return ShardedExecution(*stages)
     return poptorch.PipelinedExecution(*stages).useInterleavedSchedule(kind == "interleaved")

@@ -24,8 +24,7 @@ def many_names(path: Path) -> None:
     """A list of parts that is longer than any file of ours, and all of them the same one."""
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(archive.HEADER, header({}))
-        one = file.filelist[0]
-        file.filelist += [one] * (archive.LARGEST_LIST // 50)
+        file.filelist += [file.filelist[0]] * (archive.LARGEST_LIST // 50)
         file._didModify = True
 
 

@@ -120,9 +120,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ELSEWHERE = (private.COMPILER, lost_without("while_loop_op"))  # a test of their own, below
 _SAID = "setup_stacktrace_preservation_hooks loader get_graph_module_cls create_node"
 ALWAYS_SAID = set(map(lost_without, _SAID.split()))
-ALONE = [
-    name for lost, names in (REQUIRED | OPTIONAL).items() for name in names if lost not in ELSEWHERE
-]
+ALONE = [n for lost, names in (REQUIRED | OPTIONAL).items() for n in names if lost not in ELSEWHERE]
 IN_CAPTURE = [name for name in ALONE if lost_without(name) not in (*REQUIRED, *IN_COMPILER)]
 TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the last are settings
 

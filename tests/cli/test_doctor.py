@@ -126,26 +126,15 @@ class Named(torch.nn.Linear):
 @pytest.mark.parametrize("arguments, status, said", [
     ([f"{UNDECIDED}:Undecided", "8,4"], 1, "findings prevent compiling this model"),
     (["--training", f"{WAITING}:Classifier", "4,8", "4:int64"], 0, "Nothing stands in the way"),
-    (
-        [f"{UNDECIDED}:Undecided"], 0,
-        f"1 finding, which matters if its line runs:\n{SUBTRACTION}",
-    ),
-    (
-        ["--calls", "3", "FILE", "--epochs", "1"], 2,
-        "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n",
-    ),
-    (
-        ["FILE:made"], 0,
-        "Importing FILE, to make made and search its source\nat the top\n",
-    ),
+    ([f"{UNDECIDED}:Undecided"], 0, f"1 finding, which matters if its line runs:\n{SUBTRACTION}"),
+    (["--calls", "3", "FILE", "--epochs", "1"], 2,
+     "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n"),
+    (["FILE:made"], 0, "Importing FILE, to make made and search its source\nat the top\n"),
     (["FILE:made"], 0, "With shapes forward is tried"),
     (["FILE:made", "3,2"], 0, "Importing FILE, to make made and run its forward once\n"),
     (["FILE:Product", "2,3"], 1, "mat1 and mat2 shapes cannot be multiplied"),
     (["FILE:Refusing", "2,3"], 1, "ValueError: rows of three only"),
-    (
-        ["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0,
-        "Nothing stands in the way",
-    ),
+    (["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0, "Nothing stands in the way"),
     (["--training", "FILE:Named", "rows=4,3"], 1, "error: Couldn't find a loss in graph"),
 ])  # fmt: skip
 def test_what_is_explained_is_said_before_it_runs(arguments, status, said, script, capsys) -> None:
@@ -215,8 +204,7 @@ def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
     for words in pages:
         with pytest.raises(SystemExit):
             main([*words, "--help"])
-        page = capsys.readouterr().out
-        assert "example:\n  poptorch " + words[0] in page
+        assert "example:\n  poptorch " + words[0] in capsys.readouterr().out
 
 
 def test_nobody_who_reads_on_is_no_error(script, monkeypatch) -> None:

@@ -47,9 +47,7 @@ def test_the_first_model_is_priced_and_the_script_ends(script: str, tmp_path, ca
 @pytest.mark.parametrize("size, status, said", [
     (1 << 15, 1, "DOES NOT FIT: weights, 2.0 GiB"), (14640, 0, "limit): weights, 915.1 MiB"),
 ])  # fmt: skip
-def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, status: int, said: str
-) -> None:
+def test_what_does_not_fit_is_a_failure_a_close_one_is_not(size, status, said, tmp_path, capsys):
     path = tmp_path / "script.py"
     path.write_text(
         "import torch, poptorch\n"

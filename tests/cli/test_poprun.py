@@ -245,8 +245,7 @@ def test_cores_of_numa_nodes(tmp_path: Path) -> None:
     (tmp_path / "node_states").mkdir()
     usable = {0, 1, 3, 4, 5, 6, 8}  # node 2 has memory only, core 2 is not ours
     first, second, third = [0, 1, 8], [3], [4, 5, 6]
-    six = [first, first, second, second, third, third]
-    assert poprun.numa_cores(tmp_path, usable, 6) == six
+    assert poprun.numa_cores(tmp_path, usable, 6) == [first, first, second, second, third, third]
     assert poprun.numa_cores(tmp_path, usable, 2) == [first, second]
     assert poprun.numa_cores(tmp_path / "node2", usable, 2) == []
 

@@ -187,7 +187,6 @@ def test_where_chips_wait_for_one_another_more_accumulation_is_advised() -> None
 
 
 def test_what_computes_again_comes_before_what_rests_elsewhere_and_that_before_the_rest() -> None:
-    """Where each of them is enough, whatever it costs."""
     before = made(2, 6000, 16, "AdamW")
     rates = itertools.count(before.items_per_second / 2)  # what is tried later is quicker
 

@@ -43,8 +43,7 @@ def test_state_is_counted_exactly_and_parts_add_up(pipeline: Estimate) -> None:
     for chip in pipeline.chips:
         assert sum(chip.parts.values()) == pytest.approx(whole)
         assert chip.bytes == sum(chip.peak.values()) >= sum(chip.always.values())
-        own = [a for a in pipeline.schedule if a.chip == chip.chip]
-        busy = sum(a.cycles + a.sent for a in own)
+        busy = sum(a.cycles + a.sent for a in pipeline.schedule if a.chip == chip.chip)
         assert chip.cycles == pytest.approx(busy * pipeline.runs)
     assert pipeline.items_per_second == pytest.approx(8 * 4 / pipeline.seconds)
 
@@ -93,8 +92,7 @@ def test_the_largest_tensor_of_each_pass_is_named() -> None:
 
 def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path: Path) -> None:
     rows = profile.folded(pipeline.to_dict()["estimated"]["operators"])
-    products = [row for row in rows if row.flops and row.direction == "F"]
-    (row,) = products
+    (row,) = [row for row in rows if row.flops and row.direction == "F"]
     assert (row.module, row.modules, row.runs) == ("layers.*", 4, 4)
     assert row.flops == 4 * 4 * 2 * 8 * WIDE * WIDE
     total = sum(each.cycles for each in pipeline.operators)

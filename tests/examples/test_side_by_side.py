@@ -22,16 +22,14 @@ APART = {"images": 0.02, "single_cell": 0.02}
 
 
 def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (listed,) = re.findall(r"^EXAMPLES := ((?:.*\\\n)*.*)$", makefile, re.M)
+    (listed,) = re.findall(r"^EXAMPLES := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.M)
     programs = listed.replace("\\", "").split()
     assert {f"{name}/train" for name in FOLDERS} <= set(programs)
     assert [name for name in programs if not (EXAMPLES / f"{name}.py").is_file()] == []
     for name in FOLDERS:
         page = (EXAMPLES / name / "README.md").read_text()
         assert f"python examples/{name}/train.py" in page
-        shown = "](plot.png)" in page
-        assert shown == (EXAMPLES / name / "plot.png").is_file()
+        assert ("](plot.png)" in page) == (EXAMPLES / name / "plot.png").is_file()
 
 
 @pytest.mark.parametrize(

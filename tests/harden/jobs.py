@@ -60,8 +60,7 @@ def _outlived(index: int, process: jobs.BaseProcess, victim: int, count: int, fo
 
 def _again(count: int, folder: Path) -> str | None:
     """Start all processes again; return what is wrong with how they end."""
-    ended = jobs.run("helpers.job_killed", [folder], count, folder)
-    for index, (status, text) in ended.items():
+    for index, (status, text) in jobs.run("helpers.job_killed", [folder], count, folder).items():
         if status:
             return f"again, process {index} ended with {status}: {text[-300:]}"
         if job_killed.digests([text]) != {undisturbed(count)}:

@@ -38,7 +38,6 @@ class Words(nn.Module):
 
 
 def gray() -> nn.Module:
-    """A convolution of gray images."""
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
 
 
@@ -121,7 +120,6 @@ class Subject:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Tell whether two states are the same."""
     return first.keys() == second.keys() and all(
         torch.equal(value.nan_to_num(9e9), second[key].nan_to_num(9e9))
         if isinstance(value, torch.Tensor) else value == second[key] for key, value in first.items()

@@ -127,8 +127,7 @@ def batches(case: Case) -> list[Batch]:
 def closeness(case: Case) -> dict[str, float]:
     if any(name == "cast" for name, _ in case.parts):
         return near(8, CALLS, dtype=torch.bfloat16)
-    steps = CALLS * case.iterations
-    return near(300, steps * len(case.parts), size=4.0, dtype=case.dtype)
+    return near(300, CALLS * case.iterations * len(case.parts), size=4.0, dtype=case.dtype)
 
 
 def problem(case: Case) -> tuple[str, str | None]:

@@ -155,8 +155,7 @@ class Subject:
             self.attached = False
 
     def attach_to_device(self) -> None:
-        wrong = self.attached or not self.compiled
-        if not refused(self.trainer.attachToDevice, wrong):
+        if not refused(self.trainer.attachToDevice, self.attached or not self.compiled):
             self.attach()
 
     def destroy(self) -> None:

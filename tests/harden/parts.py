@@ -219,8 +219,7 @@ class Words(nn.Module):
             {"max_norm": 0.7},
         ])  # fmt: skip
         bag = draw.random() < 0.3 and "padding_idx" not in settings
-        kind = nn.EmbeddingBag if bag else nn.Embedding
-        self.table = kind(TOKENS, WIDTH, **settings)
+        self.table = (nn.EmbeddingBag if bag else nn.Embedding)(TOKENS, WIDTH, **settings)
         if settings.get("sparse") or "max_norm" in settings:
             self.table.weight.data.mul_(0.5)
 

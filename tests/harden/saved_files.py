@@ -87,8 +87,7 @@ def attempt(path: Path, weights: dict[str, torch.Tensor]) -> tuple[str, str | No
 
 def damage(draw: random.Random, path: Path) -> str:
     """Damage a file; return in what way."""
-    ways = (_bytes, _bytes, _replaced, _parts, _facts, _facts)
-    way = draw.choice(ways)
+    way = draw.choice((_bytes, _bytes, _replaced, _parts, _facts, _facts))
     way(draw, path)
     return way.__name__.lstrip("_")
 

@@ -30,8 +30,7 @@ def _raise(signum: int, frame: object) -> None:
 
 def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor) -> dict[str, Any]:
     """Return copies of everything that an update changes."""
-    optimizer = wrapper._session.optimizer.given
-    kept = copy.deepcopy(optimizer.state_dict()["ipu_state"])
+    kept = copy.deepcopy(wrapper._session.optimizer.given.state_dict()["ipu_state"])
     return {**kept, **copy.deepcopy(model.state_dict()), "random": torch.tensor(wrapper.rng_state)}
 
 
@@ -78,8 +77,7 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
             if not reached or (count is not None and reached[-1] != count):
                 yield "interrupted", f"{signal.Signals(signum).name}: part of an update"
                 return
-            outcome = "went through" if count is not None else f"stopped after {reached[-1]}"
-            yield outcome, None
+            yield "went through" if count is not None else f"stopped after {reached[-1]}", None
             done += reached[-1]
     finally:
         signal.setitimer(timer, 0)

@@ -64,8 +64,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
 
 def convolution_backward(gradient: torch.Tensor, *rest):
     x, weight, *others = rest
-    bias = [gradient.shape[1]]
-    return run(aten.convolution_backward.default, gradient, x, weight, bias, *others)
+    return run(aten.convolution_backward.default, gradient, x, weight, [gradient.shape[1]], *others)
 
 
 class Elsewhere(Reference):

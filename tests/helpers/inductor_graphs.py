@@ -11,11 +11,10 @@ from poptorch.backends.prepare import write_last
 from poptorch.backends.protocol import Code
 
 Tensors = list[torch.Tensor]
+Step = Callable[..., tuple[Tensors, Tensors]]
 
 
-def graph(
-    step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors
-) -> tuple[torch.fx.GraphModule, range]:
+def graph(step: Step, examples: Tensors) -> tuple[torch.fx.GraphModule, range]:
     """Trace a step that returns (outputs, new values of its first inputs); and name these."""
     outputs = 0
 

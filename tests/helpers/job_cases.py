@@ -81,8 +81,7 @@ class Exchanging(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         def op(name: str, value: torch.Tensor, like: torch.Tensor, **attributes: Any) -> Any:
-            done = poptorch.custom_op([value], name, "ai.graphcore", 1, [like], attributes)
-            return done[0]
+            return poptorch.custom_op([value], name, "ai.graphcore", 1, [like], attributes)[0]
 
         out = self.first(x)
         pairs = {"op": "sum", "__collectiveReplicaGrouping": [self.groups, 2, self.replicas]}
@@ -91,8 +90,7 @@ class Exchanging(nn.Module):
         out = out + op("ReplicatedAllToAll", wide, wide)[:3]
         everyone = torch.zeros(self.replicas, *out.shape)
         everyone = op("ReplicatedAllGather", self.second(torch.tanh(out)), everyone)
-        loss = self.loss(out, y) + everyone.square().mean()
-        return out, poptorch.identity_loss(loss, "none")
+        return out, poptorch.identity_loss(self.loss(out, y) + everyone.square().mean(), "none")
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ class Captured:
         """Return the plan for some options, staged form included."""
         spec = freeze(opts, self.training)
         micro = self._captured(spec.loops.replicas)
-        graph = one_by_one(micro.graph, spec.loops.replicas)
-        layout = _place.place(graph, micro.visits, spec)
+        layout = _place.place(one_by_one(micro.graph, spec.loops.replicas), micro.visits, spec)
         if self.optim is None:
             program = inference_program(layout.graph, spec, None)
         else:
@@ -56,8 +55,7 @@ class Captured:
     def state(self, plan: Plan) -> State:
         """Return the device's tensors as they are before the first call."""
         values = self.module.state_dict(keep_vars=True)
-        rng = torch.Generator().manual_seed(5).get_state()
-        state = State(rng=rng)
+        state = State(rng=torch.Generator().manual_seed(5).get_state())
         for key, slot in plan.program.state_slots().items():
             first = plan.program.initial.get(key, self.hypers.get(key, 0.0))
             state.tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)

@@ -23,7 +23,6 @@ class Twins:
 
     @property
     def both(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        """The optimizers."""
         return self.theirs, self.ours
 
     def eager_step(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -43,7 +42,6 @@ class Twins:
             torch.testing.assert_close(got, self.eager_step(*inputs), **self.close)
 
     def train(self, mode: bool) -> None:
-        """Set the mode of both."""
         for model in (self.model, self.eager):
             model.train(mode)
 

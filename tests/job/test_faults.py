@@ -36,8 +36,7 @@ def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: P
 
 
 def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Path) -> None:
-    ended = jobs.run("helpers.job_fault", ["differences"], 2, tmp_path)
-    for index, (code, text) in ended.items():
+    for index, (code, text) in jobs.run("helpers.job_fault", ["differences"], 2, tmp_path).items():
         assert code == 0, text
         parts = re.split(f"(?:{DIFFERENCE}): ", text)
         _, program, rate, length, weights, numbers, order, written, loaded = parts

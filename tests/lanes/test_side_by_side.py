@@ -180,9 +180,7 @@ DOUBLE = [(name, replace(TRAINED, dtype=torch.float64)) for name in ("two parts"
     [*CLASSES, *DOUBLE],
     ids=lambda each: each if isinstance(each, str) else ("inference", "training")[each.training],
 )
-def test_whatever_it_does_a_model_computes_what_eager_torch_does(
-    name: str, way: Way, backend: str, caplog
-) -> None:
+def test_whatever_it_does_a_model_computes_what_eager_torch_does(name, way, backend, caplog):
     way, reason = replace(way, backend=backend), CASES[name][2]
     caplog.set_level("DEBUG", logger="poptorch:cpp")
     before = torch.get_default_dtype()
@@ -238,14 +236,12 @@ def differences_with_opposite(micro: _capture.Micro, target: object) -> str:
         wrong = graph.call_function(torch.ops.aten.neg.default, (node,))
     node.replace_all_uses_with(wrong, lambda user: user is not wrong)
     several.module.recompile()
-    found = _lanes.differences(micro.graph, several, Lanes(2), micro.constants)
-    return " ".join(map(str, found))
+    return " ".join(map(str, _lanes.differences(micro.graph, several, Lanes(2), micro.constants)))
 
 
 def test_a_difference_is_found() -> None:
     micro = captured(ZOO["linear"].build(), *ZOO["linear"].inputs(ROWS * STEPS))
-    found = differences_with_opposite(micro, torch.ops.aten.mm.default)
-    assert "gradient.layer.weight" in found
+    assert "gradient.layer.weight" in differences_with_opposite(micro, torch.ops.aten.mm.default)
 
 
 def test_a_wrong_index_is_found() -> None:
@@ -365,8 +361,7 @@ def test_loops_around_exchanges_of_replicas() -> None:
         return poptorch.for_loop(3, step, [x])[0]
 
     x = torch.randn(2 * 2 * 4, WIDTH)
-    opts = options(replicas=2, iterations=2)
-    result = poptorch.inferenceModel(Having(forward), opts)(x)
+    result = poptorch.inferenceModel(Having(forward), options(replicas=2, iterations=2))(x)
     rows = x.view(2, 2, 4, WIDTH)
     total = rows
     for _ in range(3):

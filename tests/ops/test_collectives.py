@@ -13,8 +13,7 @@ WEIGHT = torch.tensor([0.5, 1.0, 1.5])
 
 
 def batch(steps: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(steps)
-    return torch.randn(steps * REPLICAS * ROWS, 3, generator=generator)
+    return torch.randn(steps * REPLICAS * ROWS, 3, generator=torch.Generator().manual_seed(steps))
 
 
 def gather(a):

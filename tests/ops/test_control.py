@@ -34,16 +34,13 @@ def looped(model, x, y, step):
     return poptorch.for_loop(3, outer, [x, x[0]]), power_sums(y, step)
 
 
-def looped_layer() -> Having:
-    return Having(looped, layer=nn.Linear(3, 3), scale=torch.tensor(0.5))
-
-
 @pytest.mark.slow
 @pytest.mark.spec("ops", 8)
 def test_loops_compute_what_python_would() -> None:
+    model = Having(looped, layer=nn.Linear(3, 3), scale=torch.tensor(0.5))
     y, step = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
     given = torch.randn(4, 3), y.clone(), step
-    _, ((value, count), same) = agrees(looped_layer(), *given)
+    _, ((value, count), same) = agrees(model, *given)
     assert torch.equal(value, 32 * y + 31 * step)
     assert count.tolist() == [5, 5]
     assert torch.equal(same, y)

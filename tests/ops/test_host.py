@@ -8,9 +8,8 @@ import poptorch
 from helpers.wrapping import Calling, Having, infer, options
 
 CPU = poptorch.CPU
-each_backend = pytest.mark.parametrize(
-    "backend", ["reference", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+BACKENDS = ["reference", pytest.param("inductor", marks=pytest.mark.slow)]
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @pytest.mark.spec("ops", 21)

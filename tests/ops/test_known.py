@@ -45,8 +45,7 @@ def eager_update(function, x: torch.Tensor, weight: torch.Tensor):
 def dense_matrix() -> torch.Tensor:
     matrix = torch.zeros(4, 6)
     for at, (row, col) in enumerate(zip(BLOCKS["rows"], BLOCKS["cols"], strict=True)):
-        block = torch.tensor(VALUES[4 * at : 4 * at + 4]).view(2, 2)
-        matrix[row : row + 2, col : col + 2] += block
+        matrix[row : row + 2, col : col + 2] += torch.tensor(VALUES[4 * at : 4 * at + 4]).view(2, 2)
     return matrix
 
 
@@ -106,8 +105,7 @@ def test_quantised_values_are_the_nearest_of_the_format(bits: tuple[int, int]) -
     x = torch.randn(500, generator=torch.Generator().manual_seed(1)) * largest / 2
     x = torch.cat([x, x * 2**-8, numbers, -numbers, torch.tensor([torch.inf, -torch.inf])])
     found = infer(quantised(exponent_bits=bits[0], mantissa_bits=bits[1]), x)
-    distance = (x.abs().clamp(max=largest)[:, None] - numbers).abs()
-    expected = numbers[distance.argmin(1)]
+    expected = numbers[(x.abs().clamp(max=largest)[:, None] - numbers).abs().argmin(1)]
     torch.testing.assert_close(found.abs(), expected, rtol=0, atol=0)
     assert torch.equal(found.sign(), torch.where(expected == 0, 0, x.sign()))
     assert infer(quantised(), x.half()).dtype == torch.float16

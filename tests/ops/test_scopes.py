@@ -53,8 +53,7 @@ def test_users_see_the_scope_in_names_estimates_and_errors() -> None:
     assert "encoder/fc/Linear" in training.getTensorNames()
     for name in ("first", "second"):
         assert training.getAnchoredTensor(name).tolist() == [[2.0, 2.0]]
-    modules = {o.module for o in training.estimate(x).operators}
-    assert {"encoder", "encoder/fc"} <= modules
+    assert {"encoder", "encoder/fc"} <= {o.module for o in training.estimate(x).operators}
     with pytest.raises(poptorch.Error, match="of module encoder"):
         training(-x)
 

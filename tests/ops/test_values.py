@@ -138,8 +138,7 @@ def test_the_start_of_a_slice_is_read_at_run_time(dtype: torch.dtype, shape) -> 
 
 
 def tripled(x, start):
-    window = poptorch.dynamic_slice(x, 0, start, 2, 1)
-    return poptorch.dynamic_update(x, window * 3, 0, start, 2)
+    return poptorch.dynamic_update(x, poptorch.dynamic_slice(x, 0, start, 2, 1) * 3, 0, start, 2)
 
 
 def decoded(model, x, lengths, target):

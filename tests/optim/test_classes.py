@@ -85,8 +85,7 @@ def test_defaults_are_constant_and_what_is_passed_is_variable(weight):
     assert (lamb.defaults["lr"], lamb.max_weight_norm) == (1e-3, 65500.0)
     rmsprop = optim.RMSprop([weight])
     assert (rmsprop.defaults["alpha"], rmsprop.use_tf_variant) == (0.99, False)
-    named = optim.Adam([("layer.weight", weight)])
-    assert named.param_groups[0]["param_names"] == ["layer.weight"]
+    assert optim.Adam([("layer.weight", weight)]).param_groups[0]["param_names"] == ["layer.weight"]
     with pytest.raises(TypeError):
         optim.SGD([weight])
     with pytest.raises(ValueError, match="Nesterov momentum requires a momentum"):
@@ -95,8 +94,7 @@ def test_defaults_are_constant_and_what_is_passed_is_variable(weight):
     assert isinstance(attributes, optim.VariableAttributes)
     names = ("eps", "loss_scaling", "lr", "betas")
     assert [attributes.isConstant(name) for name in names] == [False, False, True, True]
-    groups = [{"params": [weight], "weight_decay": 0.5}]
-    attributes = optim.SGD(groups, 0.1).variable_attrs
+    attributes = optim.SGD([{"params": [weight], "weight_decay": 0.5}], 0.1).variable_attrs
     assert not attributes.isConstant("lr")
     assert attributes.isConstant("weight_decay")  # settings of groups stay constant
 

@@ -44,9 +44,8 @@ class Wrapped:
         self.nets = nets()
         made = [make(*self.nets) for make in makers]
         self.plain, copies = copy.deepcopy((self.nets, made))
-        self.executors = [
-            poptorch.trainingModel(m, options(), adam(part.parameters())) for m, part in made
-        ]
+        train = poptorch.trainingModel
+        self.executors = [train(m, options(), adam(part.parameters())) for m, part in made]
         self.eager = [(module, adam(part.parameters())) for module, part in copies]
         self.draw = torch.Generator().manual_seed(1)
 
@@ -96,12 +95,9 @@ def anyhow(seed: int) -> str:
 def test_models_train_as_in_plain_torch(script: str | int) -> None:
     order, *words = (SCRIPTS[script] if isinstance(script, str) else anyhow(script)).split()
     models = Wrapped(*(MAKERS[letter][0] for letter in order))
-    do = {
-        "h": poptorch.PoplarExecutor.copyWeightsToHost,
-        "d": poptorch.PoplarExecutor.copyWeightsToDevice,
-        "x": poptorch.PoplarExecutor.detachFromDevice,
-        "k": poptorch.PoplarExecutor.destroy,
-    }
+    kind = poptorch.PoplarExecutor
+    do = {"h": kind.copyWeightsToHost, "d": kind.copyWeightsToDevice, "x": kind.detachFromDevice,
+          "k": kind.destroy}  # fmt: skip
     for word in words:
         if word == "?":
             models.check()
@@ -117,9 +113,7 @@ def test_models_train_as_in_plain_torch(script: str | int) -> None:
 @pytest.mark.parametrize(
     ("library", "common"), [(torch.optim, True), (torch.optim, False), (poptorch.optim, False)]
 )
-def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
-    library, common: bool, caplog
-) -> None:
+def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(library, common, caplog):
     inner = nets()[1]
     own = inner if common else nets()[1]
     other = Having(lambda m, x, y: F.l1_loss(m.inner(x), y), inner=own)

@@ -13,8 +13,7 @@ from poptorch import OutputMode
 
 
 def net() -> nn.Module:
-    body = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-    return Graded(both=True, body=body, head=nn.Linear(4, 2))
+    return Graded(both=True, body=nn.Sequential(nn.Linear(3, 4), nn.ReLU()), head=nn.Linear(4, 2))
 
 
 def batch(rows: int):

@@ -61,11 +61,9 @@ def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool,
         second = poptorch.load(path, options=opts, **into(optimizer))
     assert second.isCompiled()
     assert type(second.model).__name__ == "PoptorchNet"
-    got = [second(X, Y) for _ in range(3)]
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    torch.testing.assert_close([second(X, Y) for _ in range(3)], expected, rtol=0, atol=0)
     assert second.model.first.weight is second.model.second.weight
-    trained = second.model.state_dict()
-    torch.testing.assert_close(trained, first.model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(second.model.state_dict(), first.model.state_dict(), rtol=0, atol=0)
     second.setOptimizer(OPTIMIZERS[optimizer](second.model.parameters()))
     second.destroy()
     assert type(second.model) is Net
@@ -145,8 +143,7 @@ def test_files_without_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert "The model cannot be pickled" in caplog.text
     with pytest.raises(poptorch.Error, match=r"holds no objects"):
         poptorch.load(whole, trusted=True)
-    loaded = poptorch.load(whole, model=Local().eval())
-    assert torch.equal(loaded(X)["out"], wrapper(X)["out"])
+    assert torch.equal(poptorch.load(whole, model=Local().eval())(X)["out"], wrapper(X)["out"])
     wrapper.save(alone, export_model=False)
     with pytest.raises(AssertionError, match=r"(?s)without its model.*loadExecutable"):
         poptorch.load(alone)
@@ -273,8 +270,7 @@ def test_where_files_go_and_what_is_not_in_them(tmp_path: Path, caplog) -> None:
         path.write_bytes(b"half")
     wrapper.save(tmp_path)
     assert "is a directory" in caplog.text
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"model.poptorch", living.name, other.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.poptorch", living.name, other.name}
     content = (tmp_path / "model.poptorch").read_bytes()
     assert wrapper.model.weight.detach().numpy().tobytes() in content
     assert marked[:1].numpy().tobytes() not in content  # no values of the arguments

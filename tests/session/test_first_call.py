@@ -44,7 +44,6 @@ def wrapped(make, state) -> tuple[nn.Module, torch.optim.Optimizer, poptorch.Pop
     (torch.optim.Adam, "run"), (poptorch.optim.Adam, "run"),
 ])  # fmt: skip
 def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
-    """Nor has it with state that was loaded."""
     model, optimizer, wrapper = wrapped(make, None)
     wrapper(X, Y)
     kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))

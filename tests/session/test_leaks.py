@@ -12,12 +12,8 @@ import poptorch
 from helpers.wrapped import Regression as Net
 from helpers.wrapped import normal, options
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not Path("/proc/self/statm").exists(), reason="this system does not say what is resident"
-    ),
-]
+UNKNOWN = not Path("/proc/self/statm").exists()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(UNKNOWN, reason="nothing says what is resident")]
 
 X, Y = normal(8, 64), normal(8, 64, seed=1)
 PAGE = resource.getpagesize()

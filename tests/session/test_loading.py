@@ -229,7 +229,6 @@ DAMAGES = {
 @pytest.mark.spec("runtime", 26)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files(damage: str, path: Path) -> None:
-    """All readers refuse them."""
     trainer = poptorch.trainingModel(options=options(), **made())
     DAMAGES[damage](path)
     said = refused(path, "Invalid file", AssertionError)
@@ -312,8 +311,7 @@ def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPat
     first(X)
     own = path.with_name("trained")
     first.save(own)
-    second = poptorch.load(own)
-    assert torch.equal(second(X), first(X))
+    assert torch.equal(poptorch.load(own)(X), first(X))
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("POPTORCH_KEY_FILE", str(path.with_name("their key")))
         runs_nothing(path)

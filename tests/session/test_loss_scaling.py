@@ -73,8 +73,7 @@ def test_the_automatic_factor_follows_the_gradients():
     # 600 x 16 lies beyond an eighth of the largest half number (8188), and so does 600 x 8 x 2.
     assert factors == [2.0, 4.0, 2.0, 4.0, 8.0]
     assert scales == [4.0, 8.0, 16.0, 8.0, 16.0]
-    moved = 3 * 2.0**-6 + 2 * 600
-    assert weight(model) == pytest.approx(-moved, rel=relative(1, dtype=HALF))
+    assert weight(model) == pytest.approx(-(3 * 2.0**-6 + 2 * 600), rel=relative(1, dtype=HALF))
 
 
 EDGES = [
@@ -89,8 +88,7 @@ EDGES = [
 @pytest.mark.parametrize(("gradients", "before", "after"), EDGES)
 def test_the_factor_doubles_or_halves_between_bounds(gradients, before, after):
     part = TINY if gradients == [TINY] else 1.0
-    opts = automatic(accumulation=len(gradients)).lanes(1)
-    _, optimizer, wrapped = wrap(opts, factor=part)
+    _, optimizer, wrapped = wrap(automatic(accumulation=len(gradients)).lanes(1), factor=part)
     x = torch.tensor(gradients, dtype=torch.float32).div(part).half()
     wrapped.compile(x)
     assert factor(optimizer) == 1.0
@@ -130,7 +128,6 @@ def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog
 @pytest.mark.spec("precision", 15)
 @pytest.mark.parametrize("settings", [{}, {"accum_type": HALF}])
 def test_accumulators_of_half_weights_are_float_by_default(settings):
-    """Half ones choose the running mean."""
     given = options(accumulation=4).lanes(1)
     model, _, wrapped = wrap(given, **settings)
     wrapped(torch.ones(4).half())

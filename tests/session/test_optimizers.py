@@ -45,7 +45,6 @@ OPTIMIZERS = {
 @pytest.mark.spec("optimizers", 18, 19, 20)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> None:
-    """At the rate that a scheduler had set."""
     model = Net()
     optimizer = OPTIMIZERS[name](model.parameters())
     training = wrapped(model, optimizer)
@@ -104,8 +103,7 @@ def test_state_is_none_until_compiled() -> None:
     other.load_state_dict({"ipu_state": None, "ipu_param": None, **native})  # torch's part only
     assert other.param_groups[0]["lr"] == 0.5
     assert not other.ipu_state_is_dirty
-    moved = {WEIGHT: state["ipu_state"][WEIGHT] + 0.5}
-    other.load_state_dict({**state, "ipu_state": moved})
+    other.load_state_dict({**state, "ipu_state": {WEIGHT: state["ipu_state"][WEIGHT] + 0.5}})
     training.compile(X, Y)  # nothing was, before
     assert (state_of(other)[WEIGHT] == 0.5).all()
     assert state_of(other).keys() == state["ipu_state"].keys()  # what is not loaded stays
@@ -140,7 +138,6 @@ def test_states_are_read_once_and_partial_ones_merge_when_they_are_used(caplog) 
 @pytest.mark.spec("programs", 19)
 @pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD])
 def test_a_changed_rate_waits_for_set_optimizer(kind) -> None:
-    """Of a scheduler, too."""
     model = Net()
     optimizer = kind(model.parameters(), lr=0.1)
     training = wrapped(model, optimizer)
@@ -207,7 +204,6 @@ def test_one_update_of_the_default_per_device_iteration() -> None:
 @pytest.mark.spec("optimizers", 23)
 @pytest.mark.parametrize("way", ["frozen", "left out"])
 def test_parameters_that_are_not_trained_stay(way: str, caplog) -> None:
-    """Those that the model lacks are named."""
     model = Net()
     trained = [("bias", model.layer.bias)] if way == "left out" else [*model.named_parameters()]
     other = [("scale", nn.Parameter(torch.ones(3)))]
@@ -218,8 +214,7 @@ def test_parameters_that_are_not_trained_stay(way: str, caplog) -> None:
     twin(X, Y).backward()
     training(X, Y)
     assert torch.equal(model.layer.weight, twin.layer.weight)
-    expected = twin.layer.bias - 0.1 * twin.layer.bias.grad
-    torch.testing.assert_close(model.layer.bias, expected)
+    torch.testing.assert_close(model.layer.bias, twin.layer.bias - 0.1 * twin.layer.bias.grad)
     (said,) = (text for text in caplog.messages if "do not belong" in text)
     assert f"1 of the optimizer's {len(trained) + 1} parameters" in said
     assert "'scale' of shape (3,)" in said

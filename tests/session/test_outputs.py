@@ -48,8 +48,7 @@ def test_shapes_contents_and_counters_of_outputs(d, g, r, mode, period, count, l
     of_parts = training.getHostIpuLatency, training.getComputeLatency, training.getIpuHostLatency
     parts = [latency() for latency in of_parts]
     assert all(0 <= part[0] <= part[2] <= part[1] for part in parts)
-    whole = [sum(each) for each in zip(*parts, strict=True)]
-    assert whole == pytest.approx(training.getLatency())
+    assert [sum(each) for each in zip(*parts, strict=True)] == pytest.approx(training.getLatency())
 
 
 @pytest.mark.spec("executor", 14, 48, 65)

@@ -1,6 +1,7 @@
 """Several programs over the same weights: one for each mode, and as many kinds as are asked for."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -62,7 +63,6 @@ class Labelled(Net):
 
 @pytest.mark.parametrize("called_before", [False, True])
 def test_an_inference_model_remains_in_eval_mode(called_before: bool) -> None:
-    """Source: PopTorch user guide, "From PyTorch to PopTorch", training, saving and copies."""
     model = Labelled().eval()
     inference = poptorch.inferenceModel(model, options())
     if called_before:
@@ -94,9 +94,7 @@ def test_a_short_last_batch_trains_like_eager() -> None:
 
 @pytest.mark.slow
 def test_detaching_saving_and_other_modes_in_between(tmp_path) -> None:
-    def adam(parameters):
-        return torch.optim.Adam(parameters, lr=0.1, betas=(0.5, 0.9), eps=1e-2)
-
+    adam = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.5, 0.9), eps=1e-2)
     # A norm over three rows makes errors larger: of these sums eager torch is 2e-05 from float64.
     twins = Twins(Net(), adam, options().programs(2), **near(8 + FUNCTION, 5, size=4))
     for rows, mode in ((8, True), (3, True), (3, False), (8, False), (8, True)):

@@ -139,8 +139,7 @@ def test_changed_buffers_of_replicas() -> None:
     module = counts()
     with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
         inference(module, replicas=2)(torch.ones(2))
-    opts = options(replicas=2).broadcastBuffers(False)
-    wrapped = poptorch.inferenceModel(module, opts)
+    wrapped = poptorch.inferenceModel(module, options(replicas=2).broadcastBuffers(False))
     assert wrapped(torch.tensor([1.0, 10.0]))[0].tolist() == [1, 10]
     assert wrapped(torch.tensor([1.0, 10.0]))[0].tolist() == [2, 20]
     wrapped.copyWeightsToHost()

@@ -77,9 +77,7 @@ def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_report_has_the_estimate_its_advice_and_what_was_measured(
-    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_path, monkeypatch):
     """Programs as small as these are given no advice, so that any will do."""
     costs = []
 
@@ -133,8 +131,7 @@ def test_actions_and_operators_of_the_first_calls_are_timed_here(ask, tmp_path, 
     modules = {(row["module"], row["direction"]) for row in products}
     assert modules >= {("first", "F"), ("second", "F"), ("second", "B")}
     assert all(row["seconds"] > 0 for row in last["operators"])
-    lines = {row["module"]: row["line"] for row in products}
-    assert "self.second(" in lines["second"]
+    assert "self.second(" in {row["module"]: row["line"] for row in products}["second"]
     assert any(row["direction"] == "U" for row in last["operators"])
     names = {row["name"]: row["count"] for row in last["actions"]}
     assert names == {"step": 1} if backend == "reference" else {"1F2", "1B2", "0U0"} < names.keys()
@@ -166,9 +163,7 @@ def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> 
     assert profile.read(tmp_path / "inference")["measured"]["calls"] == 3
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_warning(
-    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_to_is_one_warning(ask, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("POPTORCH_POD", "bow:4")
     (tmp_path / "full").write_text("a file in the place of a folder")
     wrapped = training(ask(python=tmp_path / "full").logCycleCount(True))

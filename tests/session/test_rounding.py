@@ -89,8 +89,7 @@ def test_it_acts_in_inference_until_it_is_switched_off():
         assert sorted(rounded.unique().tolist()) == [1.0, 1 + 2.0**-10]
         deviation = 2.0**-10 * (0.25 * 0.75 / COUNT) ** 0.5
         assert abs(float(rounded.mean()) - between) < 5 * deviation
-        evaluated = infer(function, *inputs, opts=rounding(enabled=False))
-        assert evaluated.unique().tolist() == [1.0]
+        assert infer(function, *inputs, opts=rounding(enabled=False)).unique().tolist() == [1.0]
 
 
 def test_batch_norms_in_half_train():

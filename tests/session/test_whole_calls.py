@@ -148,7 +148,6 @@ def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[[int]
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "lanes"), [(signal.SIGALRM, 0), (signal.SIGINT, 1)])
 def test_a_handler_that_raises_waits_for_a_whole_state(signum, lanes, monkeypatch, handled) -> None:
-    """In the midst of an update, or at its end."""
     handled(signum, raising)
     trained = Trained("reference", lanes=lanes, iterations=3, accumulation=2)
     x, y = batch(24)

@@ -147,5 +147,4 @@ def problem_of(check: Callable[[], Any]) -> str | None:
 
 def spread(items: list[Any], count: int) -> Iterator[Any]:
     """Yield at most ``count`` items, evenly spaced."""
-    step = max(1, -(-len(items) // count))
-    yield from items[::step]
+    yield from items[:: max(1, -(-len(items) // count))]

@@ -282,7 +282,6 @@ def _plain(kind: type[nn.Module]) -> Sample:
 
 
 def samples(name: str, most: int) -> Iterator[Sample]:
-    """Yield the sample of a name."""
     yield names()[name]
 
 

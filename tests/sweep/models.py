@@ -76,12 +76,10 @@ def made(name: str) -> tuple[nn.Module, zoo.Batch]:
 
 
 def names() -> dict[str, dict[str, Any]]:
-    """Every model by name."""
     return RECIPES
 
 
 def samples(name: str, most: int) -> Iterator[str]:
-    """Yield the one sample of a model."""
     yield name
 
 

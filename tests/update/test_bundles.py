@@ -71,8 +71,7 @@ def run(name, dtype=torch.float32, backend="reference", stop=3, bundled=True, st
     wrapped = poptorch.trainingModel(model, opts, optimizer)
     torch.manual_seed(1)
     x, y = torch.randn(8, 5).to(dtype), torch.arange(8) % 3
-    losses = [wrapped(x, y) for _ in range(stop)]
-    return model, optimizer, wrapped, (x, y), torch.stack(losses)
+    return model, optimizer, wrapped, (x, y), torch.stack([wrapped(x, y) for _ in range(stop)])
 
 
 def close(got, want, steps=1, size=0.1):
