@@ -324,13 +324,14 @@ class PoplarExecutor:
             import step  # step.py, beside step.safetensors
 
             state, batch = step.load("step.safetensors")
-            for x, y in batches:  # of the combined size, 64 bits narrowed to 32 as in a call
-                loss = step.step(*state, x, y)  # changes the state; torch.compile(step.step), too
+            for x, y in batches:
+                loss = step.step(*state, x, y)
 
-        ``state`` is a few dicts by name: parameters ``p``, buffers, moments, settings such as
-        ``h["lr"]``, and for dropout a generator, whose seed you choose. Results are those of the
-        reference backend, to the bit, with as many threads. Several replicas of one process are
-        folded into the step.
+        Batches have the combined size, and 64 bits are narrowed to 32, as in a call. ``step``
+        changes the state; ``torch.compile`` takes it. ``state`` is a few dicts by name: parameters
+        ``p``, buffers, moments, settings such as ``h["lr"]``, and for dropout a generator, whose
+        seed you choose. Results are those of the reference backend, to the bit, with as many
+        threads. Several replicas of one process are folded into the step.
 
         Args:
             filename: where the Python goes, ``step.py``. Missing folders are created.

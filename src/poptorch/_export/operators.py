@@ -94,7 +94,8 @@ def _general(node: fx.Node, packet: Any, text: Text) -> str:
     if packet in _INFIX and bare:
         return f"(({arguments[0]}) {_INFIX[packet]} ({arguments[1]}))"
     if packet in _SPREAD and isinstance(node.args[1], list | tuple):
-        return f"({arguments[0]}).{_SPREAD[packet]}({', '.join(map(str, node.args[1]))})"
+        sizes = ", ".join(map(str, node.args[1])) or "()"
+        return f"({arguments[0]}).{_SPREAD[packet]}({sizes})"
     public = getattr(torch, name, None)
     schema: Any = node.target._schema  # type: ignore[union-attr]
     is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
@@ -221,6 +222,7 @@ def _filled(node: fx.Node, text: Text) -> str | None:  # what is only there for 
 _SPECIAL: Mapping[Any, Callable[[fx.Node, Text], str | None]] = {
     aten.clone: _clone, aten._to_copy: _to, aten.slice: _slice, aten.mm: _linear,
     aten.addmm: _linear, aten.convolution: _convolution, aten.embedding: _embedding,
-    aten._softmax: _softmax, aten._log_softmax: _softmax, aten.mse_loss: _mse,
+    aten._softmax: _softmax, aten._log_softmax.default.overloadpacket: _softmax,
+    aten.mse_loss: _mse,
     aten.empty_strided: _empty, aten.ones_like: _filled, aten.zeros_like: _filled,
 }  # fmt: skip

@@ -48,12 +48,11 @@ class Inductor:
 
     def build(self, graph: Graph) -> Code:
         """Compile one graph; the code is run, so that its folder is this user's alone."""
-        chosen = choices(graph)
         caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
-        with caches, _without_torchs_advice(), choosing(chosen):
+        with caches, _without_torchs_advice():
             with timing.part("import of the compiler"):
                 private.demand(private.COMPILER)
-            with timing.part("lowering"):
+            with timing.part("lowering"), choosing(choices(graph)):
                 return compile_graph(*without_writes(graph), graph.zero_inputs())
 
     def load(self, code: bytes) -> Compiled:
