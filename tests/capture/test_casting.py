@@ -34,22 +34,19 @@ def classifier(layer):
 
 
 LAYERS = {
-    "linear": (lambda: nn.Linear(3, 4), (6, 3)),
+    "linear": (lambda: nn.Linear(3, 4), (6, 3)), "batch norm": (lambda: nn.BatchNorm1d(3), (6, 3)),
     "conv2d": (lambda: nn.Conv2d(3, 4, 2, padding=1, padding_mode="circular"), (6, 3, 4, 4)),
     "transposed": (lambda: nn.ConvTranspose1d(3, 4, 2), (6, 3, 5)),
-    "batch norm": (lambda: nn.BatchNorm1d(3), (6, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (6, 4)),
-    "layer norm": (lambda: nn.LayerNorm(3), (6, 3)),
+    "layer norm": (lambda: nn.LayerNorm(3), (6, 3)), "prelu": (lambda: nn.PReLU(3), (6, 3)),
     "instance norm": (lambda: nn.InstanceNorm1d(3, 1e-5, 0.1, True, True), (6, 3, 5)),
-    "bilinear": (lambda: nn.Bilinear(3, 3, 4), (6, 3)),
-    "prelu": (lambda: nn.PReLU(3), (6, 3)),
+    "bilinear": (lambda: nn.Bilinear(3, 3, 4), (6, 3)), "gru": (lambda: nn.GRU(3, 4), (2, 2, 3)),
     "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), (2, 4, 8)),
     "lstm": (lambda: nn.LSTM(3, 4, bidirectional=True), (2, 2, 3)),
-    "gru": (lambda: nn.GRU(3, 4), (2, 2, 3)),
     "rnn": (lambda: nn.RNN(3, 4, nonlinearity="relu"), (2, 2, 3)),
     "lstm cell": (lambda: nn.LSTMCell(3, 4), (2, 3)),
     "gru cell": (lambda: nn.GRUCell(3, 4), (2, 3)),
-}
+}  # fmt: skip
 CHOSEN_ONLY = {"rms norm": (lambda: nn.RMSNorm(3), (6, 3))}
 
 
@@ -165,7 +162,6 @@ MIXED = PROMOTING | REFUSING
 
 
 def mixing(model):
-    """Every function of two weights of its own."""
     pairs = zip(model.a, model.h, strict=True)
     outs = [function(*pair) for function, pair in zip(MIXED.values(), pairs, strict=True)]
     return outs, poptorch.identity_loss(sum(out.float().sum() for out in outs), "none")

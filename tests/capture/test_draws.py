@@ -19,7 +19,6 @@ SEED = 5
 
 
 def draws(x):
-    """Everything that lanes can draw."""
     drawn = (
         F.dropout(x, 0.5), torch.bernoulli(x.sigmoid()), torch.rand(3), torch.rand_like(x.t()),
         x.new_empty(4).uniform_(-1, 1), torch.randn(17), torch.randn_like(x),

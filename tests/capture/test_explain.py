@@ -125,6 +125,5 @@ def test_nodes_know_the_lines_of_forward_and_no_others() -> None:
 
 
 def _line_of(model: type[nn.Module]) -> int:
-    """Return where the last line of a model's forward is."""
     lines, first = inspect.getsourcelines(model.forward)
     return first + len(lines) - 1

@@ -9,24 +9,18 @@ from helpers.wrapped import normal
 from helpers.wrapping import Calling, Having, graph_of, infer, options, training
 
 
-def backbone() -> Having:
-    """A frozen part in evaluation mode below a trained one with dropout."""
-
+@pytest.mark.slow
+@pytest.mark.spec("supported_ops", 7, 8)
+def test_each_part_has_its_own_mode_which_is_followed() -> None:
     def forward(model, x):
         features = model.body(x)
         out = model.head(features)
         return features, model.drop(out), poptorch.identity_loss(out.square(), "mean")
 
-    body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
-    return Having(forward, body=body, head=nn.Linear(4, 2), drop=nn.Dropout(0.5))
-
-
-@pytest.mark.slow
-@pytest.mark.spec("supported_ops", 7, 8)
-def test_each_part_has_its_own_mode_which_is_followed() -> None:
     assert (infer(nn.Dropout(0.5), torch.ones(99)) == 0).any()
-    model, x = backbone(), normal(64, 4)
-    model.body.eval()
+    body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
+    model = Having(forward, body=body, head=nn.Linear(4, 2), drop=nn.Dropout(0.5))
+    x = normal(64, 4)
     executor = training(model, lr=0.0)
     features, dropped, _ = executor(x)
     torch.testing.assert_close(features, model.body(x).detach())

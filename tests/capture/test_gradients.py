@@ -9,26 +9,21 @@ from torch import nn
 import poptorch
 from harden.parts import Reversed
 from helpers.wrapped import normal
-from helpers.wrapping import training, trains_alike
+from helpers.wrapping import Having, training, trains_alike
 
 X = normal(4, 3)
-MASK = torch.tensor([1.0, 0.0, 2.0])
 
 
-class Two(nn.Module):
-    """Two layers; a function between them."""
-
-    def __init__(self, between=lambda x: x) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-        for parameter in self.parameters():
-            parameter.data.normal_(generator=generator)
-        self.between = between
-
-    def forward(self, x):
-        out = self.second(self.between(self.first(x)))
+def two(between=lambda x: x) -> Having:
+    def forward(m, x):
+        out = m.second(between(m.first(x)))
         return out, poptorch.identity_loss(out.square(), "mean")
+
+    model = Having(forward, first=nn.Linear(3, 3), second=nn.Linear(3, 3))
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data.normal_(generator=generator)
+    return model
 
 
 def trained(model: nn.Module, eager: nn.Module | None = None) -> nn.Module:
@@ -37,28 +32,23 @@ def trained(model: nn.Module, eager: nn.Module | None = None) -> nn.Module:
     return model
 
 
-@torch.no_grad()
-def without_recording(x):
-    return x * 1
-
-
 @pytest.mark.spec("supported_ops", 11)
-@pytest.mark.parametrize("cut", [torch.Tensor.detach, without_recording])
+@pytest.mark.parametrize("cut", [torch.Tensor.detach, torch.no_grad()(lambda x: x * 1)])
 def test_what_lies_before_a_detach_stays_bit_for_bit(cut) -> None:
-    model = trained(Two(cut))
-    for name, value in Two().first.state_dict().items():
+    model = trained(two(cut))
+    for name, value in two().first.state_dict().items():
         assert torch.equal(model.first.state_dict()[name], value)
-    assert not torch.equal(model.second.weight, Two().second.weight)
+    assert not torch.equal(model.second.weight, two().second.weight)
 
 
 @pytest.mark.spec("supported_ops", 12, 15)
 def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_are_one() -> None:
-    model = Two()
+    model = two()
     model.second.weight = model.first.weight
     model.first.bias.requires_grad_(False)
     model.unused = nn.Parameter(torch.ones(3))
     trained(model)
-    assert torch.equal(model.first.bias, Two().first.bias)
+    assert torch.equal(model.first.bias, two().first.bias)
     assert torch.equal(model.unused, torch.ones(3))
     assert model.second.weight is model.first.weight
     assert {"first.weight", "second.weight"} <= set(model.state_dict())
@@ -66,12 +56,12 @@ def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_
 
 @pytest.mark.spec("supported_ops", 13, 14)
 def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(caplog) -> None:
-    executor = training(Two())
+    executor = training(two())
     x = X.clone().requires_grad_()
     out, loss = executor(x)
     executor(x)
     assert caplog.text.count("requires_grad") == 1
-    torch.testing.assert_close(loss, Two()(X)[1].detach())
+    torch.testing.assert_close(loss, two()(X)[1].detach())
     assert not out.requires_grad
     with pytest.raises(poptorch.Error, match="backward"):
         loss.backward()
@@ -80,10 +70,6 @@ def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(caplog
 
 def straight_through(x):
     return x + (x.round() - x).detach()
-
-
-def proxied(x):
-    return poptorch.custom_op([x.round(), x], "Proxy", "test.graphcore", 1, [x])[0]
 
 
 poptorch.register_custom_op(
@@ -95,10 +81,12 @@ poptorch.register_custom_op(
 
 @pytest.mark.spec("supported_ops", 21)
 @pytest.mark.parametrize("between, eager", [
-    (Reversed.apply, None), (straight_through, None), (proxied, straight_through),
+    (Reversed.apply, None), (straight_through, None),
+    (lambda x: poptorch.custom_op([x.round(), x], "Proxy", "test.graphcore", 1, [x])[0],
+     straight_through),
 ])  # fmt: skip
 def test_gradients_of_ones_own_are_honoured(between, eager) -> None:
-    model, plain = trained(Two(between), Two(eager) if eager else None), trained(Two())
+    model, plain = trained(two(between), two(eager) if eager else None), trained(two())
     assert not torch.allclose(model.first.weight, plain.first.weight)
 
 
@@ -110,7 +98,7 @@ def test_gradients_of_ones_own_are_honoured(between, eager) -> None:
 ])  # fmt: skip
 def test_parametrizations_and_old_weight_norm_train_as_in_torch(change) -> None:
     torch.manual_seed(0)
-    model, eager = Two(), Two()
+    model, eager = two(), two()
     change(model)
     torch.manual_seed(0)
     change(eager)
@@ -118,18 +106,8 @@ def test_parametrizations_and_old_weight_norm_train_as_in_torch(change) -> None:
     trained(model, eager)
 
 
-def test_hooks_see_the_gradient_of_each_micro_batch() -> None:
-    """The mean over micro-batches is taken of what the hooks return."""
-    model, eager = Two(), Two()
-    for net in (model, eager):
-        net.first.weight.register_hook(lambda gradient: gradient * MASK)
-        net.first.bias.register_hook(lambda gradient: gradient.clamp_(-0.05, 0.05))
-        net.second.weight.register_hook(lambda gradient: None)
-    trains_alike(model, normal(12, 3), eager=eager, accumulation=3, lr=0.01)
-
-
 def test_a_hook_after_accumulation_is_refused() -> None:
-    model = Two()
+    model = two()
     handle = model.first.weight.register_post_accumulate_grad_hook(lambda p: p.grad.zero_())
     executor = training(model)
     with pytest.raises(poptorch.Error, match="after a gradient was accumulated") as refused:

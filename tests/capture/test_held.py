@@ -13,37 +13,33 @@ from helpers.wrapping import Having, agrees, training, trains_alike
 X, Y = normal(8, 4), normal(8, 3, seed=1)
 
 
-class Net(nn.Module):
-    """Whose ``reach`` says how forward comes by the weight, bias and count of a layer."""
+def net(reach: str) -> Having:
+    """Return a model; ``reach`` says how forward comes by weight, bias and count of a layer."""
 
-    def __init__(self, reach: str) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.layer = nn.Linear(4, 3)
-        self.register_buffer("total", torch.zeros(3))
-        weight, bias, total = self.layer.weight, self.layer.bias, self.total
-        self.listed = [weight, (bias, total)]
-        self.named = {"weight": weight, "rest": {"bias": bias, "total": total}}
-        self.ways: dict[str, Callable[[], tuple[torch.Tensor, ...]]] = {
-            "attributes": lambda: (self.layer.weight, self.layer.bias, self.total),
-            "closure": lambda: (weight, bias, total),
-            "list": lambda: (self.listed[0], *self.listed[1]),
-            "dict": lambda: (self.named["weight"], *self.named["rest"].values()),
-        }
-        self.reach = reach
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weight, bias, total = self.ways[self.reach]()
+    def forward(m: Having, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight, bias, total = ways[reach](m)
         out = torch.cat([x @ weight.t()[:, :2] + bias[:2], x @ weight[2:].t() + bias.data[2:]], 1)
         total += out.detach().sum(0)
         return out, nn.functional.mse_loss(out, y)
+
+    torch.manual_seed(4)
+    layer, total = nn.Linear(4, 3), torch.zeros(3)
+    weight, bias = layer.weight, layer.bias
+    ways: dict[str, Callable[[Having], tuple[torch.Tensor, ...]]] = {
+        "attributes": lambda m: (m.layer.weight, m.layer.bias, m.total),
+        "closure": lambda m: (weight, bias, total),
+        "list": lambda m: (m.listed[0], *m.listed[1]),
+        "dict": lambda m: (m.named["weight"], *m.named["rest"].values()),
+    }
+    named = {"weight": weight, "rest": {"bias": bias, "total": total}}
+    return Having(forward, layer=layer, total=total, listed=[weight, (bias, total)], named=named)
 
 
 @pytest.mark.spec("supported_ops", 28)
 @pytest.mark.parametrize("reach", ["closure", "list", "dict"])
 def test_they_are_trained_wherever_forward_finds_them(reach: str) -> None:
-    model = Net(reach)
-    trains_alike(model, X, Y, eager=Net("attributes"), accumulation=4)
+    model = net(reach)
+    trains_alike(model, X, Y, eager=net("attributes"), accumulation=4)
     agrees(model, X, Y)  # a second wrapper shares the parameters
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -77,15 +76,13 @@ def test_gradients_of_values_written_into_views() -> None:
     trains_alike(model, normal(2, 2, 3, seed=1), lr=0.01)
 
 
-def count(model, x):
-    """Count executions in a buffer, and keep something of the last input in one never read."""
-    model.count += 1
-    model.last.copy_(x[-1])
-    return model.count * 1, poptorch.identity_loss(x * model.weight, "sum")
-
-
 @pytest.mark.spec("supported_ops", 4, 5)
 def test_buffers_count_executions_not_calls() -> None:
+    def count(model, x):
+        model.count += 1
+        model.last.copy_(x[-1])  # is never read
+        return model.count * 1, poptorch.identity_loss(x * model.weight, "sum")
+
     opts = options(iterations=2, accumulation=3).outputMode(poptorch.OutputMode.All)
     weight = nn.Parameter(torch.tensor(1.0))
     counting = Having(count, weight=weight, count=torch.zeros(()), last=torch.zeros(()))
@@ -96,13 +93,12 @@ def test_buffers_count_executions_not_calls() -> None:
     assert (counting.count, counting.last) == (12, 11)
 
 
-def bind(model, x):
-    model.state = model.state + torch.ones(2)
-    return x + model.state[0]
-
-
 @pytest.mark.spec("supported_ops", 6)
 def test_reassigned_buffers_are_named() -> None:
+    def bind(model, x):
+        model.state = model.state + torch.ones(2)
+        return x + model.state[0]
+
     def delete(model, x):
         del model.state
         model.state = None
@@ -112,17 +108,3 @@ def test_reassigned_buffers_are_named() -> None:
         with pytest.raises(poptorch.Error, match=f"is {done} the model") as caught:
             poptorch.inferenceModel(Having(function, state=torch.zeros(1)), options())(normal(3, 2))
         assert "'state'" in str(caught.value)
-
-
-@pytest.mark.spec("supported_ops", 6)
-def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
-    def copying(model, x):
-        model.state.copy_(model.state + 1)
-        model.norm.num_batches_tracked = model.norm.num_batches_tracked + 1
-        return model.norm(x) + model.state
-
-    module = Having(copying, state=torch.zeros(1), norm=nn.BatchNorm1d(2))
-    model, x = poptorch.inferenceModel(module, options()), normal(3, 2)
-    torch.testing.assert_close(model(x), F.batch_norm(x, None, None, training=True) + 1)
-    model.copyWeightsToHost()
-    assert (module.state, module.norm.num_batches_tracked) == (1, 2)

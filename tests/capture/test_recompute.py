@@ -72,9 +72,8 @@ def test_peak_memory_falls_with_checkpoints() -> None:
 def test_values_stay_the_same(backend: str, accumulation: int) -> None:
     first = Deep(behind=lambda x: F.dropout(x, 0.3))
     second = copy.deepcopy(first)
-    counts = {"accumulation": accumulation}
-    plain = training(first, recomputing(0, **counts))
-    again = training(second, recomputing(1, backend, **counts))
+    plain = training(first, recomputing(0, accumulation=accumulation))
+    again = training(second, recomputing(1, backend, accumulation=accumulation))
     for _ in range(2):
         torch.testing.assert_close(plain(X), again(X), **near(32, 2, size=0.1))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):

@@ -15,6 +15,7 @@ from helpers.wrapping import Having, options, training, trains_alike
 from poptorch._base import private
 
 X, Y = normal(8, 4), normal(8, 3, seed=1)
+by_checkpoint = functools.partial(checkpoint, use_reentrant=False)
 Call = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
@@ -26,44 +27,34 @@ def validating() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
-def by_checkpoint(block: Callable, x: torch.Tensor) -> torch.Tensor:
-    return checkpoint(block, x, use_reentrant=False)
-
-
-class Net(nn.Module):
-    """Which calls its block by a function."""
-
-    def __init__(self, calling: Call = lambda block, x: block(x)) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-        self.last, self.calling = nn.Linear(4, 3), calling
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.last(self.calling(self.block, x))
+def net(calling: Call = lambda block, x: block(x)) -> Having:
+    def forward(m, x, y):
+        out = m.last(calling(m.block, x))
         return out, nn.functional.mse_loss(out, y)
+
+    torch.manual_seed(4)
+    return Having(forward, block=nn.Sequential(nn.Linear(4, 4), nn.Tanh()), last=nn.Linear(4, 3))
 
 
 def compiled_parts() -> nn.Module:
     """One of which is compiled in place, and the other replaced."""
-    model = Net()
+    model = net()
     model.block.compile()
     model.last = torch.compile(model.last)
     return model
 
 
 MAKE = {
-    "a compiled model": lambda: torch.compile(Net()),
+    "a compiled model": lambda: torch.compile(net()),
     "compiled parts": compiled_parts,
-    "a compiled function": lambda: Net(torch.compile(lambda block, x: block(x))),
-    "older checkpoints": lambda: Net(lambda block, x: checkpoint(block, x, use_reentrant=True)),
-    "newer checkpoints": lambda: Net(by_checkpoint),
-    "nested": lambda: Net(lambda block, x: by_checkpoint(lambda x: by_checkpoint(block, x), x)),
+    "a compiled function": lambda: net(torch.compile(lambda block, x: block(x))),
+    "older checkpoints": lambda: net(lambda block, x: checkpoint(block, x, use_reentrant=True)),
+    "newer checkpoints": lambda: net(by_checkpoint),
+    "nested": lambda: net(lambda block, x: by_checkpoint(lambda x: by_checkpoint(block, x), x)),
 }
 
 
 def trained(model: nn.Module) -> list[torch.Tensor]:
-    """Return the weights after two calls of the wrapped model."""
     executor = training(model, options(accumulation=4))
     for _ in range(2):
         executor(X, Y)
@@ -72,7 +63,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_it_trains_as_without(make: Callable[[], nn.Module]) -> None:
-    without = Net()
+    without = net()
     trains_alike(without, X, Y, accumulation=4)
     torch.testing.assert_close(trained(make()), [*without.parameters()])
 
@@ -106,7 +97,7 @@ def test_what_runs_again_keeps_the_rules_of_the_first_time() -> None:
 
 
 def test_norms_that_run_again_count_as_they_do_in_torch() -> None:
-    model = Net(by_checkpoint)
+    model = net(by_checkpoint)
     model.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     trains_alike(model, X, Y)
 
@@ -125,7 +116,7 @@ def test_checkpoints_of_other_threads_are_torchs_own() -> None:
         return by_checkpoint(block, x)
 
     before = CheckpointFunction.apply
-    trains_alike(Net(calling), X, Y, eager=Net())
+    trains_alike(net(calling), X, Y, eager=net())
     assert CheckpointFunction.apply == before
     assert elsewhere
     for leaf in elsewhere:
@@ -136,25 +127,6 @@ def test_checkpoints_are_refused_where_their_gradients_would_be_wrong(monkeypatc
     name = "checkpoint_without_reentrant_generator_impl"
     path, lost = private.ROWS[name]
     monkeypatch.setitem(private.ROWS, name, (f"{path}_renamed", lost))
-    trains_alike(Net(), X, Y)
+    trains_alike(net(), X, Y)
     with pytest.raises(RuntimeError, match=private.CHECKPOINTS):
-        trained(Net(by_checkpoint))
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_the_device_ipu_is_that_of_the_program(accumulation: int) -> None:
-    """As scripts of the last releases write it for masks and constants."""
-
-    def forward(device, other, model, x):
-        with torch.device(device):
-            mask = torch.arange(4) < 2
-        made = torch.ones(4, device=device) + x.new_ones(4, device=other)
-        out = model.layer(x.to(device) * mask + made.to(other, torch.float32) + made.to(x.device))
-        return out, torch.nn.functional.mse_loss(out, torch.zeros_like(out, device=other))
-
-    def having(*devices) -> Having:
-        torch.manual_seed(0)
-        return Having(functools.partial(forward, *devices), layer=nn.Linear(4, 2))
-
-    ipu = having("ipu", torch.device("ipu:0"))
-    trains_alike(ipu, X, eager=having("cpu", "cpu"), accumulation=accumulation)
+        trained(net(by_checkpoint))

@@ -1,7 +1,5 @@
 """Corners of torch that models lean on: packed sequences, complex numbers, FFTs, integers."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -12,22 +10,17 @@ from helpers.wrapped import normal
 from helpers.wrapping import Having, agrees, infer, options, trains_alike
 
 
-def squared(out):
-    return out, poptorch.identity_loss(out.square(), "sum")
-
-
 def packed(model, x):
-    """Recurrent layers over sequences of different lengths."""
     sequences = rnn.pack_padded_sequence(x, [2, 3, 1], batch_first=True, enforce_sorted=False)
     outs = []
     for layer in model.layers:
         out, lengths = rnn.pad_packed_sequence(layer(sequences)[0], batch_first=True)
         outs.append(out.sum(1) / lengths[:, None])
-    return squared(torch.cat(outs, 1))
+    out = torch.cat(outs, 1)
+    return out, poptorch.identity_loss(out.square(), "sum")
 
 
 def filtered(model, x):
-    """In the frequency domain, by complex weights."""
     spectrum = torch.fft.rfft(x * model.real) * model.filter.conj()
     out = torch.fft.irfft(spectrum, n=8)
     power = (spectrum.abs().square() + spectrum.angle().cos()).sum()
@@ -35,7 +28,6 @@ def filtered(model, x):
 
 
 def sampled(model, x):
-    """A reparametrised sample and its probability under another distribution."""
     given = torch.distributions.Normal(model.mean, x.exp())
     other = torch.distributions.Independent(torch.distributions.Normal(x, 1.0), 1)
     divergence = torch.distributions.kl_divergence(given, torch.distributions.Normal(0.0, 1.0))
@@ -43,25 +35,13 @@ def sampled(model, x):
     return given.stddev, poptorch.identity_loss(loss, "none")
 
 
-def hooked(model, x):
-    """By hooks of all kinds: on inputs, on results, on gradients of modules and of tensors."""
-    y = model.first(x)
-    y.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
-    return squared(model.second(y))
-
-
 RECURRENT = (nn.RNN, nn.GRU, nn.LSTM)
-FIRST, SECOND = nn.Linear(3, 3), nn.Linear(3, 3)
-FIRST.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-FIRST.register_forward_hook(lambda module, args, out: out + args[0])
-SECOND.register_full_backward_hook(lambda module, gin, gout: (gin[0] * 0.5,))
 MODELS = [
     (packed, (3, 3, 3), {"layers": nn.ModuleList(
         kind(3, 4, batch_first=True, bidirectional=kind is nn.GRU) for kind in RECURRENT)}),
     (filtered, (3, 8), {"filter": nn.Parameter(torch.view_as_complex(normal(5, 2).contiguous())),
                         "real": nn.Parameter(normal(8))}),
     (sampled, (4, 3), {"mean": nn.Parameter(torch.zeros(3))}),
-    (hooked, (4, 3), {"first": FIRST, "second": SECOND}),
 ]  # fmt: skip
 
 
@@ -69,11 +49,6 @@ MODELS = [
 @pytest.mark.parametrize("function, shape, state", MODELS)
 def test_it_trains_as_in_torch(function, shape: tuple[int, ...], state) -> None:
     trains_alike(Having(function, **state), normal(*shape), lr=0.05)
-
-
-def complex_numbers(z):
-    inverse = torch.linalg.inv(z + 3 * torch.eye(3))
-    return z.exp() * 1j, torch.fft.fft2(z), inverse, z.real, z == z
 
 
 def integers_and_bools(a, b, t):
@@ -85,6 +60,10 @@ def integers_and_bools(a, b, t):
 
 
 def test_arithmetic_is_torchs() -> None:
+    def complex_numbers(z):
+        inverse = torch.linalg.inv(z + 3 * torch.eye(3))
+        return z.exp() * 1j, torch.fft.fft2(z), inverse, z.real, z == z
+
     agrees(complex_numbers, torch.complex(normal(3, 3), normal(3, 3, seed=1)))
     numbers = torch.tensor([[-7, -1, 0, 5, 7], [3, -2, 4, -5, 2]], dtype=torch.int32)
     agrees(integers_and_bools, *numbers, torch.tensor([True, False, True, True, False]))
@@ -98,24 +77,6 @@ def test_memory_formats_mean_values_only() -> None:
     assert got.is_contiguous()
     images = normal(2, 3, 6, 6).to(memory_format=torch.channels_last)
     assert agrees(nn.Conv2d(3, 4, 3), images).is_contiguous()
-
-
-def normed(model, x):
-    out = model.norm(x * model.weight)
-    return out, poptorch.identity_loss((out + x).square().sum(), "none")
-
-
-@pytest.mark.parametrize("norm, shape", [
-    (nn.BatchNorm1d(3, momentum=None), (3,)),
-    (nn.BatchNorm2d(3, momentum=None, affine=False), (3, 2, 2)),
-])  # fmt: skip
-def test_without_momentum_every_batch_has_the_same_share(norm, shape) -> None:
-    weight, x = nn.Parameter(torch.tensor(0.5)), normal(12, *shape)
-    model = Having(normed, norm=copy.deepcopy(norm), weight=weight)
-    trains_alike(model, x, accumulation=3, steps=2, lr=0.01)
-    assert model.norm.num_batches_tracked == 6
-    assert "forward" not in vars(model.norm)
-    agrees(model.eval(), x)  # in evaluation the averages are used
 
 
 @pytest.mark.parametrize("product, price", [

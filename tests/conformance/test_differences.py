@@ -56,7 +56,7 @@ SHOWN = {
     "`self.buffer = tensor` in `forward` was an error": "lanes/test_side_by_side.py::test_whatever_it_does_a_model_computes_what_eager_torch_does",
     "a Python branch on values was an error": "capture/test_value_reads.py::test_a_branch_is_frozen_to_the_path_of_the_first_inputs",
     "in-place changes of slices with a step were an error": "capture/test_in_place.py::test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call",
-    "batch norms with `momentum=None` could not be compiled": "capture/test_torch_features.py::test_without_momentum_every_batch_has_the_same_share",
+    "batch norms with `momentum=None` could not be compiled": "lanes/test_side_by_side.py::test_whatever_it_does_a_model_computes_what_eager_torch_does",
     "many operators were missing or limited": "sweep/test_sweep.py::test_everything_computes_what_eager_torch_does",
     "`Options.loadFromFile` executed the file as Python": "options/test_files.py::test_only_calls_with_plain_arguments_are_understood",
     "a count of 0 was accepted by `deviceIterations`, `replicationFactor`, `gradientAccumulation`": "options/test_container.py::test_a_mistake_is_refused_where_it_is_made_with_what_to_write",
