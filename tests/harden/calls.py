@@ -22,7 +22,6 @@ def documented(error: BaseException) -> bool:
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
-    """Call one model in odd ways, then as it is meant."""
     draw = random.Random(number)
     name = draw.choice(sorted(KINDS))
     subject = Subject(draw, name)
@@ -42,7 +41,6 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
 
 
 def attempt(subject, what, args, kwargs) -> tuple[str, str | None]:
-    """Make one call; return how it went, and what was wrong with that."""
     before = subject.state()
     try:
         got = subject.wrapper(*args, **kwargs)

@@ -10,20 +10,18 @@ from pathlib import Path
 from helpers import job_killed, jobs
 from helpers.patience import eventually
 
-PROMISED = 20
-"""Seconds from a kill until the others have ended and said who it was."""
+PROMISED = 20  # seconds from a kill until the others have ended and said who it was
 MOMENTS = ("starting", "compiling", "in a call", "saving", "between calls")
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
     """Kill one process of two or three at a moment of one kind; start all of them again."""
-    draw = random.Random(number)
-    count = draw.choice((2, 2, 3))
     with tempfile.TemporaryDirectory() as name:
-        yield _killed(draw, count, Path(name))
+        yield _killed(random.Random(number), Path(name))
 
 
-def _killed(draw: random.Random, count: int, folder: Path) -> tuple[str, str | None]:
+def _killed(draw: random.Random, folder: Path) -> tuple[str, str | None]:
+    count = draw.choice((2, 2, 3))
     moment, victim = draw.choice(MOMENTS), draw.randrange(count)
     times = draw.randint(1, 6) if moment not in ("starting", "compiling") else 1
     processes = jobs.start("helpers.job_killed", [folder], count, folder)
@@ -70,7 +68,6 @@ def _again(count: int, folder: Path) -> str | None:
 
 @functools.cache
 def undisturbed(count: int) -> str:
-    """Return the digest of the weights of a job that nobody disturbs."""
     with tempfile.TemporaryDirectory() as folder:
         ended = jobs.run("helpers.job_killed", [folder], count, Path(folder))
     (digest,) = job_killed.digests(text for _, text in ended.values())

@@ -12,45 +12,32 @@ from torch import nn
 import poptorch
 from helpers.closeness import near
 from helpers.wrapped import Graded, options
+from helpers.wrapping import Calling
 
 Args = tuple[Any, ...]
 LR = 0.05
 LARGE = 10.0  # of a weight: from there on rounding decides what a step of training gives
 
 
-class Statistics(Graded):
-    """Batch norm and perhaps dropout, trained."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        norm, layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
-        super().__init__(norm=norm, layer=layer, dropout=nn.Dropout(dropout))
+def statistics(dropout: float = 0.0) -> Graded:
+    layers = {"norm": nn.BatchNorm1d(4), "layer": nn.Linear(4, 3), "dropout": nn.Dropout(dropout)}
+    return Graded(**layers)
 
 
-class Words(nn.Module):
-    """An embedding and labels, trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.layer = nn.Embedding(7, 4), nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.layer(self.words(x).mean(1)), y)
+def words() -> Graded:
+    layers = {"words": nn.Embedding(7, 4), "flat": nn.Flatten(), "layer": nn.Linear(20, 3)}
+    return Graded(nn.functional.cross_entropy, **layers)
 
 
 def gray() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
 
 
-class Variadic(nn.Module):
-    """Takes anything."""
-
-    def forward(self, *xs: torch.Tensor, **kw: torch.Tensor) -> torch.Tensor:
-        return sum(xs) + sum(kw.values())  # type: ignore[return-value]
+def variadic() -> nn.Module:
+    return Calling(lambda *xs, **kw: sum(xs) + sum(kw.values()))
 
 
 class Nested(nn.Module):
-    """Takes containers and a constant."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
@@ -61,8 +48,6 @@ class Nested(nn.Module):
 
 @dataclass(frozen=True)
 class Kind:
-    """A model, whether it is trained, and what makes the arguments of a call."""
-
     make: Callable[[], nn.Module]
     trained: bool
     batch: Callable[[], Args]
@@ -70,17 +55,15 @@ class Kind:
 
 KINDS = {
     "linear": Kind(lambda: nn.Linear(4, 3), False, lambda: (torch.randn(4, 4),)),
-    "statistics": Kind(Statistics, True, lambda: (torch.randn(4, 4), torch.randn(4, 3))),
-    "words": Kind(Words, True, lambda: (torch.randint(7, (4, 5)), torch.randint(3, (4,)))),
+    "statistics": Kind(statistics, True, lambda: (torch.randn(4, 4), torch.randn(4, 3))),
+    "words": Kind(words, True, lambda: (torch.randint(7, (4, 5)), torch.randint(3, (4,)))),
     "gray": Kind(gray, False, lambda: (torch.randn(4, 1, 6, 6),)),
-    "variadic": Kind(Variadic, False, lambda: (torch.randn(4, 3), torch.randn(4, 3))),
+    "variadic": Kind(variadic, False, lambda: (torch.randn(4, 3), torch.randn(4, 3))),
     "nested": Kind(Nested, False, lambda: ({"x": [torch.randn(4, 4)], "z": torch.randn(4, 2)}, 2)),
 }
 
 
 class Subject:
-    """A wrapped model and its eager twin."""
-
     def __init__(self, draw: random.Random, kind: str) -> None:
         torch.manual_seed(draw.randrange(1 << 30))
         self.kind = KINDS[kind]
@@ -94,7 +77,6 @@ class Subject:
             self.wrapper = poptorch.inferenceModel(self.model, opts)
 
     def native(self, args: Args, kwargs: dict[str, Any]) -> Any:
-        """Do with the twin what a call does, and return what it returns."""
         if not self.kind.trained:
             with torch.no_grad():
                 return self.eager(*args, **kwargs)
@@ -105,11 +87,9 @@ class Subject:
         return loss.detach()
 
     def large(self) -> bool:
-        """Tell whether odd batches have made weights large."""
         return any(bool((t.abs() > LARGE).any()) for t in self.model.parameters())
 
     def follow(self) -> None:
-        """Give the twin the weights of the model."""
         self.eager.load_state_dict(self.model.state_dict())
 
     def state(self) -> dict[str, Any]:
@@ -127,7 +107,6 @@ def same(first: Any, second: Any) -> bool:
 
 
 def close(got: Any, expected: Any) -> bool:
-    """Tell whether results are equal but for rounding."""
     how = {"equal_nan": True, "check_dtype": False, "check_stride": False}
     try:
         torch.testing.assert_close(got, expected, **near(80, 2), **how)

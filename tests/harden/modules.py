@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import poptorch
-from helpers.beside import OPTIMIZERS, Batch, Eager, Way, wrapped
+from helpers.beside import OPTIMIZERS, Eager, Way, wrapped
 from helpers.closeness import near
 
 from .parts import PARTS, SHARES, TOKENS, WIDTH, Words
@@ -76,8 +76,6 @@ class Case(Way):
 
 
 class Model(nn.Module):
-    """Parts one after another, then what is returned."""
-
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.ending = ENDINGS[case.ending][0]
@@ -116,14 +114,6 @@ def drawn(number: int) -> Case:
     )  # fmt: skip
 
 
-def batches(case: Case) -> list[Batch]:
-    torch.manual_seed(len(case.parts))
-    shape, dtype = (case.rows, WIDTH), case.dtype
-    tokens = torch.randint(TOKENS, (CALLS, case.rows, 3))
-    floats = torch.randn(CALLS, 2, *shape, dtype=dtype)
-    return [(x, t, y) for (x, y), t in zip(floats, tokens, strict=True)]
-
-
 def closeness(case: Case) -> dict[str, float]:
     if any(name == "cast" for name, _ in case.parts):
         return near(8, CALLS, dtype=torch.bfloat16)
@@ -131,8 +121,11 @@ def closeness(case: Case) -> dict[str, float]:
 
 
 def problem(case: Case) -> tuple[str, str | None]:
-    """Run it; return the outcome, and what is wrong with it."""
-    given, make = batches(case), functools.partial(Model, case)
+    torch.manual_seed(len(case.parts))
+    tokens = torch.randint(TOKENS, (CALLS, case.rows, 3))
+    floats = torch.randn(CALLS, 2, case.rows, WIDTH, dtype=case.dtype)
+    given = [(x, t, y) for (x, y), t in zip(floats, tokens, strict=True)]
+    make = functools.partial(Model, case)
     eager = Eager(make, ENDINGS[case.ending][1], case)
     refused = None
     try:
@@ -169,7 +162,6 @@ def _apart(got: Any, expected: Any, close: dict[str, float]) -> str | None:
 
 
 def simpler(case: Case) -> Iterator[Case]:
-    """Yield what is smaller by one."""
     for at in range(len(case.parts) if len(case.parts) > 1 else 0):
         kept = tuple(each - (each > at) for each in case.evaluated if each != at)
         yield replace(case, parts=case.parts[:at] + case.parts[at + 1 :], evaluated=kept)
@@ -179,7 +171,6 @@ def simpler(case: Case) -> Iterator[Case]:
 
 
 def shrunk(case: Case, outcome: str) -> Case:
-    """Return the smallest case found that goes wrong in the same way."""
     for smaller in simpler(case):
         if problem(smaller)[0] == outcome:
             return shrunk(smaller, outcome)
@@ -187,7 +178,6 @@ def shrunk(case: Case, outcome: str) -> Case:
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
-    """Compare one draw with eager torch; shrink what goes wrong."""
     case = drawn(number)
     outcome, said = problem(case)
     if said is not None:

@@ -48,9 +48,8 @@ SAME: dict[str, Change] = {  # other forms of the same values
     "a transposed copy": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
     "every other": lambda x: x.repeat_interleave(2, 0)[::2],
     "expanded": lambda x: x[:1].expand(x.shape),
-    "channels last": lambda x: (
-        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-    ),
+    "channels last": lambda x: (x.contiguous(memory_format=torch.channels_last)
+                                if x.dim() == 4 else x),
     "negative view": lambda x: torch.complex(x, -x).conj().imag if x.dtype is torch.float32 else x,
     "a gradient": lambda x: x.clone().requires_grad_() if x.is_floating_point() else x,
     "a parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
@@ -62,22 +61,17 @@ SAME: dict[str, Change] = {  # other forms of the same values
     "from numpy": lambda x: torch.from_numpy(x.numpy().copy()),
     "odd strides": lambda x: x.contiguous().as_strided(x.shape, x.stride()),
     "ignored labels": lambda x: x if x.is_floating_point() or x.dim() != 1 else x * 0 - 100,
-}
+}  # fmt: skip
 OTHER: dict[str, Change] = {
     **{str(dtype): lambda x, dtype=dtype: x.to(dtype) for dtype in (
         torch.int64, torch.int32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
         torch.complex64, torch.uint8, torch.int8,
     )},
-    "one row more": lambda x: torch.cat([x, x[:1]]),
-    "no rows": lambda x: x[:0],
-    "a scalar": lambda x: x.flatten()[0],
-    "one dimension more": lambda x: x[None],
-    "one dimension less": lambda x: x.flatten(),
-    "out of range": lambda x: x + 100,
-    "negative": lambda x: x - 1000,
-    "huge": lambda x: x * 0 + (1 << 40),
-    "meta": lambda x: x.to("meta"),
-    "sparse": lambda x: x.to_sparse(),
+    "one row more": lambda x: torch.cat([x, x[:1]]), "no rows": lambda x: x[:0],
+    "one dimension more": lambda x: x[None], "one dimension less": lambda x: x.flatten(),
+    "out of range": lambda x: x + 100, "negative": lambda x: x - 1000,
+    "huge": lambda x: x * 0 + (1 << 40), "a scalar": lambda x: x.flatten()[0],
+    "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse(),
     "compressed": lambda x: x.to_sparse_csr(),
     "oneDNN": lambda x: x.float().to_mkldnn(),
     "fake": lambda x: FakeTensorMode().from_tensor(x),
@@ -88,30 +82,18 @@ OTHER: dict[str, Change] = {
     "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
     "no storage": _no_storage,
     "zero tensor": lambda x: torch._efficientzerotensor(tuple(x.shape)),
-    "None": lambda x: None,
-    "text": lambda x: "text",
-    "number": lambda x: 3,
-    "class": lambda x: torch.Tensor,
-    "function": lambda x: torch.add,
-    "list": lambda x: [x],
-    "dict": lambda x: {"x": x},
-    "nested list": lambda x: [[x], (x, {"x": x})],
-    "array": lambda x: x.numpy(),
-    "object": lambda x: object(),
-    "strange": lambda x: Strange(),
-    "list of strange": lambda x: [x, Strange()],
-    "array of two": lambda x: np.arange(2),
-    "set": lambda x: {1, 2},
-    "generator": lambda x: (each for each in (x,)),
-    "cycle": _cycle,
-    "deep": _deep,
-    "NaN alone": lambda x: float("nan"),
+    "None": lambda x: None, "text": lambda x: "text", "number": lambda x: 3,
+    "class": lambda x: torch.Tensor, "function": lambda x: torch.add, "object": lambda x: object(),
+    "list": lambda x: [x], "dict": lambda x: {"x": x}, "set": lambda x: {1, 2},
+    "nested list": lambda x: [[x], (x, {"x": x})], "cycle": _cycle, "deep": _deep,
+    "strange": lambda x: Strange(), "list of strange": lambda x: [x, Strange()],
+    "array": lambda x: x.numpy(), "array of two": lambda x: np.arange(2),
+    "generator": lambda x: (each for each in (x,)), "NaN alone": lambda x: float("nan"),
     "module": lambda x: torch.nn.Linear(4, 3),
 }  # fmt: skip
 
 
 def odd(draw: random.Random, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Return a name of what is odd, and the arguments of a call."""
     way = draw.random()
     if way < 0.1:
         return _arity(draw, args)

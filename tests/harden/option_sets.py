@@ -25,8 +25,8 @@ VALUES: list[Any] = [
     float("nan"), float("inf"), "", "text", "reference", "all", "0.5", "IPU0", b"bytes", [], [1],
     ["a"], (), (1, 2), {}, {"a": 1}, {"IPU0": 0.5}, {"IPU0": 7}, {1: 2}, {0: 0.3}, set(), object(),
     object, len, torch.half, torch.float32, torch.ones(2), torch.tensor(1), np.float32(0.5),
-    np.arange(2), nn.Linear(1, 1),
-    Path("folder"), 1j, range(3), Ellipsis, poptorch.OutputMode.All, poptorch.OutputMode.EveryN,
+    np.arange(2), nn.Linear(1, 1), Path("folder"), 1j, range(3), Ellipsis,
+    poptorch.OutputMode.All, poptorch.OutputMode.EveryN,
     poptorch.OutputMode.Sum, poptorch.ConnectionType.Never, poptorch.SyncPattern.Full,
     poptorch.CommGroupType.All, poptorch.ReductionType.Sum, poptorch.Options(),
     poptorch.PipelinedExecution(), poptorch.ShardedExecution(), poptorch.TensorLocationSettings(),
@@ -34,7 +34,6 @@ VALUES: list[Any] = [
 
 
 def setters(options: poptorch.Options) -> list[tuple[str, Any]]:
-    """Return every public method of the options and their groups."""
     result = []
     for group in GROUPS:
         owner = getattr(options, group) if group else options
@@ -47,21 +46,14 @@ def setters(options: poptorch.Options) -> list[tuple[str, Any]]:
 
 
 def arguments(draw: random.Random, method: Any) -> list[Any]:
-    """Return so many values as a method takes."""
-    least = most = 0
-    for parameter in inspect.signature(method).parameters.values():
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
-            continue
-        most += 1
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            most += 1
-        elif parameter.default is parameter.empty:
-            least += 1
+    taken = inspect.signature(method).parameters.values()
+    taken = [each for each in taken if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
+    single = [each for each in taken if each.kind is not each.VAR_POSITIONAL]
+    least, most = sum(each.default is each.empty for each in single), 2 * len(taken) - len(single)
     return [draw.choice(VALUES) for _ in range(draw.randint(least, max(least, most)))]
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
-    """Set a few options to anything, then sometimes run a model."""
     draw = random.Random(number)
     options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -81,7 +73,6 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
 
 
 def ran(options: poptorch.Options) -> str | None:
-    """Run a model; return what is wrong."""
     model, x = nn.Linear(4, 3), torch.randn(8, 4)
     try:
         wrapper = poptorch.inferenceModel(model, options)
@@ -91,9 +82,8 @@ def ran(options: poptorch.Options) -> str | None:
         return None
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    if options._popart.options.get("syntheticDataMode"):  # it never looks at the input
-        return None
+    synthetic = options._popart.options.get("syntheticDataMode")  # it never looks at the input
     expected = model(x).detach()
-    if got.shape == expected.shape and options.output_mode != poptorch.OutputMode.Sum:
-        return None if close(got, expected) else "other numbers"
-    return None
+    if synthetic or options.output_mode == poptorch.OutputMode.Sum or got.shape != expected.shape:
+        return None
+    return None if close(got, expected) else "other numbers"

@@ -33,13 +33,7 @@ class Doubled(nn.Linear):
 
 
 class Subject:
-    """A wrapped model, and what its host and its device should have.
-
-    Attributes:
-        eager: the device's weights and optimizer, as eager torch would have them.
-        host: the values on the host; old ones while the device is newer.
-        seen: the inference model's weights, None before its first call.
-    """
+    """A wrapped model, and what its host and its device should have."""
 
     def __init__(self, number: int) -> None:
         self.draw = draw = random.Random(number)
@@ -49,7 +43,7 @@ class Subject:
         norm = nn.BatchNorm1d(4) if statistics else nn.Tanh()
         self.model = Graded(both=True, norm=norm, layer=Doubled(4, 2))
         self.held = self.model.layer.weight
-        self.eager = copy.deepcopy(self.model)
+        self.eager = copy.deepcopy(self.model)  # as the device should be
         self.optimizer, self.eagers = make(self.model), make(self.eager)
         compiled = number in COMPILED or (number >= 1000 and number % 4 == 0)
         backend = "inductor" if compiled else "reference"
@@ -57,6 +51,7 @@ class Subject:
         self.trainer = poptorch.trainingModel(self.model, opts, self.optimizer)
         wrapped = poptorch.inferenceModel(self.model, options(backend))
         self.inference = wrapped if not statistics else None
+        # Of the host, old while the device is newer; of the inference model, once it was called.
         self.host, self.seen = values(self.eager), None
         self.compiled = self.attached = self.newer = self.downloaded = False
 
@@ -241,7 +236,6 @@ def refused(method: Callable[[], object], wrong: bool) -> bool:
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
-    """Do things in some order; then weights and optimizer must be as in eager torch."""
     subject = Subject(number)
     order = [subject.draw.choice(ACTIONS) for _ in range(STEPS)]
     order += [Subject.call, Subject.state_dict, Subject.optimizer_state]

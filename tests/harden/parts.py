@@ -26,10 +26,8 @@ def linear(draw: Draw) -> nn.Module:
 
 
 def batch_norm(draw: Draw) -> nn.BatchNorm1d:
-    norm = nn.BatchNorm1d(
-        WIDTH, EPS, draw.choice([0.1, 0.4, 0.0, 1.0, None]), draw.random() < 0.8,
-        draw.random() < 0.8,
-    )  # fmt: skip
+    momentum = draw.choice([0.1, 0.4, 0.0, 1.0, None])
+    norm = nn.BatchNorm1d(WIDTH, EPS, momentum, draw.random() < 0.8, draw.random() < 0.8)
     if draw.random() < 0.2:
         norm.eval()
     if norm.affine and draw.random() < 0.2:
@@ -210,14 +208,11 @@ def cast(draw: Draw) -> nn.Module:
 
 
 class Words(nn.Module):
-    """An embedding of the tokens, added to the input."""
-
     def __init__(self, draw: Draw) -> None:
         super().__init__()
         settings = draw.choice([
             {}, {"padding_idx": 1}, {"scale_grad_by_freq": True}, {"sparse": True},
-            {"max_norm": 0.7},
-        ])  # fmt: skip
+            {"max_norm": 0.7}])  # fmt: skip
         bag = draw.random() < 0.3 and "padding_idx" not in settings
         self.table = (nn.EmbeddingBag if bag else nn.Embedding)(TOKENS, WIDTH, **settings)
         if settings.get("sparse") or "max_norm" in settings:
@@ -253,8 +248,6 @@ def attention(draw: Draw) -> nn.Module:
 
 
 class Reversed(torch.autograd.Function):
-    """The gradient is the opposite, and weighted with the input."""
-
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
@@ -267,15 +260,12 @@ class Reversed(torch.autograd.Function):
 
 
 def backward_by_hand(draw: Draw) -> nn.Module:
-    layer = nn.Linear(WIDTH, WIDTH)
-    return Having(
-        draw.choice([
-            lambda m, x: Reversed.apply(m.layer(x)),
-            lambda m, x: checkpoint(lambda y: m.layer(y).tanh(), x, use_reentrant=False),
-            lambda m, x: x + (m.layer(x).round() - m.layer(x)).detach() + m.layer(x),
-        ]),
-        layer=layer,
-    )  # fmt: skip
+    function = draw.choice([
+        lambda m, x: Reversed.apply(m.layer(x)),
+        lambda m, x: checkpoint(lambda y: m.layer(y).tanh(), x, use_reentrant=False),
+        lambda m, x: x + (m.layer(x).round() - m.layer(x)).detach() + m.layer(x),
+    ])  # fmt: skip
+    return Having(function, layer=nn.Linear(WIDTH, WIDTH))
 
 
 def dropped(draw: Draw) -> nn.Module:
@@ -284,25 +274,19 @@ def dropped(draw: Draw) -> nn.Module:
 
 def wrong(draw: Draw) -> nn.Module:
     """What eager torch refuses."""
-    return Having(
-        draw.choice([
-            lambda m, x: m.scale.mul_(2) * x,
-            lambda m, x: (lambda out: out * out.add_(1).exp() * out.mul_(2))((x * m.scale).exp()),
-            lambda m, x: m.scale.view(-1).add_(x[0]),
-            lambda m, x: F.one_hot((x.argmax(1) + 2).clamp(max=5), 3) @ m.scale[:3, None] * x,
-        ]),
-        scale=nn.Parameter(torch.rand(WIDTH)),
-    )  # fmt: skip
+    function = draw.choice([
+        lambda m, x: m.scale.mul_(2) * x,
+        lambda m, x: (lambda out: out * out.add_(1).exp() * out.mul_(2))((x * m.scale).exp()),
+        lambda m, x: m.scale.view(-1).add_(x[0]),
+        lambda m, x: F.one_hot((x.argmax(1) + 2).clamp(max=5), 3) @ m.scale[:3, None] * x,
+    ])  # fmt: skip
+    return Having(function, scale=nn.Parameter(torch.rand(WIDTH)))
 
 
-PARTS: dict[str, Part] = {
-    each.__name__: each
-    for each in (
-        linear, batch_norm, other_norm, nested_norm, buffers, parametrized, hooked, tied,
-        in_place, cast, Words, convolution, recurrent, attention, backward_by_hand, dropped, wrong,
-    )
-}  # fmt: skip
+PARTS: dict[str, Part] = {each.__name__: each for each in (
+    linear, batch_norm, other_norm, nested_norm, buffers, parametrized, hooked, tied, in_place,
+    cast, Words, convolution, recurrent, attention, backward_by_hand, dropped, wrong,
+)}  # fmt: skip
 # How often it is drawn, if not once.
-SHARES = {
-    "wrong": 0.05, "cast": 0.4, "attention": 0.5, "dropped": 0.5, "nested_norm": 2, "buffers": 2,
-}  # fmt: skip
+SHARES = {"wrong": 0.05, "cast": 0.4, "attention": 0.5, "dropped": 0.5, "nested_norm": 2,
+          "buffers": 2}  # fmt: skip

@@ -1,5 +1,6 @@
 """Damaged saved models: refused with the model unchanged, or loaded as they were saved."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -16,7 +17,7 @@ import torch
 import poptorch
 from helpers.wrapped import options
 
-from .models import Statistics
+from .models import statistics
 
 HEADER = "header.json"
 ODD: list[Any] = [
@@ -28,13 +29,12 @@ ODD: list[Any] = [
 
 def made(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = Statistics()
+    model = statistics()
     return model, poptorch.optim.Adam(model.parameters(), lr=0.1)
 
 
 @functools.cache
 def saved() -> tuple[bytes, dict[str, torch.Tensor]]:
-    """A file, and the weights in it."""
     model, optimizer = made(0)
     wrapper = poptorch.trainingModel(model, options(), optimizer)
     wrapper(torch.randn(4, 4), torch.randn(4, 3))
@@ -47,22 +47,21 @@ def saved() -> tuple[bytes, dict[str, torch.Tensor]]:
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
-    """Damage a file in one way and load it."""
     draw = random.Random(number)
     whole, weights = saved()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.poptorch"
         path.write_bytes(whole)
-        how = damage(draw, path)
+        damage = draw.choice((_bytes, _bytes, _replaced, _parts, _facts, _facts))
+        damage(draw, path)
         outcome, problem = attempt(path, weights)
         left = sorted(p.name for p in Path(folder).iterdir() if p != path)
         if left and not problem:
             problem = f"left over: {left}"
-    yield outcome, problem and f"{how}: {problem}"
+    yield outcome, problem and f"{damage.__name__}: {problem}"
 
 
 def attempt(path: Path, weights: dict[str, torch.Tensor]) -> tuple[str, str | None]:
-    """Load a file; return how that went."""
     model, optimizer = made(1)  # the kind of model that was saved, with other weights
     before = {name: t.clone() for name, t in model.state_dict().items()}
     try:
@@ -85,13 +84,6 @@ def attempt(path: Path, weights: dict[str, torch.Tensor]) -> tuple[str, str | No
     return ("as saved" if same else "other values"), None
 
 
-def damage(draw: random.Random, path: Path) -> str:
-    """Damage a file; return in what way."""
-    way = draw.choice((_bytes, _bytes, _replaced, _parts, _facts, _facts))
-    way(draw, path)
-    return way.__name__.lstrip("_")
-
-
 def _bytes(draw: random.Random, path: Path) -> None:
     data = bytearray(path.read_bytes())
     at, count = draw.randrange(draw.choice([1000, len(data)])), draw.randrange(1, 50)
@@ -109,64 +101,55 @@ def _replaced(draw: random.Random, path: Path) -> None:
     ))()  # fmt: skip
 
 
-def rewrite(path: Path, parts: dict[str, bytes], header: dict[str, Any] | None = None) -> None:
-    """Write a file whose digests are right, as a stranger could."""
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[dict[str, bytes]]:
+    """Yield the parts of a whole file; then write them with right digests, as a stranger could."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(parts.pop(HEADER))
+    yield parts
+    header["digests"] = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(HEADER, json.dumps((header or {}) | {"digests": digests}))
-        for name, data in parts.items():
+        for name, data in {HEADER: json.dumps(header), **parts}.items():
             archive.writestr(name, data)
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the header and the parts of a whole file."""
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    return json.loads(parts.pop(HEADER)), parts
-
-
 def _parts(draw: random.Random, path: Path) -> None:
-    header, parts = read(path)
-    name = draw.choice(sorted(parts))
-    what = draw.randrange(4)
-    if what == 0:
-        del parts[name]
-    elif what == 1:
-        parts[name] = draw.randbytes(draw.randrange(300))
-    elif what == 2:
-        parts[name] = parts[draw.choice(sorted(parts))]
-    else:
-        data = bytearray(parts[name])
-        data[draw.randrange(min(len(data), 400))] = draw.randrange(256)
-        parts[name] = bytes(data)
-    rewrite(path, parts, header)
+    with opened(path) as parts:
+        name, what = draw.choice(sorted(parts)), draw.randrange(4)
+        if what == 0:
+            del parts[name]
+        elif what == 1:
+            parts[name] = draw.randbytes(draw.randrange(300))
+        elif what == 2:
+            parts[name] = parts[draw.choice(sorted(parts))]
+        else:
+            data = bytearray(parts[name])
+            data[draw.randrange(min(len(data), 400))] = draw.randrange(256)
+            parts[name] = bytes(data)
 
 
 def _facts(draw: random.Random, path: Path) -> None:
-    header, parts = read(path)
-    facts = json.loads(parts["facts.json"])
-    _change(draw, facts)
-    text = json.dumps(facts)
-    if draw.random() < 0.1:
-        depth = draw.choice([50, 100_000])
-        text = text[:-1] + ', "arguments": ' + "[" * depth + "]" * depth + "}"
-    parts["facts.json"] = text.encode()
-    rewrite(path, parts, header)
+    with opened(path) as parts:
+        facts = json.loads(parts["facts.json"])
+        _change(draw, facts)
+        text = json.dumps(facts)
+        if draw.random() < 0.1:
+            depth = draw.choice([50, 100_000])
+            text = text[:-1] + ', "arguments": ' + "[" * depth + "]" * depth + "}"
+        parts["facts.json"] = text.encode()
 
 
 def _change(draw: random.Random, value: Any) -> None:
-    """Change something somewhere in nested lists and dicts."""
     while True:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:
             return
         key = draw.choice(keys)
-        inside = value[key]
-        if isinstance(inside, (dict, list)) and draw.random() < 0.7:
-            value = inside
-            continue
-        if draw.random() < 0.2:
-            del value[key]
-        else:
-            value[key] = draw.choice(ODD)
-        return
+        if not isinstance(value[key], (dict, list)) or draw.random() >= 0.7:
+            break
+        value = value[key]
+    if draw.random() < 0.2:
+        del value[key]
+    else:
+        value[key] = draw.choice(ODD)

@@ -11,7 +11,7 @@ import torch
 import poptorch
 from helpers.wrapped import options
 
-from .models import Statistics, same
+from .models import same, statistics
 
 ITERATIONS, UPDATES = 3, 24
 SIGNALS = {
@@ -35,16 +35,14 @@ def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor) -> dict[s
 
 
 def wrapped(seed: int, lanes: int, **counts: int) -> tuple[Any, poptorch.PoplarExecutor]:
-    """Return a model and its wrapper, the same for a seed."""
     torch.manual_seed(seed)
-    model = Statistics(0.3)
+    model = statistics(0.3)
     opts = options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
     return model, poptorch.trainingModel(model, opts, optimizer)
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
-    """Be interrupted several times on the way through some updates."""
     draw = random.Random(number)
     seed, lanes = draw.randrange(1 << 20), draw.choice([0, 1])
     made = torch.Generator().manual_seed(seed)

@@ -5,8 +5,6 @@
 
 import collections
 import importlib
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -19,20 +17,15 @@ MANY = {
     "orders": 2000, "modules": 2000,
 }  # fmt: skip
 PIECES = 10  # of the many of each part
-
-
-def cases() -> Iterator[Any]:
-    """Yield a part, its first trial and how many there are."""
-    yield from ((name, 1, count) for name, count in FEW.items())
-    yield from (("orders", first, 25) for first in (26, 51, 76))
-    for name, count in MANY.items():
-        for first in range(1000, 1000 + count, count // PIECES):
-            yield long(name, first, count // PIECES)
+CASES = [*((name, 1, count) for name, count in FEW.items())]
+CASES += [("orders", first, 25) for first in (26, 51, 76)]
+CASES += [long(name, first, count // PIECES) for name, count in MANY.items()
+          for first in range(1000, 1000 + count, count // PIECES)]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "first", "count"), [*cases()])
+@pytest.mark.parametrize(("name", "first", "count"), CASES)
 def test_hard_use_finds_nothing(name: str, first: int, count: int) -> None:
     module = importlib.import_module(f"harden.{name}")
     outcomes = [(at, *each) for at in range(first, first + count) for each in module.trial(at)]
