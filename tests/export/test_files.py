@@ -11,7 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.exported import loaded
-from helpers.wrapping import options
+from helpers.wrapped import Regression, options
 from poptorch._cli.main import main
 
 SCRIPT = """
@@ -107,11 +107,7 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_torch_compiles_an_exported_step(tmp_path: Path, monkeypatch) -> None:
-    class Net(nn.Linear):
-        def forward(self, x, y):
-            return nn.functional.mse_loss(super().forward(x), y)
-
-    model, file = Net(4, 2), tmp_path / "step.py"
+    model, file = Regression(), tmp_path / "step.py"
     executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), 0.1))
     batch = torch.randn(4, 4), torch.randn(4, 2)
     executor.compile(*batch)

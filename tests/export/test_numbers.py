@@ -1,6 +1,5 @@
 """An exported step gives the bits of the interpreter, in a process that has no poptorch."""
 
-import importlib.util
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -9,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
 import poptorch_ipu
-from helpers import exported
+from helpers import beside, exported
 from helpers.source_tree import ROOT
+from helpers.wrapped import Graded
 from helpers.wrapping import Having, options
 from helpers.zoo import ZOO
 
@@ -31,11 +30,8 @@ def elsewhere() -> Iterator[ProcessPoolExecutor]:
 
 
 def small(dtype: torch.dtype = torch.float32) -> nn.Module:
-    def forward(m, x, y):
-        out = m.second(torch.tanh(m.first(x)))
-        return out, F.mse_loss(out, y)
-
-    return Having(forward, first=nn.Linear(6, 5), second=nn.Linear(5, 3)).to(dtype)
+    layers = {"first": nn.Linear(6, 5), "tanh": nn.Tanh(), "second": nn.Linear(5, 3)}
+    return Graded(both=True, **layers).to(dtype)
 
 
 def rows(count: int, calls: int = 10, dtype: torch.dtype = torch.float32) -> list[Any]:
@@ -46,24 +42,20 @@ def rows(count: int, calls: int = 10, dtype: torch.dtype = torch.float32) -> lis
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: ours.SGD(p, 0.05),
     "momentum": lambda p: ours.SGD(p, 0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
-    "nesterov": lambda p: torchs.SGD(p, 0.05, momentum=0.9, nesterov=True),
     "combined": lambda p: ours.SGD(p, 0.05, momentum=0.9, use_combined_accum=True),
     "maximized": lambda p: torchs.SGD(p, 0.05, momentum=0.9, maximize=True),
-    "torch's SGD": lambda p: torchs.SGD(p, 0.05),
     "Adam": lambda p: ours.Adam(p, 0.01, weight_decay=0.1),
     "AdamW": lambda p: ours.AdamW(p, 0.01, bias_correction=False),
     "clipped": lambda p: ours.AdamW(p, 0.01, max_grad_norm=0.1),
-    "torch's Adam": lambda p: torchs.Adam(p, 0.01),
-    "torch's AdamW": lambda p: torchs.AdamW(p, 0.01),
     "RMSprop": lambda p: ours.RMSprop(p, 0.01, momentum=0.5, centered=True),
-    "torch's RMSprop": lambda p: torchs.RMSprop(p, 0.01),
     "LAMB": lambda p: ours.LAMB(p, 0.01, weight_decay=0.01),
     "groups": lambda p: torchs.SGD([{"params": w, "lr": 0.1 / (at + 1)} for at, w in enumerate(p)]),
-    "scaled": lambda p: ours.Adam(p, 0.01, loss_scaling=64.0),
+    "scaled": lambda p: ours.AdamW(p, 0.01, loss_scaling=16.0),
+    **{f"torch's {name}": lambda p, kind=kind, numbers=numbers: getattr(torchs, kind)(p, **numbers)
+       for name, (kind, numbers) in beside.OPTIMIZERS.items()},
 }  # fmt: skip
 LOOPS: dict[str, Callable[[], poptorch.Options]] = {
-    "one": options,
-    "iterations": lambda: options(iterations=4),
+    "one": options, "iterations": lambda: options(iterations=4),
     "accumulation": lambda: options(accumulation=4),
     "lanes": lambda: options(accumulation=2, replicas=2, iterations=2),
     "chunks": lambda: options(accumulation=4, iterations=2).lanes(2),
@@ -72,8 +64,9 @@ LOOPS: dict[str, Callable[[], poptorch.Options]] = {
 }  # fmt: skip
 
 
-def optimizer(name: str) -> Made:
-    return small(), options(accumulation=2, iterations=2), OPTIMIZERS[name], rows(16)
+def optimizer(name: str, dtype: torch.dtype = torch.float32) -> Made:
+    opts = options(accumulation=2, iterations=2 if dtype == torch.float32 else 1)
+    return small(dtype), opts, OPTIMIZERS[name], rows(16, dtype=dtype)
 
 
 def results(loop: str, mode: str) -> Made:
@@ -93,19 +86,6 @@ def model(name: str, loop: str) -> Made:
     return ZOO[name].build(), opts, OPTIMIZERS["Adam"], [ZOO[name].inputs(32) for _ in range(10)]
 
 
-def half(dtype: torch.dtype) -> Made:
-    scaled = lambda p: ours.AdamW(p, 0.01, loss_scaling=16.0)  # noqa: E731
-    return small(dtype), options(accumulation=2), scaled, rows(16, dtype=dtype)
-
-
-def script(name: str) -> Any:
-    place = ROOT / "examples" / name / "train.py"
-    spec = importlib.util.spec_from_file_location(f"exported_{name}", place)
-    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module
-
-
 def bert(layers: int) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -117,24 +97,32 @@ def bert(layers: int) -> nn.Module:
     return Having(lambda m, ids, labels: m.bert(input_ids=ids, labels=labels).loss, bert=whole)
 
 
-def integers(most: int, *shape: int) -> torch.Tensor:
-    return torch.randint(most, shape)
+def script(name: str) -> Any:
+    return exported.loaded(ROOT / "examples" / name / "train.py")
+
+
+def classifier() -> nn.Module:
+    return poptorch_ipu.ModelWithLoss(poptorch_ipu.ClassificationModel(), nn.NLLLoss())
+
+
+# By name: the model, its micro-batches, and what makes a batch.
+EXAMPLES: dict[str, tuple[Callable[[], nn.Module], int, Callable[[], Any]]] = {
+    "fashion_mnist": (
+        classifier, 1, lambda: (torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))),
+    **{f"bert{n}": (
+        lambda n=n: bert(n), 2, lambda: (torch.randint(512, (16, 24)), torch.randint(4, (16,))))
+       for n in (2, 12)},
+    "pipeline": (lambda: script("pipeline").Net(70), 8,
+                 lambda: (torch.randint(70, (32, 32)), torch.randint(70, (32,)))),
+    "series": (lambda: script("series").Forecast(), 4,
+               lambda: (torch.randn(48, 24, 1), torch.randn(48))),
+}  # fmt: skip
 
 
 def example(name: str) -> Made:
-    adam = OPTIMIZERS["torch's AdamW"]
-    if name == "fashion_mnist":
-        model = poptorch_ipu.ModelWithLoss(poptorch_ipu.ClassificationModel(), nn.NLLLoss())
-        sgd = lambda p: ours.SGD(p, 0.001, momentum=0.9)  # noqa: E731
-        return model, options(), sgd, [(torch.randn(16, 1, 28, 28), integers(10, 16))] * 10
-    if name.startswith("bert"):
-        batches = [(integers(512, 16, 24), integers(4, 16)) for _ in range(10)]
-        return bert(12 if name == "bert12" else 2), options(accumulation=2), adam, batches
-    if name == "pipeline":
-        batches = [(integers(70, 32, 32), integers(70, 32)) for _ in range(10)]
-        return script("pipeline").Net(70), options(accumulation=8), adam, batches
-    batches = [(torch.randn(48, 24, 1), torch.randn(48)) for _ in range(10)]
-    return script("series").Forecast(), options(accumulation=4), adam, batches
+    make, accumulation, batch = EXAMPLES[name]
+    batches = [[*batch()] for _ in range(10)]
+    return make(), options(accumulation=accumulation), OPTIMIZERS["torch's adamw"], batches
 
 
 CASES = {
@@ -142,8 +130,8 @@ CASES = {
     **{f"{n}, {m}": (results, n, m) for n in LOOPS for m in ("Final", "All", "EveryN", "Sum")},
     **{f"{n} lanes, {m}": (inference, n, m) for n in (1, 2, 4) for m in ("Final", "All", "Sum")},
     **{f"{n}, {m}": (model, n, m) for n in ZOO for m in ("one", "lanes", "replicas", "chunks")},
-    "half": (half, torch.float16), "bfloat16": (half, torch.bfloat16),
-    **{n: (example, n) for n in ("fashion_mnist", "bert", "bert12", "pipeline", "series")},
+    **{str(t): (optimizer, "scaled", t) for t in (torch.float16, torch.bfloat16)},
+    **{n: (example, n) for n in EXAMPLES},
 }  # fmt: skip
 
 

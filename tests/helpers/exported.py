@@ -20,8 +20,6 @@ def check_style(file: Path) -> None:
 
 def loaded(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
