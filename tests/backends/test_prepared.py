@@ -8,12 +8,11 @@ from torch import nn
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapped import normal
-from helpers.wrapping import Having, options
+from helpers.wrapping import Having, options, training
 from poptorch.backends.inductor import compiler, packing
 
 pytestmark = pytest.mark.slow
 
-WHEN = "when weights change\n  run prepare(param.*, buffer.*) -> value.*\n"
 SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
 
 
@@ -61,8 +60,8 @@ def test_new_weights_are_prepared_however_they_come(plain, monkeypatch) -> None:
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
     executor = compiled(model)
     same(executor, model, x)
-    text = str(executor.plan())
-    assert WHEN in text
+    when = "when weights change\n  run prepare(param.*, buffer.*) -> value.*\n"
+    assert when in str(executor.plan())
     described = executor.plan().describe().partition("graph forward")[2]
     assert "norm" not in described
     assert described.count("packed_convolution.default(") == 2
@@ -76,8 +75,7 @@ def test_new_weights_are_prepared_however_they_come(plain, monkeypatch) -> None:
     same(executor, model, x)
     executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
     same(executor, model, x)
-    returned = executor(x)[2]
-    returned.zero_()  # a result is the caller's
+    executor(x)[2].zero_()  # a result is the caller's
     same(executor, model, x)
 
 
@@ -88,15 +86,14 @@ def test_weights_that_another_wrapper_trains_are_prepared_anew() -> None:
         return poptorch.identity_loss(sum(y.square().sum() for y in module.inner(x)), "sum")
 
     trained = Having(loss, inner=model)
-    training = poptorch.trainingModel(trained, options(),
-                                      torch.optim.SGD(trained.parameters(), lr=0.01))  # fmt: skip
+    executor = training(trained, lr=0.01)
     inference = compiled(model.eval())
     for _ in range(2):
         inference(x)
         trained.train()
-        training(x)
+        executor(x)
         model.eval()
-        training.copyWeightsToHost()
+        executor.copyWeightsToHost()
         same(inference, model, x)
 
 

@@ -21,14 +21,13 @@ def train(monkeypatch: pytest.MonkeyPatch):
 
 
 def agent(kind, steps: int = 40, **settings):
-    made = {"net_arch": [8, 8]}, {"train_freq": 8, "gradient_steps": 8, "learning_starts": 16}
-    return kind("MlpPolicy", "Pendulum-v1", seed=3, device="cpu", policy_kwargs=made[0],
-                **made[1], **settings).learn(steps)  # fmt: skip
+    settings |= {"train_freq": 8, "gradient_steps": 8, "learning_starts": 16, "device": "cpu"}
+    settings["policy_kwargs"] = {"net_arch": [8, 8]}
+    return kind("MlpPolicy", "Pendulum-v1", seed=3, **settings).learn(steps)
 
 
 def equal(one, other, **close) -> None:
-    theirs = other.get_parameters()
-    torch.testing.assert_close(one.get_parameters(), theirs, **close)
+    torch.testing.assert_close(one.get_parameters(), other.get_parameters(), **close)
 
 
 @pytest.mark.parametrize("still", [["critic"], ["actor", "ent_coef"]])
@@ -38,9 +37,8 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
 ) -> None:
     """Its actor sees the critics after their step; here both see the weights of before."""
     monkeypatch.setattr(Normal, "rsample", lambda own, shape=(): own.loc + 0.3 * own.scale)
-    agents = [
-        agent(kind, 16, target_update_interval=interval) for kind in (sb3.SAC, train.CompiledSAC)
-    ]
+    kinds = sb3.SAC, train.CompiledSAC
+    agents = [agent(kind, 16, target_update_interval=interval) for kind in kinds]
     for one in agents:
         rows = iter(range(16))
         fetch = one.replay_buffer._get_samples
@@ -48,9 +46,8 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
                             fetch(np.array([next(rows) for _ in range(size)]), env))  # fmt: skip
         monkeypatch.setattr(one, "_update_learning_rate", lambda optimizers: None)
         for name in still:
-            holder = one if name == "ent_coef" else getattr(one, name)
-            optimizer = one.ent_coef_optimizer if name == "ent_coef" else holder.optimizer
-            optimizer.param_groups[0]["lr"] = 0.0
+            own = one.ent_coef_optimizer if name == "ent_coef" else getattr(one, name).optimizer
+            own.param_groups[0]["lr"] = 0.0
         for _ in range(2):
             one.train(2, 4)
     equal(*agents, **near(100 + FUNCTION, 4))
