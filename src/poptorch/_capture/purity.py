@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -97,21 +96,10 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result, recorded = super().run_node(n), n.meta.get("val")
-        if not isinstance(recorded, torch.Tensor) or may_view(n) or not recorded.is_contiguous():
+        if not isinstance(result, torch.Tensor) or not isinstance(recorded, torch.Tensor):
             return result
-        return result.contiguous()
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is aten.as_strided.default and _is_whole(*args):
-            target, args = aten.view.default, args[:2]
-        return super().call_function(target, args, kwargs)
-
-
-def _is_whole(base: torch.Tensor, shape: Any, stride: Any, offset: int | None = None) -> bool:
-    """Autograd takes so what was written to as a view; lanes have rules for views of a whole."""
-    inner = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
-    in_order = base.is_contiguous() and list(stride) == inner
-    return in_order and math.prod(shape) == base.numel() and offset in (None, base.storage_offset())
+        own = not may_view(n) and recorded.is_contiguous()
+        return result.contiguous() if own else result
 
 
 def _functionalize(
