@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 # Before anything imports poptorch: the log level and others are read at import.
@@ -55,7 +55,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(_FOLDERS)
 multiprocessing.set_forkserver_preload(["helpers.job_prepared"])
 
 _RUN = os.environ["_TESTS"]
-_HEADERS = os.path.join(os.path.dirname(__file__), "helpers", "wrapper_headers.h")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(_RUN, "code")
 os.environ["POPTORCH_KEY_FILE"] = os.path.join(_RUN, "key", "key")
 os.environ["POPTORCH_POD_DIR"] = os.path.join(_RUN, f"pod{_WORKER}")  # each has its own devices
@@ -150,38 +149,6 @@ def _held() -> set[float]:
     from poptorch import _pod
 
     return {holder.since for holder in _pod.holders() if holder.process.pid == os.getpid()}
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _headers_are_compiled_once() -> None:
-    """The C++ compiler then needs half the time for each of some hundred small programs.
-
-    Torch precompiles the first of the two headers of a wrapper; it is told of one with both. Users
-    compile few, for which it does not pay, nor for a file of tests. Wrapper and kernels in two
-    sources are few here, too, and would take a header each. The code is the same; processes that
-    tests start have it compiled as it ships, all of what a backend must do in
-    ``conformance/test_backends.py``.
-    """
-    if not _WORKER:
-        return
-    from poptorch.backends.inductor import compiler
-
-    precompile: list[Callable[..., str]] = []  # torch's, when its module is there
-
-    def compile_with_both(*arguments: object, **options: object) -> object:
-        from torch._inductor import codecache, config
-
-        def in_one_source(*header: str, **options: object) -> str | None:
-            return None if config.cpp_wrapper_build_separate else precompile[0](*header, **options)
-
-        if not precompile:
-            precompile.append(codecache._precompile_header)
-            codecache._precompile_header = in_one_source
-        codecache._get_cpp_wrapper_header = lambda *device: _HEADERS
-        return usual(*arguments, **options)
-
-    usual, compiler._compile = compiler._compile, compile_with_both
-    compiler.SETTINGS = {**compiler.SETTINGS, "cpp_cache_precompile_headers": True}
 
 
 @pytest.fixture(autouse=True)

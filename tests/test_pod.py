@@ -123,9 +123,7 @@ def test_a_killed_holder_holds_nothing_nor_do_its_children() -> None:
 
 
 @pytest.mark.slow
-def test_other_processes_are_not_in_the_way_where_nobody_chose_to_share(
-    monkeypatch, tmp_path: Path, caplog
-) -> None:
+def test_others_are_not_in_the_way_by_default(monkeypatch, tmp_path: Path, caplog) -> None:
     monkeypatch.delenv("POPTORCH_POD_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     holder = start(FORKING, TMPDIR=str(tmp_path))

@@ -5,23 +5,16 @@ _SPARSE = "sparse tensors are refused, as in PopTorch"
 _RANK = "the shape of its results depends on the rank that it finds"
 
 OPERATORS = {
+    **dict.fromkeys(("argwhere", "masked_select", "nonzero"), _SHAPE),
+    **dict.fromkeys(("unique", "unique_consecutive"), _SHAPE),
+    **dict.fromkeys(("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"), _SPARSE),
+    **dict.fromkeys(("linalg.lstsq", "linalg.lstsq.grad_oriented"), _RANK),
     "__getitem__": "a mask of bools selects so many elements as its values say; refused by design",
-    "argwhere": _SHAPE,
-    "index_fill": "the gradient of a fill value that is a tensor looks for unique indices, whose "
-    "number depends on values",
+    "index_fill": "the gradient of a tensor that fills looks for unique indices: so many as values",
     "index_put": "the gradient of values that are put where a mask says selects with the mask",
     "item": "a number compiled in would be wrong for other inputs; refused by design",
-    "linalg.lstsq": _RANK,
-    "linalg.lstsq.grad_oriented": _RANK,
-    "masked_select": _SHAPE,
-    "nonzero": _SHAPE,
     "repeat_interleave": "repetitions that are an input of the model: as tensor_split",
-    "sparse.mm.reduce": _SPARSE,
-    "sparse.sampled_addmm": _SPARSE,
     "tensor_split": "sections that are an input of the model: sizes would depend on values",
-    "to_sparse": _SPARSE,
-    "unique": _SHAPE,
-    "unique_consecutive": _SHAPE,
 }
 
 _ROWS = "dynamic: how many graphs there are is read from the numbers of graphs"
