@@ -10,7 +10,7 @@ OPERATORS = {
     **dict.fromkeys(("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"), _SPARSE),
     **dict.fromkeys(("linalg.lstsq", "linalg.lstsq.grad_oriented"), _RANK),
     "__getitem__": "a mask of bools selects so many elements as its values say; refused by design",
-    "index_fill": "the gradient of a tensor that fills looks for unique indices: so many as values",
+    "index_fill": "the gradient of a filling tensor looks for unique indices, whose number varies",
     "index_put": "the gradient of values that are put where a mask says selects with the mask",
     "item": "a number compiled in would be wrong for other inputs; refused by design",
     "repeat_interleave": "repetitions that are an input of the model: as tensor_split",
