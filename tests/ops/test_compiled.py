@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import poptorch
 from helpers import custom_functions
@@ -85,7 +86,8 @@ def control(model, x, y, z):
 
 
 def test_control_flow_is_that_of_python(capfd) -> None:
-    parts = {"looped": test_control.looped_layer(), "conditions": test_control.Conditions()}
+    looped = Having(test_control.looped, layer=nn.Linear(3, 3), scale=torch.tensor(0.5))
+    parts = {"looped": looped, "conditions": test_control.Conditions()}
     model, z = Having(control, **parts), torch.randn(4, 3)
     wrapped = poptorch.inferenceModel(model, options("inductor"))
     for a, b in itertools.product((1.0, -0.5, -3.0), (1.0, -1.0)):
