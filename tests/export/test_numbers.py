@@ -50,7 +50,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "RMSprop": lambda p: ours.RMSprop(p, 0.01, momentum=0.5, centered=True),
     "LAMB": lambda p: ours.LAMB(p, 0.01, weight_decay=0.01),
     "groups": lambda p: torchs.SGD([{"params": w, "lr": 0.1 / (at + 1)} for at, w in enumerate(p)]),
-    "scaled": lambda p: ours.AdamW(p, 0.01, loss_scaling=16.0),
+    "scaled": lambda p: ours.Adam(p, 0.01, loss_scaling=64.0),
     **{f"torch's {name}": lambda p, kind=kind, numbers=numbers: getattr(torchs, kind)(p, **numbers)
        for name, (kind, numbers) in beside.OPTIMIZERS.items()},
 }  # fmt: skip
@@ -65,7 +65,7 @@ LOOPS: dict[str, Callable[[], poptorch.Options]] = {
 
 
 def optimizer(name: str, dtype: torch.dtype = torch.float32) -> Made:
-    opts = options(accumulation=2, iterations=2 if dtype == torch.float32 else 1)
+    opts = options(accumulation=2, iterations=2)
     return small(dtype), opts, OPTIMIZERS[name], rows(16, dtype=dtype)
 
 

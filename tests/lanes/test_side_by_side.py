@@ -48,6 +48,12 @@ def counted(m, x):
     return x * m.count
 
 
+def averaged(m, x):
+    m.count += 1
+    m.mean += (x.detach().mean(0) - m.mean) / m.count
+    return x
+
+
 def in_a_row(m, x):
     m.mean.lerp_(x.detach().mean(0), 0.5)
     m.slow.mul_(0.75).add_(m.mean)
@@ -139,7 +145,7 @@ CASES: dict[str, tuple[Callable, Callable[[], nn.Module] | None, str]] = {
     "read in the loss": (lambda m, x: m.norm(x) * m.norm.running_mean.clone(), norm, ""),
     "renorm": (lambda m, x: m.norm(x), lambda: Renorm(WIDTH), ""),
     "read before": (lambda m, x: m.norm(x + m.norm.running_mean.clone()), norm, "running_mean"),
-    "counted": (counted, None, ""), "averaged": (parts.counted, None, ""),
+    "counted": (counted, None, ""), "averaged": (averaged, None, ""),
     "smoothed": (parts.smoothed, None, ""), "in a row": (in_a_row, None, ""),
     "held": (held, None, ""),
     "squashed": (squashed, None, "aten.tanh.default: buffer mean is no longer a multiple"),
