@@ -43,7 +43,7 @@ _LARGE_PRODUCT, _LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
 SECONDS, OF_ONE = 1.0, 0.05  # at most for all classes of a graph; for one, after a few rounds
 ROUNDS = 3, 12  # of runs in turn
 _PATIENCE = 30.0  # seconds for another process that measures
-_BETTER = 0.95  # what a library must take of the usual one's time to be taken
+_BETTER = 0.9  # what a library must take of the usual one's time, twice, to be taken for good
 _ALONE = 0.9  # of each thread's time is spent on a core, where nobody else wants it
 
 
@@ -189,7 +189,7 @@ class Table:
             self._rows[str(shape)], told[shape] = first, "not measured"
             if time.perf_counter() < end:
                 times = times_of(shape)
-                if times[other] < _BETTER * times[first]:
+                if _is_better(other, times) and _is_better(other, times_of(shape)):
                     self._rows[str(shape)] = other
                 share = times[ONEDNN] / times[BLAS]
                 told[shape] = f"{ONEDNN} takes {share:.2f} of {BLAS}'s {times[BLAS] * 1e3:.2f} ms"
@@ -206,6 +206,10 @@ class Table:
             if isinstance(kept, dict) and all(isinstance(rows, dict) for rows in kept.values()):
                 return kept
         return {}
+
+
+def _is_better(library: str, times: Mapping[str, float]) -> bool:
+    return times[library] < _BETTER * min(t for name, t in times.items() if name != library)
 
 
 def times_of(shape: Shape) -> dict[str, float]:
