@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -108,3 +109,17 @@ def test_reassigned_buffers_are_named() -> None:
         with pytest.raises(poptorch.Error, match=f"is {done} the model") as caught:
             poptorch.inferenceModel(Having(function, state=torch.zeros(1)), options())(normal(3, 2))
         assert "'state'" in str(caught.value)
+
+
+@pytest.mark.spec("supported_ops", 6)
+def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
+    def copying(model, x):
+        model.state.copy_(model.state + 1)
+        model.norm.num_batches_tracked = model.norm.num_batches_tracked + 1
+        return model.norm(x) + model.state
+
+    module = Having(copying, state=torch.zeros(1), norm=nn.BatchNorm1d(2))
+    model, x = poptorch.inferenceModel(module, options()), normal(3, 2)
+    torch.testing.assert_close(model(x), F.batch_norm(x, None, None, training=True) + 1)
+    model.copyWeightsToHost()
+    assert (module.state, module.norm.num_batches_tracked) == (1, 2)

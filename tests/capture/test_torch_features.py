@@ -1,5 +1,7 @@
 """Corners of torch that models lean on: packed sequences, complex numbers, FFTs, integers."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -95,3 +97,21 @@ def test_operands_of_different_types_are_named_with_the_line(product, price: boo
     assert "torch.float32" in said
     assert "self.function(self, *args)" in said
     agrees(model, x.float())
+
+
+def normed(model, x):
+    out = model.norm(x * model.weight)
+    return out, poptorch.identity_loss((out + x).square().sum(), "none")
+
+
+@pytest.mark.parametrize("norm, shape", [
+    (nn.BatchNorm1d(3, momentum=None), (3,)),
+    (nn.BatchNorm2d(3, momentum=None, affine=False), (3, 2, 2)),
+])  # fmt: skip
+def test_without_momentum_every_batch_has_the_same_share(norm, shape) -> None:
+    weight, x = nn.Parameter(torch.tensor(0.5)), normal(12, *shape)
+    model = Having(normed, norm=copy.deepcopy(norm), weight=weight)
+    trains_alike(model, x, accumulation=3, steps=2, lr=0.01)
+    assert model.norm.num_batches_tracked == 6
+    assert "forward" not in vars(model.norm)
+    agrees(model.eval(), x)  # in evaluation the averages are used

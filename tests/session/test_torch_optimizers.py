@@ -299,3 +299,16 @@ def test_a_structural_change_waits_for_set_optimizer_or_is_refused(caplog) -> No
     change(twins, momentum=0.9, nesterov=False)
     twins.step(X, Y)
     twins.compare()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_double_precision_is_that_of_numbers_and_moments_too(name: str) -> None:
+    opts = options(accumulation=3)
+    running = poptorch.MeanReductionStrategy.Running
+    opts.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
+    opts.Precision.narrow64Bit(False)
+    twins = Twins(net().double(), MAKERS[name], opts, **near(8 + FUNCTION, 6, dtype=torch.float64))
+    whole = X.double(), Y.double()
+    for _ in range(3):
+        got = twins.wrapped(*(x.repeat(3, 1) for x in whole))
+        torch.testing.assert_close(got, twins.eager_step(*whole), **twins.close)
