@@ -186,6 +186,7 @@ FOLLOWED = {
     "a mean of one value": (lambda o, y: mse(o, y).mean(), mse),
     "another shape": (lambda o, y: mse(o, y).reshape(1, 1).squeeze(), mse),
     "a copy": (lambda o, y: (lambda loss: (loss.clone(), loss.detach() * 3))(mse(o, y)), mse),
+    "a gradient of ones": (lambda o, y: marked(F.gelu(o), "sum"), lambda o, y: F.gelu(o).sum()),
     "a number for the log": (lambda o, y: (o, mse(o, y).detach() * 100), mse),
     "nothing of it": (lambda o, y: (mse(o, y), [o])[1], mse),
     **{name: (lambda o, y, loss=loss: (o, {"loss": loss(o, y)}), loss)

@@ -49,11 +49,13 @@ class Call:
         varies: Callable[[fx.Node], bool],
         count: int,
     ) -> None:
-        self.node, self.count, self.values = node, count, values
-        self.inputs = [each for each in values if varies(each)]
-        own = set(self.inputs)
-        self.args: tuple[Any, ...] = fx.map_arg(node.args, values.get)
-        self.kwargs: dict[str, Any] = fx.map_arg(node.kwargs, values.get)
+        own = {each for each in values if varies(each)}
+        spread = _spread(node, {n: values[n] for n in values if n not in own}, count)
+        self.node, self.count, self.values = node, count, {**values, **spread}
+        own |= spread.keys()
+        self.inputs = [each for each in values if each in own]
+        self.args: tuple[Any, ...] = fx.map_arg(node.args, self.values.get)
+        self.kwargs: dict[str, Any] = fx.map_arg(node.kwargs, self.values.get)
         self.varying = tuple(not own.isdisjoint(nodes_in(arg)) for arg in node.args)
 
     @property
@@ -92,6 +94,22 @@ class Call:
         """Call the node's operator; arguments that are not given are the node's."""
         rest = self.args[len(args) :]
         return self.node.target(*args, *rest, **{**self.kwargs, **kwargs})  # type: ignore[operator]
+
+
+def _spread(
+    node: fx.Node, shared: Mapping[fx.Node, Any], count: int
+) -> dict[fx.Node, torch.Tensor]:
+    """Return what a gradient's kernel needs for each lane, though it is the same for all.
+
+    Gradients of eager torch have the shape of their value: kernels rely on that, or crash.
+    """
+    value = node.meta["val"]
+    of_gradient = str(node.target).partition(".")[2].partition(".")[0].endswith("_backward")
+    if not of_gradient or not isinstance(value, torch.Tensor):
+        return {}
+    tensors = {each: v for each, v in shared.items() if isinstance(v, torch.Tensor)}
+    alike = {each: v for each, v in tensors.items() if v.shape == value.shape}
+    return {each: v.expand(count, *v.shape) for each, v in alike.items()}
 
 
 Rule = Callable[[Call], Any]
