@@ -65,7 +65,11 @@ SUMS = [
     (D0, 1), (32400 * D0 + 144 * D1 + 16, 32400), (3 * D0 + 2 * (D0 + D1), 5),
     (FloorDiv(D1, 4) + 7 * D0, 7), (-D0 + 9, -1),
 ]  # fmt: skip
-OTHERS = [ModularIndexing(D0, 1, 16) + 2 * D0, S0 * D0 + D1, D0 * D1, FloorDiv(D0, 32) + D0]
+IN_A_VECTOR = [
+    FloorDiv(D0, 32) + D0, 3 * ModularIndexing(D0, 1, 16) + 2 * D0, 5 * ModularIndexing(D0, 48, 3),
+    D1 + 16 * FloorDiv(D0, 4), FloorDiv(D0, 8) + ModularIndexing(D0, 1, 8), -FloorDiv(D0, 16) + D0,
+]  # fmt: skip
+OTHERS = [ModularIndexing(ModularIndexing(D0, 1, 9), 1, 3), S0 * D0 + D1, D0 * D1, FloorDiv(D0, S0)]
 
 
 def refuse(*arguments: object) -> None:
@@ -77,6 +81,13 @@ def refuse(*arguments: object) -> None:
 def test_sums_of_variables_times_numbers(index, wanted: int, length: int | None) -> None:
     assert shortcuts.stride(refuse, index, D0, length) == wanted
     assert stride_at_vec_range(index, D0, length) == wanted
+
+
+@pytest.mark.parametrize("index", IN_A_VECTOR)
+def test_quotients_and_remainders(index) -> None:
+    ours, torchs = shortcuts.stride(refuse, index, D0, 16), stride_at_vec_range(index, D0, 16)
+    assert sympy.simplify(ours - torchs) == 0
+    assert (ours.is_number, ours.has(D0)) == (torchs.is_number, torchs.has(D0))
 
 
 @pytest.mark.parametrize("index", OTHERS)

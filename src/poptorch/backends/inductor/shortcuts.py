@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 from torch import fx
 
-from ..._base import timing
+from ..._base import private, timing
 from ..._base.resources import IDLE, Cores
 from . import headers, kernels
 from .toolchain import has_vectors
@@ -77,7 +77,8 @@ def _entry(usual: Callable[..., None], self: Any) -> None:
 def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | None = None) -> Any:
     """Return how far an index moves when a variable grows by one, as torch's own function does.
 
-    Torch simplifies a difference. Nearly all indices are sums of variables times numbers.
+    Torch simplifies a difference. Nearly all indices are sums of numbers times variables, or times
+    quotients and remainders of one, which stay as they are or grow with it in a vector.
     """
     import sympy
 
@@ -85,10 +86,28 @@ def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | No
     for term in sympy.Add.make_args(index):
         if var in term.free_symbols:
             factor, rest = term.as_coeff_Mul()
-            if rest != var or not factor.is_Integer:
+            grown = _grown(rest, var, vec_length)
+            if grown is None or not factor.is_Integer:
                 return usual(index, var, vec_length)
-            step += factor
+            step += factor * grown
     return step
+
+
+def _grown(value: Any, var: Any, vec_length: int | None) -> Any:
+    """Return how much larger a variable, quotient or remainder is for the next; None: not known."""
+    if value == var:
+        return 1
+    kind, (of, *numbers) = type(value), value.args or (None,)
+    if of != var or kind not in (private.FloorDiv, private.ModularIndexing):
+        return None
+    if not vec_length or not all(number.is_Integer for number in numbers):
+        return None
+    divisor, *modulus = numbers
+    if divisor % vec_length == 0:
+        return 0
+    if divisor == 1 and modulus[0] % vec_length == 0:
+        return 1
+    return value.subs(var, var + 1) - value
 
 
 def simplify(usual: Callable[..., Any], self: Any, expr: Any, var_ranges: Any) -> Any:
