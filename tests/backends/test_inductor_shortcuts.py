@@ -10,6 +10,7 @@ import torch
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor import cpp_builder
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import CppCompileError
 from torch._inductor.fx_passes import serialized_patterns
@@ -95,6 +96,11 @@ def test_all_else_is_left_to_torch(index) -> None:
     asked = []
     assert shortcuts.stride(lambda *a: asked.append(a) or "torch's", index, D0, 16) == "torch's"
     assert asked == [(index, D0, 16)]
+
+
+def test_torchs_headers_and_libraries_are_where_torch_says() -> None:
+    ours = shortcuts.stand_ins()["get_torch_related_args"](refuse, False, False)
+    assert ours == cpp_builder._get_torch_related_args(False, False)
 
 
 D2 = FloorDiv(D0, 12) * 12 + ModularIndexing(D0, 3, 4)

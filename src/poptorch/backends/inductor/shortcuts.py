@@ -62,10 +62,20 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
         "write_entry_point_signature": _entry,
         "worker_compile_cpp": build,
         "cpp_pybinding": kernels.together(),
+        "get_torch_related_args": _paths,
     }
     if has_vectors():  # torch asks the processor, too, then tries it out in a library
         named["check_build"] = lambda usual, self, code: True
     return named
+
+
+def _paths(usual: Callable[..., Any], include_pytorch: bool, aot_mode: bool) -> Any:
+    """Return torch's headers, folder and libraries, which torch finds with setuptools: 0.06 s."""
+    if aot_mode:
+        return usual(include_pytorch, aot_mode)
+    torchs = Path(torch.__file__).parent
+    own = [torchs / "include", torchs / "include" / "torch" / "csrc" / "api" / "include"]
+    return [*map(str, own)], [str(torchs / "lib")], ["torch", "torch_cpu", "torch_python"]
 
 
 def _entry(usual: Callable[..., None], self: Any) -> None:
