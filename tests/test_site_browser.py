@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import urllib.parse
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from helpers import patience
+from helpers.browser import BROWSER, opened
 from helpers.source_tree import ROOT
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 HARNESS = ROOT / "tests" / "helpers" / "layout.html"
 WORD, PAGE = "dampening", "Differences from PopTorch"
 
@@ -35,19 +34,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, timeout=patience.HANGS)
     return folder
-
-
-def opened(address: str, folder: Path) -> str:
-    """Return the page of an address as it is when its scripts have run."""
-    done = subprocess.run(
-        [
-            str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu",
-            "--disable-background-networking", "--allow-file-access-from-files",
-            f"--user-data-dir={folder}", "--virtual-time-budget=600000", "--dump-dom", address,
-        ],
-        capture_output=True, text=True, check=True, timeout=patience.HANGS,
-    )  # fmt: skip
-    return done.stdout
 
 
 @pytest.mark.long

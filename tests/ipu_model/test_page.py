@@ -4,22 +4,18 @@ import copy
 import dataclasses
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
-from html import escape
 from typing import Any
 
 import pytest
 
-from helpers import patience
+from helpers.browser import BROWSER, drawn
 from helpers.pricing import meta, priced, two_stages
 from poptorch import _systems
 from poptorch._ipu_model import page, profile
 
 VIEWS = ("measured", "summary", "memory", "liveness", "schedule", "operators", "program",
          "settings", "comparison")  # fmt: skip
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 MARKUP = "</script><!--<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
@@ -130,20 +126,12 @@ def test_no_value_of_a_profile_becomes_markup_wherever_it_stands(content: dict[s
     assert written > 30
 
 
-MEASURE = """<script>
-const fold = document.querySelector(".advice").getBoundingClientRect().bottom;
-for (const each of document.querySelectorAll("details")) each.open = true;
-const wide = [...document.body.querySelectorAll("*")].filter(each => {
-  const box = each.getBoundingClientRect(), column = each.parentElement.getBoundingClientRect();
-  return box.right > innerWidth || (!each.closest("svg") && box.right > column.right + 1);
-});
+MEASURE = """
 Object.assign(parent.document.body.dataset, {
-  ready: document.body.dataset.ready, width: innerWidth,
-  wide: wide.map(each => each.outerHTML.slice(0, 80)).join(" "),
   views: [...document.querySelectorAll("section")].map(each => each.id).join(" "),
-  fold, color: getComputedStyle(document.querySelector(".verdict")).color,
-});
-</script>"""
+  fold: document.querySelector(".advice").getBoundingClientRect().bottom,
+  color: getComputedStyle(document.querySelector(".verdict")).color,
+});"""
 
 
 @pytest.mark.slow
@@ -156,21 +144,8 @@ def test_a_browser_draws_every_view_inside_its_column(content, tmp_path, width, 
     advice = {"change": "options." + 30 * "long", "saves": 1.0, "costs": 1.0, "fits": True}
     changed = {**content, "settings": {"line": 100 * "wide"}}
     changed["estimated"] = {**content["estimated"], "advice": [advice, advice]}
-    text = escape(page.html(changed, content).replace("</body>", f"{MEASURE}</body>"))
-    path = tmp_path / "report.html"  # in a frame: windows are 500 pixels wide at least
-    path.write_text(f'<iframe width="{width}" height="844" frameborder="0" srcdoc="{text}">')
-    command = [
-        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",
-        "--enable-logging=stderr", "--window-size=1400,900", f"--user-data-dir={tmp_path}/user",
-        "--disable-background-networking", f"--blink-settings=preferredColorScheme={scheme}",
-    ]  # fmt: skip
-    dump = subprocess.run(
-        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True,
-        timeout=patience.HANGS,
-    )  # fmt: skip
-    assert "CONSOLE" not in dump.stderr, dump.stderr
-    (body,) = re.findall(r"<body [^>]+>", dump.stdout)
-    seen = dict(re.findall(r'data-(\w+)="([^"]*)"', body))
+    page_text, colors = page.html(changed, content), f"preferredColorScheme={scheme}"
+    seen = drawn(page_text, tmp_path, width, MEASURE, f"--blink-settings={colors}")
     assert (seen["ready"], seen["width"], seen["wide"]) == ("yes", str(width), "")
     assert seen["views"].split() == list(VIEWS)
     assert seen["color"] == color

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._base.tables import size_text, time_text
+from .._base import pages
+from .._base.tables import size_text
 from .parts import Advice
 from .profile import (
     Folded,
@@ -24,9 +24,6 @@ from .profile import (
     trace,
     whole_cycles,
 )
-
-if TYPE_CHECKING:
-    import jinja2
 
 _MOST_ROWS = 500
 _MOST_BARS = 5000  # more make browsers slow
@@ -48,8 +45,9 @@ def html(profile: Profile, before: Profile | None = None) -> str:
     sections = ["memory", "liveness", "schedule", "operators", "program"]
     optional = {"settings": profile["settings"], "comparison": changes}
     try:
-        return _template().render(
+        return pages.template(Path(__file__).with_name("report.html")).render(
             profile=profile, priced=priced, measured=measured, changes=changes, advice=advice,
+            modules=of_modules,
             sections=[*sections, *(name for name, content in optional.items() if content)],
             settled=settled(measured) if measured.get("first") else None,
             directions=_DIRECTIONS, ms=1e3 / priced["clock"],
@@ -61,24 +59,6 @@ def html(profile: Profile, before: Profile | None = None) -> str:
         )  # fmt: skip
     except jinja2.UndefinedError as error:
         raise LookupError(str(error)) from None
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "size": size_text,
-        "shown": _number_text,
-        "time": time_text,
-        "modules": of_modules,
-    }
-    return environment.from_string(Path(__file__).with_name("report.html").read_text())
-
-
-def _number_text(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | str]]:
