@@ -315,7 +315,7 @@ class PoplarExecutor:
             return self._session.now.plan()
 
     def export(self, filename: str | os.PathLike[str]) -> None:
-        """Write the compiled program as Python that needs torch and safetensors alone.
+        """Write the compiled program as Python that needs torch and safetensors alone, or a page.
 
         Its function ``step`` does what a call does, operator by operator: loops, forward, backward,
         update. Layers that repeat are one function. Names and comments say your modules and lines.
@@ -333,11 +333,15 @@ class PoplarExecutor:
         seed you choose. Results are those of the reference backend, to the bit, with as many
         threads. Several replicas of one process are folded into the step.
 
+        ``step.html`` becomes a page instead, one file for browsers: the program, its operators by
+        module, what they read, write and would cost on IPUs, beside your source.
+
         Args:
-            filename: where the Python goes, ``step.py``. Missing folders are created.
+            filename: where the Python goes, ``step.py``, or the page, ``step.html``. Missing
+                folders are created.
 
         Raises:
-            poptorch.Error: not compiled, or something in it cannot be written so.
+            poptorch.Error: not compiled, another ending, or something in it cannot be written so.
         """
         exporting.export(self._session, filename)
 

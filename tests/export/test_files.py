@@ -92,6 +92,10 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path: Path, 
     assert main(["export", "-o", str(file), f"{script}{place}"]) == 0
     assert capsys.readouterr().out == f"wrote {file}, and what it works on beside it\n"
     assert FUNCTIONS in file.read_text()
+    page = file.with_suffix(".html")
+    assert main(["export", "--html", str(page), f"{script}{place}"]) == 0
+    assert capsys.readouterr().out == f"wrote {page}\n"
+    assert "<title>Net: its step</title>" in page.read_text()
     run = [sys.executable, str(file)]
     shown = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     assert shown.startswith("loss tensor(0.")
@@ -103,6 +107,9 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path: Path, 
     for words, said in wrong.items():
         assert main(["export", "-o", "step.py", words]) == 2
         assert capsys.readouterr().err == f"{said}\n"
+    for words, said in ((), "-o step.py"), (("--html", "step.htm"), "step.htm, which ends in .htm"):
+        assert main(["export", *words, str(script)]) == 2  # before the script runs
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

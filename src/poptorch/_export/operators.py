@@ -28,7 +28,7 @@ _INFIX = {
 _FUNCTIONAL = {aten.gelu, aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus}
 _SPREAD = {aten.view: "reshape", aten._unsafe_view: "reshape", aten.reshape: "reshape",
            aten.permute: "permute", aten.expand: "expand"}  # fmt: skip
-_NOISE = {"pin_memory", "device", "layout", "non_blocking"}  # of tensors on one device
+NOISE = {"pin_memory", "device", "layout", "non_blocking"}  # of tensors on one device
 _LAST = (1 << 63) - 1  # where a slice to the end ends
 HELPERS = {
     "adam_step", "sgd_step", "draw", "lstm_layer", "lstm_layer_backward", "ctc_losses",
@@ -121,7 +121,7 @@ def _arguments(node: fx.Node, text: Text) -> list[str]:
     named = {
         name: value
         for name, value in node.kwargs.items()
-        if name not in _NOISE
+        if name not in NOISE
         and not _says_nothing(by_name[name], value)
         and not (name == "dtype" and _is_usual(node, value))
     }

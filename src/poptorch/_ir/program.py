@@ -118,7 +118,7 @@ class Emit:
 
     def text(self, _: Program) -> str:
         period = f" {self.period}" if self.mode is OutputMode.EveryN else ""
-        names = ", ".join(_families(self.slots)) or "nothing"
+        names = ", ".join(families(self.slots)) or "nothing"
         return f"emit {names} {self.mode.name.lower()}{period}"
 
 
@@ -242,16 +242,16 @@ class Program:
         index = ",".join([*(axis[0] for axis in axes), *lanes])
         reads = [
             f"batch[{index}]" if family == "batch.*" and index else family
-            for family in _families(graph.inputs)
+            for family in families(graph.inputs)
         ]
         writes = [
             f"{family} +=" if family == "accum.*" and graph.name == "micro" else family
-            for family in _families(graph.outputs)
+            for family in families(graph.outputs)
         ]
         return f"run {graph.name}({', '.join(reads)}) -> {', '.join(writes)}"
 
 
-def _families(slots: Iterable[Slot]) -> list[str]:
+def families(slots: Iterable[Slot]) -> list[str]:
     """``param.*`` and so on, in the order of the kinds; a loss is just ``loss``."""
     kinds = {slot.kind for slot in slots}
     return ["loss" if kind is Kind.LOSS else f"{kind}.*" for kind in Kind if kind in kinds]

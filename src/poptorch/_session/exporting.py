@@ -1,4 +1,4 @@
-"""A wrapped model's program and its state as files of plain PyTorch."""
+"""A wrapped model's program as files of plain PyTorch, or as a page for browsers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,68 @@ from pathlib import Path
 import safetensors.torch
 
 from .. import _export
+from .._base import source
+from .._base.errors import Error
+from .._ipu_model.estimate import Estimate
+from .files import check_folder
+from .programs import Variant
 from .session import Session
 from .signature import Arguments
 
 
-def export(session: Session, filename: str | os.PathLike[str]) -> None:
-    """Write the program as Python, and beside it what it works on."""
+def check(filename: str | os.PathLike[str]) -> Path:
     path = Path(filename)
+    check_folder(path)
+    if path.is_dir() or path.suffix not in (".py", ".html"):
+        is_what = "is a folder" if path.is_dir() else f"ends in {path.suffix or 'nothing'}"
+        raise Error(
+            "A program is exported as Python or as a page",
+            got=f"{path}, which {is_what}",
+            fix="step.py, or step.html for a browser",
+        )
+    return path
+
+
+def export(session: Session, filename: str | os.PathLike[str]) -> None:
+    """Write the program as Python, and beside it what it works on; or write it as a page."""
+    path = check(filename)
     with session.lock():
         now = session.now
-        if session.weights.store is None:
-            session.attach()
-        session.weights.fetch()
-        plan = now.compiled.plan
         name = type(session.model.module).__name__.removeprefix("Poptorch")
-        text = _export.text_of(plan, name, now.inputs.bound.paths)
-        state = session.weights.attached.state
-        tensors, more = _export.tensors_of(plan, state, now.inputs.example())
+        with source.excluding(now.spec.runtime.source_excludes):
+            write = _write_page if path.suffix == ".html" else _write_python
+            write(session, now, name, path)
+
+
+def _write_python(session: Session, now: Variant, name: str, path: Path) -> None:
+    if session.weights.store is None:
+        session.attach()
+    session.weights.fetch()
+    plan = now.compiled.plan
+    text = _export.text_of(plan, name, now.inputs.bound.paths)
+    state = session.weights.attached.state
+    tensors, more = _export.tensors_of(plan, state, now.inputs.example())
     path.parent.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file(tensors, path.with_suffix(".safetensors"), more)
     path.write_text(text)
 
 
-def export_for(session: Session, arguments: Arguments, filename: str | os.PathLike[str]) -> None:
+def _write_page(session: Session, now: Variant, name: str, path: Path) -> None:
+    modules = session.model.module.named_modules()
+    kinds = {p: type(module).__name__.removeprefix("Poptorch") for p, module in modules}
+    price: Estimate | str
+    try:
+        price = session.reports.priced(now)
+    except Error as error:  # such as of replicas that exchange tensors: the page says why
+        price = error.message
+    text = _export.html(now.plan(), name, now.inputs.bound.paths, kinds, price)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def export_for(session: Session, arguments: Arguments, *files: Path) -> None:
     """Compile for some arguments only as far as that takes, and export."""
     with session.lock():
         session.compile(arguments, background=True)
-        export(session, filename)
+        for file in files:
+            export(session, file)

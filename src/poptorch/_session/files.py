@@ -179,11 +179,15 @@ def _destination(filename: str | os.PathLike[str]) -> Path:
     if path.is_dir():
         log.python.warning("%s is a directory: saving to %s in it", path, DEFAULT_NAME)
         return path / DEFAULT_NAME
+    check_folder(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def check_folder(path: Path) -> None:
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
             raise AssertionFailure("Cannot save in a folder that is a file", got=str(parent))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def shapes_of(model: nn.Module) -> dict[str, list[int]]:

@@ -129,9 +129,9 @@ class Reports:
 
     def cycles(self, now: Variant) -> int:
         """Return the cycles of one call of the compiled program, as the cost model has them."""
-        return max(1, round(self._priced(now).cycles))
+        return max(1, round(self.priced(now).cycles))
 
-    def _priced(self, now: Variant) -> Estimate:
+    def priced(self, now: Variant) -> Estimate:
         """Price the compiled program: capture one micro-batch once more, without data."""
         if self._estimate is None:
             spec = now.spec
@@ -152,7 +152,7 @@ class Reports:
         name = spec.runtime.model_name or ("training" if spec.training else "inference")
         directory = Path(str(spec.runtime.report)) / name
         try:
-            estimate = self._priced(now)
+            estimate = self.priced(now)
         except Error as error:
             log.python.warning("No profile report is written: %s", error)
             return
