@@ -389,6 +389,8 @@ class AsynchronousDataAccessor:
             AssertionError: after ``terminate``.
         """
         self._consumer.restart()
+        if isinstance(self._dataset, DataLoader) and self._rebatched_size is None:
+            notices.remember(self._dataset, self, self._dataset._plan)
         return self
 
     def __next__(self) -> Any:

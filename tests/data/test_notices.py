@@ -40,6 +40,9 @@ def test_batches_that_a_model_cuts_otherwise_are_said_once(mode, caplog) -> None
 
 
 def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(caplog) -> None:
+    accessor = poptorch.AsynchronousDataAccessor(loader(accumulation=4))
+    wrapped(options(accumulation=4))(*next(iter(accessor)))
+    accessor.terminate()
     for counts in ({"iterations": 4}, {"accumulation": 4}):  # the loader cuts both alike
         executor = wrapped(options(iterations=2, accumulation=2))
         for batch in loader(**counts):
@@ -51,4 +54,4 @@ def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(cap
     assert [model(x).shape for x, _ in data] == [(8, 2)] * 4
     gone = [*loader(accumulation=2)]
     wrapped(options())(*gone[0])
-    assert "a DataLoader" not in caplog.text
+    assert "DataLoader" not in caplog.text
