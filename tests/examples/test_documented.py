@@ -1,6 +1,8 @@
-"""Forms of the first release and of phased execution that PopTorch's guide shows, beside torch."""
+"""What PopTorch's documents publish: forms of the guide, beside torch, and whole programs."""
 
 import copy
+import importlib
+import re
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.cases import few
+from helpers.source_tree import ROOT
 from helpers.wrapping import options, trains_alike
 from poptorch import ParallelPhasedExecution, Phase, SerialPhasedExecution, Stage
 
@@ -15,6 +19,8 @@ X, Y = torch.randn(24, 8), torch.randint(0, 4, (24,))
 ALTERNATING = {(0, 0), (0, 2), (1, 1), (1, 3), (2, 0), (2, 2)}
 APART = SerialPhasedExecution(Phase(Stage("0").ipu(0), Stage("1").ipu(1)))
 TOGETHER = SerialPhasedExecution(Phase(Stage("0", "1")))
+ARCHIVED = ROOT / "examples" / "archived"
+SCRIPTS = sorted(path.stem for path in ARCHIVED.glob("*.py"))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -73,3 +79,23 @@ def test_phases_train_as_placed_and_as_eager_torch_does(rounds: int, strategy, p
     opts = options().backend("staged").setExecutionStrategy(strategy)
     executor = trains_alike(Parallel(rounds), X, Y, opts=opts, accumulation=6, steps=1)
     assert {(stage.phase, stage.chip) for stage in executor.plan().layout.stages} == placed
+
+
+def test_each_row_of_published_programs_names_what_runs_it() -> None:
+    page = (ARCHIVED / "README.md").read_text()
+    rows = re.findall(r"^\|[^|]+\| (?:yes|partly) \|([^|]+)\|[^|]+\|$", page, re.M)
+    assert len(rows) == len(re.findall(r"^\| ", page, re.M)) - 1  # all but the head
+    named = [re.findall(r"\]\(([^)]+)\)(?:: `(test_\w+)`)?", where) for where in rows]
+    assert all(any(test or name[:-3] in SCRIPTS for name, test in row) for row in named)
+    files = {name: (ARCHIVED / name).read_text() for row in named for name, _ in row}
+    assert all(f"def {test}" in files[name] for row in named for name, test in row)
+    assert {f"{name}.py" for name in SCRIPTS} <= files.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", few(SCRIPTS, "mnist", "observing", "pipelining"))
+def test_published_programs_run(name: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+    monkeypatch.chdir(tmp_path)
+    importlib.import_module(f"archived.{name}").main()  # checks its own numbers
+    assert capsys.readouterr().out

@@ -45,21 +45,15 @@ def trained(subset: FashionMNIST) -> common.Result:
     return common.finished(native.epochs(options("--epochs", "2"), subset))
 
 
-def test_native_trains(trained: common.Result) -> None:
-    first, second = trained.epoch_losses
-    assert first == pytest.approx(sum(trained.losses[:100]) / 100)
-    assert second < first
-    assert 0.70 < trained.accuracy < 0.90  # 78 % here; 10 % is chance
-    assert trained.compile_seconds is None
-
-
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_poptorch_follows_the_native_loop(trained, subset, backend, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", backend)
     ported = common.finished(poptorch_ipu.epochs(options("--epochs", "2"), subset))
     first, second = torch.tensor(trained.losses), torch.tensor(ported.losses)
+    assert second[100:].mean() < second[:100].mean()
     assert len(trained.losses) == len(ported.losses) == 200
     torch.testing.assert_close(second, first, **near(4, 200, size=0))
+    assert 0.70 < trained.accuracy < 0.90  # 78 % here; 10 % is chance
     assert ported.accuracy == pytest.approx(trained.accuracy, abs=0.01)
     assert ported.compile_seconds is not None
 
