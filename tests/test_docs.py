@@ -1,8 +1,9 @@
 """The pages say what is so: their Python runs, their links lead somewhere, tables are current.
 
 A block fenced as ``python`` is run on its own; one fenced as ``python continued`` goes on where the
-block before it ended; one fenced as ``text printed`` is what they print. Anything that is not meant
-to run is fenced as something else.
+block before it ended; one fenced as ``text printed`` is what they print; one fenced as ``python
+torchrun`` is a script of two processes. Anything that is not meant to run is fenced as something
+else.
 """
 
 import gc
@@ -23,6 +24,8 @@ import pictures
 import poptorch
 import speed
 import words
+from helpers import jobs
+from helpers.programs import run as run_program
 from helpers.source_tree import ROOT
 
 PATTERNS = ("*.md", "docs/**/*.md", "examples/**/*.md")
@@ -41,18 +44,9 @@ class Block:
 
 def blocks(page: str, text: str) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
-    found, info, start, inside = [], "", 0, False
-    lines: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.startswith("```"):
-            lines.append(line)
-        elif not inside:
-            info, start, inside, lines = line[3:].strip(), number, True, []
-        else:
-            found.append(Block(page, start, info, "\n".join(lines)))
-            inside = False
-    assert not inside, f"{page}:{start}: the block is never closed"
-    return found
+    assert len(re.findall(r"^```", text, re.M)) % 2 == 0, f"{page}: a block is never closed"
+    found = re.finditer(r"^```(.*)\n((?:.*\n)*?)```", text, re.M)
+    return [Block(page, text.count("\n", 0, m.start()) + 1, m[1], m[2].rstrip()) for m in found]
 
 
 def programs(page: str, text: str) -> list[list[Block]]:
@@ -61,7 +55,7 @@ def programs(page: str, text: str) -> list[list[Block]]:
     for block in blocks(page, text):
         if block.info == "python":
             chains.append([block])
-        elif block.info in ("python continued", "text printed"):
+        elif block.info in ("python continued", "python torchrun", "text printed"):
             assert chains, f"{page}:{block.line}: there is no block to continue"
             chains[-1].append(block)
     return chains
@@ -105,8 +99,14 @@ def test_python_in_the_pages_runs(chain: list[Block], tmp_path, monkeypatch, cap
         if block.info == "text printed":
             assert capsys.readouterr().out.rstrip() == block.text
             continue
-        # Blank lines in front, so that a traceback tells the page's own line.
-        exec(compile("\n" * block.line + block.text, str(ROOT / block.page), "exec"), names)
+        text = "\n" * block.line + block.text  # so that a traceback tells the page's own line
+        if block.info == "python torchrun":
+            Path("train.py").write_text(text)
+            words = "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"
+            run = run_program(*words, environment=jobs.environment())
+            assert run.returncode == 0, run.stderr
+        else:
+            exec(compile(text, str(ROOT / block.page), "exec"), names)
     names.clear()
     gc.collect()  # executors hold devices as long as they live
 
