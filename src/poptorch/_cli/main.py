@@ -1,4 +1,4 @@
-"""The command ``poptorch``: options, cache, doctor, passes, estimate, report, export."""
+"""The command ``poptorch``: options, cache, doctor, passes, estimate, report, export, migrate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._compile import passes_text
 from .._compile.cache import Entry, differences, entries, trim
 from ..options import Options
 from ..options.overview import describe
-from . import costs, doctor, exports
+from . import costs, doctor, exports, migrate
 from .commands import Misuse, add, command, page
 
 MEGABYTE = 1_000_000
@@ -161,6 +161,7 @@ COMMANDS = {
     "estimate": costs.add_estimate,
     "report": costs.add_report,
     "export": exports.add_export,
+    "migrate": migrate.add_migrate,
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""What names of PopTorch mean in plain PyTorch (`migrate.toml`) and in this library."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import poptorch
+
+from ..options.overview import settings
+from ..options.table import IDLE, RESULTS, Row
+
+CLASSES = {
+    "loop": "become loops",
+    "direct": "are in torch",
+    "nothing": "are nothing on other devices",
+    "by hand": "are to be done by hand",
+}
+PACKAGES = ("poptorch", "popart", "popdist", "poptorch_geometric", "pva")
+_TABLE = tomllib.loads(Path(__file__).with_name("migrate.toml").read_text())
+ROWS: dict[str, dict[str, Any]] = _TABLE["names"]
+_OWNERS = ("Options", "PoplarExecutor", "DataLoader", "optim")  # their members differ
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A row of the table; the file says what its fields are."""
+
+    kind: str
+    torch: str
+    own: bool  # a row for this name, rather than for many
+    value: bool = False  # for an option or argument, not listed by itself
+    field: str = ""
+    values: dict[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    write: str = ""
+    by: str = ""
+    cases: dict[str, str] = dataclasses.field(default_factory=dict)
+    rename: str = ""
+    without: Sequence[str] = ()
+    hand: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def goes(self) -> bool:
+        return self.kind == "nothing" and not self.write
+
+    @property
+    def attribute(self) -> bool:
+        """Whether it is written of what stands before the dot alone."""
+        return "{self}" in self.write and self.write.count("{") == 1
+
+
+def named(full: str) -> Any:
+    """Return the public object of a full name, None if there is none."""
+    parts = full.split(".")[1:]
+    value: Any = poptorch
+    if parts[:1] == ["Options"] and len(parts) > 1:
+        value, parts = poptorch.Options(), parts[1:]  # where groups and setters are
+    for part in parts:
+        value = getattr(value, part, _ABSENT)
+    return None if value is _ABSENT else value
+
+
+@functools.cache
+def meaning(full: str) -> Meaning | None:
+    """Return what a full name means; None for what is no name of PopTorch."""
+    package, _, name = full.partition(".")
+    if package not in PACKAGES or not name:
+        return None
+    if package != "poptorch":
+        return _row(_TABLE["general"]["name"], own=False)
+    parts = name.split(".")
+    if name in ROWS:
+        return _row(ROWS[name], own=True)
+    least = 1 if parts[0] in _OWNERS else 0
+    for count in range(len(parts) - 1, least, -1):
+        if row := ROWS.get(".".join(parts[:count])):
+            return _row(row, own=False)
+    general = _TABLE["general"].get(_sort(full, name))
+    return None if general is None else _row(general, own=False)
+
+
+def here(full: str) -> str:
+    """Return what a name does in this library: the sentence of its option or docstring."""
+    if row := _options().get(full.removeprefix("poptorch.Options.")):
+        return row.sentence + (" No effect here." if row.effect in IDLE else "")
+    value = named(full) if full.startswith("poptorch.") else None
+    text = "" if value is None else inspect.getdoc(value) or ""
+    return " ".join(text.split("\n\n")[0].split()).replace("``", "")
+
+
+def is_option(full: str) -> bool:
+    return full.removeprefix("poptorch.Options.") in _options()
+
+
+def helpers(loops: bool) -> dict[str, str]:
+    """Return what new scripts begin with: code by name, in order."""
+    return {**_TABLE["helpers"]["loops" if loops else "flat"], **_TABLE["helpers"]["both"]}
+
+
+def _row(row: dict[str, Any], own: bool) -> Meaning:
+    fields = {name: value for name, value in row.items() if name not in ("of", "class")}
+    return Meaning(row["class"], own=own, **fields)
+
+
+def _sort(full: str, name: str) -> str:
+    """Return which general row a name has; none for what a model or torch's class brings along."""
+    if name.startswith("Options."):
+        row = _options().get(name.removeprefix("Options."))
+        return "option" if row is None or row.effect is RESULTS else "hint"
+    value = named(full)
+    if name.startswith("PoplarExecutor."):
+        return "" if value is None else "executor"
+    if name.startswith(("DataLoader.", "optim.Optimizer.")):
+        return ""
+    owner = value if isinstance(value, type) else type(value)
+    if issubclass(owner, enum.Enum):
+        return "enum"
+    return "error" if issubclass(owner, BaseException) else "name"
+
+
+@functools.cache
+def _options() -> dict[str, Row]:
+    return {option: row for option, _, row in settings(poptorch.Options())}

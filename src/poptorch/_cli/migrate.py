@@ -1,0 +1,113 @@
+"""``poptorch migrate``: what a PopTorch script is in plain PyTorch, line by line and rewritten."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .commands import Misuse, add
+
+if TYPE_CHECKING:
+    from .scripts import Script
+
+WIDTH = 100
+
+
+def add_migrate(commands: Any) -> None:
+    parser = add(
+        commands,
+        "migrate",
+        "say what a PopTorch script is in plain PyTorch, and rewrite it",
+        "poptorch migrate train.py\npoptorch migrate --diff train.py\n"
+        "poptorch migrate -o plain.py train.py",
+        "The script is read, not run. Each option and call is listed with its line: what it is in\n"
+        "plain PyTorch, what it does here, and whether it becomes a loop, torch has it, it meant\n"
+        "something on IPUs alone, or it is to be done by hand.\n\n"
+        "The new script needs torch alone, with the loops of a call as loops. What cannot be\n"
+        "translated stays, with a TODO above it. Names are followed through imports, variables,\n"
+        "attributes and functions of the file, not into other files.",
+    )
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--diff", action="store_true", help="print the changes as a unified diff")
+    parser.add_argument("-o", "--output", type=Path, help="write the new script")
+    parser.set_defaults(run=_migrate)
+
+
+def _migrate(chosen: argparse.Namespace) -> int:
+    if chosen.output == chosen.script:
+        raise Misuse(f"The new script would replace {chosen.script}: give another name to -o")
+    script, text = _read(chosen.script)
+    if not chosen.diff and chosen.output is None:
+        print(_report(script, chosen.script))
+        return 0
+    from .rewriting import rewritten
+
+    new = rewritten(script)
+    if chosen.diff:
+        name, old = str(chosen.script), text.splitlines(keepends=True)
+        lines = difflib.unified_diff(old, new.splitlines(keepends=True), name, name)
+        print("".join(lines), end="")
+    if chosen.output is not None:
+        chosen.output.write_text(new)
+        todo = [
+            str(number) for number, line in enumerate(new.splitlines(), 1) if "# TODO: " in line
+        ]
+        left = f"; by hand: what its TODOs say, in lines {', '.join(todo)}" if todo else ""
+        if not chosen.diff:
+            print(f"wrote {chosen.output}{left}")
+    return 0
+
+
+def _read(file: Path) -> tuple[Script, str]:
+    try:
+        import libcst
+    except ImportError:
+        raise Misuse(
+            'poptorch migrate reads scripts with libcst: pip install "poptorch[migrate]"'
+        ) from None
+    from .scripts import Script
+
+    if not file.is_file():
+        raise Misuse(f"There is no file {file}")
+    try:
+        text = file.read_text()
+        script = Script(text)
+    except UnicodeDecodeError:
+        raise Misuse(f"{file} is no text: give a Python script") from None
+    except libcst.ParserSyntaxError as error:
+        lines = text.splitlines() or [""]
+        line = min(error.raw_line, len(lines))
+        raise Misuse(f"{file}:{line} is no Python: {lines[line - 1].strip()}") from None
+    if line := script.star():
+        raise Misuse(f"{file}:{line}: write out the names that it imports, to see which are used")
+    return script, text
+
+
+def _report(script: Script, file: Path) -> str:
+    from .meanings import CLASSES, PACKAGES, here, meaning
+
+    uses = [
+        (node, name, row)
+        for node, name in script.uses()
+        if (row := meaning(name)) and not row.value
+    ]
+    if not uses:
+        return f"{file} uses nothing of {', '.join(PACKAGES)}"
+    counts = Counter(row.kind for *_, row in uses)
+    kinds = ", ".join(f"{counts[kind]} {text}" for kind, text in CLASSES.items() if counts[kind])
+    lines = [f"{file}: {kinds}"]
+    for node, name, row in uses:
+        short = name.removeprefix("poptorch.")
+        lines.append(f"\n{script.line(node):4}  {short}  [{row.kind}]")
+        lines += _wrapped("PyTorch: ", row.torch) + _wrapped("here:    ", here(name))
+    lines.append(f"\nThe new script: poptorch migrate --diff {file}, or -o plain.py")
+    return "\n".join(lines)
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    first, more = f"      {start}", " " * (6 + len(start))
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=more)

@@ -1,0 +1,87 @@
+"""The last steps to a new script: what nobody reads goes, what it needs comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+from libcst import metadata
+from libcst.codemod import CodemodContext
+from libcst.codemod.visitors import AddImportsVisitor, RemoveImportsVisitor
+
+from .commands import Misuse
+from .meanings import PACKAGES
+from .scripts import Script
+
+_BLANK = cst.EmptyLine(indent=False)
+
+
+def without_unread(module: cst.Module, emptied: set[str]) -> cst.Module:
+    """Remove imports of PopTorch, and Nones in ``emptied``, that nobody reads."""
+    wrapper = metadata.MetadataWrapper(module)
+    targets = {
+        assignment.node
+        for scope in {*wrapper.resolve(metadata.ScopeProvider).values()}
+        for assignment in (scope.assignments if scope is not None else ())
+        if isinstance(assignment, metadata.Assignment) and not assignment.references
+        and emptied & {each.name for each in assignment.get_qualified_names_for(assignment.name)}
+    }  # fmt: skip
+    new = wrapper.module.visit(_Removing(targets))
+    for node in m.findall(new, m.Import() | m.ImportFrom()):
+        if new.code_for_node(node).split()[1].partition(".")[0] in PACKAGES:
+            context = CodemodContext()
+            RemoveImportsVisitor.remove_unused_import_by_node(context, node)
+            new = RemoveImportsVisitor(context).transform_module(new)
+    return new
+
+
+class _Removing(cst.CSTTransformer):
+    def __init__(self, targets: set[cst.CSTNode]) -> None:
+        super().__init__()
+        self._targets = targets
+
+    def leave_SimpleStatementLine(self, original_node: Any, updated_node: Any) -> Any:
+        none = m.SimpleStatementLine([m.Assign([m.AssignTarget()], m.Name("None"))])
+        gone = (
+            m.matches(original_node, none)
+            and original_node.body[0].targets[0].target in self._targets
+        )
+        return cst.RemoveFromParent() if gone else updated_node
+
+
+def with_helpers(module: cst.Module, script: Script, texts: dict[str, str], used: set[str]) -> Any:
+    """Add behind the imports the helpers that are used, and what they use."""
+    needed: set[str] = set()
+    while used - needed:
+        needed |= used
+        used = {
+            name for each in needed for name in _names(cst.parse_module(texts[each]))
+        } & texts.keys()
+    if taken := sorted(needed & _names(script.module)):
+        raise Misuse(f"The script has names that the new one needs: rename {', '.join(taken)}")
+    added: list[Any] = [
+        cst.parse_module(text.lstrip()).body[0].with_changes(leading_lines=[_BLANK, _BLANK])
+        for name, text in texts.items()
+        if name in needed
+    ]
+    count = 0
+    opening = m.SimpleStatementLine([m.Import() | m.ImportFrom() | m.Expr(m.SimpleString())])
+    while count < len(module.body) and m.matches(module.body[count], opening):
+        count += 1
+    rest: list[Any] = [*module.body[count:]]
+    if added and rest:
+        above = [*rest[0].leading_lines]
+        while above and above[0].comment is None:
+            above.pop(0)
+        rest[0] = rest[0].with_changes(leading_lines=[_BLANK, _BLANK, *above])
+    module = module.with_changes(body=[*module.body[:count], *added, *rest])
+    context = CodemodContext()
+    for package in {"dataclasses", "torch"} & _names(module):
+        AddImportsVisitor.add_needed_import(context, package)
+    return AddImportsVisitor(context).transform_module(module)
+
+
+def _names(module: cst.CSTNode) -> set[str]:
+    names: Any = m.findall(module, m.Name())
+    return {name.value for name in names}

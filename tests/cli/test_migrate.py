@@ -1,0 +1,292 @@
+"""``poptorch migrate``: new scripts train as the old ones did, without poptorch."""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import poptorch.testing
+from helpers.closeness import near
+from helpers.source_tree import ROOT
+from poptorch._cli.main import main
+from poptorch._cli.meanings import ROWS, here, meaning, named
+from poptorch.options.overview import settings
+
+HEAD = """
+import torch
+import poptorch
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(96, 8), torch.randint(3, (96,)))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x, y=None):
+        scores = self.two(torch.relu(self.one(x)))
+        if y is None:
+            return self.drop(scores)
+        return scores, torch.nn.functional.cross_entropy(scores, y)
+
+model = Net()
+"""
+PLAIN = """
+def prepared(own, size):
+    own.Training.gradientAccumulation(size)
+    return poptorch.DataLoader(own, data, 2, shuffle=True, mode=poptorch.DataLoaderMode.Sync)
+
+options = poptorch.Options().deviceIterations(2).enableExecutableCaching("cache")
+loader = prepared(options, size=3)  # batches of 12
+optimizer = poptorch.optim.SGD(
+    model.parameters(), 0.1, momentum=0.9, loss_scaling=8.0, use_combined_accum=False
+)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+optimizer.variable_attrs.markAsConstant("momentum")
+training_model = poptorch.trainingModel(model, options, optimizer)
+losses = []
+for x, y in loader:
+    losses.append(training_model(x, y))
+    schedule.step()
+    training_model.setOptimizer(optimizer)
+training_model.copyWeightsToHost()
+results = losses, model.state_dict()
+"""
+INFERENCE = """
+import poptorch as pt
+from poptorch import Options as Settings
+
+first = data.tensors[0]
+model.eval()
+model = pt.inferenceModel(model, options=Settings().deviceIterations(4))
+final = Settings().deviceIterations(3).outputMode(pt.OutputMode.Final)
+last = pt.inferenceModel(Net().eval(), final)
+results = model(first), last(first), *map(model, pt.DataLoader(pt.Options(), first, 96))
+"""
+BLOCKS = """
+class Placed(Net):
+    def forward(self, x, y):
+        with poptorch.Block("first", ipu_id=0):
+            x = poptorch.recomputationCheckpoint(torch.relu(self.one(x)))
+        with poptorch.Block("second", ipu_id=1):  # the loss, too
+            scores = self.two(x)
+            each = torch.nn.functional.cross_entropy(scores, y, reduction="none")
+            return poptorch.identity_loss(0.5 * each + 1, reduction="mean"), scores
+
+    @poptorch.BlockFunction("unused")
+    def more(self): ...
+
+model, options = Placed(), poptorch.Options()
+model.two = poptorch.BeginBlock(model.two, "second", ipu_id=1)
+options.deviceIterations(2).outputMode(poptorch.OutputMode.All)
+options.Training.gradientAccumulation(4)
+strategy = poptorch.PipelinedExecution(poptorch.Stage("first").ipu(0), poptorch.Stage("second"))
+options.setExecutionStrategy(strategy)
+training = poptorch.trainingModel(model, options=options)
+results = [training(*data.tensors) for _ in range(2)], model.state_dict()
+"""
+CUSTOM = """
+class Sum(Net):
+    def forward(self, x, y):
+        scores = super().forward(x, y)[0]
+        loss = scores.square().sum() + poptorch.serializedMatMul(
+            scores, scores.t(), poptorch.MatMulSerializationMode.ReducingDim
+        ).sum()
+        return {"scores": scores, "loss": poptorch.identity_loss(loss * 1e-3, "none")}
+
+class Trainer:
+    def __init__(self, options: poptorch.Options) -> None:
+        self.options, self.rows = options, 4
+        self.opts = options.clone().replicationFactor(2)
+        self.opts.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+
+    def train(self):
+        model = Sum()
+        optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01, accum_type=torch.float32)
+        self.training = poptorch.trainingModel(model, self.opts, optimizer)
+        loader = poptorch.DataLoader(
+            self.opts,
+            data,
+            batch_size=self.rows + 2,
+        )
+        kept = [self.training(*batch) for batch in loader]
+        self.training.destroy()
+        return kept, model.state_dict()
+
+results = Trainer(poptorch.Options()).train()
+"""
+
+
+def migrated(script: Path, *, todo: int = 0) -> Path:
+    """Write the new script beside the old one; it has so many TODOs."""
+    new = script.with_name(f"plain_{script.name}")
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["migrate", "-o", str(new), str(script)]) == 0
+    assert new.read_text().count("# TODO: ") == todo
+    return new
+
+
+def both(old: Path, new: Path, monkeypatch) -> tuple[dict, dict]:
+    """Return what variables the two scripts have at their end."""
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+    before = runpy.run_path(str(old))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "poptorch", None)  # it cannot be imported
+        return before, runpy.run_path(str(new))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("text, todo", [(PLAIN, 0), (INFERENCE, 0), (BLOCKS, 0), (CUSTOM, 1)])
+def test_the_new_script_computes_what_the_old_one_does(text, todo, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + text)
+    old, new = both(script, migrated(script, todo=todo), monkeypatch)
+    torch.testing.assert_close(new["results"], old["results"], **near(32, 8))
+
+
+def test_examples_and_tutorials_move_on(tmp_path: Path, monkeypatch) -> None:
+    cells = json.loads((ROOT / "docs/tutorials/port.ipynb").read_text())["cells"]
+    page = (ROOT / "docs/quick_start.md").read_text().split("## 5.")[0]
+    blocks = [part.split("```")[0].partition("\n")[2] for part in page.split("```python")[1:]]
+    texts = {
+        "port": ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"],
+        "quick": [*blocks, "same = right"],
+    }
+    for name, parts in texts.items():
+        script = tmp_path / f"{name}.py"
+        script.write_text("\n".join(parts))
+        old, plain = both(script, migrated(script), monkeypatch)
+        assert old["same"] == plain["same"]
+        weights = [each["model"].state_dict() for each in (plain, old)]
+        torch.testing.assert_close(*weights, **near(64, 100))
+    example = tmp_path / "example.py"
+    example.write_text((ROOT / "examples/fashion_mnist/poptorch_ipu.py").read_text())
+    args = SimpleNamespace(seed=10, batch_size=4, lr=0.01, momentum=0.9, epochs=1, passes=1)
+    old, plain = both(example, migrated(example, todo=2), monkeypatch)
+    images = torch.utils.data.TensorDataset(torch.randn(40, 1, 28, 28), torch.arange(40) % 10)
+    both_data = SimpleNamespace(train=images, test=images)
+    losses = [next(each["epochs"](args, both_data)).losses for each in (plain, old)]
+    assert len(losses[0]) == 10
+    torch.testing.assert_close(*losses, **near(972, 10))
+
+
+UNSURE = """
+import poptorch
+from poptorch import OutputMode
+options = poptorch.Options()  # kept
+options.anchorTensor("a", "b")
+mode = OutputMode.Sum
+options.outputMode(mode)
+wide = options.deviceIterations(2) if mode else options
+if mode:
+    poptorch.setLogLevel("ERR")
+elif poptorch.for_loop(2, abs, []):
+    pass
+loss = poptorch.identity_loss(value + 1, reduction="sum")
+loss *= 2
+elsewhere = poptorch.trainingModel(value, value.options)
+loader = poptorch.DataLoader(options, [], batch_sampler=[])
+optimizer = poptorch.optim.SGD([], lr=1, max_grad_norm=0.5)
+printed = poptorch.ipu_print_tensor(value)
+"""
+SURE = """\
+options = Loops()  # kept
+# TODO: Options.anchorTensor("a", "b"): register_forward_hook on the layer keeps its output
+pass
+mode = OutputMode.Sum
+# TODO: Options.outputMode(mode): which results of the loops are kept: the last, or all of them
+options.outputMode(mode)
+# TODO: Options.deviceIterations: the outer loop: so many updates, in inference batches, per call
+wide = options.deviceIterations(2) if mode else options
+# TODO: for_loop: a Python loop: inputs = body(*inputs), count times
+if mode:
+    pass
+elif poptorch.for_loop(2, abs, []):
+    pass
+# TODO: gradients began at identity_loss, and did not follow what is computed from it
+loss = (value + 1).sum()
+loss *= 2
+# TODO: the options come from elsewhere: migrate that file too, and put both together
+elsewhere = poptorch.trainingModel(value, value.options)
+# TODO: a batch_sampler: one of batches as large as a whole call
+loader = poptorch.DataLoader(options, [], batch_sampler=[])
+# TODO: max_grad_norm=0.5: torch.nn.utils.clip_grad_norm_(...) before optimizer.step()
+optimizer = torch.optim.SGD([], lr=1)
+# TODO: ipu_print_tensor: print(tensor), and tensor.register_hook(print) for the gradient
+printed = poptorch.ipu_print_tensor(value)
+"""
+
+
+def test_what_cannot_be_translated_stays_with_its_meaning(tmp_path: Path) -> None:
+    script = tmp_path / "unsure.py"
+    script.write_text(UNSURE)
+    assert migrated(script, todo=9).read_text().endswith(SURE)
+
+
+def test_the_report_and_the_diff(tmp_path: Path, capsys) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + PLAIN)
+    assert main(["migrate", str(script)]) == 0
+    shown = capsys.readouterr().out
+    counts = "3 become loops, 4 are in torch, 3 are nothing on other devices"
+    assert shown.startswith(f"{script}: {counts}\n")
+    number = script.read_text().partition("own.Training")[0].count("\n") + 1
+    row = f"""
+{number:4}  Options.Training.gradientAccumulation  [loop]
+      PyTorch: the inner loop: so many backward() before a step(), of the loss divided by their
+               number
+      here:    Set the number of micro-batches per optimizer step.
+"""
+    assert row in shown
+    assert main(["migrate", "--diff", str(script)]) == 0
+    changes = capsys.readouterr().out.splitlines()
+    assert "-    own.Training.gradientAccumulation(size)" in changes
+    assert "+    own.accumulation = size" in changes
+    script.write_text("import torch\n")
+    assert main(["migrate", str(script)]) == 0
+    assert "uses nothing of poptorch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text, says", [
+    (None, "There is no file"), (b"\xff\xfe\x00", "is no text"),
+    (b"import poptorch\nprint 'a'\n", "script.py:2 is no Python: print 'a'"),
+    (b"import torch\nfrom poptorch import *\n", "script.py:2: write out the names"),
+    (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path: Path, capsys) -> None:
+    script = tmp_path / "script.py"
+    if text is not None:
+        script.write_bytes(text)
+    assert main(["migrate", "--diff", str(script)]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert not printed.out
+
+
+def test_without_libcst_the_extra_is_named_and_no_script_is_replaced(monkeypatch, capsys) -> None:
+    assert main(["migrate", "-o", __file__, __file__]) == 2
+    assert "would replace" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    assert main(["migrate", __file__]) == 2
+    assert 'pip install "poptorch[migrate]"' in capsys.readouterr().err
+
+
+def test_every_name_has_a_row_or_a_general_one() -> None:
+    names = [*poptorch.__all__, *(f"optim.{name}" for name in poptorch.optim.__all__)]
+    names += [f"Options.{setting.option}" for setting in settings(poptorch.Options())]
+    names += [f"PoplarExecutor.{name}" for name in vars(poptorch.PoplarExecutor) if name[0] != "_"]
+    for name in names:
+        row = meaning(f"poptorch.{name}")
+        assert row is not None, name
+        assert row.torch, name
+        assert here(f"poptorch.{name.split('(')[0]}"), name
+    rows = {each for each in ROWS if named(f"poptorch.{each}") is None}
+    assert rows == {"optim.Optimizer.variable_attrs"}  # which only instances have
