@@ -157,21 +157,20 @@ def _intrinsics(compilers: Path, others: Iterable[str]) -> dict[str, str]:
     """
     paths = map(compilers.joinpath, _OF_INSTRUCTIONS)
     given = {path.name: path.read_text() for path in paths if path.is_file()}
-    calls: dict[str, set[str]] = {}
+    bodies: dict[str, str] = {}
     for text in given.values():
         for found in _INTRINSIC.finditer(text):
-            calls.setdefault(found[1], set()).update(_NAMES.findall(found[0]))
+            bodies[found[1]] = bodies.get(found[1], "") + found[0]
     given = {
-        name: _MACRO.sub(lambda macro: "" if macro[1] in calls else macro[0], text)
+        name: _MACRO.sub(lambda macro: "" if macro[1] in bodies else macro[0], text)
         for name, text in given.items()
     }
-    outside = (_INTRINSIC.sub("", text) for text in given.values())
-    new = {name for text in (*others, *outside) for name in _NAMES.findall(text)} & calls.keys()
-    new |= set(filter(_PASTED.fullmatch, calls))
-    called = set[str]()
-    while new:
+    called, calling = set[str](), [*others, *(_INTRINSIC.sub("", text) for text in given.values())]
+    new = set(filter(_PASTED.fullmatch, bodies))
+    while calling:
+        new |= {name for text in calling for name in _NAMES.findall(text)} & bodies.keys() - called
         called |= new
-        new = set().union(*(calls[name] for name in new)) & calls.keys() - called
+        calling, new = [bodies[name] for name in new], set()
     return {
         name: _INTRINSIC.sub(lambda found: found[0] if found[1] in called else "", text)
         for name, text in given.items()
