@@ -26,9 +26,15 @@ OPTIMIZERS: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
 
 
 class Doubled(nn.Linear):
-    """Compiled inference prepares its weights."""
+    """Compiled inference prepares its weights; a program for ``eval()`` does not count."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen.add_(1)
         return nn.functional.linear(x, self.weight * 2, self.bias)
 
 

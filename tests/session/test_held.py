@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import few
 from helpers.closeness import near
 from helpers.twins import Twins
-from helpers.wrapped import Graded, Regression, inference, normal, options, saved
+from helpers.wrapped import Graded, Regression, normal, options, saved
 from helpers.wrapping import Having, training
 
 X, Y = normal(4, 3), normal(4, 2, seed=1)
@@ -220,11 +221,29 @@ def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
         assert torch.equal(wrapped.weight, model.weight)
 
 
-def test_what_inference_counts_is_there_after_detaching() -> None:
-    model = Having(lambda own, x: own.count.add_(1) * x, count=torch.zeros(1))
-    executor = inference(model)
-    for call in range(1, 4):
-        assert torch.equal(executor(torch.ones(1)), torch.full((1,), float(call)))
-        assert model.count == call - 1
-        executor.detachFromDevice()
-        assert model.count == call
+@pytest.mark.parametrize("backend", few(["reference", "inductor"], "reference"))
+def test_what_inference_counts_comes_down_when_it_is_asked_for(backend: str) -> None:
+    def count(own, x):
+        if own.training:  # a program for eval() reads the one and not the other
+            own.count.add_(1)
+            own.seen.add_(1)
+        return own.count * x
+
+    model = Having(count, count=torch.zeros(1), seen=torch.zeros(1))
+    executor, counted = poptorch.inferenceModel(model, options(backend)), 0
+    for way in ("detachFromDevice", "copyWeightsToDevice", "copyWeightsToHost", "destroy") * 2:
+        before = counted
+        for mode in (True, False, True, False):
+            executor.train(mode)
+            counted += mode
+            assert executor(torch.ones(1)) == counted
+            assert model.count == model.seen == before
+        getattr(executor, way)()
+        counted = before if way == "copyWeightsToDevice" else counted
+        assert model.count == model.seen == counted
+    for mode in (True, False, True, False):
+        executor.train(mode)
+        executor(torch.ones(1))
+        model.seen.fill_(7.0)  # nobody copies it to the device
+    executor.copyWeightsToHost()
+    assert model.count == model.seen == counted + 2

@@ -288,8 +288,6 @@ class Session:
             variant.store = StateStore(variant.compiled, variant.reading, device, old)
         else:
             variant.store.take_over(old)
-        if not variant.store.downloads_all_of(old):
-            self.weights.bring_down()
         if self.optimizer is not None:
             self.optimizer.attach(variant.store, restored)
         self.weights.store = variant.store

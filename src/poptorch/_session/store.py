@@ -17,7 +17,6 @@ from .._ir.plan import Plan
 from .._ir.program import Program, State
 from .._ir.slots import Kind, Slot
 from .._residency import Device, Event, unwatched
-from .._residency import State as Newer
 from .weights import ModelTensors
 
 Tensors = dict[str, torch.Tensor]
@@ -116,7 +115,8 @@ class StateStore:
     """The tensors of one compiled program on the device, and the host tensors that they mirror.
 
     Host tensors are those that the module has at the moment of a transfer: assigning one to it is
-    like writing into the one before. ``other`` is of another program of the model, to go on from.
+    like writing into the one before. ``other`` is of another program of the model, to go on from;
+    weights and buffers that only that one reads are here, too, since they are on the device.
     ``agreed``: the processes of the job have begun with the same weights and state.
     """
 
@@ -138,11 +138,8 @@ class StateStore:
         changed = _changed_by(program)
         paths = (slot.path for key, slot in self._slots.items() if key in changed)
         self.written = dict.fromkeys(paths)  # on the device, by the program
-        self._common = [
-            key
-            for key, slot in self._slots.items()
-            if plan.spec.runs_together and slot.kind is Kind.PARAM and slot.path not in self._groups
-        ]
+        self._changed = {*self.written}  # by those before it, too
+        self._runs_together = plan.spec.runs_together
         self.layout = Layout(plan)
         self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
         self.state = State({} if other is None else self._alike(other), device=compiled.device)
@@ -176,11 +173,17 @@ class StateStore:
             if key in slots:
                 self.state.write(key, value)
 
+    def _common(self) -> list[str]:
+        """Return the keys of weights that the processes of a job share."""
+        slots = self._slots.items() if self._runs_together else ()
+        return [key for key, slot in slots
+                if slot.kind is Kind.PARAM and slot.path not in self._groups]  # fmt: skip
+
     # From the host.
 
     def upload(self) -> bool:
         """Copy host weights to the device; tell if some that processes share may have changed."""
-        before = {key: self.state.tensors[key].clone() for key in self._common}
+        before = {key: self.state.tensors[key].clone() for key in self._common()}
         self.write_all()
         after = self.state.tensors
         return any(
@@ -243,12 +246,8 @@ class StateStore:
         ``local_only``: only what this process has; otherwise all that share the stages call this.
         """
         log.engine.debug("Writing weights from IPU to host")
-        tensors, device, written = tensors_of(self._module), self._device, self.written
+        tensors, due = tensors_of(self._module), {*self._device.due(event, self._changed)}
         hosts: Tensors = {}
-        paths = (slot.path for slot in self._slots.values())
-        # What the program writes, or another one of the model has.
-        changed = [p for p in paths if p in written or device.state(p) is Newer.DEVICE_NEWER]
-        due = {*device.due(event, changed)}
         with untraced(), torch.no_grad():
             for key, slot in self._slots.items():
                 if slot.path not in due:
@@ -272,7 +271,7 @@ class StateStore:
     def digests(self) -> Mapping[str, str]:
         """Return digests of the host's weights that the processes of a job have in common."""
         tensors = tensors_of(self._module)
-        hosts = {key: self._host(self._slots[key], tensors) for key in self._common}
+        hosts = {key: self._host(self._slots[key], tensors) for key in self._common()}
         with untraced():
             return agreement.digests(hosts)
 
@@ -280,7 +279,8 @@ class StateStore:
 
     def take_over(self, other: StateStore) -> None:
         """Continue with the state of another program's store; the rest comes from the host."""
-        ours, theirs = self._program.visible_slots(), other._program.visible_slots()
+        ours = {**self._program.visible_slots(), **self._slots}
+        theirs = {**other._program.visible_slots(), **other._slots}
         tensors: Mapping[str, torch.Tensor] = other.state.tensors
         same_parts = all(self.state.tensors[k] is tensors.get(k) for k in self.layout.flat)
         if not (same_parts and self.layout.lies_like(other.layout)):
@@ -293,13 +293,15 @@ class StateStore:
                 and self.state.tensors.get(key) is not tensors[key]
             ):
                 self.write(key, tensors[key])
+        for key, slot in other._slots.items():
+            if key not in ours:
+                self.state.tensors[key] = other.layout.read(tensors, key)
+                self._slots[key] = slot
+        self._changed |= other._changed
         own = {key: slot for key, slot in self._slots.items() if key not in theirs}
         self._upload(own, Event.ATTACH)
         self._hold()
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
-
-    def downloads_all_of(self, other: StateStore) -> bool:
-        return set(other.written) <= set(self.written)
 
     def _alike(self, other: StateStore) -> Tensors:
         """Return the tensors of another store that lie the same way here; they are shared."""

@@ -73,7 +73,7 @@ class Transfers:
     def save(self, local_only: bool) -> None:
         """Bring down what would go with the device."""
         self.bring_down(local_only)
-        if not self._trains and self.device.due(Event.DETACH, self.attached.written):
+        if not self._trains and self.device.due(Event.DETACH, self.device.copies):
             self._download(local_only, Event.DETACH)
         self.device.clear()
 
