@@ -209,7 +209,9 @@ class StateStore:
                 got=", ".join(sorted(tensors.keys() ^ self._paths)),
                 fix="destroy() the executor first, so that the model is compiled again",
             )
-        hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
+        due = {*self._device.due(event, (slot.path for slot in wanted.values()))}
+        slots = ((key, slot) for key, slot in wanted.items() if slot.path in due)
+        hosts = {key: self._host(slot, tensors) for key, slot in slots}
         with untraced(), torch.no_grad():
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
