@@ -11,6 +11,7 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.twins import Twins
 from helpers.wrapped import compilations, normal, options
+from helpers.wrapping import Having
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
 
@@ -156,3 +157,19 @@ def test_a_failed_kind_leaves_the_others() -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     training(X, Y)
     assert not torch.equal(model.state_dict()["linear.weight"], before["linear.weight"])
+
+
+@pytest.mark.parametrize("detaches", [False, True])
+def test_what_only_one_program_trains_keeps_its_moments(detaches: bool) -> None:
+    def forward(model, x, y):
+        return nn.functional.mse_loss(model.layer(x) * (model.scale if model.training else 1.0), y)
+
+    scaled = Having(forward, layer=nn.Linear(4, 4), scale=nn.Parameter(torch.ones(4)))
+    twins = Twins(Having(lambda model, x, y: model.inner(x, y), inner=scaled), sgd)
+    for mode in (True, True, False, True, False):
+        twins.train(mode)
+        twins.step(X, Y)
+        if not mode:
+            if detaches:
+                twins.wrapped.detachFromDevice()
+            twins.compare()

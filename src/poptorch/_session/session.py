@@ -408,7 +408,9 @@ class Session:
         kept = store.device_only() if store is not None else kept
         layout = store.layout if store is not None else Layout(plan)
         own = {key: value for key, value in kept.items() if key not in layout.flat}
-        return {**own, **layout.gathered(kept)} if kept else own
+        own = {**own, **layout.gathered(kept)} if kept else own
+        slots = plan.program.visible_slots()  # a file is of one program
+        return {key: value for key, value in own.items() if key in slots}
 
     @property
     def rng_state(self) -> list[int] | None:

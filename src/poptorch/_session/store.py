@@ -116,7 +116,7 @@ class StateStore:
 
     Host tensors are those that the module has at the moment of a transfer: assigning one to it is
     like writing into the one before. ``other`` is of another program of the model, to go on from;
-    weights and buffers that only that one reads are here, too, since they are on the device.
+    what only that one reads is here, too, since it is on the device.
     ``agreed``: the processes of the job have begun with the same weights and state.
     """
 
@@ -135,6 +135,7 @@ class StateStore:
         self._paths = reading.tensors.keys()
         visible = program.visible_slots().items()
         self._slots = {k: slot for k, slot in visible if slot.kind in (Kind.PARAM, Kind.BUFFER)}
+        self._kinds = {k: slot.kind for k, slot in visible if slot.kind in _SHARED}
         changed = _changed_by(program)
         paths = (slot.path for key, slot in self._slots.items() if key in changed)
         self.written = dict.fromkeys(paths)  # on the device, by the program
@@ -281,26 +282,21 @@ class StateStore:
 
     def take_over(self, other: StateStore) -> None:
         """Continue with the state of another program's store; the rest comes from the host."""
-        ours = {**self._program.visible_slots(), **self._slots}
-        theirs = {**other._program.visible_slots(), **other._slots}
         tensors: Mapping[str, torch.Tensor] = other.state.tensors
         same_parts = all(self.state.tensors[k] is tensors.get(k) for k in self.layout.flat)
         if not (same_parts and self.layout.lies_like(other.layout)):
             tensors = other.readable(weights=True)
-        for key, slot in ours.items():
-            if (
-                key in theirs
-                and slot.kind in _SHARED
-                and key in tensors
-                and self.state.tensors.get(key) is not tensors[key]
-            ):
-                self.write(key, tensors[key])
-        for key, slot in other._slots.items():
-            if key not in ours:
+        for key, kind in other._kinds.items():
+            if key not in tensors:
+                continue
+            if key not in self._kinds:
+                self._kinds[key] = kind
                 self.state.tensors[key] = other.layout.read(tensors, key)
-                self._slots[key] = slot
+            elif self.state.tensors.get(key) is not tensors[key]:
+                self.write(key, tensors[key])
+        own = {key: slot for key, slot in self._slots.items() if key not in other._kinds}
+        self._slots = {**other._slots, **self._slots}
         self._changed |= other._changed
-        own = {key: slot for key, slot in self._slots.items() if key not in theirs}
         self._upload(own, Event.ATTACH)
         self._hold()
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
@@ -328,8 +324,10 @@ class StateStore:
                 self.state.tensors[key].fill_(value)
 
     def reset_optimizer_state(self) -> None:
-        for key, slot in self._program.state_slots().items():
-            if slot.kind is Kind.OPTSTATE:
+        slots = self._program.state_slots().items()
+        kinds = self._kinds | {key: slot.kind for key, slot in slots}
+        for key, kind in kinds.items():
+            if kind is Kind.OPTSTATE and key in self.state.tensors:
                 self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
 
     def device_only(self, leaving: bool = False) -> Tensors:
@@ -337,8 +335,7 @@ class StateStore:
 
         ``leaving``: the tensors themselves, where nothing else lies in their memory.
         """
-        slots = self._program.visible_slots().items()
-        keys = [key for key, slot in slots if slot.kind in DEVICE_ONLY]
+        keys = [key for key, kind in self._kinds.items() if kind in DEVICE_ONLY]
         own = [key for key in keys if key not in self.layout.views]
         values = {key: self.state.tensors[key] for key in (*own, *self.layout.flat)}
         for key, value in values.items():
@@ -349,8 +346,14 @@ class StateStore:
         return values
 
     def write(self, key: str, value: torch.Tensor) -> None:
-        """Copy a value into a tensor of the state; of a sharded one this process's part."""
+        """Copy a value into a tensor of the state; of a sharded one this process's part.
+
+        One that another program will read is kept.
+        """
         if key not in self.layout.views:
+            if key not in self.state.tensors:
+                self._kinds[key] = Kind.OPTSTATE
+                self.state.tensors[key] = torch.empty_like(value, device=self.state.device)
             self.state.write(key, value)
         elif self._waiting is not None:
             self._waiting[key] = value.detach()
