@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import weakref
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ def resident() -> int:
 def live_tensors() -> int:
     gc.collect()
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def test_a_class_that_reaches_its_executor_goes() -> None:
+    """As a script's classes do, by the script's variables, when it has run or a cell runs again."""
+
+    class Own(Net): ...
+
+    Own.executor = poptorch.trainingModel(Own(64, 64), options())
+    Own.executor(X, Y)
+    kept = weakref.ref(Own)
+    del Own
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])

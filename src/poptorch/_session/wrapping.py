@@ -193,7 +193,7 @@ def suspend(module: nn.Module) -> None:
 
 
 def resume(module: nn.Module) -> None:
-    if module in _wrappings and type(module) not in _subclasses.values():
+    if module in _wrappings and not any(made() is type(module) for made in _subclasses.values()):
         module.__class__ = _subclass(type(module))
 
 
@@ -204,7 +204,10 @@ def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
         nn.Module.zero_grad(self, set_to_none)
 
 
-_subclasses: dict[type, type[nn.Module]] = {}
+# Weakly: a class reaches the variables of its script, and executors among them.
+_subclasses: weakref.WeakKeyDictionary[type, weakref.ref[type[nn.Module]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
@@ -220,8 +223,9 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
             owner.destroy()
         unwrap(self)
 
-    if cls in _subclasses:
-        return _subclasses[cls]
+    made = _subclasses[cls]() if cls in _subclasses else None
+    if made is not None:
+        return made
     members: dict[str, Any] = {
         "__module__": cls.__module__,
         "__doc__": cls.__doc__,
@@ -233,8 +237,9 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     }
     if cls.zero_grad is nn.Module.zero_grad:
         members["zero_grad"] = zero_grad
-    _subclasses[cls] = _without_hooks(f"Poptorch{cls.__name__}", cls, members)
-    return _subclasses[cls]
+    made = _without_hooks(f"Poptorch{cls.__name__}", cls, members)
+    _subclasses[cls] = weakref.ref(made)
+    return made
 
 
 def _without_hooks(name: str, cls: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]:
