@@ -93,7 +93,7 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path: Path, 
     assert capsys.readouterr().out == f"wrote {file}, and what it works on beside it\n"
     assert FUNCTIONS in file.read_text()
     page = file.with_suffix(".html")
-    assert main(["export", "--html", str(page), f"{script}{place}"]) == 0
+    assert main(["export", f"{script}{place}", "--html", str(page)]) == 0
     assert capsys.readouterr().out == f"wrote {page}\n"
     assert "<title>Net: its step</title>" in page.read_text()
     run = [sys.executable, str(file)]

@@ -1,5 +1,7 @@
 """An exported step gives the bits of the interpreter, in a process that has no poptorch."""
 
+import copy
+import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -97,6 +99,14 @@ def bert(layers: int) -> nn.Module:
     return Having(lambda m, ids, labels: m.bert(input_ids=ids, labels=labels).loss, bert=whole)
 
 
+def drawing() -> nn.Module:
+    """Layers that are written once, and draw."""
+    kinds = nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1), nn.GELU()
+    layers = (copy.deepcopy(kind) for _ in range(8) for kind in kinds)
+    whole = nn.Sequential(*(nn.Sequential(*itertools.islice(layers, 10)) for _ in range(4)))
+    return Having(lambda m, x, y: nn.functional.mse_loss(m.whole(x), y), whole=whole)
+
+
 def script(name: str) -> Any:
     return exported.loaded(ROOT / "examples" / name / "train.py")
 
@@ -116,6 +126,7 @@ EXAMPLES: dict[str, tuple[Callable[[], nn.Module], int, Callable[[], Any]]] = {
                  lambda: (torch.randint(70, (32, 32)), torch.randint(70, (32,)))),
     "series": (lambda: script("series").Forecast(), 4,
                lambda: (torch.randn(48, 24, 1), torch.randn(48))),
+    "drawing": (drawing, 2, lambda: (torch.randn(8, 16), torch.randn(8, 16))),
 }  # fmt: skip
 
 

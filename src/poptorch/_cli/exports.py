@@ -32,15 +32,23 @@ def add_export(commands: Any) -> None:
         "step.html shows a browser the program: operators by module, what they read and write,\n"
         "what they cost, beside your source. It fetches nothing.",
     )
-    parser.add_argument("-o", "--output", type=Path, help="the Python, for instance step.py")
-    parser.add_argument("--html", type=Path, help="the page, for instance step.html")
+    _add_outputs(parser)
     parser.add_argument("script", help="a file, or file:function")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     parser.set_defaults(run=_export)
 
 
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, help="the Python, for instance step.py")
+    parser.add_argument("--html", type=Path, help="the page, for instance step.html")
+
+
 def _export(chosen: argparse.Namespace) -> int:
     file, _, function = chosen.script.partition(":")
+    if not (chosen.output or chosen.html):  # they stand behind the script, among its arguments
+        behind = argparse.ArgumentParser("poptorch export", add_help=False, allow_abbrev=False)
+        _add_outputs(behind)
+        chosen, chosen.arguments = behind.parse_known_args(chosen.arguments, chosen)
     if not Path(file).is_file():
         raise Misuse(f"There is no file {file}")
     files = [each for each in (chosen.output, chosen.html) if each is not None]

@@ -76,7 +76,10 @@ class Fold:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The part of all keys in a run that is its own: ``layers.3``; all empty without one."""
+        """The part of all keys in a run that is its own: ``layers.3``; all empty without one.
+
+        None at all where keys differ in another way: such runs are no calls of one function.
+        """
         rows = [_KEY.findall("\n".join(each.code for each in run)) for run in self.runs]
         columns = [column for column in zip(*rows, strict=True) if len(set(column)) > 1]
         paths = tuple(_common(column[at][1] for column in columns) for at in range(len(rows)))
@@ -90,8 +93,9 @@ class Fold:
             == 1
             for c in columns
         )
-        own = alike and columns and all(paths) and len(set(paths)) == len(paths)
-        return paths if own else ("",) * len(rows)
+        if not columns:
+            return ("",) * len(rows)
+        return paths if alike and all(paths) and len(set(paths)) == len(paths) else ()
 
     @property
     def is_loop(self) -> bool:
@@ -146,6 +150,8 @@ def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statem
         if len(alike) > 1:
             chosen = tuple(runs[at] for at in alike)
             fold = Fold(chosen, first + alike[0] * length, reading, variables)
+            if not fold.paths:
+                return
             fewest = _FEWEST if fold.paths[0] else 5 * _FEWEST
             if (len(alike) - 1) * length >= (_FEWEST_IN_LOOPS if fold.is_loop else fewest):
                 yield fold
@@ -229,7 +235,7 @@ class Body:
         lists = [self._lists(fold, run) for run in range(len(fold.runs))]
         taken = [at for at in fold.taken if fold.names[0][at] not in self._saved]
         used = set(words("\n".join(body.lines)))
-        dicts = [each for each in DICTS if each in used]
+        dicts = [each for each in (*DICTS, "generators") if each in used]
         of_lists = [self._saved[name][1] for name in self._of_lists(fold, 0)]
         inputs = [inner[fold.names[0][at]] for at in taken]
         name = re.sub(r"_?\d+", "", module_name(path)) or "repeated"
