@@ -12,10 +12,9 @@ import poptorch
 def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten(),
-        nn.Linear(32 * 28 * 28, 10),
-    ).eval()  # fmt: skip
-    images = torch.rand(16, 3, 32, 32)
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()
+    ).eval()
+    images = torch.rand(32, 32, 56, 56)
     expected = model(images).detach()
     peaks = []
     for proportion in (0.05, 0.2, 0.6):
@@ -27,7 +26,7 @@ def main() -> None:
         peaks.append(max(chip.bytes for chip in estimate.chips))
         print(f"{proportion}: {peaks[-1]:,.0f} bytes, {estimate.items_per_second:,.0f} items/s")
         inference_model.destroy()
-    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[1] < peaks[2]
 
 
 if __name__ == "__main__":

@@ -88,12 +88,12 @@ def model(name: str, loop: str) -> Made:
     return ZOO[name].build(), opts, OPTIMIZERS["Adam"], [ZOO[name].inputs(32) for _ in range(10)]
 
 
-def bert(layers: int) -> nn.Module:
+def bert(layers: int, dropout: float) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, vocab_size=512,
         intermediate_size=128, max_position_embeddings=24, num_labels=4,
-        hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     whole = transformers.BertForSequenceClassification(config)
     return Having(lambda m, ids, labels: m.bert(input_ids=ids, labels=labels).loss, bert=whole)
@@ -119,9 +119,9 @@ def classifier() -> nn.Module:
 EXAMPLES: dict[str, tuple[Callable[[], nn.Module], int, Callable[[], Any]]] = {
     "fashion_mnist": (
         classifier, 1, lambda: (torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))),
-    **{f"bert{n}": (
-        lambda n=n: bert(n), 2, lambda: (torch.randint(512, (16, 24)), torch.randint(4, (16,))))
-       for n in (2, 12)},
+    **{f"bert{n}": (lambda n=n, p=p: bert(n, p), 2,
+                    lambda: (torch.randint(512, (16, 24)), torch.randint(4, (16,))))
+       for n, p in ((2, 0.0), (12, 0.1))},
     "pipeline": (lambda: script("pipeline").Net(70), 8,
                  lambda: (torch.randint(70, (32, 32)), torch.randint(70, (32,)))),
     "series": (lambda: script("series").Forecast(), 4,

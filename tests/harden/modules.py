@@ -120,11 +120,15 @@ def closeness(case: Case) -> dict[str, float]:
     return near(300, CALLS * case.iterations * len(case.parts), size=4.0, dtype=case.dtype)
 
 
-def problem(case: Case) -> tuple[str, str | None]:
+def batches(case: Case) -> list[tuple[torch.Tensor, ...]]:
     torch.manual_seed(len(case.parts))
     tokens = torch.randint(TOKENS, (CALLS, case.rows, 3))
     floats = torch.randn(CALLS, 2, case.rows, WIDTH, dtype=case.dtype)
-    given = [(x, t, y) for (x, y), t in zip(floats, tokens, strict=True)]
+    return [(x, t, y) for (x, y), t in zip(floats, tokens, strict=True)]
+
+
+def problem(case: Case) -> tuple[str, str | None]:
+    given = batches(case)
     make = functools.partial(Model, case)
     eager = Eager(make, ENDINGS[case.ending][1], case)
     refused = None

@@ -37,6 +37,11 @@ def run(file: Path) -> None:
     module = loaded(file)
     state, _ = module.load(file.with_suffix(".safetensors"))
     results = [module.step(*state, *batch) for batch in torch.load(file.with_suffix(".batches"))]
+    torch.save((results, of_model(module, state)), file.with_suffix(".out"))
+
+
+def of_model(module: Any, state: Any) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a state."""
     names = module.step.__wrapped__.__code__.co_varnames
-    of_model = [d for name, d in zip(names, state, strict=False) if name in ("p", "b")]
-    torch.save((results, {k: v for d in of_model for k, v in d.items()}), file.with_suffix(".out"))
+    dicts = [d for name, d in zip(names, state, strict=False) if name in ("p", "b")]
+    return {key: value for each in dicts for key, value in each.items()}

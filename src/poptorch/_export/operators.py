@@ -96,10 +96,12 @@ def _general(node: fx.Node, packet: Any, text: Text) -> str:
     if packet in _SPREAD and isinstance(node.args[1], list | tuple):
         sizes = ", ".join(map(str, node.args[1])) or "()"
         return f"({arguments[0]}).{_SPREAD[packet]}({sizes})"
-    public = getattr(torch, name, None)
+    # Indices of some dimensions alone: what is public takes no None among them.
+    some = any(isinstance(each, list | tuple) and None in each for each in node.args)
+    public = None if some else getattr(torch, name, None)
     schema: Any = node.target._schema  # type: ignore[union-attr]
     is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
-    if hasattr(torch.Tensor, name) and (is_view or public is None) and name[0] != "_":
+    if not some and hasattr(torch.Tensor, name) and (is_view or public is None) and name[0] != "_":
         return f"({arguments[0]}).{name}({', '.join(arguments[1:])})"
     of_torch = isinstance(public, types.BuiltinFunctionType) and not name.startswith("_")
     if packet in _FUNCTIONAL:

@@ -141,7 +141,8 @@ class Printer:
             else:
                 places = [f'g["{MARK}{path}"]' for path in node.meta.get(GRADIENT, ())]
                 assigned = () if places else (self._name(node),)
-                before = "".join(f"{each} = " for each in (*places, *assigned))
+                place, *others = places or [*assigned]
+                before = f"{place} = "
                 while self._length(node, before + text) > _ROOM and not is_call(text):
                     inside = [each for each in node.all_input_nodes if each in self._inside]
                     if not inside:
@@ -150,6 +151,7 @@ class Printer:
                     yield self._taken_out(longest)
                     text = tidy(expression(node, self.text))
                 yield before + text, assigned
+                yield from ((f"{each} = {place}", ()) for each in others)
 
     def _taken_out(self, node: fx.Node) -> tuple[str, tuple[str, ...]]:
         """Give a name to what stands inside another statement, where that is too long."""
@@ -196,6 +198,7 @@ class Printer:
         """Whether a value stands where it is read instead of having a name."""
         of_weight = node.target is aten.t.default and entry(node.args[0]) is not None  # type: ignore
         empties = node.target is aten.zeros_like.default and _are_copies(node.users)
+        empties |= node.target is aten.empty_strided.default and all(map(draws, node.users))
         if of_weight or empties or node.target is aten.scalar_tensor.default:
             return node not in self._results
         if entry(node) or node in self._results or draws(node) or len(node.users) != 1:
@@ -257,8 +260,7 @@ class Printer:
             paths = parts[at].meta.get(GRADIENT, ()) if at in parts else ()
             if paths:
                 targets.append(self._names.new(f"d_{paths[0].rpartition('.')[2]}"))
-                places = " = ".join(f'g["{MARK}{path}"]' for path in paths)
-                stored.append(f"{places} = {targets[-1]}")
+                stored += [f'g["{MARK}{path}"] = {targets[-1]}' for path in paths]
             else:
                 targets.append(self._name(parts[at]) if at in parts else "_")
         assigned = tuple(each for each in targets if each != "_")
