@@ -15,7 +15,7 @@ import poptorch.testing
 from helpers.closeness import near
 from helpers.source_tree import ROOT
 from poptorch._cli.main import main
-from poptorch._cli.meanings import ROWS, here, meaning, named
+from poptorch._migrate.meanings import ROWS, here, meaning, named
 from poptorch.options.overview import settings
 
 HEAD = """

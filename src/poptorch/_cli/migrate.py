@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .commands import Misuse, add
+from .commands import Misuse, add, misuse
 
 if TYPE_CHECKING:
-    from .scripts import Script
+    from .._migrate.scripts import Script
 
 WIDTH = 100
 
@@ -44,9 +44,10 @@ def _migrate(chosen: argparse.Namespace) -> int:
     if not chosen.diff and chosen.output is None:
         print(_report(script, chosen.script))
         return 0
-    from .rewriting import rewritten
+    from .._migrate.rewriting import rewritten
 
-    new = rewritten(script)
+    with misuse():
+        new = rewritten(script)
     if chosen.diff:
         name, old = str(chosen.script), text.splitlines(keepends=True)
         lines = difflib.unified_diff(old, new.splitlines(keepends=True), name, name)
@@ -69,7 +70,7 @@ def _read(file: Path) -> tuple[Script, str]:
         raise Misuse(
             'poptorch migrate reads scripts with libcst: pip install "poptorch[migrate]"'
         ) from None
-    from .scripts import Script
+    from .._migrate.scripts import Script
 
     if not file.is_file():
         raise Misuse(f"There is no file {file}")
@@ -88,7 +89,7 @@ def _read(file: Path) -> tuple[Script, str]:
 
 
 def _report(script: Script, file: Path) -> str:
-    from .meanings import CLASSES, PACKAGES, here, meaning
+    from .._migrate.meanings import CLASSES, PACKAGES, here, meaning
 
     uses = [
         (node, name, row)

@@ -10,7 +10,7 @@ from libcst import metadata
 from libcst.codemod import CodemodContext
 from libcst.codemod.visitors import AddImportsVisitor, RemoveImportsVisitor
 
-from .commands import Misuse
+from .._base.errors import Error
 from .meanings import PACKAGES
 from .scripts import Script
 
@@ -59,7 +59,8 @@ def with_helpers(module: cst.Module, script: Script, texts: dict[str, str], used
             name for each in needed for name in _names(cst.parse_module(texts[each]))
         } & texts.keys()
     if taken := sorted(needed & _names(script.module)):
-        raise Misuse(f"The script has names that the new one needs: rename {', '.join(taken)}")
+        names = ", ".join(taken)
+        raise Error("The script has names that the new one needs", got=names, fix=f"rename {names}")
     added: list[Any] = [
         cst.parse_module(text.lstrip()).body[0].with_changes(leading_lines=[_BLANK, _BLANK])
         for name, text in texts.items()

@@ -1,4 +1,4 @@
-"""What names of PopTorch mean in plain PyTorch (`migrate.toml`) and in this library."""
+"""What names of PopTorch mean in plain PyTorch (`meanings.toml`) and in this library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSES = {
     "by hand": "are to be done by hand",
 }
 PACKAGES = ("poptorch", "popart", "popdist", "poptorch_geometric", "pva")
-_TABLE = tomllib.loads(Path(__file__).with_name("migrate.toml").read_text())
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROWS: dict[str, dict[str, Any]] = _TABLE["names"]
 _OWNERS = ("Options", "PoplarExecutor", "DataLoader", "optim")  # their members differ
 _ABSENT = object()

@@ -1,0 +1,1 @@
+"""PopTorch scripts as plain PyTorch; needs libcst."""
