@@ -79,6 +79,17 @@ def test_new_weights_are_prepared_however_they_come(plain, monkeypatch) -> None:
     same(executor, model, x)
 
 
+def test_columns_of_a_weight_lie_together_for_one_row() -> None:
+    """MKL's kernel for vectors is slow on processors of others; loops read columns."""
+    model = Having(lambda self, x: torch.tanh(x @ self.weight + 1), weight=normal(40, 24))
+    executor, x = compiled(model), normal(1, 40)
+    for _ in range(2):
+        same(executor, model, x)
+        executor.load_state_dict({"weight": normal(40, 24)})
+    described = executor.plan().describe().partition("graph forward")[2]
+    assert "value.clone_default: float32[24, 40]" in described
+
+
 def test_weights_that_another_wrapper_trains_are_prepared_anew() -> None:
     model, x = Mixed(), normal(2, 3, 6, 5)
 

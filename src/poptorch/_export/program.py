@@ -15,6 +15,7 @@ from .._base import VERSION
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.graph import PART, Graph
+from .._ir.operators import draws
 from .._ir.plan import Plan
 from .._ir.program import Emit, Program, Repeat, Run, State
 from .._ir.slots import Kind, Slot
@@ -24,7 +25,7 @@ from . import helpers
 from .layout import laid_out
 from .loops import VARIABLES, Made, Step
 from .repeats import Body, folded, words
-from .simplify import LETTERS, MARK, entry, key_of, needs_seed, of_update, ordered, simplified
+from .simplify import LETTERS, MARK, entry, key_of, of_update, ordered, simplified
 from .statements import DICTS, Constants, Names, Printer, Statement
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ def tensors_of(
         if key not in inner
     }
     tensors |= {f"batch.{at}": value.detach().clone() for at, value in enumerate(batch)}
-    if _has_draws(program) and state.rng is not None:
+    if any(graph.random for graph in program.graphs.values()) and state.rng is not None:
         tensors["random"] = state.rng.clone()
     small = {
         _key(bundle.slot, program): [
@@ -75,11 +76,6 @@ def _key(slot: Slot, program: Program) -> str:
 def _has_one_group(program: Program) -> bool:
     hypers = (slot for slot in program.state_slots().values() if slot.kind is Kind.HYPER)
     return {slot.index for slot in hypers} <= {0, -1}
-
-
-def _has_draws(program: Program) -> bool:
-    graphs = (graph.module.graph for graph in program.graphs.values())
-    return any(needs_seed(node) for graph in graphs for node in graph.nodes)
 
 
 def text_of(plan: Plan, title: str, inputs: Sequence[str]) -> str:
@@ -102,7 +98,7 @@ class _File:
         names = Names((*DICTS, "random", *VARIABLES.values()))
         self._inputs = [names.new(name) for name in inputs]
         self._results = self._result_names(names)
-        self._is_random = _has_draws(program)
+        self._is_random = any(graph.random for graph in program.graphs.values())
         self._made = {name: self._functions(graph) for name, graph in program.graphs.items()}
 
     def _result_names(self, names: Names) -> dict[str, str]:
@@ -133,10 +129,10 @@ class _File:
         printer = Printer(nodes, known, named, late, self._constants)
         statements = list(printer.statements())
         gives = {name: printer.text(node) for name, node in wanted}
-        draws = any(map(needs_seed, nodes))
+        is_random = any(map(draws, nodes))
         if not joined:
             name = {"micro": "forward_backward"}.get(graph.name, graph.name)
-            return [self._function(name, statements, [*known.values()], gives, draws)]
+            return [self._function(name, statements, [*known.values()], gives, is_random)]
         first = [each for each in statements if not each.late]
         second = [each for each in statements if each.late]
         made = {name for each in second for name in each.assigned}
@@ -146,7 +142,7 @@ class _File:
         passed = [name for each in first for name in each.assigned if name in read - {*of_first}]
         of_first |= {name: name for name in passed} | ({"g": "g"} if "g" in read else {})
         return [
-            self._function("forward_backward", first, [*known.values()], of_first, draws),
+            self._function("forward_backward", first, [*known.values()], of_first, is_random),
             self._function("update", second, [*known.values(), *of_first], of_second),
         ]
 

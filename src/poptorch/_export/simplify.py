@@ -156,9 +156,3 @@ def multiple(node: fx.Node) -> bool:
     if isinstance(node.target, Operator) and len(node.target._schema.returns) > 1:
         return True
     return any(user.target is operator.getitem for user in node.users)
-
-
-def needs_seed(node: fx.Node) -> bool:
-    """Whether an operator draws; one of torch's is marked so and does only with a dropout."""
-    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
-    return draws(node) and node.target is not attention

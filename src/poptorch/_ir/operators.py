@@ -52,8 +52,15 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def draws(node: fx.Node) -> bool:
+    """Whether a node draws at random; torch marks attention so, which does only with a dropout."""
     target = node.target
-    return isinstance(target, Operator) and torch.Tag.nondeterministic_seeded in target.tags
+    if not isinstance(target, Operator) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for at, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.kwargs.get(argument.name, argument.default_value)
+            return bool(node.args[at] if at < len(node.args) else given)
+    return True
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -71,7 +78,7 @@ def acts(node: fx.Node) -> bool:
     """Random operators are pure here: a draw that nobody reads may go."""
     if node.op in ("placeholder", "output"):
         return True
-    return writes(node) or (node.is_impure() and not draws(node))
+    return writes(node) or node.is_impure(impure_random=False)
 
 
 def is_mask(node: fx.Node) -> bool:

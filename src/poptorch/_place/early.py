@@ -17,7 +17,7 @@ from .._ipu_model.cycles import value_bytes
 from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
-from .._ir.operators import aten, draws, may_view, storage_root
+from .._ir.operators import acts, aten, draws, may_view, storage_root
 from .._ir.slots import Kind
 from .split import Cutter
 
@@ -43,7 +43,7 @@ def early(graph: Graph) -> tuple[Graph, Graph] | None:
     before = set(nodes[:at])
     first = _sources([node for node in graph.returned if node in before])
     second = {node for node in nodes if node not in first}
-    if any(draws(node) or node.is_impure() for node in second):
+    if any(draws(node) or acts(node) for node in second):
         return None
     contiguous = _make_contiguous(first)
     passes = {node: StagePass(int(node in second)) for node in graph.operators}

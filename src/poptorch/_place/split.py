@@ -12,7 +12,7 @@ from .._ipu_model.cycles import value_bytes
 from .._ir import slots
 from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
 from .._ir.graph import Graph, copy_node, graph_module, placeholder
-from .._ir.operators import draws, is_mask, may_view
+from .._ir.operators import acts, draws, is_mask, may_view
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot
 from .place import find_homes
@@ -174,7 +174,7 @@ def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[
     for node in placed:
         inputs = node.all_input_nodes
         viewing = bool(inputs) and may_view(node) and all(i in free for i in inputs)
-        if viewing or (not inputs and not draws(node) and not node.is_impure()):
+        if viewing or (not inputs and not draws(node) and not acts(node)):
             free[node] = frozenset[str]().union(*(free[i] for i in inputs))
     return free
 
@@ -188,7 +188,7 @@ def _recomputable(placed: Mapping[fx.Node, StagePass], stages: int) -> dict[fx.N
     before = _before_checkpoints([n for n, where in placed.items() if where == StagePass(last)])
     again = {}
     for node, stage_pass in placed.items():
-        kept = is_mask(node) or is_kept(node) or node.is_impure()
+        kept = is_mask(node) or is_kept(node) or acts(node)
         at_once = stage_pass.stage == last and node not in before
         if not (stage_pass.backward or at_once or kept):
             again[node] = stage_pass.stage

@@ -17,7 +17,7 @@ from .library import code_of, code_with, entry_of
 from .lowering import Decompositions, fakes, lower
 from .norms import group_norm, group_norm_backward
 from .packing import CONVOLUTION, PRODUCT, is_packed, register
-from .products import attention_backward, choose_library
+from .products import attention_backward, choose_library, row_product, row_product_and
 from .refusals import refusing
 from .repeats import Piece, cut
 from .toolchain import explained
@@ -44,11 +44,13 @@ def rules(graph: fx.Graph) -> Decompositions:
         **_packed_rules(graph),
         **Convolutions(graph).rules,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+        aten.addmm.default: row_product_and,
         aten.digamma.default: digamma,
         aten.native_group_norm.default: group_norm,
         aten.native_group_norm_backward.default: group_norm_backward,
         aten.max_pool2d_with_indices.default: max_pool,
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+        aten.mm.default: row_product,
     }
 
 

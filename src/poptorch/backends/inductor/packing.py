@@ -162,6 +162,8 @@ class _Packing:
             return
         x, weight, bias = parts
         rows, size = x.meta["val"].shape[0], weight.meta["val"].numel()
+        if rows == 1:
+            self._lay_columns(node, weight)
         if rows < _FEWEST_ROWS or (size < _LARGE_WEIGHT and rows * size < _LARGE_PRODUCT):
             return
         is_turned = weight.target is aten.t.default
@@ -172,6 +174,15 @@ class _Packing:
         )
         how = options.get("approximate", "none") if activation == "gelu" else ""
         node.replace_all_uses_with(call(node, PRODUCT, x, packed, bias, activation, how))
+
+    def _lay_columns(self, node: fx.Node, weight: fx.Node) -> None:
+        """Let columns of the weight of one row lie each in one piece."""
+        if weight.meta["val"].stride()[0] != 1:
+            turned = call(node, aten.t.default, weight)
+            copy = call(node, aten.clone.default, turned)
+            copy.kwargs = {"memory_format": torch.contiguous_format}
+            copy.meta["val"] = turned.meta["val"].contiguous()
+            node.replace_input_with(weight, call(node, aten.t.default, copy))
 
     def _pack(self, node: fx.Node, reorder: Any, weight: Any, *how: Any) -> fx.Node:
         """Return the packed weight, the same for those who read it alike."""

@@ -92,11 +92,15 @@ def _below(node: fx.Node, weights: set[fx.Node]) -> set[fx.Node]:
 
 
 def _own(node: fx.Node) -> fx.Node:
-    """Return what a node repeats, if it is a view that does: that takes less memory."""
-    source = node.args[0] if may_view(node) else None
-    value = source.meta.get("val") if isinstance(source, fx.Node) else None
-    repeats = isinstance(value, torch.Tensor) and value.numel() < node.meta["val"].numel()
-    return _own(source) if repeats else node  # type: ignore[arg-type]
+    """Return what a view repeats or turns: that takes less memory, or lies as it shall."""
+    source, value = node.args[0] if may_view(node) else None, node.meta.get("val")
+    given = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(given, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return node
+    turns = given.is_contiguous() and not value.is_contiguous()
+    smaller = given.numel() < value.numel()
+    whole = given.numel() == value.numel()
+    return _own(source) if smaller or (turns and whole) else node  # type: ignore[arg-type]
 
 
 def _bytes(node: fx.Node) -> int:
