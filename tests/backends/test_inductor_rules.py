@@ -33,11 +33,12 @@ GEOMETRIES = [((9, 8), (kernel, kernel + 1), stride, padding, dilation)
 OTHER_DIMENSIONS = [(space, (3,) * len(space), 2, 1, 1) for space in ((11,), (5, 4, 6))]
 
 
+@pytest.mark.parametrize("rows", [BATCH, 2])
 @pytest.mark.parametrize("geometry", GEOMETRIES + OTHER_DIMENSIONS)
-def test_convolution(geometry: tuple) -> None:
+def test_convolution(geometry: tuple, rows: int) -> None:
     space, kernel, *numbers = geometry
     rank = len(space)
-    x, w, b = torch.randn(BATCH, 3, *space), torch.randn(5, 3, *kernel), torch.randn(5)
+    x, w, b = torch.randn(rows, 3, *space), torch.randn(5, 3, *kernel), torch.randn(5)
     args = (*([number] * rank for number in numbers), False, [0] * rank, 1)
     y = aten.convolution(x, w, b, *args)
     same(convolution(x, w, b, *args), y)
@@ -50,7 +51,10 @@ def test_convolution(geometry: tuple) -> None:
 
 
 @pytest.mark.parametrize("channels,outputs,groups", [(4, 4, 1), (16, 32, 1), (4, 4, 4)])
-def test_convolutions_left_to_the_library(channels: int, outputs: int, groups: int) -> None:
+def test_convolutions_left_to_the_library(
+    channels: int, outputs: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_SMALL", 0)
     x, w = torch.randn(BATCH - 1, channels, 5, 6), torch.randn(outputs, channels // groups, 3, 3)
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], groups)
     y = convolution(x, w, None, *args)

@@ -9,7 +9,7 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapped import normal
 from helpers.wrapping import Having, options, training
-from poptorch.backends.inductor import compiler, packing
+from poptorch.backends.inductor import compiler, packing, windows
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +19,7 @@ SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
 @pytest.fixture(autouse=True)
 def _small_weights_are_packed(monkeypatch) -> None:
     monkeypatch.setattr(packing, "_LARGE_WEIGHT", 0)
+    monkeypatch.setattr(windows, "_SMALL", 0)
 
 
 class Mixed(nn.Module):

@@ -70,7 +70,11 @@ def shape_of(a: Matrix, b: Matrix) -> Shape | None:
     """
     lies = _lies(a) + _lies(b)
     sizes = *a[0], b[0][1]
-    if len(lies) < 2 or (sizes[0] == 1 and lies[1] == "t") or sizes[0] * sizes[1] * sizes[2] < _SMALLEST:
+    if (
+        len(lies) < 2
+        or (sizes[0] == 1 and lies[1] == "t")
+        or sizes[0] * sizes[1] * sizes[2] < _SMALLEST
+    ):
         return None
     rows, inner, columns = (min(_rounded(size), _LONGEST) for size in sizes)
     while rows * inner * columns > _LARGEST:

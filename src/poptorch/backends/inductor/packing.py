@@ -2,8 +2,8 @@
 
 Measured on an AMD EPYC (Zen 4), one and two threads, against ATen: convolutions of 16 to 128
 channels, channels-last as these are, take 0.45 to 0.95 of the time; products of two rows or more
-0.6 to 0.95 where weights are large or rows many. With one row ATen is as quick. MKL's packed layout
-gains nothing.
+0.6 to 0.95 where weights are large or rows many. One row is a product of loops, which read columns
+of its weight. MKL's packed layout gains nothing.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class _Packing:
         value = x.meta["val"]  # type: ignore[union-attr]
         if transposed or not known or not is_float(x, weight, bias) or value.dim() != 4:
             return
-        if self._rules.windows(value, weight.meta["val"], *geometry) is not None:  # type: ignore[union-attr]
+        sizes = value, weight.meta["val"], *geometry  # type: ignore[union-attr]
+        if self._rules.windows(*sizes) is not None or self._rules.small(*sizes) is not None:
             return
         stride, padding, dilation = (_both(each) for each in (stride, padding, dilation))
         how = padding, stride, dilation, groups, list(value.shape)
