@@ -21,6 +21,8 @@ COLOURS = {
     "poptorch": "#5c6bc0",
     "torch.compile": "#c77700",
     "JAX": "#00875f",
+    "ONNX Runtime": "#c2185b",
+    "OpenVINO": "#8d6e63",
     "eager": "#7b8794",
     "DistributedDataParallel": "#7b8794",
 }
@@ -121,6 +123,19 @@ def steps() -> str:
     return plot("Speed of a step, eager PyTorch = 1", rows, "{:.2f}".format)
 
 
+def inference() -> str:
+    """Return how many times as fast as eager PyTorch each model without its loss runs."""
+    (found,) = tables("Inference")
+    names = ("poptorch", "torch.compile", "ONNX Runtime", "OpenVINO", "eager")
+    rows: list[Row] = []
+    for row in found:
+        times = {name: number(row[name]) for name in names}
+        eager = times["eager"]
+        assert eager
+        rows.append((row["model, rows"], [(n, eager / t) for n, t in times.items() if t]))
+    return plot("Speed of inference, eager PyTorch = 1", rows, "{:.2f}".format)
+
+
 def _steps() -> list[Row]:
     (found,) = tables("Steps")
     names = ("poptorch", "torch.compile", "JAX", "eager")
@@ -195,6 +210,7 @@ def overview() -> str:
 
 PLOTS = {
     "steps": steps,
+    "inference": inference,
     "first minute": first_minute,
     "growth": growth,
     "processes": processes,
