@@ -102,10 +102,8 @@ class _TrainingGraphs:
         return {**made, **self._ending(self.accumulation.take_back)}
 
     def fused(self) -> dict[str, Graph]:
-        parts = [self.micro]
-        if self.accumulation.scales(self.gradients):
-            parts.append(self._lowered(self.accumulation.scale(self.gradients)))
-        return {"step": compose("step", [*parts, self._update(parts[-1])])}
+        scaled = self._lowered(self.accumulation.scale(self.gradients))
+        return {"step": compose("step", [self.micro, scaled, self._update(scaled)])}
 
     def _ending(self, descaling: Callable[[Sequence[Slot]], SlotFunction]) -> dict[str, Graph]:
         descaled = self._lowered(descaling(self.own))

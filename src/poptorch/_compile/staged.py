@@ -37,15 +37,14 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
         return lower(make(slots), stochastic)
 
     rounding = spec.precision.stochastic_rounding
-    adding, before = None, list[Graph]()
+    adding, scale = None, accumulation.scale
     if loops.accumulation > 1:
-        before = [traced(accumulation.finish, gradients)]
         adding = traced(accumulation.accumulate, gradients, rounding)
-    elif accumulation.scales(gradients):
-        before = [traced(accumulation.scale, gradients)]
-    dtype = gradient_dtype(before[0] if before else micro)
+        scale = accumulation.finish
+    scaled = traced(scale, gradients)
+    dtype = gradient_dtype(scaled)
     update = traced(lambda p: _update.lower(optim, p, dtype, rounding), micro.trained)
-    return adding, compose("update", [*before, update])
+    return adding, compose("update", [scaled, update])
 
 
 def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:

@@ -56,6 +56,10 @@ def is_constant(value: Scalar, number: float) -> bool:
     return not isinstance(value, Tensor) and value == number
 
 
+def scaled(tensor: Tensor, factor: Scalar) -> Tensor:
+    return tensor if is_constant(factor, 1) else tensor * factor
+
+
 def plus_scaled(base: Tensor, other: Tensor, factor: Scalar) -> Tensor:
     if isinstance(factor, Tensor):
         return torch.addcmul(base, other, factor)
@@ -139,9 +143,7 @@ def _sgd_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalar
         return plus_scaled(weight, gradient, values["descent"]), {}
     velocity = moments["velocity"] * values["momentum"]
     velocity = plus_scaled(velocity, gradient, values["share"])
-    if not is_constant(values["scaling"], 1):
-        gradient = gradient * values["scaling"]
-    direction = _looked_ahead(gradient, velocity, values)
+    direction = _looked_ahead(scaled(gradient, values["scaling"]), velocity, values)
     return plus_scaled(weight, direction, values["descent"]), {"velocity": velocity}
 
 
@@ -215,9 +217,7 @@ def _adam_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> P
 def _advanced(gradient: Tensor, moments: Tensors, values: Scalars) -> tuple[Tensors, Tensor]:
     first = _blend(moments["first"], gradient, values["first_share"])
     second = _blend(moments["second"], gradient * gradient, values["second_share"])
-    root = torch.sqrt(second)
-    if not is_constant(values["root_factor"], 1):
-        root = root * values["root_factor"]
+    root = scaled(torch.sqrt(second), values["root_factor"])
     return {"first": first, "second": second}, root + values["eps"]
 
 
@@ -269,9 +269,7 @@ def _lamb_direction(
     weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
 ) -> tuple[Tensors, Tensor]:
     moments, root = _advanced(gradient, moments, values)
-    direction = moments["first"] / root
-    if not is_constant(values["first_factor"], 1):
-        direction = direction * values["first_factor"]
+    direction = scaled(moments["first"] / root, values["first_factor"])
     if not is_constant(values["weight_decay"], 0):
         direction = plus_scaled(direction, weight, values["weight_decay"])
     return moments, direction

@@ -15,7 +15,7 @@ from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Reduction
 from ..enums import MeanReductionStrategy, ReductionType
-from .formulas import Scalar, is_constant, materialised, plus_scaled, storage_dtype
+from .formulas import Scalar, materialised, plus_scaled, scaled, storage_dtype
 
 _EDGE = 0.125 * torch.finfo(torch.float16).max
 _THRESHOLD = 1e-7
@@ -60,7 +60,7 @@ class Accumulation:
             for gradient, accum in zip(gradients, accums, strict=True):
                 own = torch.promote_types(accum.dtype, torch.float32)
                 old, new = tensors[accum.key].to(own), tensors[gradient.key].to(own)
-                result = plus_scaled(_scaled(old, weights["kept"]), new, weights["share"])
+                result = plus_scaled(scaled(old, weights["kept"]), new, weights["share"])
                 results[accum.key] = result.to(accum.dtype)
             if watched:
                 results[_BEYOND] = tensors[_BEYOND] + _count_beyond(watched, tensors)
@@ -79,9 +79,6 @@ class Accumulation:
         """Stand for ``finish`` after ``hand_over``."""
         accums = [slots.accumulator(slot, slot.dtype) for slot in gradients]
         return self._descaling(accums, gradients, self._parts)
-
-    def scales(self, gradients: Sequence[Slot]) -> bool:
-        return self._divisor(self._parts) != 1 or bool(self._factors(self._watched(gradients)))
 
     def scale(self, gradients: Sequence[Slot]) -> SlotFunction:
         """Accumulate and finish in one, for ``chunks`` of 1."""
@@ -107,7 +104,7 @@ class Accumulation:
             for slot in factors:
                 scaling = tensors[slot.key] * scaling
             factor = materialised({"factor": 1 / scaling})["factor"]
-            results = {n.key: _scaled(tensors[old.key].to(n.dtype), factor) for old, n in pairs}
+            results = {n.key: scaled(tensors[old.key].to(n.dtype), factor) for old, n in pairs}
             if watched:
                 beyond = tensors[_BEYOND] if counted else _count_beyond(watched, tensors)
                 halves, before = beyond / elements > _THRESHOLD, tensors[_FACTOR]
@@ -173,10 +170,6 @@ def hand_over(gradients: Sequence[Slot]) -> SlotFunction:
         return {accum.key: tensors[slot.key] for slot, accum in pairs}
 
     return SlotFunction("hand_over", function, (*accums, *gradients), accums)
-
-
-def _scaled(tensor: torch.Tensor, factor: Scalar) -> torch.Tensor:
-    return tensor if is_constant(factor, 1) else tensor * factor
 
 
 def _count_beyond(gradients: Sequence[Slot], tensors: _Tensors) -> torch.Tensor:

@@ -21,8 +21,8 @@ from .formulas import (
     Scalars,
     Settings,
     Tensors,
-    is_constant,
     materialised,
+    scaled,
 )
 
 _WORD = 2**32 - 1
@@ -132,9 +132,7 @@ class _Group:
         factor = -clip if self.settings["maximize"] else clip
         for weight in self.weights:
             dtype = weight.compute_dtype
-            gradient = tensors[weight.gradient.key].to(dtype)
-            if not is_constant(factor, 1):
-                gradient = gradient * factor
+            gradient = scaled(tensors[weight.gradient.key].to(dtype), factor)
             state = {m.name: tensors[slot.key].to(dtype) for m, slot in weight.moments}
             yield weight, (tensors[weight.slot.key].to(dtype), gradient, state, values)
 
