@@ -15,6 +15,7 @@ from .._ipu_model.products import Chip
 from .._ipu_model.subject import Subject
 from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
+from .._ir.loops import Loops
 from .._ir.plan import Layout
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
@@ -112,7 +113,7 @@ def updating_of(captured: Capture, spec: Spec) -> staged.Added:
 
 def _one_replica(spec: Spec) -> Spec:
     """The settings of one replica, on a device without rules about reserving chips."""
-    loops = replace(spec.loops, replicas=1, input_group_size=1, processes=1)
+    loops = Loops(spec.loops.iterations, spec.loops.accumulation)
     target = replace(spec.target, device="model", auto_round=True)
     return replace(spec, loops=loops, target=target)
 
