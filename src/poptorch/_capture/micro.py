@@ -127,7 +127,6 @@ class _Recording:
                 warnings.warn(
                     f"Output expected to be on the IPU: {done.structure.paths[index]} was not "
                     "computed by the model and is returned as it is",
-                    stacklevel=2,
                 )
                 continue
             result = tensor.detach()
