@@ -82,6 +82,8 @@ def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch
     assert f'Specified directory not found. Creating "{folder}" directory' in caplog.text
     before = first.read_bytes()
     caplog.set_level(logging.INFO, "poptorch:cpp")
+    moved = Net.forward.__code__.replace(co_firstlineno=1)  # lines in the script do not count
+    monkeypatch.setattr(Net.forward, "__code__", moved)
     for changes in HITS:
         caplog.clear()
         trained(folder, **changes)

@@ -110,6 +110,10 @@ def test_what_is_computed_again_is_no_useful_work() -> None:
     assert twice.seconds > once.seconds
     useful = [each.share_of_peak * each.seconds for each in (once, twice)]
     assert useful[1] == pytest.approx(useful[0])
+    # Then, too, weights lie where the forward pass wants them.
+    products = ([row for row in each.operators if row.flops] for each in (once, twice))
+    kept, again = ({row.stage_pass + row.module: row.exchange for row in own} for own in products)
+    assert again["0Blayers.1"] == pytest.approx(kept["0Flayers.1"] + kept["0Blayers.1"])
 
 
 def test_the_schedule_is_what_staged_executes() -> None:

@@ -18,7 +18,7 @@ import poptorch
 from helpers import wrapping
 from helpers.closeness import relative
 from helpers.wrapping import Having
-from poptorch import MeanReductionStrategy, _job
+from poptorch import MeanReductionStrategy, _job, _place
 from poptorch._ir.slots import Kind
 
 CALLS = 3
@@ -113,9 +113,9 @@ class Case:
     backends: tuple[str, str] = ("reference", "reference")  # of several processes, of the one
 
 
-def _in_parts(options: poptorch.Options) -> None:
+def _in_parts(options: poptorch.Options, least: int = 1000) -> None:
     settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
-    settings.minElementsForReplicatedTensorSharding(1000)
+    settings.minElementsForReplicatedTensorSharding(least)
     options.TensorLocations.setOptimizerLocation(settings)
 
 
@@ -131,7 +131,7 @@ def _anchored_not_in_parts(options: poptorch.Options) -> None:
 
 
 def _in_parts_and_every_second(options: poptorch.Options) -> None:
-    _in_parts(options)
+    _in_parts(options, 400)
     options.outputMode(poptorch.OutputMode.EveryN, 2)
 
 
@@ -195,7 +195,8 @@ CASES = {
     "lamb in parts": Case(lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
                           lambda replicas: Net(400), accumulation=2,
                           options=_in_parts_and_every_second),
-    "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=4),
+    "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=4,
+                                     apart=True),
     "groups over processes": Case(lambda p: adam(p, lr=0.01),
                                   lambda replicas: grouped(replicas // 2), accumulation=2, group=2),
     "machines": Case(lambda p: sgd(p, lr=0.05, momentum=0.9), lambda replicas: deep(),
@@ -278,6 +279,7 @@ def run(case: Case, process: int, processes: int, alone=False, file: Path | None
     local = training.options.replication_factor
     if case.apart:
         patch.object(_job, "own_address", lambda: f"machine {process}").start()
+        patch.dict(_place.early.__globals__, FEWEST_BYTES=0).start()
     for call in range(CALLS):
         mine = slice(share * local, (share + 1) * local)
         x, y = (each[:, mine].flatten(0, 2) for each in rows(case, shares * local, call))

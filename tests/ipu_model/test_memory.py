@@ -66,7 +66,10 @@ def test_recomputation_keeps_checkpoints_and_nothing_else() -> None:
     for chip in (asked, default):
         waiting = [one.bytes for one in chip.largest if one.category == "activations"]
         assert waiting == [3 * value, 3 * value, value]
-    assert asked.peak["activations"] == default.peak["activations"]
+    kept = trained(recomputation=0).chips[0]
+    assert asked.peak["activations"] == default.peak["activations"] < kept.peak["activations"]
+    default, kept = (trained(1, 1, recomputation=how).chips[0] for how in (None, 0))
+    assert default.peak == kept.peak  # of a single stage
 
 
 @pytest.mark.parametrize("program", few(PROGRAMS, (1, 3, 8)))

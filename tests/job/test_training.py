@@ -123,7 +123,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     check_stages(results, alone[SAVED], tmp_path / "saved.poptorch")
     assert "because updated weights are anchored" in printed
     assert "reduce accum.* sum over 2 processes" in program(results, "sgd, sum")
-    for name, size in {"adamw in parts, clipped, float64": 8, "lamb in parts": 16}.items():
+    for name, size in {"adamw in parts, clipped, float64": 8, "lamb in parts": 24}.items():
         line = f"reduce squares sum over 2 processes  # 1 bucket, {size} bytes"
         assert line in program(results, name, "\n")
     assert program(results, "sgd, combined, chunks") == [
@@ -146,6 +146,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         "emit loss, output.* final",
     ]
     assert "; 360960 bytes overlap; update divides" in program(results, "machines", "\n")[4]
+    assert "nothing overlaps" in "".join(program(results, "exchanges over processes", "\n"))
 
 
 def check_stages(results: Results, alone: Result, file: Path) -> None:

@@ -26,14 +26,14 @@ class Scale(nn.Module):
 
 
 class Deep(nn.Module):
-    """Layers, one pair of which share a weight; a matrix too large for a bundle."""
+    """Layers, one pair of which share a weight; a matrix too large for a bundle, one just not."""
 
     def __init__(self, dtype):
         super().__init__()
         linear, scales = [nn.Linear(5, 5) for _ in range(3)], [Scale() for _ in range(6)]
         self.layers = nn.ModuleList(linear + scales)
         self.layers[0].weight = self.layers[2].weight
-        self.wide, self.narrow = nn.Linear(5, 8192, bias=False), nn.Linear(8192, 3)
+        self.wide, self.narrow = nn.Linear(5, 8192, bias=False), nn.Linear(8192, 4)
         self.to(dtype)
 
     def forward(self, x, y):
@@ -135,7 +135,7 @@ def test_rates_of_groups_change_apart_and_weights_can_be_uploaded():
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     wrapped.copyWeightsToDevice()
-    assert float(wrapped(x, y)) == pytest.approx(float(torch.tensor(3.0).log()), rel=relative(8))
+    assert float(wrapped(x, y)) == pytest.approx(float(torch.tensor(4.0).log()), rel=relative(8))
 
 
 def test_detaching_staging_saving_and_loading(tmp_path):
