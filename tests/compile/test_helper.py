@@ -1,5 +1,6 @@
 """Compiler processes that are kept: which one is used again, when one is started ahead of time."""
 
+import logging
 import os
 import select
 from collections.abc import Iterator
@@ -66,7 +67,8 @@ def test_one_process_serves_program_after_program(kept) -> None:
     job.end()
 
 
-def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatch) -> None:
+def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatch, caplog) -> None:
+    caplog.set_level(logging.INFO, "poptorch:cpp")
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     process = helper.acquire("b")
     process.ask({"a": None}, cache.Store(Path("nowhere")))
@@ -78,6 +80,7 @@ def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatc
     process.process.wait()
     said = "the compiler process ended with status 1: no memory left"
     assert outcomes(process, "a") == {"a": ("failed", said)}
+    assert said in caplog.text
     process.end()
 
 

@@ -110,16 +110,17 @@ class CompilerProcess:
         *lines, self._text = self._text.split(b"\n")
         outcomes: dict[str, Outcome] = {}
         for line in lines:
-            answer = json.loads(line)
+            outcomes |= {key: (outcome, why) for key, (outcome, why) in json.loads(line).items()}
             self.imported = True
-            for key, (outcome, why) in answer.items():
-                outcomes[key] = outcome, why
-                if outcome == STORED:
-                    timing.tell(self.process.pid, why)
         self._waiting_for -= outcomes.keys()
         if ended and self.busy:
             outcomes |= dict.fromkeys(self._waiting_for, (FAILED, self._last_words()))
             self._waiting_for = set()
+        for outcome, why in outcomes.values():
+            if outcome == STORED:
+                timing.tell(self.process.pid, why)
+            else:
+                log.engine.info("A graph was not compiled in another process: %s", why)
         return outcomes
 
     def _last_words(self) -> str:

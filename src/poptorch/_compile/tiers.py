@@ -76,9 +76,6 @@ class PlanCode:
                 job.wait()
         finally:
             job.end()
-        for outcome, why in job.outcomes.values():
-            if outcome != helper.STORED:
-                log.engine.info("Compiling in this process: %s", why)
 
     def _build(self, key: str | None, graph: Graph) -> Compiled:
         if key is None:
@@ -229,9 +226,7 @@ class Tiered:
             if failures:
                 self._give_up(failures[0])
                 return
-            for why in (why for outcome, why in outcomes if outcome == helper.HERE):
-                log.engine.info("Compiling in this process: %s", why)
-            complete = True  # in a moment
+            complete = True  # in a moment: this process compiles the others
         if complete:
             self._current = self._code.compile(lambda share: None)
             self._finish()
