@@ -134,14 +134,23 @@ def test_measuring_that_fails_is_no_trouble(monkeypatch, tmp_path) -> None:
     assert {libraries.by_rule(shape) for shape in chosen} == {*chosen.values()}
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_times_are_of_both_libraries_and_leave_threads_alone(threads: int) -> None:
+@pytest.mark.parametrize("threads, cores, clock", [
+    (1, 1.0, "thread_time"), (2, 1.9, "perf_counter"), (2, 1.0, "thread_time"),
+])  # fmt: skip
+def test_times_are_of_both_libraries_and_leave_threads_alone(
+    threads: int, cores: float, clock: str, monkeypatch
+) -> None:
+    """Where a neighbour has cores, by the time of one thread."""
+    in_turn, clocks = libraries._in_turn, []
+    monkeypatch.setattr(libraries, "_cores", lambda runs: cores)
+    monkeypatch.setattr(libraries, "_in_turn", lambda *a: clocks.append(a[1]) or in_turn(*a))
     torch.set_num_threads(threads)
     try:
         times = libraries.times_of(libraries.Shape(64, 512, 256, "nt"))
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(1)
+    assert [each.__name__ for each in clocks] == [clock]
     assert sorted(times) == sorted([libraries.BLAS, libraries.ONEDNN])
     assert all(0 < seconds < float("inf") for seconds in times.values())
 
