@@ -175,9 +175,9 @@ def _pointwise(target: Any, args: Any, kwargs: Any) -> Any:
     leaves: list[Any] = []
     map_aggregate((args, kwargs), leaves.append)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    rank = max((t.dim() for t in tensors), default=0)
-    largest = max((t for t in tensors if t.dim() == rank), key=torch.Tensor.numel, default=None)
+    largest = max(tensors, key=lambda t: (t.dim(), t.numel()), default=None)
     order = None if largest is None else memory_order(largest)
+    rank = len(order or ())
     if order is None or order == tuple(range(rank)):
         return target(*args, **kwargs)
 
