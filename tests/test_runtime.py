@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import compile_cost
 import poptorch
 from helpers import programs
 from helpers.wrapped import inference, options
@@ -111,3 +114,22 @@ def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch) -> None:
     wrapper.destroy()
     wrapper.compile(torch.ones(2, 2))
     assert wrapper.plan().spec.target.device == "model"
+
+
+MOST = 1.1  # of a committed figure; who has reasons for more writes new ones
+COMMITTED = json.loads(compile_cost.COUNTS.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", *(pytest.param(name, marks=pytest.mark.long) for name in compile_cost.NAMES[1:])],
+)
+def test_no_part_of_compiling_grows(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, compile_cost.__file__, name, "--counts", "--json", tmp_path / "new"]
+    subprocess.run(command, check=True, capture_output=True)
+    new = json.loads((tmp_path / "new").read_text())
+    if new["conditions"] != COMMITTED["conditions"]:
+        pytest.skip(f"the figures are of {COMMITTED['conditions']}, not {new['conditions']}")
+    for part, count in COMMITTED["counts"][name].items():
+        assert new["counts"][name][part] <= MOST * count, part

@@ -1,8 +1,14 @@
-"""Variables of the environment: what they mean, and those that mean nothing."""
+"""What surrounds a process: variables, its log, the machine's memory, time."""
 
+import itertools
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
-from poptorch._base import env, log
+from poptorch._base import env, log, resources, timing
 from poptorch._base.errors import Error
 
 
@@ -30,3 +36,98 @@ def test_a_misspelt_variable_is_a_warning(monkeypatch, caplog):
     log.setup()
     lines = [record.getMessage() for record in caplog.records]
     assert any("POPTORCH_BACKENDS has no effect" in x and "POPTORCH_BACKEND?" in x for x in lines)
+
+
+@pytest.fixture
+def fresh_handlers(monkeypatch):
+    """Let ``setup`` run as at import, and put back what was there."""
+    level = log._level
+    for logger in (log.python, log.engine):
+        monkeypatch.setattr(logger, "handlers", [])
+    yield
+    for handler in log.engine.handlers:
+        handler.close()
+    log.set_level(level)
+
+
+@pytest.mark.usefixtures("fresh_handlers")
+def test_the_engines_log_goes_to_the_file_of_the_variable(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "engine.log"))
+    monkeypatch.setenv("POPTORCH_LOG_LEVEL", "INFO")
+    log.setup()
+    log.engine.info("one line")
+    log.python.info("another")
+    assert "one line" in (tmp_path / "engine.log").read_text()
+    assert "one line" not in capsys.readouterr().err
+    assert log.engine.level == logging.INFO
+
+
+@pytest.mark.usefixtures("fresh_handlers")
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "missing" / "engine.log"))
+    log.setup()
+    log.engine.warning("one line")
+    said = capsys.readouterr().err
+    for part in ("POPTORCH_LOG_DEST cannot be written", "No such file", "one line"):
+        assert part in said
+
+
+def test_a_line_of_the_trace_says_so(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(log, "_level", "TRACE")
+    monkeypatch.setattr(log.engine, "level", logging.DEBUG)
+    monkeypatch.setattr(log.engine, "_cache", {})  # of what is enabled: none of this level stays
+    log.trace("fine %s", "grained")
+    log.engine.debug("coarse")
+    said = capsys.readouterr().err  # with what others have to say
+    assert "[trace] fine grained" in said
+    assert "[debug] coarse" in said
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 20 GiB to spare, of which 19 are in the page cache; its control groups."""
+    memory = SimpleNamespace(total=24 * GIB, available=20 * GIB, free=GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(resources, "_CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(resources, "_OWN_GROUPS", tmp_path / "own")
+    return tmp_path
+
+
+@pytest.mark.parametrize("lies", ["job/part", "job", ""])
+def test_a_limit_of_a_group_counts_without_the_page_cache(groups: Path, lies: str) -> None:
+    (groups / "own").write_text("0::/job/part\n")
+    (groups / "job" / "part").mkdir(parents=True)
+    (groups / "job" / "memory.max").write_text("max\n")
+    (groups / lies / "memory.max").write_text(f"{8 * GIB}\n")
+    (groups / lies / "memory.current").write_text(f"{7 * GIB}\n")
+    (groups / lies / "memory.stat").write_text(f"anon 5\ninactive_file {6 * GIB}\n")
+    assert resources.available_memory() == 7 * GIB
+    assert resources.memory_size() == 24 * GIB
+
+
+def test_groups_of_the_first_kind_are_read_too(groups: Path) -> None:
+    (groups / "own").write_text("5:cpu:/other\n4:memory:/job\n1:name=systemd:/x\n")
+    own = groups / "memory" / "job"
+    own.mkdir(parents=True)
+    (own / "memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
+    (own / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    assert resources.available_memory() == 0  # over it, with nothing to give back
+
+
+def test_a_part_within_another_is_none_of_it(monkeypatch) -> None:
+    clock = zip(itertools.count(0.0), itertools.repeat(0.0), strict=False)
+    monkeypatch.setattr(timing, "_now", clock.__next__)
+    with pytest.raises(ZeroDivisionError), timing.measured() as parts:
+        with timing.part("outer"):
+            for _ in range(2):
+                with timing.part("inner"):
+                    pass
+        with timing.part("failing"):
+            1 / 0  # noqa: B018
+    rows = [line.split() for line in parts.text().splitlines()]
+    assert {row[0]: row[-2] for row in rows if row[0] != "the"} == {
+        "part": "wall", "outer": "3.00", "inner": "2.00", "failing": "1.00", "all": "9.00",
+    }  # fmt: skip

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import popdist
 from helpers import jobs
 from helpers.job_killed import digests
 from helpers.patience import HANGS, eventually
+from helpers.source_tree import ROOT
 from poptorch._base import resources
 from poptorch._cli import poprun
 from poptorch._cli.agents import SignedBackend
@@ -266,3 +268,36 @@ def test_states_are_exchanged_by_those_who_have_the_key_and_no_others_are_read()
             one.get_state()
         with pytest.raises(RendezvousStateError):
             one.set_state(b"mine", b"another token")
+
+
+ENTRY = (ROOT / "docs" / "cookbook.md").read_text().split("## Train in several processes")[1]
+COMMAND = ENTRY.split("`poprun ")[1].split("`")[0]
+PROGRAM = ENTRY.split("```python\n")[1].split("```")[0]
+
+
+@pytest.mark.long
+def test_two_processes_train_as_one_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(PROGRAM)
+    words = [sys.executable if word == "python" else word for word in shlex.split(COMMAND)]
+    assert words[:4] == ["--num-instances", "2", "--num-replicas", "2"]
+    settings = jobs.environment(POPTORCH_BACKEND="reference")
+    process = jobs.fork("helpers.jobs", words, tmp_path / "out", settings)
+    try:
+        assert jobs.status(process) == 0, (tmp_path / "out").read_text()
+    finally:
+        jobs.end([process])
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    y = x.sum(1, keepdim=True)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    halves = torch.arange(64).view(2, 4, 8)  # of two processes, each in batches of 8
+    for batch in range(4 * 20):
+        rows = halves[:, batch % 4].flatten()
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    for name, value in torch.load("model.pt").items():
+        torch.testing.assert_close(value, model.state_dict()[name], msg=name)

@@ -43,15 +43,15 @@ SHOWN = {
     "`state_dict()[\"state\"]` of torch's optimizers stayed empty": "session/test_torch_optimizers.py::test_what_is_read_is_what_eager_has_and_a_resumed_run_goes_on_with_it",
     "`train()` and `eval()` counted at the first call only": "session/test_programs.py::test_training_and_validating_follow_the_mode",
     "training models that have modules in common, as a GAN's two, trained a copy each, until weights were copied by hand": "session/test_common_weights.py::test_models_train_as_in_plain_torch",
-    "`model.weight = tensor` on a module that is wrapped for training was ignored": "session/test_assigning.py::test_what_is_assigned_reaches_the_device",
-    "GELU was approximated whatever the argument said": "capture/test_shapes_of_models.py::test_gelus_softmax_of_large_numbers_and_lstms_are_torchs",
+    "`model.weight = tensor` on a module that is wrapped for training was ignored": "session/test_sync.py::test_what_is_assigned_reaches_the_device",
+    "GELU was approximated whatever the argument said": "capture/test_torch_features.py::test_gelus_softmax_of_large_numbers_and_lstms_are_torchs",
     "`AdamW(bias_correction=False)` still corrected": "update/test_formulas.py::test_equals_plain_float64",
     "`for_loop` outside a wrapper ran its body once; `custom_op` and the CTC decoder gave zeros": "ops/test_control.py::test_loops_compute_what_python_would",
     "plug-in operators of domain `ai.graphcore` needed their compiled library": "ops/test_known.py::test_values_and_gradients_are_those_of_the_formula",
     "what was computed from a loss changed nothing in training; six losses of torch were not found": "capture/test_losses.py::test_training_follows_the_returned_scalar_that_is_made_of_all_losses",
     "an argument of unknown type was a constant, its tensors included": "session/test_arguments.py::test_dataclasses_are_containers",
     "`identity_loss` of a loss was not supported, nor its gradient outside a wrapper": "capture/test_losses.py::test_inner_losses_keep_their_reduction_and_may_be_returned",
-    "an unused layer in a block, or `BeginBlock` on a later layer written before one on an earlier layer, was an error": "place/test_told.py::test_rules_of_blocks_and_phases_are_told",
+    "an unused layer in a block, or `BeginBlock` on a later layer written before one on an earlier layer, was an error": "place/test_placing.py::test_rules_of_blocks_and_phases_are_told",
     "the `backward` of an `autograd.Function` and hooks on gradients were ignored": "capture/test_gradients.py::test_gradients_of_ones_own_are_honoured",
     "`self.buffer = tensor` in `forward` was an error": "lanes/test_side_by_side.py::test_whatever_it_does_a_model_computes_what_eager_torch_does",
     "a Python branch on values was an error": "capture/test_value_reads.py::test_a_branch_is_frozen_to_the_path_of_the_first_inputs",
@@ -110,7 +110,7 @@ SHOWN = {
     "`options.programs(n)` keeps a model compiled for n kinds of inputs, over the same weights": "session/test_programs.py::test_a_short_last_batch_trains_like_eager",
     "`poptorch.estimate` [prices a model on IPUs](guide/ipu_costs.md)": "estimates/test_estimating.py::test_a_model_stops_fitting_where_its_fullest_tile_does",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
-    "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_backends.py::test_the_environment_chooses_a_backend_unless_an_option_does",
+    "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_zoo.py::test_the_environment_chooses_a_backend_unless_an_option_does",
 }  # fmt: skip
 # The suite was run by hand on the releases that CONTRIBUTING.md names.
 BY_HAND = {"one exact torch version"}

@@ -1,15 +1,25 @@
-"""The loading process and its consumer: messages, waiting, what is left in shared memory."""
+"""Loading processes: which samples they read, their messages, what is said of a loader."""
 
 import os
+import pickle
+import random
 import socket
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import poptorch
+from helpers import loaders
+from helpers.data_sets import Numbers
+from helpers.wrapping import options
 from poptorch._data import worker
 from poptorch._data.channel import Channel, Kind
 from poptorch._data.consumer import verdict
 from poptorch._data.process import Process
+from poptorch._data.sharding import Shard, permutation
 
 
 @pytest.fixture
@@ -111,3 +121,93 @@ def test_only_what_the_ended_processes_left_is_removed(tmp_path, monkeypatch) ->
 def test_how_the_loading_process_ended_is_described(code: int | None, said: str) -> None:
     process = SimpleNamespace(exitcode=code, join=lambda limit: None)
     assert said in Process.describe_end(SimpleNamespace(_process=process))
+
+
+class Batched(Numbers):
+    classes = ("cat", "dog")
+
+    def __getitems__(self, indices):
+        return [torch.tensor(float(-i)) for i in indices]
+
+
+def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads():
+    shard = Shard(Numbers(10), range(3, 7))
+    assert [shard[i].item() for i in (0, 3, -1)] == [3, 6, 6]
+    for index in (4, -5):
+        with pytest.raises(IndexError, match="shard of 4 samples"):
+            shard[index]
+    assert [t.item() for t in list(shard)] == [3, 4, 5, 6]
+    assert [t.item() for t in shard.__getitems__([2, 0])] == [5, 3]
+    assert pickle.loads(pickle.dumps(shard))[0].item() == 3
+    turned = Shard(Numbers(6), range(2, 5), torch.arange(6).flip(0))
+    assert [turned[i].item() for i in range(3)] == [3, 2, 1]
+    shard = Shard(Batched(10), range(3, 7))
+    assert [t.item() for t in shard.__getitems__([0, 1])] == [-3, -4]
+    assert shard.classes == ("cat", "dog")
+    with pytest.raises(AttributeError):
+        _ = shard.unknown
+
+
+@pytest.mark.spec("data", 15)
+def test_two_permutations_cover_everything_and_all_differ():
+    rng = random.Random(2)
+    for _ in range(100):
+        used = rng.randrange(1, 40)
+        samples = used + rng.randrange(0, used)
+        epochs = [permutation(samples, used, 7, index) for index in range(4)]
+        for index, order in enumerate(epochs):
+            assert sorted(order.tolist()) == list(range(samples))
+            assert torch.equal(order, permutation(samples, used, 7, index))
+        for first, second in ((0, 1), (2, 3)):
+            seen = {*epochs[first][:used].tolist(), *epochs[second][:used].tolist()}
+            assert seen == set(range(samples))
+    orders = {tuple(permutation(20, 16, s, i).tolist()) for s in (-1, 0, 1, 2) for i in range(4)}
+    assert len(orders) == 16  # seeds give sequences of their own
+
+
+SAMPLES = TensorDataset(torch.randn(32, 3), torch.randn(32, 2))
+
+
+def wrapped(opts: poptorch.Options) -> poptorch.PoplarExecutor:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return poptorch.trainingModel(model, opts, optimizer, loss=nn.MSELoss())
+
+
+def loader(mode=poptorch.DataLoaderMode.Sync, **counts: int) -> poptorch.DataLoader:
+    return loaders.loader(SAMPLES, 2, opts=options(**counts), mode=mode)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* use of fork")
+@pytest.mark.parametrize("mode", poptorch.DataLoaderMode)
+def test_batches_that_a_model_cuts_otherwise_are_said_once(mode, caplog) -> None:
+    data, executor = loader(mode, iterations=2, accumulation=2), wrapped(options())
+    for _ in range(2):
+        for batch in data:
+            executor(*batch)
+    data.terminate()
+    said = "of 8 samples is that of a DataLoader which makes it of 4 micro-batches of 2, and the "
+    assert caplog.text.count(said + "model takes it as 1 of 8") == 1
+    caplog.clear()
+    executor = wrapped(options())
+    for batch in loader(mode, accumulation=4):  # which only the loop holds
+        executor(*batch)
+    assert "makes it of 4 micro-batches of 2" in caplog.text
+
+
+def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(caplog) -> None:
+    accessor = poptorch.AsynchronousDataAccessor(loader(accumulation=4))
+    wrapped(options(accumulation=4))(*next(iter(accessor)))
+    accessor.terminate()
+    for counts in ({"iterations": 4}, {"accumulation": 4}):  # the loader cuts both alike
+        executor = wrapped(options(iterations=2, accumulation=2))
+        for batch in loader(**counts):
+            executor(*batch)
+    data = loader(accumulation=4)
+    batch = next(iter(data))
+    wrapped(options())(batch[0][:4], batch[1][:4])
+    model = poptorch.inferenceModel(nn.Linear(3, 2), options())
+    assert [model(x).shape for x, _ in data] == [(8, 2)] * 4
+    gone = [*loader(accumulation=2)]
+    wrapped(options())(*gone[0])
+    assert "DataLoader" not in caplog.text

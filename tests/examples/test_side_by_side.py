@@ -1,4 +1,4 @@
-"""The examples on real data: each runs, learns as eager PyTorch does, and draws its picture."""
+"""The examples on real data and of graph networks: each runs, learns as eager does, draws."""
 
 import importlib
 import re
@@ -10,6 +10,7 @@ import torch
 
 import side_by_side
 from helpers.cases import few
+from helpers.closeness import near, relative
 from helpers.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -65,3 +66,22 @@ def test_a_ratio_is_the_median_of_updates_after_the_first_round() -> None:
     for run in (eager, wrapped):
         del run.seconds[4:], run.speeds[2:]
     assert side_by_side.ratio([eager, wrapped]).startswith("too few updates")
+
+
+SHORT = ("--small", "--backend", "reference", "--updates")
+
+
+@pytest.mark.parametrize("name", ["nodes", "molecules", "temporal"])
+def test_both_loops_train_alike(name: str, tmp_path, capsys) -> None:
+    picture = tmp_path / "picture.png"
+    eager, ours = importlib.import_module(name).main([*SHORT, "8", "--plot", str(picture)])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(eager.losses) == len(ours.losses) == 8
+    assert eager.losses[-1] < eager.losses[0]
+    assert ours.losses == pytest.approx(eager.losses, rel=relative(10, 8))
+    for expected, got in zip(eager.predictions, ours.predictions, strict=True):
+        # With accumulation the wrapped model returns the last micro-batch, as the loop does.
+        torch.testing.assert_close(got, expected, **near(100, 8, size=0.1))
+    printed = capsys.readouterr().out
+    assert "Losses of the first 8 updates are at most" in printed
+    assert "times as long as poptorch's" in printed

@@ -1,14 +1,25 @@
-"""Pieces of graphs, joined by the keys of their slots."""
+"""Slots, graphs that are joined by the keys of their slots, and the verifier of programs."""
+
+import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import fx
 
+from helpers.source_tree import PACKAGE
 from poptorch._compile.lower import lower
-from poptorch._ir import slots
+from poptorch._ir import program as ir
+from poptorch._ir import slots, verify
+from poptorch._ir.bundle import Bundle
 from poptorch._ir.graph import Graph, SlotFunction, compose
+from poptorch._ir.loops import Loops
+from poptorch._ir.program import Emit, Program, Run, Scatter, State
 from poptorch._ir.slots import Kind
+from poptorch._ir.spec import Output, Spec
 from poptorch._ir.verify import verify_graph
+from poptorch.enums import OutputMode
 
 PARAM = slots.param("w", (3,), torch.float32)
 GRADIENT = slots.gradient(PARAM)
@@ -68,3 +79,146 @@ def test_inputs_whose_keys_differ_in_punctuation_only_stay_apart() -> None:
     joined = compose("joined", [Graph("part", fx.GraphModule({}, fxgraph), (*params,), outputs)])
     values = {slot.key: torch.tensor(float(i)) for i, slot in enumerate(params)}
     assert [float(v) for v in joined(values).values()] == [3.0, 2.0, 1.0, 0.0]
+
+
+EMIT = Emit((OUTPUT,), OutputMode.Final)
+
+
+def graph() -> Graph:
+    def function(t):
+        return {OUTPUT.key: t[PARAM.key] * t[BATCH.key], PARAM.key: t[PARAM.key] + 1}
+
+    return lower(SlotFunction("step", function, (PARAM, BATCH), (OUTPUT, PARAM)))
+
+
+def program(*body) -> Program:
+    return Program(body or (Run("step"), EMIT), {"step": graph()}, Loops(), {})
+
+
+def expect(rule: str):
+    return pytest.raises(AssertionError, match=f"rule {rule} broken: .*{verify.RULES[rule][:20]}")
+
+
+def test_a_sound_program_passes() -> None:
+    verify.verify_program(program())
+    verify.verify_spec(Spec())
+    verify.verify_state(State({PARAM.key: torch.zeros(3)}), program())
+
+
+def test_every_rule_is_tested_here() -> None:
+    text = Path(__file__).read_text()
+    assert [rule for rule in verify.RULES if f'"{rule}"' not in text] == []
+
+
+def writing() -> Graph:
+    fxgraph = fx.Graph()
+    x = fxgraph.placeholder("x")
+    fxgraph.output((fxgraph.call_function(torch.ops.aten.add_.Tensor, (x, 1)),))
+    return Graph("g", fx.GraphModule({}, fxgraph), (BATCH,), (OUTPUT,))
+
+
+def narrowing() -> Graph:
+    piece = SlotFunction("p", lambda t: {PARAM.key: t[PARAM.key].half()}, (PARAM,), (PARAM,))
+    narrow = dataclasses.replace(PARAM, dtype=torch.float16)
+    return dataclasses.replace(lower(piece), outputs=(narrow,))
+
+
+@pytest.mark.parametrize("rule, broken", [
+    ("G1", lambda: dataclasses.replace(graph(), inputs=(PARAM,))),
+    ("G2", lambda: dataclasses.replace(graph(), outputs=(OUTPUT, OUTPUT))),
+    ("G3", writing),
+    ("G4", lambda: dataclasses.replace(
+        graph(), inputs=(PARAM, dataclasses.replace(BATCH, shape=(4,))))),
+    ("G5", narrowing),
+])  # fmt: skip
+def test_graph_rules(rule: str, broken) -> None:
+    with expect(rule):
+        verify.verify_graph(broken())
+
+
+@pytest.mark.parametrize("rule, body", [
+    ("P1", (Run("step"), EMIT, EMIT)), ("P2", (Run("other"), EMIT)),
+    ("P3", (ir.Repeat(ir.Axis.ITERATIONS, 0, (Run("step"),)), EMIT)),
+    ("P3", (Run("step"), ir.Reduce("accum", "median", 2), EMIT)),
+    ("P3", (Run("step"), Scatter("median", 1, ((PARAM, PARAM),)), EMIT)),
+    ("P5", (Run("step"), Emit((BATCH,), OutputMode.Final))),
+    ("P6", (Run("step"), Scatter("sum", 2, ((PARAM, PARAM),)), EMIT)),
+    ("P6", (Run("step"), ir.Gather(2, (ir.Shard(Bundle(PARAM, ()), PARAM),)), EMIT)),
+])  # fmt: skip
+def test_program_rules(rule: str, body) -> None:
+    with expect(rule):
+        verify.verify_program(program(*body))
+
+
+def test_reads_are_state_or_batch() -> None:
+    gradient = slots.gradient(PARAM)
+    piece = SlotFunction("step", lambda t: {OUTPUT.key: -t[gradient.key]}, (gradient,), (OUTPUT,))
+    with expect("P4"):
+        verify.verify_program(Program((Run("step"), EMIT), {"step": lower(piece)}, Loops(), {}))
+
+
+@pytest.mark.parametrize("rule, spec", [
+    ("S1", Spec(loops=Loops(iterations=0))),
+    ("S1", Spec(output=Output(OutputMode.Default))),
+    ("S2", Spec(loops=Loops(replicas=3, input_group_size=2))),
+    ("S2", Spec(loops=Loops(iterations=4), output=Output(OutputMode.EveryN, 3))),
+])  # fmt: skip
+def test_spec_rules(rule: str, spec: Spec) -> None:
+    with expect(rule):
+        verify.verify_spec(spec)
+
+
+@pytest.mark.parametrize("tensor", [None, torch.zeros(4), torch.zeros(3, dtype=torch.int32)])
+def test_state_matches_its_program(tensor) -> None:
+    tensors = {} if tensor is None else {PARAM.key: tensor}
+    with expect("T1"):
+        verify.verify_state(State(tensors), program())
+
+
+WEIGHT = slots.param("fc.weight", (3, 2), torch.float16)
+
+
+@pytest.mark.parametrize("slot, key, weight", [
+    (WEIGHT, "param.fc.weight", "fc.weight"),
+    (slots.buffer("bn.mean", (3,), torch.float32), "buffer.bn.mean", ""),
+    (slots.gradient(WEIGHT), "gradient.fc.weight", "fc.weight"),
+    (slots.accumulator(WEIGHT, torch.float32), "accum.fc.weight", "fc.weight"),
+    (slots.moment("velocity", WEIGHT, torch.float32),
+     "optstate.velocity.fc.weight",
+     "fc.weight"),
+    (slots.hyper("lr", 1), "hyper.1.lr", ""),
+    (slots.hyper("beta1", 0), "hyper.0.one_minus_beta1", ""),
+    (slots.LOSS_SCALING, "hyper.loss_scaling", ""),
+    (slots.STEP, "optstate.step", ""),
+    (slots.batch_input(2, (4,), torch.int32), "batch.2", None),
+    (slots.result(0, torch.zeros(()), is_loss=True), "loss.0", None),
+    (slots.result(1, torch.zeros(())), "output.1", None),
+])  # fmt: skip
+def test_a_slot_has_a_key_and_knows_its_weight_and_a_moment_that_of_another(slot, key, weight):
+    assert slot.key == key
+    assert weight in (None, slot.weight)
+    moment = slots.moment("velocity", WEIGHT, torch.float32)
+    assert (moment.name, moment.shape) == ("velocity", (3, 2))
+    other = slots.param("velocity.fc.weight", (5,), torch.float16)
+    assert moment.of(other) == slots.moment("velocity", other, torch.float32)
+
+
+ROOMS = (
+    "_ir", "_capture", "_update", "_place", "_schedule", "_compile", "backends", "optim",
+    "_ipu_model", "_session",
+)  # fmt: skip
+CALLS = r"\.(r?partition|r?split|remove(pre|suf)fix|startswith|endswith|r?find|index)\("
+SPLITTING = re.compile(
+    rf"\b(key|path){CALLS}|\bint\([\w.]*\b(key|path)\)"
+    rf"|{CALLS}f?['\"]?\{{?(Kind\b|({'|'.join(Kind)})\.)"
+)
+
+
+def test_no_key_is_split() -> None:
+    files = [path for room in ROOMS for path in (PACKAGE / room).rglob("*.py")]
+    lines = [(path.name, line) for path in files for line in path.read_text().splitlines()]
+    assert [(name, line) for name, line in lines if SPLITTING.search(line)] == []
+    assert all(map(SPLITTING.search, (
+        "slot.path.partition('.')", "key.startswith(f'{Kind.ACCUM}.')",
+        "name.startswith('optstate.')", "int(slot.path)",
+    )))  # fmt: skip

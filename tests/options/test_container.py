@@ -1,9 +1,10 @@
-"""The container protocol (spec/options.md section 2)."""
+"""The container protocol, and ``poptorch.Attribute`` (spec/options.md sections 2 and 11)."""
 
 import pytest
 
 from poptorch import Error
-from poptorch.options import Options
+from poptorch.options import Attribute, Options
+from poptorch.options.attribute import current
 from poptorch.options.container import Container
 
 
@@ -126,3 +127,23 @@ def test_classes_of_users() -> None:
     clone = mine.clone()
     assert (type(clone.Distributed), clone._per_replica) == (Blocked, 2)
     assert repr(mine.deviceIterations(2)) == "Mine(device_iterations=2)"
+
+
+@pytest.mark.spec("ops", 25)
+def test_scopes_nest_and_restore() -> None:
+    outer = Attribute(__outline={"layer": "embedding", "part": "1"})
+    with outer:
+        with Attribute(__outline={"layer": "inner"}, other={"a": "b"}), outer:
+            assert current.get() == {"__outline": {"layer": "embedding", "part": "1"},
+                                     "other": {"a": "b"}}  # fmt: skip
+        assert current.get() == {"__outline": {"layer": "embedding", "part": "1"}}
+    assert current.get() == {}
+    with pytest.raises(KeyError), outer:
+        raise KeyError
+    assert current.get() == {}
+
+
+@pytest.mark.parametrize("value", ["text", {"a": 1}, {1: "a"}, None])
+def test_values_are_dictionaries_of_strings(value) -> None:
+    with pytest.raises(AssertionError):
+        Attribute(family=value)

@@ -1,4 +1,8 @@
-"""Schedules of every strategy: golden grids, properties, and how many activations wait."""
+"""Schedules of every strategy: golden grids, properties, what the checker finds, drawings."""
+
+import json
+import re
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +12,7 @@ from helpers.workloads import backward, chain, forward, parsed
 from poptorch._ir.blocks import Direction, StagePass, stage_passes
 from poptorch._ir.schedule import Schedule, Workload
 from poptorch._ir.spec import Placement, Strategy
-from poptorch._schedule import check, make
+from poptorch._schedule import ScheduleError, check, make
 from poptorch.enums import Liveness
 
 GROUPED = """
@@ -110,3 +114,134 @@ def test_passes_are_ordered_as_values_flow() -> None:
     assert sorted([*updates, *reversed(passes)]) == [*passes, *updates]
     assert [stage_pass.delay(3) for stage_pass in passes] == [0, 1, 2, 2, 3, 4]
     assert list(map(str, stage_passes(2, training=False))) == ["0F", "1F"]
+
+
+PIPE = chain([0, 1], 3, rounds=2)
+TWICE = chain([0, 1], 2, phased=True)
+THREE = chain([0, 1, 0], 2)
+
+GRIDS = {
+    "pipe": (PIPE, make(PIPE, Placement())),
+    "phased": (TWICE, make(TWICE, Placement(Strategy.SERIAL_PHASED, liveness=EACH))),
+    "three": (THREE, make(THREE, Placement(Strategy.SHARDED))),
+}
+
+Cell = tuple[int, int]
+
+
+def at(schedule: Schedule, action: str) -> Cell:
+    """Return (chip, column) of an action."""
+    return next((chip, column) for column, chip, a in schedule.cells() if str(a) == action)
+
+
+def edited(schedule: Schedule, *edits: tuple[Cell, str]) -> Schedule:
+    cells = {c: [str(a) if a else "." for a in row] for c, row in schedule.rows.items()}
+    for (chip, column), text in edits:
+        row = cells[chip]
+        row += ["."] * (column + 1 - len(row))
+        row[column] = text
+    return parsed("\n".join(f"chip {c}: {' '.join(row)}" for c, row in cells.items()))
+
+
+def replaced(schedule: Schedule, action: str, by: str) -> Schedule:
+    return edited(schedule, (at(schedule, action), by))
+
+
+def swapped(schedule: Schedule, one: str, other: str) -> Schedule:
+    return edited(schedule, (at(schedule, one), other), (at(schedule, other), one))
+
+
+def appended(schedule: Schedule, *actions: tuple[int, str]) -> Schedule:
+    size = schedule.columns
+    everywhere = [((c, size + len(actions) - 1), ".") for c in schedule.rows]
+    own = [((chip, size + i), action) for i, (chip, action) in enumerate(actions)]
+    return edited(schedule, *everywhere, *own)
+
+
+# The damage, what is said of it, and the action whose cell is marked (None: nothing to mark).
+DAMAGE = [
+    # Something is missing,
+    ("pipe", lambda s: replaced(s, "0F2", "."), "1F2 comes before 0F2", "1F2"),
+    ("pipe", lambda s: replaced(s, "0B2", "."), "0U0 comes before 0B2", "0U0"),
+    ("pipe", lambda s: replaced(s, "1U1", "."), "1U1 is missing", None),
+    ("pipe", lambda s: replaced(s, "1U0", "."), "0U1 comes before 1U0", "0U1"),
+    ("phased", lambda s: replaced(s, "L1F0", "."), "1F0 comes before L1F0", "1F0"),
+    ("phased", lambda s: replaced(s, "S0F0", "."), "L0B0 comes before S0F0", "L0B0"),
+    ("phased", lambda s: replaced(s, "S0B1", "."), "S0B1 is missing", None),
+    # is done twice,
+    ("pipe", lambda s: appended(s, (1, "1F0")), "1F0 is done twice", "1F0"),
+    ("pipe", lambda s: edited(s, ((0, 2), "1F0")), "1F0 is done twice", "1F0"),
+    # comes too early,
+    ("pipe", lambda s: swapped(s, "0F0", "0F1"), "0F1 comes before 0F0", "0F1"),
+    ("three", lambda s: swapped(s, "2B0", "2B1"), "2B1 comes before 2B0", "2B1"),
+    ("pipe", lambda s: swapped(s, "1F0", "1B0"), "1B0 comes before 1F0", "1B0"),
+    ("three", lambda s: swapped(s, "2B1", "0B1"), "0B1 comes before 1B1", "0B1"),
+    ("pipe", lambda s: edited(s, ((1, 0), "1F0"), ((1, 1), ".")), "1F0 comes before 0F0", "1F0"),
+    ("pipe", lambda s: appended(replaced(s, "0B2", "."), (0, "0B2")),
+     "0U0 comes before 0B2", "0U0"),
+    ("phased", lambda s: swapped(s, "L1F0", "1F0"), "1F0 comes before L1F0", "1F0"),
+    ("phased", lambda s: swapped(s, "S0F0", "0F0"), "S0F0 comes before 0F0", "S0F0"),
+    ("phased", lambda s: swapped(s, "S0F0", "L0B0"), "L0B0 comes before S0F0", "L0B0"),
+    # is where or what it cannot be,
+    ("pipe", lambda s: edited(replaced(s, "1F0", "."), ((0, 2), "1F0")),
+     "1F0 belongs on chip 1", "1F0"),
+    ("pipe", lambda s: replaced(s, "1F2", "7F2"), "7F2 is no part", "7F2"),
+    ("pipe", lambda s: appended(s, (0, "0F3")), "0F3 is no part", "0F3"),
+    ("pipe", lambda s: appended(s, (0, "0U2")), "0U2 is no part", "0U2"),
+    ("pipe", lambda s: edited(s, ((1, 0), "L1F0")), "L1F0 is no part", "L1F0"),
+    # or the rows do not fit.
+    ("pipe", lambda s: Schedule({0: s.rows[0]}), "one row for each of the chips 0, 1", None),
+    ("pipe", lambda s: Schedule({**s.rows, 2: (None,) * s.columns}), "one row for each", None),
+    ("pipe", lambda s: Schedule({**s.rows, 1: s.rows[1][:-1]}), "one length", "."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grid, damage, reason, marked", DAMAGE)
+def test_damage_is_found_and_marked(grid: str, damage, reason: str, marked: str | None) -> None:
+    work, whole = GRIDS[grid]
+    check(whole, work)
+    broken = damage(whole)
+    with pytest.raises(ScheduleError, match=re.escape(reason)) as caught:
+        check(broken, work)
+    text = str(caught.value)
+    if marked is None:
+        assert ">" not in text
+        return
+    assert re.findall(">(.*?)<", text) == [marked]
+    chip, column = caught.value.cell
+    assert marked == "." or str(broken.rows[chip][column]) == marked
+    assert f"at chip {chip}, column {column}" in text
+    assert text.count("\n") == len(broken.rows)  # the whole grid is shown
+
+
+SCHEDULE = make(chain([0, 1], 3), Placement())
+ACTIONS = [str(action) for _, _, action in SCHEDULE.cells()]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_svg_shows_every_action_in_its_row_and_column() -> None:
+    root = ElementTree.fromstring(SCHEDULE.to_svg())
+    assert [text.text for text in root.findall(f"{SVG}text")] == ["chip 0", "chip 1", *ACTIONS]
+    boxes = root.findall(f"{SVG}rect")
+    cells = {(float(box.get("x")), float(box.get("y"))) for box in boxes}
+    assert len(cells) == len(boxes) == len(ACTIONS)
+    assert len({y for _, y in cells}) == 2
+    width = float(root.get("width"))
+    assert all(x + float(boxes[0].get("width")) <= width for x, _ in cells)
+    assert boxes[0].find(f"{SVG}title").text == "forward of stage 0, micro-batch 0"
+
+
+def test_the_trace_has_a_thread_for_each_chip_and_moves_are_drawn_as_such() -> None:
+    events = json.loads(SCHEDULE.to_trace(microseconds=10))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names == {0: "chip 0", 1: "chip 1"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [span["name"] for span in spans] == ACTIONS
+    for span in spans:
+        assert str(SCHEDULE.rows[span["tid"]][int(span["ts"] / 10)]) == span["name"]
+        assert span["dur"] == 10
+    assert {span["cat"] for span in spans} == {"forward", "backward", "update"}
+    schedule = parsed("chip 3: L0F0 0F0 S0F0")
+    events = json.loads(schedule.to_trace())["traceEvents"]
+    assert [e["cat"] for e in events if e["ph"] == "X"] == ["load", "forward", "store"]
+    assert "load for forward of stage 0, micro-batch 0" in schedule.to_svg()
