@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from helpers.pricing import Stack, fullest, meta, off_chip, priced
 
@@ -16,7 +15,7 @@ class Table(Stack):
 
     def __init__(self, rows: int) -> None:
         super().__init__(1, 256)
-        self.table = nn.Embedding(rows, 256)
+        self.table = torch.nn.Embedding(rows, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(self.table(x))

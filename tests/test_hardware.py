@@ -1,7 +1,6 @@
 """What scripts ask about devices, and how executors hold them (spec/runtime.md section 4)."""
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ X = torch.ones(1, 2)
 
 
 @pytest.fixture(autouse=True)
-def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_pod(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path))
     monkeypatch.setenv("POPTORCH_POD", "2")
 

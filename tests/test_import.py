@@ -7,7 +7,6 @@ import os
 import pydoc
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -57,7 +56,7 @@ HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 
 @pytest.mark.slow
 @pytest.mark.spec("geometric", 80)
-def test_import_is_light_and_changes_nothing(tmp_path: Path) -> None:
+def test_import_is_light_and_changes_nothing(tmp_path) -> None:
     """In a fresh interpreter, warnings as errors; then a model is called, and graphs are known."""
     command = [sys.executable, "-W", "error", "-c", PROBE]
     how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}}

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import notebook_page
 import poptorch
@@ -15,7 +14,7 @@ X, Y = torch.randn(12, 4), torch.randn(12, 4)
 
 @pytest.mark.slow
 def test_plans_and_estimates_are_tables_and_pictures() -> None:
-    model = Graded(first=nn.Linear(4, 4), second=nn.Linear(4, 4))
+    model = Graded(first=torch.nn.Linear(4, 4), second=torch.nn.Linear(4, 4))
     poptorch.BeginBlock(model.second, "<second>", ipu_id=1)
     own = options()
     own.Training.gradientAccumulation(3)

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 from enum import IntEnum
-from pathlib import Path
 
 import pytest
 import torch
@@ -98,7 +97,7 @@ def test_visitors(report: pva.Report) -> None:
     assert len(whole.names) == report.compilation.graph.numComputeSets
 
 
-def test_events_lie_in_one_another(tmp_path: Path) -> None:
+def test_events_lie_in_one_another(tmp_path) -> None:
     rows = [(0, 100, "call"), (10, 20, "compile"), (12, 5, "trace"), (40, 10, "run"), (200, 1, "x")]
     events = [{"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
               for ts, dur, name in rows]  # fmt: skip
@@ -172,7 +171,7 @@ json.dump({name: count for name, count in names.items() if "aten" not in name}, 
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 14)
-def test_channels_record_events(tmp_path: Path) -> None:
+def test_channels_record_events(tmp_path) -> None:
     ours = programs.with_ours(PVTI_OPTIONS='{"enable":"true","directory":"traces"}')
     done = programs.run("-c", PROGRAM, folder=tmp_path, environment=ours)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,6 @@ from subprocess import CompletedProcess
 
 import pytest
 import torch
-from torch import nn
 
 import compile_cost
 import poptorch
@@ -87,7 +86,7 @@ def test_logs_go_to_stderr_without_colours() -> None:
 @pytest.mark.spec("runtime", 29)
 @pytest.mark.parametrize(("limit", "shown"), [(2, 2), (None, 5)])
 def test_repeated_logs(limit: int | None, shown: int, caplog) -> None:
-    wrapper = poptorch.inferenceModel(nn.Linear(2, 2), options().maxRepeatLogs(limit))
+    wrapper = poptorch.inferenceModel(torch.nn.Linear(2, 2), options().maxRepeatLogs(limit))
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
         wrapper(torch.ones(2, 2))
         for _ in range(4):
@@ -97,7 +96,7 @@ def test_repeated_logs(limit: int | None, shown: int, caplog) -> None:
 
 @pytest.mark.spec("runtime", 31)
 def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch) -> None:
-    wrapper = inference(nn.Linear(2, 2))
+    wrapper = inference(torch.nn.Linear(2, 2))
     path = tmp_path / "new" / "program.txt"
     monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(path))
     wrapper.compile(torch.ones(2, 2))

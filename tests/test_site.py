@@ -5,7 +5,6 @@ import inspect
 import pkgutil
 import re
 import types
-from collections.abc import Iterator
 
 import pytest
 
@@ -25,7 +24,7 @@ MODULES = (
 SOURCES = str(ROOT / "src")
 
 
-def public() -> Iterator[tuple[str, object]]:
+def public():
     """Yield the public names of the modules, and the values."""
     for module in map(importlib.import_module, MODULES):
         for name in getattr(module, "__all__", ()) or vars(module):
@@ -54,7 +53,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert len(PUBLIC) > 100
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
+def docstrings():
     """Yield those of functions, classes and the public methods that are written here."""
     for name, value in PUBLIC.items():
         if not (inspect.isclass(value) or inspect.isfunction(value)):

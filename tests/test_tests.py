@@ -1,7 +1,6 @@
 """Every test can fail, and none because the machine is busy."""
 
 import ast
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ MUST_NOT_RAISE = {"test_a_loader_that_could_not_be_made_is_collected_silently"}
 CHECKS = {"CONFORMANCE", "raises", "warns", "fail", "assert_close", "check_backend"}
 
 
-def functions(tree: ast.AST) -> Iterator[Function]:
+def functions(tree: ast.AST):
     yield from (node for node in ast.walk(tree) if isinstance(node, Function))
 
 

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ def model() -> nn.Module:
     return Having(forward, first=nn.Linear(3, 3), second=nn.Linear(3, 2))
 
 
-def called(action: Callable[[], Any]) -> Iterator[Stop]:
+def called(action):
     """Yield the package's own functions in the order in which an action calls them."""
     calls: list[Stop] = []
     prefix = f"{PACKAGE}/"
@@ -55,7 +54,7 @@ def called(action: Callable[[], Any]) -> Iterator[Stop]:
     yield from calls
 
 
-def a_call() -> Callable[[], Any]:
+def a_call():
     wrapped = poptorch.inferenceModel(nn.Linear(3, 2), options())
     wrapped(X)
     return lambda: wrapped(X.clone())

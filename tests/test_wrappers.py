@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -128,7 +127,7 @@ def test_training_flags_of_which_the_outermost_stays_in_a_training_model(caplog)
 
     def forward(model, x):
         out = model.sub(x)
-        loss = (F.mse_loss(out, x),) if model.training else ()
+        loss = (nn.functional.mse_loss(out, x),) if model.training else ()
         return (out, model.training, model.sub.training, *loss)
 
     model = Having(forward, sub=nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))

@@ -1,7 +1,6 @@
 """Graphs that the interpreter runs with fewer calls: same bits, nothing lost by an error."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -126,7 +125,7 @@ def test_operators_of_several_forms_keep_theirs() -> None:
     assert len(written(rewritten(function, STATE, OTHER))) == 2
 
 
-def calls_of(operator: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+def calls_of(operator: Any):
     """An operator's results for values of each kind, where it takes such."""
     for value in VALUES:
         kinds = {"Tensor": value, "number": 1, "int": 1, "float": 1.0, "Optional[number]": 1}

@@ -1,6 +1,5 @@
 """Chips on devices: nothing that a chip computes with is anywhere else."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -23,7 +22,7 @@ def two_blocks(model: Having, x: torch.Tensor, y: torch.Tensor):
         return out, nn.functional.mse_loss(out, y)
 
 
-def test_without_devices_chips_are_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_devices_chips_are_the_hosts_memory(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices(3) == [Device(torch.device("cpu"))] * 3
     synchronise(devices(3))
@@ -46,7 +45,7 @@ class _Computed(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
-def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_compute_on_the_device_of_their_chip(monkeypatch) -> None:
     """A device without data takes part of the work; no operator may see two devices."""
     meta = torch.device("meta")
     monkeypatch.setattr(staged_module, "devices", lambda n: [Device(meta)] * n)

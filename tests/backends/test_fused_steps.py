@@ -1,7 +1,6 @@
 """Steps of SGD and Adam as one call: which ones, and that their numbers are eager's."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,7 +51,7 @@ OF_SGD = {"momentum": 0.9, "share": 0.7, "descent": -0.01}
 COMPILED_IN = {"scaling": 1.0, "nesterov": False, "weight_decay": 0.0}
 
 
-def graph(name: str, variable: bool, change: Any, extra: Callable[..., Any]) -> Any:
+def graph(name: str, variable: bool, change: Any, extra) -> Any:
     """Return a step as backends get it, and tensors for it; ``extra`` is what is returned."""
     is_sgd = name == "sgd"
     values = {**(OF_SGD if is_sgd else VALUES), **change}

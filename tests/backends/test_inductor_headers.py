@@ -1,7 +1,5 @@
 """Code that was compiled with few headers computes the same bits."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch._inductor.config
@@ -41,7 +39,7 @@ def everything(x: torch.Tensor, n: torch.Tensor, y: torch.Tensor) -> tuple[Tenso
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [None, 256])
-def test_the_same_bits_with_few_headers(width: int | None, tmp_path: Path, monkeypatch) -> None:
+def test_the_same_bits_with_few_headers(width: int | None, tmp_path, monkeypatch) -> None:
     """By the widest instructions that there are, and by AVX2."""
     torch.manual_seed(0)
     examples = [torch.randn(20, 37), torch.randint(0, 9, (20,)), torch.randn(20, 37)]
@@ -83,7 +81,7 @@ def test_what_more_a_source_needs_is_told_by_name(text: str) -> None:
     assert headers.suffice(f"{ALL}{text}\n") is (text in ENOUGH)
 
 
-def test_a_release_with_other_headers_is_compiled_with_all(tmp_path: Path, monkeypatch) -> None:
+def test_a_release_with_other_headers_is_compiled_with_all(tmp_path, monkeypatch) -> None:
     class Builder:
         _sources_args, _include_dirs_args, _cflags_args = str(tmp_path / "a.cpp"), "-Ia", "-O3 "
         _compiler, _libraries_args = "g++", "-ltorch -ltorch_cpu -lgomp "

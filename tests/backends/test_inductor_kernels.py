@@ -1,7 +1,5 @@
 """Kernels that Python calls are compiled in one run, and each gets its own arguments."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ def test_one_run_for_all_kernels_of_a_graph(monkeypatch) -> None:
     loaded: list[int] = []
     load = kernels._load
 
-    def counted(sources: list[str], first: int) -> Any:
+    def counted(sources: list[str], first: int):
         loaded.append(len(sources))
         return load(sources, first)
 

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -61,7 +60,7 @@ def counting(*tensors: torch.Tensor) -> tuple[Tensors, Tensors]:
     return [x, x @ buffers[0].t()], new
 
 
-STEPS: dict[str, tuple[Step, Callable[[], Tensors]]] = {
+STEPS = {
     "training": (training, examples),
     "drawing": (drawing, lambda: [torch.randn(4, 4) * 0.3, torch.randn(4, 4) * 0.3]),
     "counting": (counting, lambda: [torch.randn(n, 4) for n in [2] * 12 + [4]]),

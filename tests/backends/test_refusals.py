@@ -1,7 +1,5 @@
 """Values that eager kernels refuse are refused in every tier, before any state changes."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,10 +11,10 @@ from helpers.wrapping import Having, options
 
 ROWS, LINE, PLANES = normal(5, 3), normal(12), normal(1, 2, 2, 2)
 NUMBERS, SHARES = torch.arange(1, 4), [0.1, 0.2, 0.3]
-INDEX: tuple[list[Any], tuple[Any, ...]] = ([0, 1, 4], (5, -1))
+INDEX = ([0, 1, 4], (5, -1))
 WINDOWS = [0, 2, 8, 10, 1, 3, 4, 5]
 # What is computed with a row of values, values that are fine, and what may not stand at the end.
-TABLE: dict[str, tuple[Any, list[Any], tuple[Any, ...]]] = {
+TABLE = {
     "one_hot": (lambda i: F.one_hot(i, 5), *INDEX),
     "bincount": (lambda i: torch.bincount(i, minlength=5), [0, 1, 4], (-1,)),
     "index_select": (lambda i: ROWS.index_select(0, i), *INDEX),

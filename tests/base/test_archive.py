@@ -3,7 +3,6 @@
 import json
 import os
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def larger_than_memory(path: Path) -> None:
     os.truncate(path, resources.memory_size() + 1)
 
 
-LIES: dict[str, tuple[Callable[[Path], None], str]] = {
+LIES = {
     "names without digests": (list_of_names, "no mapping|not a mapping"),
     "many names": (many_names, "list of parts is too long"),
     "a long header": (long_header, "header is too long"),

@@ -3,8 +3,6 @@
 import functools
 import logging
 import pkgutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -74,7 +72,7 @@ def small() -> Having:
     return Having(forward, layer=nn.Linear(3, 4))
 
 
-def losses(make: Callable[[], Having], backend: str = "reference") -> torch.Tensor:
+def losses(make, backend: str = "reference") -> torch.Tensor:
     """Train a little with lanes."""
     torch.manual_seed(0)
     model = make()
@@ -112,7 +110,7 @@ def test_importing_needs_none() -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory):
     """C++ that is the same is compiled once."""
     return tmp_path_factory.mktemp("torch")
 
@@ -131,7 +129,7 @@ TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the
     [["FakeTensorMode"], IN_CAPTURE, TOGETHER, *(long([name]) for name in ALONE)],
     ids=lambda names: names[0] if len(names) == 1 else f"{len(names)} names",
 )  # fmt: skip
-def test_training_without(names: list[str], cache: Path, monkeypatch, caplog) -> None:
+def test_training_without(names: list[str], cache, monkeypatch, caplog) -> None:
     """The usual numbers and warnings of what is lost, or an error with the version."""
     lost = {lost_without(name) for name in names}
     model, backend = net, "reference"

@@ -1,7 +1,5 @@
 """Weights that forward reaches through lists, dicts and closures are those of the module."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -25,7 +23,7 @@ def net(reach: str) -> Having:
     torch.manual_seed(4)
     layer, total = nn.Linear(4, 3), torch.zeros(3)
     weight, bias = layer.weight, layer.bias
-    ways: dict[str, Callable[[Having], tuple[torch.Tensor, ...]]] = {
+    ways = {
         "attributes": lambda m: (m.layer.weight, m.layer.bias, m.total),
         "closure": lambda m: (weight, bias, total),
         "list": lambda m: (m.listed[0], *m.listed[1]),

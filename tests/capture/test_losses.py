@@ -1,7 +1,6 @@
 """Which value training starts from."""
 
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def step(model: Having, lanes: int) -> object:
     return executor(*map(torch.cat, zip(*MICRO_BATCHES[:lanes][::-1], strict=True)))
 
 
-def value_of(loss) -> Any:
+def value_of(loss):
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, model_of(loss)(X, Y))
 
 

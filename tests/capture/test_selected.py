@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -20,7 +19,7 @@ def ctc(model, x, labels, more=0):
     hidden[x[..., 0] > 1] = model.masked
     scores = model.layer(hidden).log_softmax(-1).transpose(0, 1)
     steps = torch.full((len(x),), x.shape[1])
-    return F.ctc_loss(scores, labels.masked_select(there), steps, there.sum(-1) + more)
+    return nn.functional.ctc_loss(scores, labels.masked_select(there), steps, there.sum(-1) + more)
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("inductor", marks=pytest.mark.slow)])

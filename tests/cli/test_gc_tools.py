@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ CARDS = """\
 
 
 @pytest.fixture(autouse=True)
-def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_pod(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path))
     monkeypatch.setenv("POPTORCH_POD", "4")
 

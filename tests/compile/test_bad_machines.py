@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.cases import long
@@ -45,7 +44,7 @@ COMPILERS = {  # a script, and what the warning has of it
 
 def wrapped(backend: str) -> poptorch.PoplarExecutor:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 20), nn.GELU())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.GELU())
     opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     return poptorch.inferenceModel(model, opts)
 

@@ -4,7 +4,6 @@ import operator
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -165,6 +164,6 @@ def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
     with pytest.raises(TypeError):
         graph_json.encode(part)
     assert cache.key_of(part, BUILDER) is None
-    plan: Any = SimpleNamespace(program=SimpleNamespace(graphs={"odd": part}))
+    plan = SimpleNamespace(program=SimpleNamespace(graphs={"odd": part}))
     odd = tiers.PlanCode(plan, BUILDER, store)
     assert (odd.missing(), odd.found()) == ({}, {})

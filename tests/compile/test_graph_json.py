@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.cases import few
@@ -63,7 +62,7 @@ def test_special_values() -> None:
     data = json.loads(json.dumps(json_codec.encode(values)))
     assert json_codec.decode(data, classes=classes) == values
     with pytest.raises(TypeError, match="Linear has no JSON form"):
-        json_codec.encode(nn.Linear(1, 1))
+        json_codec.encode(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("data", [

@@ -3,7 +3,6 @@
 import logging
 import os
 import select
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ while True:
 
 
 @pytest.fixture
-def kept(monkeypatch) -> Iterator[list[helper.CompilerProcess]]:
+def kept(monkeypatch):
     """Processes that answer at once; none is there before or afterwards."""
     monkeypatch.setattr(helper, "_CODE", REPLYING)
     monkeypatch.setattr(helper, "_kept", [])

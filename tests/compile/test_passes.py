@@ -2,7 +2,6 @@
 
 import logging
 
-import pytest
 import torch
 
 import poptorch
@@ -11,7 +10,7 @@ from poptorch._cli.main import main
 from poptorch._compile import passes
 
 
-def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_is_logged_with_its_time(caplog) -> None:
     poptorch.setLogLevel("TRACE")
     try:
         with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
@@ -28,7 +27,7 @@ def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
     assert all("\n  in  param." in graph for graph in graphs)
 
 
-def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_them(capsys) -> None:
     assert main(["passes"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.split() == ["pass", "room", "changes", "what", "it", "does"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
@@ -24,8 +23,8 @@ X, Y = normal(8, 4), normal(8, 2, seed=1)
 def training(backend="auto", lr=0.05, iterations=1, accumulation=1, shown=False):
     torch.manual_seed(0)
     # With what a takeover could lose; before a norm, a bias would follow rounding errors.
-    layers = {"layer": nn.Linear(4, 2, bias=False), "norm": nn.BatchNorm1d(2)}
-    net = Graded(both=True, **layers, dropout=nn.Dropout(0.25))
+    layers = {"layer": torch.nn.Linear(4, 2, bias=False), "norm": torch.nn.BatchNorm1d(2)}
+    net = Graded(both=True, **layers, dropout=torch.nn.Dropout(0.25))
     options = poptorch.Options().backend(backend).showCompilationProgressBar(shown).randomSeed(5)
     options.Training.gradientAccumulation(accumulation)
     options.lanes(1).deviceIterations(iterations).outputMode(poptorch.OutputMode.All)

@@ -2,7 +2,6 @@
 # ruff: noqa: E501 (cells of the page)
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -177,7 +176,7 @@ def test_stored_tensors_hold_no_values() -> None:
         model.hidden.tolist()
 
 
-def attends(model: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
+def attends(model: Having, x: torch.Tensor, y: torch.Tensor):
     out, _ = model.attention(x, x, x, need_weights=False)
     return out, nn.functional.mse_loss(out, y)
 

@@ -6,13 +6,11 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
-from torch import nn
 
 import poptorch
 from helpers.beside import OPTIMIZERS, Eager, Way, wrapped
 from helpers.closeness import near
 from helpers.zoo import ZOO
-from poptorch import CommGroupType, MeanReductionStrategy, OutputMode
 
 CALLS = 2
 LIBRARIES = {"torch": torch.optim, "poptorch": poptorch.optim}
@@ -75,7 +73,7 @@ class Case(Way):
             HINTS[name](opts)
         return opts
 
-    def own_optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+    def own_optimizer_of(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         optimizer = self.optimizer_of(model, LIBRARIES[self.library])
         if self.library == "poptorch":
             optimizer.loss_scaling = self.loss_scaling
@@ -93,11 +91,11 @@ CASES = st.builds(
     replicas=st.integers(1, 4),
     lanes=st.sampled_from([0, 1, 2, 5]),
     reduction=st.sampled_from(["Mean", "Sum"]),
-    strategy=st.sampled_from([each.name for each in MeanReductionStrategy]),
-    mode=st.sampled_from([each.name for each in OutputMode]),
+    strategy=st.sampled_from([each.name for each in poptorch.MeanReductionStrategy]),
+    mode=st.sampled_from([each.name for each in poptorch.OutputMode]),
     period=st.sampled_from([1, 2, 3]),
     group=st.sampled_from([1, 1, 2, 3]),
-    kind=st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]),
+    kind=st.sampled_from([poptorch.CommGroupType.Consecutive, poptorch.CommGroupType.Orthogonal]),
     backend=st.sampled_from(["reference", "staged"]),
     loss_scaling=st.sampled_from([1.0, 16.0]),
     hints=st.sets(st.sampled_from(sorted(HINTS)), max_size=3).map(lambda s: tuple(sorted(s))),
@@ -117,7 +115,7 @@ def change(case: Case, wrapper: poptorch.PoplarExecutor, twin: torch.optim.Optim
 
 
 def compare(case: Case) -> None:
-    def make() -> nn.Module:
+    def make() -> torch.nn.Module:
         torch.manual_seed(0)
         return ZOO[case.model].build().train(case.training)
 

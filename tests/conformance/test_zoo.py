@@ -1,11 +1,9 @@
 """Backends pass the suite that others can import, and compute the zoo as the eager loop does."""
 
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers import programs
@@ -36,7 +34,7 @@ class Cramped(Way):
 def compare(name: str, way: Way, calls: int, **close: float) -> Lanes | None:
     """Call a model and the loop that a user would write; return the lanes of the program."""
 
-    def make() -> nn.Module:
+    def make() -> torch.nn.Module:
         torch.manual_seed(0)
         return ZOO[name].build().train(way.training)
 
@@ -114,7 +112,7 @@ def test_interpreting_backends(backend: str, check: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", few(CONFORMANCE, "loops"))
-def test_inductor_as_it_ships(check: str, tmp_path: Path) -> None:
+def test_inductor_as_it_ships(check: str, tmp_path) -> None:
     """In a user's process, whose compiler conftest does not make quicker, with no code kept."""
     program = f"import poptorch.testing; poptorch.testing.CONFORMANCE[{check!r}]('inductor')"
     settings = programs.with_ours(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"))

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
 import poptorch
@@ -169,9 +168,9 @@ SAMPLES = TensorDataset(torch.randn(32, 3), torch.randn(32, 2))
 
 
 def wrapped(opts: poptorch.Options) -> poptorch.PoplarExecutor:
-    model = nn.Linear(3, 2)
+    model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return poptorch.trainingModel(model, opts, optimizer, loss=nn.MSELoss())
+    return poptorch.trainingModel(model, opts, optimizer, loss=torch.nn.MSELoss())
 
 
 def loader(mode=poptorch.DataLoaderMode.Sync, **counts: int) -> poptorch.DataLoader:
@@ -206,7 +205,7 @@ def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(cap
     data = loader(accumulation=4)
     batch = next(iter(data))
     wrapped(options())(batch[0][:4], batch[1][:4])
-    model = poptorch.inferenceModel(nn.Linear(3, 2), options())
+    model = poptorch.inferenceModel(torch.nn.Linear(3, 2), options())
     assert [model(x).shape for x, _ in data] == [(8, 2)] * 4
     gone = [*loader(accumulation=2)]
     wrapped(options())(*gone[0])

@@ -3,8 +3,6 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ import poptorch
 from helpers.cases import long
 from helpers.pricing import Stack, fullest, meta, priced
 from ipu_models import TutorialCnn
-from poptorch import Estimate
 from poptorch._ipu_model.advice import Adviser
 from poptorch.options.freeze import freeze
 
@@ -120,7 +117,7 @@ class Marked(Stack):
         return poptorch.identity_loss(x, reduction="mean")
 
 
-def marked(every: int) -> Estimate:
+def marked(every: int) -> poptorch.Estimate:
     rows = meta(8 * 220_000, 64)
     return priced(lambda: Marked(every), rows, steps=8, optimizer="SGD", advice=every == 1)
 
@@ -151,7 +148,7 @@ def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
     assert "125000 samples per micro-batch is not priced: too few samples" in caplog.text
 
 
-def tutorial(advice: str = "", times: int = 1) -> Estimate:
+def tutorial(advice: str = "", times: int = 1) -> poptorch.Estimate:
     options = poptorch.Options()
     exec(advice, {"options": options})
     batch = meta(16 * times, 1, 28, 28), meta(16 * times, dtype=torch.int64)
@@ -173,7 +170,7 @@ def test_where_calls_take_the_host_most_of_the_time_more_iterations_are_advised(
     assert not any("deviceIterations" in line.change for line in after.advice)
 
 
-def piped(accumulation: int, advice: bool) -> Estimate:
+def piped(accumulation: int, advice: bool) -> poptorch.Estimate:
     batch, how = meta(accumulation * 4096, 1024), {"steps": accumulation, "optimizer": "SGD"}
     return priced(lambda: Stack(8, 1024, 2, 4, 6), batch, **how, advice=advice)
 
@@ -190,7 +187,7 @@ def test_what_computes_again_comes_before_what_rests_elsewhere_and_that_before_t
     before = made(2, 6000, 16, "AdamW")
     rates = itertools.count(before.items_per_second / 2)  # what is tried later is quicker
 
-    def price(settings: Mapping[str, Any]) -> Estimate:
+    def price(settings) -> poptorch.Estimate:
         chips = tuple(dataclasses.replace(chip, peak={}) for chip in before.chips)
         return dataclasses.replace(before, fits=True, chips=chips, items_per_second=next(rates))
 

@@ -1,11 +1,9 @@
 """What a model would cost on IPUs: bytes that can be counted by hand, time whose parts add up."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.pricing import Stack, meta, off_chip, priced
@@ -90,7 +88,7 @@ def test_the_largest_tensor_of_each_pass_is_named() -> None:
         assert largest.bytes >= max(each.bytes for each in chip.largest)
 
 
-def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path: Path) -> None:
+def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path) -> None:
     rows = profile.folded(pipeline.to_dict()["estimated"]["operators"])
     (row,) = [row for row in rows if row.flops and row.direction == "F"]
     assert (row.module, row.modules, row.runs) == ("layers.*", 4, 4)
@@ -202,7 +200,7 @@ def test_pipelines_keep_more_the_earlier_the_stage_but_for_what_is_off_chip() ->
     assert kept[1].parts["streaming memory"] == 0 < off[1].parts["streaming memory"]
 
 
-def test_files(pipeline: Estimate, tmp_path: Path) -> None:
+def test_files(pipeline: Estimate, tmp_path) -> None:
     pipeline.to_json(tmp_path / "estimate.json")
     read = json.loads((tmp_path / "estimate.json").read_text())
     assert read["format"] == profile.FORMAT
@@ -231,7 +229,7 @@ def test_a_system_is_a_text_and_large_enough() -> None:
 def test_a_model_has_to_be_wrapped(price) -> None:
     more = {"vary": {"replicas": [1]}} if price is poptorch.what_if else {}
     with pytest.raises(poptorch.Error, match="needs a wrapped model") as caught:
-        price(nn.Linear(4, 4), torch.ones(1, 4), **more)
+        price(torch.nn.Linear(4, 4), torch.ones(1, 4), **more)
     assert "Linear" in str(caught.value)
 
 

@@ -3,12 +3,10 @@
 import csv
 import itertools
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers import pricing
@@ -24,7 +22,7 @@ class Stack(pricing.Stack):
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__(2, WIDE, 1)
-        self.norm = nn.BatchNorm1d(WIDE) if norm else nn.Identity()
+        self.norm = torch.nn.BatchNorm1d(WIDE) if norm else torch.nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(self.norm(x))
@@ -104,7 +102,7 @@ def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[An
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
+def test_what_does_not_fit_comes_last(tmp_path) -> None:
     executor = pricing.wrapped(lambda: pricing.Stack(11, 4096))
     vary = {"chip": ["mk1", "mk2", "bow"]}
     lines = poptorch.what_if(executor, pricing.meta(16, 4096), system="bow:16", vary=vary)
@@ -127,7 +125,7 @@ class Deep(pricing.Stack):
     def __init__(self) -> None:
         super().__init__(0, WIDE)
         sizes = (WIDE, 512, 512, 64, 512, WIDE)
-        self.layers.extend(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
+        self.layers.extend(torch.nn.Linear(*pair) for pair in itertools.pairwise(sizes))
 
 
 def deep(training: bool, ipus: int = 1) -> poptorch.PoplarExecutor:
@@ -180,7 +178,7 @@ def test_what_cannot_be_is_refused(vary: dict[str, Any], title: str) -> None:
     assert all(part in str(caught.value) for part in ("Got:", "Where:", "Fix:"))
 
 
-def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path: Path) -> None:
+def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path) -> None:
     vary = {"replicas": [1, 3, 4], "chip": ["mk2"]}
     table = poptorch.what_if(wrapped(True), BATCH, system="mk2:4", vary=vary)
     assert [row.settings["replicas"] for row in table] == [1, PRESENT]

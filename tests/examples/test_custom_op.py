@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.cases import long
@@ -33,15 +32,15 @@ def cpp(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def leaky_cubed(x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.leaky_relu(x, 0.02) ** 3
+    return torch.nn.functional.leaky_relu(x, 0.02) ** 3
 
 
-def trains_as(model: nn.Module, formula, backend: str = "reference") -> None:
+def trains_as(model: torch.nn.Module, formula, backend: str = "reference") -> None:
     """Compare steps with the same layer and the formula in eager torch."""
 
     def forward(own, x, target):
         out = formula(own.layer(x))
-        return out, nn.functional.mse_loss(out, target)
+        return out, torch.nn.functional.mse_loss(out, target)
 
     eager = Having(forward, layer=copy.deepcopy(model.layer))
     trains_alike(model, torch.randn(4, 8), torch.randn(4, 4), eager=eager, opts=options(backend))

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -34,7 +33,7 @@ def test_a_training_model_of_the_first_release(replicas: int, monkeypatch) -> No
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
     for x, y in zip(X.chunk(2), Y.chunk(2), strict=True):
         optimizer.zero_grad()
-        F.cross_entropy(eager(x), y).backward()
+        nn.functional.cross_entropy(eager(x), y).backward()
         optimizer.step()
     torch.testing.assert_close(model.state_dict(), eager.state_dict())
     assert output.shape == (3 * replicas, 4)  # the last micro-batch of each replica
@@ -60,7 +59,7 @@ class Parallel(nn.Module):
                     left = torch.tanh(layer(left))
         with poptorch.Block(str(number)):
             out = left + right
-            return out, F.cross_entropy(out, labels)
+            return out, nn.functional.cross_entropy(out, labels)
 
 
 def alternating(kind) -> poptorch.SerialPhasedExecution:

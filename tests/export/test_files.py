@@ -3,11 +3,9 @@
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.exported import loaded
@@ -86,7 +84,7 @@ def step(p, acc, h, x, labels):
 
 
 @pytest.mark.parametrize("place", ["", ":train"])
-def test_the_command_writes_what_a_script_would_run(place: str, tmp_path: Path, capsys) -> None:
+def test_the_command_writes_what_a_script_would_run(place: str, tmp_path, capsys) -> None:
     script, file = tmp_path / "net.py", tmp_path / "step.py"
     script.write_text(SCRIPT)
     assert main(["export", "-o", str(file), f"{script}{place}"]) == 0
@@ -113,7 +111,7 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_torch_compiles_an_exported_step(tmp_path: Path, monkeypatch) -> None:
+def test_torch_compiles_an_exported_step(tmp_path, monkeypatch) -> None:
     model, file = Regression(), tmp_path / "step.py"
     executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), 0.1))
     batch = torch.randn(4, 4), torch.randn(4, 2)
@@ -128,18 +126,18 @@ def test_torch_compiles_an_exported_step(tmp_path: Path, monkeypatch) -> None:
     torch.testing.assert_close(compiled, eager)
 
 
-class Told(nn.Module):
+class Told(torch.nn.Module):
     def forward(self, x):
         return poptorch.ipu_print_tensor(x) + 1
 
 
-class Looped(nn.Module):
+class Looped(torch.nn.Module):
     def forward(self, x):
         return poptorch.for_loop(3, lambda y: y * 2, [x])[0]
 
 
 @pytest.mark.parametrize("model, operator", [(Told, "print_tensor"), (Looped, "while_loop")])
-def test_what_is_not_torchs_is_refused(model: type, operator: str, tmp_path: Path) -> None:
+def test_what_is_not_torchs_is_refused(model: type, operator: str, tmp_path) -> None:
     executor = poptorch.inferenceModel(model(), options())
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         executor.export(tmp_path / "step.py")

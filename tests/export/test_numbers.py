@@ -5,7 +5,6 @@ import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,7 +146,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_and_weights(name: str, elsewhere: ProcessPoolExecutor, tmp_path: Path) -> None:
+def test_results_and_weights(name: str, elsewhere: ProcessPoolExecutor, tmp_path) -> None:
     torch.manual_seed(0)
     make, *words = CASES[name]
     model, opts, optimizer, batches = make(*words)

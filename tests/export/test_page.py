@@ -3,9 +3,7 @@
 import linecache
 import operator
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -74,7 +72,7 @@ def of_zoo(name: str) -> tuple[nn.Module, poptorch.Options, Any]:
     return ZOO[name].build(), options(accumulation=2), ZOO[name].inputs(8)
 
 
-CASES: dict[str, Callable[[], tuple[nn.Module, poptorch.Options, Any]]] = {
+CASES = {
     "lanes": lambda: deep(options(accumulation=4, iterations=2)),
     "loops": lambda: deep(options(accumulation=4, iterations=2).lanes(1)),
     "pipeline": pipeline,
@@ -83,7 +81,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, poptorch.Options, Any]]] = {
 }
 
 
-def exported(name: str, file: Path) -> tuple[poptorch.PoplarExecutor, Any]:
+def exported(name: str, file) -> tuple[poptorch.PoplarExecutor, Any]:
     model, opts, batch = CASES[name]()
     if name == "inference":
         executor = poptorch.inferenceModel(model, opts)
@@ -95,7 +93,7 @@ def exported(name: str, file: Path) -> tuple[poptorch.PoplarExecutor, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_page_has_all_of_a_program(name: str, tmp_path: Path) -> None:
+def test_a_page_has_all_of_a_program(name: str, tmp_path) -> None:
     file = tmp_path / "new" / "step.html"
     executor, batch = exported(name, file)
     program, text = executor.plan().program, file.read_text()
@@ -167,7 +165,7 @@ Object.assign(parent.document.body.dataset, {
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="chromium draws the page, and is not installed")
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_goes_from_rows_to_lines_and_back(width: int, tmp_path: Path) -> None:
+def test_a_browser_goes_from_rows_to_lines_and_back(width: int, tmp_path) -> None:
     exported("loops", tmp_path / "step.html")
     text = (tmp_path / "step.html").read_text()
     seen = drawn(text, tmp_path, width, CLICKED)

@@ -1,7 +1,6 @@
 """Loaders of graphs: micro-batches, strategies, workers, processes."""
 
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -127,13 +126,13 @@ def test_torch_geometrics_own_padding_makes_one_shape(samples) -> None:
     assert len({str(made.shapes(batch)) for batch in batches}) == 1
 
 
-ASYNC: dict[str, Any] = {"mode": poptorch.DataLoaderMode.Async, "async_options": FORK}
+ASYNC = {"mode": poptorch.DataLoaderMode.Async, "async_options": FORK}
 
 
 @pytest.mark.spec("geometric", 74)
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"num_workers": 2, "persistent_workers": True}, ASYNC])
-def test_workers_load_the_same_batches(settings: dict[str, Any]) -> None:
+def test_workers_load_the_same_batches(settings) -> None:
     opts = options(iterations=2)
     expected = list(pg.FixedSizeDataLoader(GRAPHS, 3, options=opts))
     loader = pg.FixedSizeDataLoader(GRAPHS, 3, options=opts, **settings)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch_geometric
 import torch_geometric.nn as pyg
-from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.experimental import is_experimental_mode_enabled, set_experimental_mode
 
@@ -30,7 +29,7 @@ def molecules(count: int = 9) -> list[Data]:
     return samples
 
 
-class Network(nn.Module):
+class Network(torch.nn.Module):
     """Two layers of isomorphism networks with a norm, and a mean over each graph."""
 
     def __init__(self, graphs: int) -> None:
@@ -38,7 +37,7 @@ class Network(nn.Module):
         torch.manual_seed(0)
         self.convolution = pyg.GINConv(pyg.MLP([2, 8, 8], norm=None))
         self.attention = pyg.GATConv(8, 4, heads=2)
-        self.head, self.graphs = nn.Linear(8, 1), graphs
+        self.head, self.graphs = torch.nn.Linear(8, 1), graphs
 
     def forward(self, batch):
         x = self.convolution(batch.x, batch.edge_index).relu()
@@ -142,7 +141,7 @@ def test_dicts_of_types(name: str) -> None:
     data = made.hetero_graph()
     torch.manual_seed(0)
     metadata = data.metadata()
-    model: nn.Module
+    model: torch.nn.Module
     if name == "HeteroConv":
         model = pyg.HeteroConv({kind: pyg.SAGEConv((-1, -1), 5) for kind in metadata[1]}, "sum")
     elif name == "to_hetero":

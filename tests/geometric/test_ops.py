@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -106,7 +105,7 @@ def test_interpolated_features() -> None:
 
 GRAPH = made.random_graph(12, 30)
 TYPES = torch.arange(12) % 3
-CASES: dict[str, Any] = {
+CASES = {
     "HeteroLinear": (ops.HeteroLinear(4, 5, 3), (GRAPH.x, TYPES)),
     "MFConv": (ops.MFConv(4, 5, max_degree=3), (GRAPH.x, GRAPH.edge_index)),
     "ClusterGCNConv": (ops.ClusterGCNConv(4, 5, 0.5), (GRAPH.x, GRAPH.edge_index)),

@@ -1,7 +1,6 @@
 """Calls with odd arguments, first calls too: refused in words, or right; nothing has changed."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import poptorch
@@ -21,7 +20,7 @@ def documented(error: BaseException) -> bool:
     return isinstance(error, poptorch.Error) or any(note.startswith(ours) for note in notes)
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     draw = random.Random(number)
     name = draw.choice(sorted(KINDS))
     subject = Subject(draw, name)

@@ -2,10 +2,8 @@
 
 import functools
 import tempfile
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,7 +17,7 @@ from .modules import Model, batches, drawn
 EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     case = replace(drawn(number), backend="reference")
     given = batches(case)
     with (
@@ -54,5 +52,5 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
             yield "same", None
 
 
-def _tensors(results: Iterable[Any]) -> list[torch.Tensor]:
+def _tensors(results) -> list[torch.Tensor]:
     return [each for each in pytree.tree_leaves(list(results)) if each is not None]

@@ -4,7 +4,6 @@ import functools
 import random
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from helpers import job_killed, jobs
@@ -14,7 +13,7 @@ PROMISED = 20  # seconds from a kill until the others have ended and said who it
 MOMENTS = ("starting", "compiling", "in a call", "saving", "between calls")
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     """Kill one process of two or three at a moment of one kind; start all of them again."""
     with tempfile.TemporaryDirectory() as name:
         yield _killed(random.Random(number), Path(name))

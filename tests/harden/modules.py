@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import random
 from collections import namedtuple
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +43,7 @@ def metric(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 # By name: what forward returns, and where the loss is in that.
-ENDINGS: dict[str, tuple[Callable[..., Any], Callable[[Any], torch.Tensor]]] = {
+ENDINGS = {
     "loss": (lambda m, o, y: mse(o, y), lambda r: r),
     "both": (lambda m, o, y: (o, mse(o, y)), lambda r: r[1]),
     "penalised": (lambda m, o, y: (o, mse(o, y) + penalty(m), mse(o, y).detach()), lambda r: r[1]),
@@ -165,7 +164,7 @@ def _apart(got: Any, expected: Any, close: dict[str, float]) -> str | None:
     return None
 
 
-def simpler(case: Case) -> Iterator[Case]:
+def simpler(case: Case):
     for at in range(len(case.parts) if len(case.parts) > 1 else 0):
         kept = tuple(each - (each > at) for each in case.evaluated if each != at)
         yield replace(case, parts=case.parts[:at] + case.parts[at + 1 :], evaluated=kept)
@@ -181,7 +180,7 @@ def shrunk(case: Case, outcome: str) -> Case:
     return case
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     case = drawn(number)
     outcome, said = problem(case)
     if said is not None:

@@ -5,13 +5,11 @@ import inspect
 import json
 import random
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import poptorch
 
@@ -25,7 +23,7 @@ VALUES: list[Any] = [
     float("nan"), float("inf"), "", "text", "reference", "all", "0.5", "IPU0", b"bytes", [], [1],
     ["a"], (), (1, 2), {}, {"a": 1}, {"IPU0": 0.5}, {"IPU0": 7}, {1: 2}, {0: 0.3}, set(), object(),
     object, len, torch.half, torch.float32, torch.ones(2), torch.tensor(1), np.float32(0.5),
-    np.arange(2), nn.Linear(1, 1), Path("folder"), 1j, range(3), Ellipsis,
+    np.arange(2), torch.nn.Linear(1, 1), Path("folder"), 1j, range(3), Ellipsis,
     poptorch.OutputMode.All, poptorch.OutputMode.EveryN,
     poptorch.OutputMode.Sum, poptorch.ConnectionType.Never, poptorch.SyncPattern.Full,
     poptorch.CommGroupType.All, poptorch.ReductionType.Sum, poptorch.Options(),
@@ -53,7 +51,7 @@ def arguments(draw: random.Random, method: Any) -> list[Any]:
     return [draw.choice(VALUES) for _ in range(draw.randint(least, max(least, most)))]
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     draw = random.Random(number)
     options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -73,7 +71,7 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
 
 
 def ran(options: poptorch.Options) -> str | None:
-    model, x = nn.Linear(4, 3), torch.randn(8, 4)
+    model, x = torch.nn.Linear(4, 3), torch.randn(8, 4)
     try:
         wrapper = poptorch.inferenceModel(model, options)
         got = wrapper(x)

@@ -4,7 +4,6 @@ import copy
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from .models import close
 STEPS = 14
 COMPILED = (8, 16, 24)  # of the first thousand, whose others the interpreter runs; later, each 4th
 Values = dict[str, torch.Tensor]
-OPTIMIZERS: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
+OPTIMIZERS = [
     lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
     lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
 ]
@@ -229,7 +228,7 @@ def stepped(model, optimizer, x, y, parts: int) -> tuple[torch.Tensor, torch.Ten
     return out.detach(), loss.detach()
 
 
-def refused(method: Callable[[], object], wrong: bool) -> bool:
+def refused(method, wrong: bool) -> bool:
     """Call a method that must be refused if it is wrong now; return whether it was."""
     try:
         method()
@@ -241,7 +240,7 @@ def refused(method: Callable[[], object], wrong: bool) -> bool:
     return False
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     subject = Subject(number)
     order = [subject.draw.choice(ACTIONS) for _ in range(STEPS)]
     order += [Subject.call, Subject.state_dict, Subject.optimizer_state]

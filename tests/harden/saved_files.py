@@ -8,9 +8,7 @@ import os
 import random
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +18,7 @@ from helpers.wrapped import options
 from .models import statistics
 
 HEADER = "header.json"
-ODD: list[Any] = [
+ODD = [
     None, True, -1, 10**30, 1e308, "", "x" * 1000, [], {}, [[]], {"a": 1}, ["a", None], "../../x",
     {"tuple": 3}, {"float": "x"}, {"tensor": "float32", "shape": [1 << 40, 1 << 40]},
     {"tensor": "load", "shape": [2]}, {"dict": [[1]]}, "__import__('os').system('touch pwned')",
@@ -46,7 +44,7 @@ def saved() -> tuple[bytes, dict[str, torch.Tensor]]:
         return path.read_bytes(), weights
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     draw = random.Random(number)
     whole, weights = saved()
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +100,7 @@ def _replaced(draw: random.Random, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[dict[str, bytes]]:
+def opened(path: Path):
     """Yield the parts of a whole file; then write them with right digests, as a stranger could."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
@@ -140,7 +138,7 @@ def _facts(draw: random.Random, path: Path) -> None:
         parts["facts.json"] = text.encode()
 
 
-def _change(draw: random.Random, value: Any) -> None:
+def _change(draw: random.Random, value) -> None:
     while True:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:

@@ -3,8 +3,6 @@
 import copy
 import random
 import signal
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -28,13 +26,13 @@ def _raise(signum: int, frame: object) -> None:
     raise KeyboardInterrupt if signum == signal.SIGPROF else RaisedError
 
 
-def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor) -> dict[str, Any]:
+def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor):
     """Return copies of everything that an update changes."""
     kept = copy.deepcopy(wrapper._session.optimizer.given.state_dict()["ipu_state"])
     return {**kept, **copy.deepcopy(model.state_dict()), "random": torch.tensor(wrapper.rng_state)}
 
 
-def wrapped(seed: int, lanes: int, **counts: int) -> tuple[Any, poptorch.PoplarExecutor]:
+def wrapped(seed: int, lanes: int, **counts: int):
     torch.manual_seed(seed)
     model = statistics(0.3)
     opts = options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
@@ -42,7 +40,7 @@ def wrapped(seed: int, lanes: int, **counts: int) -> tuple[Any, poptorch.PoplarE
     return model, poptorch.trainingModel(model, opts, optimizer)
 
 
-def trial(number: int) -> Iterator[tuple[str, str | None]]:
+def trial(number: int):
     draw = random.Random(number)
     seed, lanes = draw.randrange(1 << 20), draw.choice([0, 1])
     made = torch.Generator().manual_seed(seed)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -138,7 +137,7 @@ class Eager:
 
 
 class Ours:
-    def __init__(self, make: Callable[[], nn.Module], way: Way) -> None:
+    def __init__(self, make, way: Way) -> None:
         self.model, opts = make(), way.options()
         if way.training:
             optimizer = way.own_optimizer_of(self.model)
@@ -155,7 +154,7 @@ class Ours:
 
 
 @contextlib.contextmanager
-def wrapped(make: Callable[[], nn.Module], way: Way) -> Iterator[Ours]:
+def wrapped(make, way: Way):
     ours = Ours(make, way)
     try:
         yield ours

@@ -1,7 +1,6 @@
 """Capturing one micro-batch of a module as a session does, for tests of what is captured."""
 
 import torch
-from torch import nn
 
 from poptorch import _capture
 from poptorch._capture import Micro, Request
@@ -10,7 +9,7 @@ from poptorch._ir.blocks import label_of
 from poptorch._ir.slots import Kind
 
 
-def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1) -> Micro:
+def capture(module: torch.nn.Module, *inputs: torch.Tensor, training=False, replicas=1) -> Micro:
     tensors = _capture.tensors_of(module)
     state = tuple(
         (slots.param if tied.is_parameter else slots.buffer)(

@@ -1,6 +1,5 @@
 """Cases of a test of which some are enough for ``make test``."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +10,6 @@ def long(*case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.long)
 
 
-def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
+def few(cases, *kept: Any) -> list[Any]:
     """Return all cases, those that are not kept marked long."""
     return [case if case in kept else long(case) for case in cases]

@@ -5,8 +5,6 @@ import os
 import signal
 import time
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +38,7 @@ class StartMethod(Numbers):
         return torch.tensor(METHODS.index(multiprocessing.get_start_method()))
 
 
-FORMS: dict[str, Callable[[torch.Tensor], Any]] = {  # what a number can be made
+FORMS = {  # what a number can be made
     "tuple": lambda t: (t, -t),
     "list": lambda t: [t, -t],
     "named tuple": lambda t: Pair(t, -t),

@@ -9,7 +9,6 @@ import functools
 from importlib.metadata import EntryPoint, EntryPoints
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -73,7 +72,7 @@ class Elsewhere(Reference):
 
 def check_copies() -> None:
     """Weights travel once; then a call's inputs do, and its results, until somebody looks."""
-    twins = Twins(Graded(fc=nn.Linear(4, 3, bias=False), norm=nn.BatchNorm1d(3)),
+    twins = Twins(Graded(fc=torch.nn.Linear(4, 3, bias=False), norm=torch.nn.BatchNorm1d(3)),
                   functools.partial(torch.optim.Adam, lr=0.05),
                   options(NAME), **near(16, 8))  # fmt: skip
     inputs = torch.randn(8, 4), torch.randn(8, 3)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import nn
 from torch_geometric.data import Data, HeteroData
 
 import poptorch
@@ -90,10 +89,10 @@ def sizes(nodes: int = 14, edges: int = 16, count: int = 4, **others: Any) -> pg
     return pg.FixedSizeOptions(nodes, edges, count, **others)
 
 
-class Layer(nn.Module):
+class Layer(torch.nn.Module):
     """A layer whose last arguments are fixed, and the mean of squares of what it returns."""
 
-    def __init__(self, layer: nn.Module, *last: int) -> None:
+    def __init__(self, layer: torch.nn.Module, *last: int) -> None:
         super().__init__()
         self.layer, self.last = layer, last
 

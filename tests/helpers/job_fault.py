@@ -3,10 +3,8 @@
 import os
 import signal
 import time
-from typing import Any
 
 import torch
-from torch import nn
 
 import poptorch
 from helpers.patience import HANGS
@@ -21,11 +19,11 @@ DIFFERENCES = (
 )  # fmt: skip
 
 
-class Small(nn.Module):
+class Small(torch.nn.Module):
     def __init__(self, at_forward: str) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 2)
-        self.last = poptorch.BeginBlock(nn.Identity(), "last", ipu_id=1)
+        self.layer = torch.nn.Linear(4, 2)
+        self.last = poptorch.BeginBlock(torch.nn.Identity(), "last", ipu_id=1)
         self.at_forward = at_forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +83,7 @@ def deliver_once(what: str) -> None:
     """Do something else than to exchange values the second time."""
     deliver, calls = Peers.deliver, []
 
-    def second(self: Peers, *values: Any) -> None:
+    def second(self: Peers, *values) -> None:
         calls.append(1)
         if len(calls) == 2 and what == "killed between stages":
             os.kill(os.getpid(), signal.SIGKILL)

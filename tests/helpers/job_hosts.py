@@ -5,7 +5,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ def _ip(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def two_hosts() -> Iterator[None]:
+def two_hosts():
     """Within the block there are HOSTS, each with its address at INTERFACE, or UnavailableError."""
     made = []
     try:

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import poptorch
 from helpers.patience import eventually
@@ -17,10 +16,10 @@ PATIENCE = 3.0
 class Slow:
     """A store from which a text comes late."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store) -> None:
         self._store = store
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return getattr(self._store, name)
 
     def get(self, key: str) -> bytes:
@@ -29,7 +28,7 @@ class Slow:
         return value
 
 
-def is_gone(store: Any) -> bool:
+def is_gone(store) -> bool:
     try:
         store.check(["anything"])
     except RuntimeError:

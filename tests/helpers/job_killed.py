@@ -3,7 +3,6 @@
 import hashlib
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ class Telling(torch.utils.data.Dataset[Any]):
         return torch.randn(6)
 
 
-def digests(texts: Iterable[str]) -> set[str]:
+def digests(texts) -> set[str]:
     """Return what the processes of a job say of their weights at the end."""
     return {line.split()[-1] for text in texts for line in text.splitlines() if "weights " in line}
 

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest.mock import patch
@@ -90,7 +89,7 @@ def status(process: BaseProcess, seconds: float = HANGS) -> int:
     return process.exitcode
 
 
-def end(processes: Sequence[BaseProcess]) -> None:
+def end(processes) -> None:
     for process in processes:
         process.kill()
         process.join()
@@ -102,7 +101,7 @@ def printed(folder: Path, index: int) -> str:
     return text
 
 
-def run(module, arguments, count, folder, **more) -> Mapping[int, tuple[int, str]]:
+def run(module, arguments, count, folder, **more):
     """Run a job to its end; return exit status and output of each process."""
     processes = start(module, arguments, count, folder, **more)
     try:

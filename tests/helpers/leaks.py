@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from helpers.patience import HANGS, eventually
@@ -72,7 +71,7 @@ def segments(pids: set[int]) -> set[str]:
 
 
 @contextlib.contextmanager
-def nothing_left(seconds: float = HANGS) -> Iterator[dict[int, str]]:
+def nothing_left(seconds: float = HANGS):
     """Assert that the block soon leaves nothing, nor processes that it puts in the yielded dict."""
     gc.collect()
     before, files, maps = descendants(), set(descriptors().items()), len(mappings())

@@ -1,11 +1,9 @@
 """How much memory tensors take while code runs."""
 
-from typing import Any
-
 import torch
 
 
-def peak_of_call(executor: Any, *args: torch.Tensor) -> int:
+def peak_of_call(executor, *args: torch.Tensor) -> int:
     """The most bytes that torch's allocator held at once for one call of a compiled executor."""
     executor(*args)
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch import Estimate
 from poptorch.executor import Repricer
 
 
@@ -47,12 +46,12 @@ def wrapped(make, steps=None, optimizer="", options=None, **settings) -> poptorc
     return poptorch.trainingModel(model, options, made)
 
 
-def priced(make, *batch, system="bow:4", advice=False, **how) -> Estimate:
+def priced(make, *batch, system="bow:4", advice=False, **how) -> poptorch.Estimate:
     """Return the estimate of a model that is wrapped so."""
     return price(wrapped(make, **how), *batch, system=system, advice=advice)
 
 
-def price(executor, *batch, system, advice=False) -> Estimate:
+def price(executor, *batch, system, advice=False) -> poptorch.Estimate:
     """Return an estimate and destroy the executor; without advice it takes a fraction."""
     advised = nullcontext() if advice else patch.object(Repricer, "advised", lambda _, made: made)
     try:
@@ -66,7 +65,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def fullest(estimate: Estimate) -> float:
+def fullest(estimate: poptorch.Estimate) -> float:
     return max(chip.bytes for chip in estimate.chips)
 
 

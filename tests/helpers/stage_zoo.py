@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -23,7 +22,7 @@ class Staged(nn.Module):
 
     def forward(self, x, y):
         x = self.run(x)
-        return x, F.mse_loss(x, y)
+        return x, nn.functional.mse_loss(x, y)
 
     def run(self, x):
         for number, layer in enumerate(self.layers):
@@ -67,7 +66,7 @@ class Tied(Staged):
     def forward(self, tokens, y):
         poptorch.Block.start("b0", 0)
         x = self.run(self.table(tokens).mean(1))
-        return x, F.cross_entropy(x @ self.table.weight.t(), y)
+        return x, nn.functional.cross_entropy(x @ self.table.weight.t(), y)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import copy
 import functools
 
 import torch
-from torch import nn
 
 import poptorch
 from helpers.captures import capture
@@ -23,7 +22,7 @@ from poptorch.optim.freeze import freeze as freeze_optimizer
 from poptorch.options.freeze import freeze
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 

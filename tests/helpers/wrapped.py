@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +15,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def saved(value: Any, weights_only: bool = True) -> Any:
+def saved(value, weights_only: bool = True):
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)
@@ -54,7 +52,7 @@ def inference(function, **counts: int) -> poptorch.PoplarExecutor:
 
 
 @contextlib.contextmanager
-def compilations() -> Iterator[list[int]]:
+def compilations():
     """Fill a list with an entry for each program that is compiled meanwhile."""
     compiled: list[int] = []
     handle = poptorch.registerPostCompileHook(lambda: compiled.append(1))

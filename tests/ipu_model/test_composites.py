@@ -1,7 +1,6 @@
 """Operators that are several cost as much as these, and what nothing is known of is named."""
 
 import functools
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,20 +10,19 @@ from torch import nn
 import poptorch
 from helpers.pricing import meta, priced
 from helpers.wrapping import Calling, Having
-from poptorch import Estimate
 
 ONES = torch.ones(64, 256)
 
 
-def cost(function, *shape: int, dtype: torch.dtype = torch.float32) -> Estimate:
+def cost(function, *shape: int, dtype: torch.dtype = torch.float32) -> poptorch.Estimate:
     return priced(lambda: Calling(function), meta(*shape, dtype=dtype), system="bow:1")
 
 
-def flops(estimate: Estimate) -> int:
+def flops(estimate: poptorch.Estimate) -> int:
     return sum(row.flops for row in estimate.operators)
 
 
-def cycles(estimate: Estimate) -> float:
+def cycles(estimate: poptorch.Estimate) -> float:
     return sum(row.cycles for row in estimate.operators)
 
 
@@ -62,7 +60,7 @@ def test_products_of_groups_and_in_pieces_are_products_which_take_longer() -> No
 
 
 def test_a_loop_costs_its_body_as_often_as_it_runs() -> None:
-    def looped(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def looped(count: int):
         return lambda x: poptorch.for_loop(count, lambda y: torch.tanh(y @ y), [x])[0]
 
     three, thirty = (cost(looped(count), 16, 16) for count in (3, 30))

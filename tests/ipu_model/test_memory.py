@@ -11,7 +11,6 @@ import poptorch
 from helpers.cases import few
 from helpers.pricing import fullest, meta, priced
 from helpers.wrapping import Having
-from poptorch import Estimate
 
 pytestmark = pytest.mark.slow
 LENGTH = 128
@@ -93,7 +92,7 @@ def test_more_never_takes_less(program: tuple[int, int, int]) -> None:
         assert more.cycles >= one.cycles
 
 
-def _span(estimate: Estimate) -> tuple[float, dict[int, float]]:
+def _span(estimate: poptorch.Estimate) -> tuple[float, dict[int, float]]:
     """Return when the last backward pass of a schedule ends, and how long each chip worked."""
     passes = [action for action in estimate.schedule if "U" not in action.name]
     busy = dict.fromkeys((chip.chip for chip in estimate.chips), 0.0)

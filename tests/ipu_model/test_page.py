@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ def test_a_page_is_small_names_its_script_and_fetches_nothing(content: dict[str,
     assert "<pattern" not in text  # solid fills only
 
 
-def with_markup(value: Any) -> Iterator[Any]:
+def with_markup(value: Any):
     """Yield copies of nested data, in each of which one value, or one key, is markup."""
     if isinstance(value, (dict, list)):
         items = list(value.items() if isinstance(value, dict) else enumerate(value))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.staging import Captured
@@ -40,7 +39,7 @@ def two() -> Having:
         poptorch.Block.start("B", 1)
         return poptorch.identity_loss(model.second(x).tanh(), "mean")
 
-    return Having(forward, first=nn.Linear(4, 4), second=nn.Linear(4, 4))
+    return Having(forward, first=torch.nn.Linear(4, 4), second=torch.nn.Linear(4, 4))
 
 
 def training(lanes: int, strategy=None) -> poptorch.PoplarExecutor:
@@ -75,7 +74,7 @@ def test_homes_are_told() -> None:
     settings = poptorch.TensorLocationSettings().useOnChipStorage(False).useIOTilesToLoad(True)
     opts.TensorLocations.setWeightLocation(settings.useReplicatedTensorSharding(True))
     opts.TensorLocations.numIOTiles(32)
-    model = poptorch.inferenceModel(nn.Linear(2, 2), opts)
+    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
     model.compile(torch.randn(2, 2))
     text = str(model.plan())
     assert "weights: in streaming memory, sharded over replicas, loaded by I/O tiles" in text

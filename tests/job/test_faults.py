@@ -1,7 +1,6 @@
 """Processes that are lost, the store's too, or unlike the others: nobody waits, all are named."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ DIFFERENCE = "|".join(DIFFERENCES)
     long("state loaded alone", "something else: it exchanges the numbers of the optimizer"),
     long("weights written alone", "it exchanges digests of the weights that were written"),
 ])  # fmt: skip
-def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
+def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path) -> None:
     processes = jobs.start("helpers.job_fault", [what], 2, tmp_path)
     try:
         assert jobs.status(processes[0]) == 1
@@ -35,7 +34,7 @@ def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: P
     assert said in text
 
 
-def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Path) -> None:
+def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) -> None:
     for index, (code, text) in jobs.run("helpers.job_fault", ["differences"], 2, tmp_path).items():
         assert code == 0, text
         parts = re.split(f"(?:{DIFFERENCE}): ", text)
@@ -79,7 +78,7 @@ def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tm
     assert "process 2 waited for it to exchange second texts" in text
 
 
-def test_who_keeps_the_store_ends_after_the_others_have_read(tmp_path: Path) -> None:
+def test_who_keeps_the_store_ends_after_the_others_have_read(tmp_path) -> None:
     ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path)
     assert {text for _, text in ended.values()} == {"3 texts\n"}
     assert {status for status, _ in ended.values()} == {0}

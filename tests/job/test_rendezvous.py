@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -68,7 +67,7 @@ def test_a_process_that_waits_for_the_others_can_be_interrupted(index, monkeypat
 
 
 @pytest.mark.long
-def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
+def test_processes_on_two_hosts_train_together(tmp_path) -> None:
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-a sh -c "$2"\n')
     shell.chmod(0o755)

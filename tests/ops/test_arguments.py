@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import infer
@@ -134,7 +133,7 @@ ROWS = [
     # Policies of autocast
     (TypeError, "fp16 must be a list", lambda: poptorch.autocasting.Policy(fp16="matmul")),
     *((ValueError, "names no function of torch", poptorch.autocasting.Policy, [], [], [], [entry])
-      for entry in ("matmull", nn.MultiheadAttention, 3)),
+      for entry in ("matmull", torch.nn.MultiheadAttention, 3)),
 ]  # fmt: skip
 
 

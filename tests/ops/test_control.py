@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import Calling, Having, Scaled, agrees, graph_of, infer, options, training
@@ -37,7 +36,7 @@ def looped(model, x, y, step):
 @pytest.mark.slow
 @pytest.mark.spec("ops", 8)
 def test_loops_compute_what_python_would() -> None:
-    model = Having(looped, layer=nn.Linear(3, 3), scale=torch.tensor(0.5))
+    model = Having(looped, layer=torch.nn.Linear(3, 3), scale=torch.tensor(0.5))
     y, step = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
     given = torch.randn(4, 3), y.clone(), step
     _, ((value, count), same) = agrees(model, *given)
@@ -113,12 +112,12 @@ def around(x, y, weight):
     return poptorch.cond(x.sum() > 0, taken, [], other, [x])
 
 
-class Conditions(nn.Module):
+class Conditions(torch.nn.Module):
     """Nested ones that use a parameter, and one of several results whose bodies are noted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.tensor([3.0, -1.0]))
+        self.weight = torch.nn.Parameter(torch.tensor([3.0, -1.0]))
         self.captured = []
 
     def forward(self, x, y):

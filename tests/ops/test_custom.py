@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers import wrapping
@@ -120,7 +119,7 @@ def test_a_gradient_is_found_by_name() -> None:
         def forward(model, x):
             return poptorch.identity_loss(product(x * model.first, model.second), "sum")
 
-        first, second = (nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
+        first, second = (torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
         return Having(forward, first=first, second=second)
 
     def ours(x, y):

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -200,7 +199,7 @@ MIXED.partialsTypes([HALF, MultiConvPartialsType.Float])
              "available memory 0.2, partials type torch.float32"}),
     (MultiConv().partialsTypes(MultiConvPartialsType.Half), {"partials type torch.float16"}),
 ])  # fmt: skip
-def test_multi_conv_options_are_in_the_plan_and_the_profile(group, noted, tmp_path: Path) -> None:
+def test_multi_conv_options_are_in_the_plan_and_the_profile(group, noted, tmp_path) -> None:
     model = poptorch.inferenceModel(convs(group), options().enableProfiling(str(tmp_path)))
     model(X)
     lines = [line for line in str(model.plan()).splitlines() if "partials type" in line]

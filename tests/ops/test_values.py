@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, relative
@@ -143,13 +142,13 @@ def tripled(x, start):
 
 def decoded(model, x, lengths, target):
     scores = model.layer(x).log_softmax(-1)
-    return decoder(scores, lengths)[2], nn.functional.mse_loss(scores, target)
+    return decoder(scores, lengths)[2], torch.nn.functional.mse_loss(scores, target)
 
 
 @pytest.mark.parametrize("model, inputs", [
     (Scaled(lambda x: x[poptorch.fps(x, [0, 4], 0.5)]), [torch.arange(4.0).square()[:, None]]),
     (Scaled(tripled), [torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1])]),
-    (Having(decoded, layer=nn.Linear(3, 3)),
+    (Having(decoded, layer=torch.nn.Linear(3, 3)),
      [torch.randn(4, 2, 3), torch.tensor([4, 4]), torch.randn(4, 2, 3)]),
 ])  # fmt: skip
 def test_gradients_flow_through_or_pass_by(model, inputs) -> None:

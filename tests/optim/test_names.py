@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import Having, options
@@ -12,7 +11,7 @@ from poptorch import optim
 def compiled(cls, *args, **settings):
     """An optimizer of this class whose model is compiled for gradients of 1 and 2, the inputs."""
     model = Having(lambda m, x: poptorch.identity_loss((m.weight * x).sum(), "none"),
-                   weight=nn.Parameter(torch.zeros(2)))  # fmt: skip
+                   weight=torch.nn.Parameter(torch.zeros(2)))  # fmt: skip
     optimizer = cls(model.parameters(), *args, **settings)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     wrapped.compile(torch.tensor([1.0, 2.0]))
@@ -37,9 +36,9 @@ def test_state_of_another_shape_and_weights_that_joined_later(caplog):
     with pytest.raises(RuntimeError, match="wrong shape"):
         wrapped(torch.ones(2))
 
-    model = nn.Linear(2, 1)
+    model = torch.nn.Linear(2, 1)
     optimizer = optim.Adam(model.parameters(), lr=0.1)
-    wrapped = poptorch.trainingModel(model, options(), optimizer, loss=nn.MSELoss())
+    wrapped = poptorch.trainingModel(model, options(), optimizer, loss=torch.nn.MSELoss())
     wrapped(torch.ones(1, 2), torch.ones(1, 1))
     saved = optimizer.state_dict()
     saved["ipu_state"]["Step___weight"] += 3

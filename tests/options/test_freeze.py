@@ -3,7 +3,6 @@
 import pytest
 
 import poptorch
-from poptorch._base.errors import Error
 from poptorch._ir.spec import Location
 from poptorch.enums import ConnectionType, OutputMode, ReductionType
 from poptorch.options import Options, PipelinedExecution, ShardedExecution, TensorLocationSettings
@@ -28,11 +27,11 @@ def test_anchors_without_a_mode_inherit_the_resolved_one() -> None:
 def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared() -> None:
     options = Options()
     options.Training.gradientAccumulation(4)
-    with pytest.raises(Error, match="gradientAccumulation to 1") as caught:
+    with pytest.raises(poptorch.Error, match="gradientAccumulation to 1") as caught:
         prepare(options, training=False)
     assert "deviceIterations" in str(caught.value)
     options.setExecutionStrategy(ShardedExecution())
-    with pytest.raises(Error, match="gradientAccumulation to 1") as caught:
+    with pytest.raises(poptorch.Error, match="gradientAccumulation to 1") as caught:
         prepare(options, training=False)
     assert "deviceIterations" not in str(caught.value)
     assert options.deviceIterations(2).device_iterations == 2  # not frozen by the failure
@@ -66,7 +65,7 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared() -> Non
 def test_compile_time_conditions(configure, phrase: str) -> None:
     options = Options()
     configure(options)
-    with pytest.raises(Error, match=phrase):
+    with pytest.raises(poptorch.Error, match=phrase):
         freeze(options, training=True)
 
 
@@ -94,7 +93,7 @@ def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device(Options().useIpuModel(True)) == ("model", 2, None)
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu3")
-    with pytest.raises(Error, match="Invalid IPU model version"):
+    with pytest.raises(poptorch.Error, match="Invalid IPU model version"):
         device()
 
 
@@ -113,7 +112,7 @@ def test_the_environments_engine_options_win(monkeypatch: pytest.MonkeyPatch, ca
     }  # fmt: skip
     for bad in ("{", "[]", '{"a": 1}'):
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", bad)
-        with pytest.raises(Error, match="POPLAR_ENGINE_OPTIONS"):
+        with pytest.raises(poptorch.Error, match="POPLAR_ENGINE_OPTIONS"):
             freeze(Options(), training=True)
 
 

@@ -1,13 +1,11 @@
 """Spellings of earlier releases: each works and gives one warning (spec/options.md section 7)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import poptorch
-from poptorch._base.errors import Error
 from poptorch.autocasting import Policy
 from poptorch.enums import AnchorMode, OutputMode, ReductionType
 from poptorch.options import Options, ShardedExecution, overview
@@ -21,7 +19,7 @@ PRECISION = {
 }  # fmt: skip
 
 
-SPELLINGS: dict[str, tuple[Callable[[Options], Any], Any]] = {
+SPELLINGS = {
     "anchorMode": (lambda o: o.anchorMode(
         AnchorMode.EveryN, anchor_return_period=2).output_return_period, 2),
     "defaultAnchorMode": (lambda o: o.defaultAnchorMode(), True),
@@ -127,8 +125,8 @@ def test_scripting_of_the_first_release_is_named_when_a_model_is_wrapped(monkeyp
 
 
 @pytest.mark.parametrize("training, arguments, error", [
-    (True, ("options",), Error),
-    (True, (Options(), None, (), {"device_iterations": 3}), Error),
+    (True, ("options",), poptorch.Error),
+    (True, (Options(), None, (), {"device_iterations": 3}), poptorch.Error),
     (True, (4, None, (), {"device_iterations": 3}), TypeError),
     (True, (4, None, (), {"anchor_mode": "some"}), ValueError),
     (False, (Options(), torch.nn.MSELoss()), TypeError),
@@ -142,7 +140,7 @@ def test_calls_that_are_refused(training: bool, arguments: tuple[Any, ...], erro
 
 
 @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
-def test_a_number_named_options_is_no_count(wrap: Callable[..., Any], caplog) -> None:
-    with pytest.raises(Error, match="3, of type int"):
+def test_a_number_named_options_is_no_count(wrap, caplog) -> None:
+    with pytest.raises(poptorch.Error, match="3, of type int"):
         wrap(torch.nn.Linear(2, 2), options=3)
     assert wrap(torch.nn.Linear(2, 2), 3).options.device_iterations == 3

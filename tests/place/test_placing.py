@@ -3,7 +3,6 @@
 import copy
 import functools
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -234,7 +233,7 @@ def test_weights_live_where_they_are_used() -> None:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+def told(caplog: pytest.LogCaptureFixture):
     """What the engine's log is told at its lowest level."""
     poptorch.setLogLevel("DEBUG")
     with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):

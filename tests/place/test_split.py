@@ -10,7 +10,6 @@ from helpers.stage_zoo import ROWS, STAGE_ZOO
 from helpers.staging import Captured, sgd
 from helpers.workloads import backward, forward
 from helpers.wrapping import Having
-from poptorch import PipelinedExecution, ShardedExecution
 from poptorch._ir import verify
 from poptorch._ir.blocks import Direction, StagePass
 from poptorch._ir.plan import Staged, values_read, values_written
@@ -28,7 +27,7 @@ def keys(slots) -> set[str]:
 def example_of(name: str, count: int = 3) -> Staged:
     example = STAGE_ZOO[name]
     stages = (poptorch.Stage(f"b{i}").ipu(chip) for i, chip in enumerate(example.chips(count)))
-    given = options(PipelinedExecution(*stages))
+    given = options(poptorch.PipelinedExecution(*stages))
     return staged(example.build(count), *example.inputs(ROWS), opts=given)
 
 
@@ -108,7 +107,7 @@ def test_pipelined_training_computes_activations_again() -> None:
     assert kept(again, 1) == X.numel()  # what the stage was given, and nothing else
     opts = options()
     opts._Popart.set("autoRecomputation", 0)
-    for other in (opts, options(ShardedExecution())):
+    for other in (opts, options(poptorch.ShardedExecution())):
         assert kept(staged(wide(), X, opts=other), 1) > 100
 
 

@@ -3,7 +3,6 @@
 import copy
 import logging
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -231,7 +230,7 @@ def in_a_loop(model: nn.Module) -> None:
     return None
 
 
-def held() -> Callable[[nn.Module], None]:
+def held():
     kept: list[torch.Tensor] = []
     return lambda model: kept[0].grad if kept else kept.append(model.layer.weight)
 

@@ -18,7 +18,6 @@ from helpers.models_to_save import Net
 from helpers.source_tree import ROOT
 from helpers.wrapped import normal, options
 from helpers.wrapping import Calling, Having
-from poptorch import ConnectionType
 from poptorch._base import archive
 from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor
@@ -114,11 +113,11 @@ def test_compiled_without_a_device(tmp_path: Path, caplog) -> None:
 
     def edit(opts: poptorch.Options) -> str:
         seen.append((opts.connection_type, opts.exists("ipu_version")))
-        opts.logDir("logs").connectionType(ConnectionType.OnDemand)
+        opts.logDir("logs").connectionType(poptorch.ConnectionType.OnDemand)
         return "ignored"
 
     loaded = poptorch.load(path, edit, trusted=True)
-    assert seen == [(ConnectionType.Always, False)]
+    assert seen == [(poptorch.ConnectionType.Always, False)]
     assert loaded.options.log_dir == "logs"
     assert "other settings" not in caplog.text
     got = loaded(X)

@@ -5,7 +5,6 @@ import contextlib
 import copy
 import dataclasses
 import time
-from typing import Any
 
 import numpy
 import pytest
@@ -21,7 +20,7 @@ X, Y = torch.randn(2, 3), torch.randn(2, 2)
 TOLD = "The compiled program does not follow what changed on the host: "
 
 
-def run(executor: poptorch.PoplarExecutor, calls: int = 1) -> Any:
+def run(executor: poptorch.PoplarExecutor, calls: int = 1):
     """Call it so that what changed is looked at."""
     for _ in range(calls):
         time.sleep(PAUSE)

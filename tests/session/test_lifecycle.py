@@ -11,7 +11,6 @@ from helpers.wrapped import Regression as Net
 from helpers.wrapped import inference, normal, options
 from helpers.wrapping import Calling
 from helpers.wrapping import training as wrapped
-from poptorch import ConnectionType
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 
@@ -79,7 +78,7 @@ def test_connection_types(caplog, tmp_path) -> None:
     assert mode is poptorch.OutputMode.All is getattr(poptorch.OutputMode, mode.name)
     opts = options().useOfflineIpuTarget().outputMode(mode)
     opts.enableExecutableCaching(str(tmp_path / "not" / "there")).enableExecutableCaching(None)
-    never = wrapped(half, opts.connectionType(ConnectionType.Never))
+    never = wrapped(half, opts.connectionType(poptorch.ConnectionType.Never))
     never.compile(x, y)
     assert never.isCompiled()
     assert not never.isAttachedToDevice()
@@ -92,7 +91,7 @@ def test_connection_types(caplog, tmp_path) -> None:
     assert {value.dtype for value in half.state_dict().values()} == {torch.float16}
 
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
-        lazy = wrapped(Net(), options().connectionType(ConnectionType.OnDemand))
+        lazy = wrapped(Net(), options().connectionType(poptorch.ConnectionType.OnDemand))
         lazy.compile(X, Y)
     text = caplog.text
     assert text.index("Program:") < text.index("Acquired 1 IPU(s)")

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.closeness import relative
 from helpers.wrapping import Having, Scaled, options
-from poptorch import MeanReductionStrategy, ReductionType
 
 HALF = torch.float16
 HALF_MAX = torch.finfo(HALF).max
@@ -22,7 +20,7 @@ def wrap(opts=None, dtype=HALF, factor=1.0, **settings):
         mean = out.mean() if factor == 1 else out.float().mean() * factor
         return poptorch.identity_loss(mean, "none")
 
-    model = Having(forward, weight=nn.Parameter(torch.zeros(1, dtype=dtype)))
+    model = Having(forward, weight=torch.nn.Parameter(torch.zeros(1, dtype=dtype)))
     optimizer = poptorch.optim.SGD(model.parameters(), **{"lr": 1.0, **settings})
     return model, optimizer, poptorch.trainingModel(model, opts or options(), optimizer)
 
@@ -135,17 +133,17 @@ def test_accumulators_of_half_weights_are_float_by_default(settings):
     assert accumulator.dtype == settings.get("accum_type", torch.float32)
     strategy, users = (each.Training.meanAccumulationAndReplicationReductionStrategy
                        for each in (wrapped.options, given))  # fmt: skip
-    assert (strategy == MeanReductionStrategy.Running) == bool(settings)
-    assert users == MeanReductionStrategy.Post
+    assert (strategy == poptorch.MeanReductionStrategy.Running) == bool(settings)
+    assert users == poptorch.MeanReductionStrategy.Post
     with pytest.raises(AttributeError, match="frozen"):
         wrapped.options.deviceIterations(2)
     assert (model.weight.dtype, weight(model)) == (HALF, -1.0)
 
 
 @pytest.mark.parametrize("kind, settings, dtype, want", [
-    (ReductionType.Mean, {"accum_type": HALF}, torch.float32, -35000.0),
-    (ReductionType.Sum, {"accum_type": HALF}, torch.float32, -float("inf")),
-    (ReductionType.Mean, {"use_combined_accum": True}, HALF, -35000.0),
+    (poptorch.ReductionType.Mean, {"accum_type": HALF}, torch.float32, -35000.0),
+    (poptorch.ReductionType.Sum, {"accum_type": HALF}, torch.float32, -float("inf")),
+    (poptorch.ReductionType.Mean, {"use_combined_accum": True}, HALF, -35000.0),
 ])  # fmt: skip
 def test_means_stay_in_range_where_a_sum_overflows(kind, settings, dtype, want):
     """A running mean does, and a velocity to which gradients are added already divided."""

@@ -5,7 +5,6 @@ import logging
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapped import Regression as Net
@@ -198,7 +197,7 @@ def test_one_update_of_the_default_per_device_iteration() -> None:
     assert training.model.weight.item() == pytest.approx(weight)
     executor = poptorch.inferenceModel(Net(), options())
     with pytest.raises(AssertionError, match="wrapped for training"):
-        executor.setOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+        executor.setOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
 
 
 @pytest.mark.spec("optimizers", 23)
@@ -206,7 +205,7 @@ def test_one_update_of_the_default_per_device_iteration() -> None:
 def test_parameters_that_are_not_trained_stay(way: str, caplog) -> None:
     model = Net()
     trained = [("bias", model.layer.bias)] if way == "left out" else [*model.named_parameters()]
-    other = [("scale", nn.Parameter(torch.ones(3)))]
+    other = [("scale", torch.nn.Parameter(torch.ones(3)))]
     training = wrapped(model, torch.optim.SGD(trained + other, lr=0.1))
     if way == "frozen":
         model.layer.weight.requires_grad_(False)  # after wrapping

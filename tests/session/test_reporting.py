@@ -1,9 +1,7 @@
 """Profile reports: where they lie, when they are written, what is in them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,13 +26,13 @@ class Net(nn.Module):
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
         poptorch.BeginBlock(self.second, "second", ipu_id=1)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
         out = self.second(torch.relu(self.first(x)))
         return out if y is None else nn.functional.cross_entropy(out, y)
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., poptorch.Options]:
+def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Options that ask for reports: by the environment, by Python, or by both."""
     monkeypatch.setattr(page, "write", lambda content, path: path.write_text("page"))
 
@@ -81,7 +79,7 @@ def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_p
     """Programs as small as these are given no advice, so that any will do."""
     costs = []
 
-    def everything(adviser: Adviser, before: Any) -> tuple[Advice, ...]:
+    def everything(adviser: Adviser, before) -> tuple[Advice, ...]:
         costs.append(adviser.price({"recomputation": False}).cycles - before.cycles)
         return (Advice("recompute nothing", 1.0, costs[-1], True),)
 

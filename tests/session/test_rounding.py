@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.closeness import relative
@@ -15,7 +14,7 @@ COUNT = 20_000
 
 def weights(dtype=torch.float16):
     return Having(lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
-                  weight=nn.Parameter(torch.ones(COUNT, dtype=dtype)))  # fmt: skip
+                  weight=torch.nn.Parameter(torch.ones(COUNT, dtype=dtype)))  # fmt: skip
 
 
 def rounding(seed=1, enabled=True, **counts):
@@ -95,7 +94,7 @@ def test_it_acts_in_inference_until_it_is_switched_off():
 def test_batch_norms_in_half_train():
     """Torch says of their running statistics, which are half, that they are float32."""
     close = {"rtol": 0, "atol": relative(4, dtype=torch.half)}
-    model = Graded(norm=nn.BatchNorm1d(4)).half()
+    model = Graded(norm=torch.nn.BatchNorm1d(4)).half()
     twins = Twins(model, lambda p: torch.optim.SGD(p, 0.125), rounding(), **close)
     twins.step(torch.randn(8, 4).half(), torch.zeros(8, 4).half(), count=3)
     assert model.norm.running_mean.dtype == torch.half

@@ -3,7 +3,6 @@
 import copy
 import os
 import signal
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -118,7 +117,7 @@ def raising(signum: int, frame: object) -> None:
 
 
 @pytest.fixture
-def handled() -> Iterator[Callable[[int, Any], Any]]:
+def handled():
     """Sets handlers of signals, for as long as a test lasts."""
     before: dict[int, Any] = {}
 
@@ -130,7 +129,7 @@ def handled() -> Iterator[Callable[[int, Any], Any]]:
         signal.signal(signum, handler)
 
 
-def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[[int], bool]) -> None:
+def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted) -> None:
     """Send a signal after those runs of a graph, counted from 1, that are wanted."""
     runs: list[object] = []
     original = driver._BoundRun.__call__

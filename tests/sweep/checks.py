@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -132,7 +131,7 @@ def compare(got: Any, expected: Any, narrow: bool = True) -> None:
         )  # fmt: skip
 
 
-def problem_of(check: Callable[[], Any]) -> str | None:
+def problem_of(check) -> str | None:
     """Run a check; return what went wrong, in one line."""
     try:
         with warnings.catch_warnings():
@@ -145,6 +144,6 @@ def problem_of(check: Callable[[], Any]) -> str | None:
     return None
 
 
-def spread(items: list[Any], count: int) -> Iterator[Any]:
+def spread(items: list[Any], count: int):
     """Yield at most ``count`` items, evenly spaced."""
     yield from items[:: max(1, -(-len(items) // count))]

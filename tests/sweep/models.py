@@ -1,12 +1,10 @@
 """Small models of transformers beside eager torch: ``benchmarks/zoo.py`` makes and judges them."""
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
 import zoo
 
@@ -42,10 +40,10 @@ RECIPES: dict[str, dict[str, Any]] = {
 KINDS = {"ImageClassification": "images", "CausalLM": "causal", "MaskedLM": "masked"}
 
 
-class Paired(nn.Module):
+class Paired(torch.nn.Module):
     """Images and words, with the loss of how they match."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
@@ -53,7 +51,7 @@ class Paired(nn.Module):
         return self.model(**given, return_loss=True)
 
 
-def made(name: str) -> tuple[nn.Module, zoo.Batch]:
+def made(name: str) -> tuple[torch.nn.Module, zoo.Batch]:
     """Make a model and a batch, in which some words are hidden where that can be said."""
     model_class = getattr(transformers, name)
     config = zoo.shrink(model_class.config_class(**RECIPES[name]))
@@ -79,11 +77,11 @@ def names() -> dict[str, dict[str, Any]]:
     return RECIPES
 
 
-def samples(name: str, most: int) -> Iterator[str]:
+def samples(name: str, most: int):
     yield name
 
 
-def tried(name: str) -> Iterator[tuple[str, str | None]]:
+def tried(name: str):
     """Yield how training went."""
     said = zoo.verdict(lambda: made(name), "reference") or "eager torch does not train it"
     yield "training", None if said == "equal" else said

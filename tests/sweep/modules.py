@@ -2,20 +2,18 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.testing._internal.common_modules import module_db
 
 from . import checks
 
-Sample = tuple[Callable[[], nn.Module], checks.Inputs]
+Sample = tuple[Callable[[], torch.nn.Module], checks.Inputs]
 """What builds a module, the same each time, and what forward is called with."""
 
 
-def names() -> dict[str, Any]:
+def names():
     """Every module of the database, by name."""
     return {info.name: info for info in module_db if torch.float32 in info.supported_dtypes("cpu")}
 
@@ -35,7 +33,7 @@ def samples(name: str, most: int) -> Iterator[Sample]:
         if called is None or not checks.sizable((called.args, called.kwargs)):
             continue
 
-        def build(made: Any = made, called: Any = called, training: bool = training) -> nn.Module:
+        def build(made=made, called=called, training: bool = training) -> torch.nn.Module:
             torch.manual_seed(1)
             module = info.module_cls(*made.args, **made.kwargs).train(training)
             if isinstance(module, LazyModuleMixin):  # to be materialised before it is wrapped

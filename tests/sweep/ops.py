@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -78,7 +77,7 @@ def _calling(operator, leaves, places, structure) -> Callable[..., Any]:
     return call
 
 
-class Applied(nn.Module):
+class Applied(torch.nn.Module):
     """A function of tensors; those of ``trained`` become parameters, and there is a loss."""
 
     def __init__(self, function, tensors: list[torch.Tensor], trained: list[int]) -> None:
@@ -88,8 +87,8 @@ class Applied(nn.Module):
         self.given = [at for at in places if at not in trained]  # the rest are constants
         self.kept = [None if at in places else tensor for at, tensor in enumerate(tensors)]
         self.inputs: checks.Inputs = (tuple(tensors[at] for at in self.given), {})
-        values = [nn.Parameter(tensors[at].detach().clone()) for at in trained]
-        self.weights = nn.ParameterList(values)
+        values = [torch.nn.Parameter(tensors[at].detach().clone()) for at in trained]
+        self.weights = torch.nn.ParameterList(values)
 
     def forward(self, *inputs):
         tensors = list(self.kept)
