@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import options
-from helpers.wrapping import Having
+from helpers.wrapping import Having, options
 
 
 class Net(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapped import options
+from helpers.wrapping import options
 
 SAMPLES = [
     {"tokens": list(range(1, count + 1)), "labels": torch.full((count,), 7), "kind": count % 2}

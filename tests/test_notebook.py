@@ -6,7 +6,7 @@ import torch
 import notebook_page
 import poptorch
 from helpers.cases import few
-from helpers.wrapped import Graded, options
+from helpers.wrapping import Graded, options
 
 NOTEBOOKS = {path.stem: path for path in notebook_page.NOTEBOOKS}
 X, Y = torch.randn(12, 4), torch.randn(12, 4)

@@ -11,8 +11,7 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
 
 import poptorch
-from helpers.wrapped import normal
-from helpers.wrapping import Having, options
+from helpers.wrapping import Having, normal, options
 from poptorch._base import private
 from poptorch.backends.inductor import shortcuts
 

@@ -14,7 +14,7 @@ import torch
 import compile_cost
 import poptorch
 from helpers import programs
-from helpers.wrapped import inference, options
+from helpers.wrapping import inference, options
 from poptorch._base import log
 
 ROOT = Path(__file__).parents[1]

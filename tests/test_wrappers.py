@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal, options, saved
-from helpers.wrapping import Having, Scaled, trains_alike
+from helpers.wrapping import Having, Scaled, normal, options, saved, trains_alike
 from poptorch import poptorch_core
 from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
 from poptorch._poplar_executor import PoplarExecutor

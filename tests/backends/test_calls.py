@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from helpers.wrapped import normal
+from helpers.wrapping import normal
 from poptorch.backends import calls
 
 aten = torch.ops.aten

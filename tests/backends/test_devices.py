@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import options
-from helpers.wrapping import Having
+from helpers.wrapping import Having, options
 from poptorch._ir.blocks import Direction
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module

@@ -9,7 +9,7 @@ from torch.optim import SGD
 import poptorch
 from helpers.cases import few
 from helpers.inductor_graphs import Tensors, check
-from helpers.wrapped import Regression, normal, options
+from helpers.wrapping import Regression, normal, options
 from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor, libraries, products, toolchain
 

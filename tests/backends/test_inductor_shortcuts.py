@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
 from helpers.inductor_graphs import graph
-from helpers.wrapped import normal, options
+from helpers.wrapping import normal, options
 from poptorch._compile import cache, tiers
 from poptorch.backends.inductor import compiler, shortcuts, toolchain
 

@@ -7,8 +7,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapped import normal
-from helpers.wrapping import Having, options, training
+from helpers.wrapping import Having, normal, options, training
 from poptorch.backends.inductor import compiler, packing, windows
 
 pytestmark = pytest.mark.slow

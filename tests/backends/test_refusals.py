@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal
-from helpers.wrapping import Having, options
+from helpers.wrapping import Having, normal, options
 
 ROWS, LINE, PLANES = normal(5, 3), normal(12), normal(1, 2, 2, 2)
 NUMBERS, SHARES = torch.arange(1, 4), [0.1, 0.2, 0.3]

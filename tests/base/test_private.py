@@ -11,8 +11,7 @@ from torch import nn
 import poptorch
 from helpers import programs
 from helpers.cases import long
-from helpers.wrapped import normal, options
-from helpers.wrapping import Having, infer, runs_compiled
+from helpers.wrapping import Having, infer, normal, options, runs_compiled
 from poptorch._base import private
 from poptorch._capture import substitutes
 from poptorch._compile import cache as code

@@ -10,8 +10,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near, relative
-from helpers.wrapped import Graded
-from helpers.wrapping import Having, agrees, graph_of, infer, options, training
+from helpers.wrapping import Graded, Having, agrees, graph_of, infer, options, training
 
 HALF, FLOAT, BOOL = torch.float16, torch.float32, torch.bool
 CASTING = poptorch.HalfFloatCastingBehavior

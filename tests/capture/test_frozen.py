@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal
-from helpers.wrapping import Calling, Having, graph_of, infer, options, training
+from helpers.wrapping import Calling, Having, graph_of, infer, normal, options, training
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ from torch import nn
 
 import poptorch
 from harden.parts import Reversed
-from helpers.wrapped import normal
-from helpers.wrapping import Having, training, trains_alike
+from helpers.wrapping import Having, normal, training, trains_alike
 
 X = normal(4, 3)
 

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal
-from helpers.wrapping import Having, agrees, training, trains_alike
+from helpers.wrapping import Having, agrees, normal, training, trains_alike
 
 X, Y = normal(8, 4), normal(8, 3, seed=1)
 

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal
-from helpers.wrapping import Calling, Having, infer, options, training, trains_alike
+from helpers.wrapping import Calling, Having, infer, normal, options, training, trains_alike
 
 
 def nested(x, others):

@@ -10,8 +10,7 @@ from torch import nn
 from torch.distributions import Distribution
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from helpers.wrapped import normal
-from helpers.wrapping import Having, options, training, trains_alike
+from helpers.wrapping import Having, normal, options, training, trains_alike
 from poptorch._base import private
 
 X, Y = normal(8, 4), normal(8, 3, seed=1)

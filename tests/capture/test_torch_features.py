@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.utils import rnn
 
 import poptorch
-from helpers.wrapped import normal
-from helpers.wrapping import Calling, Having, agrees, infer, options, training, trains_alike
+from helpers.wrapping import Calling, Having, agrees, infer, normal, options, training, trains_alike
 
 
 def packed(model, x):

@@ -12,7 +12,7 @@ from torch import nn
 
 import poptorch
 from helpers import programs
-from helpers.wrapped import normal, options
+from helpers.wrapping import normal, options
 from poptorch._base import archive
 from poptorch._cli.main import main
 from poptorch._compile import cache

@@ -10,8 +10,7 @@ import torch
 from torch import fx, nn
 
 import poptorch
-from helpers.wrapped import normal, options
-from helpers.wrapping import Having
+from helpers.wrapping import Having, normal, options
 from poptorch._base import archive, folders, keyed
 from poptorch._compile import cache, tiers
 from poptorch._ir import graph_json, slots

@@ -8,7 +8,7 @@ import torch
 
 import poptorch
 from helpers.cases import few
-from helpers.wrapped import options
+from helpers.wrapping import options
 from helpers.zoo import ZOO
 from poptorch._base import json_codec
 from poptorch._compile import helper

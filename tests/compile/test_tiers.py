@@ -13,7 +13,7 @@ import torch
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapped import Graded, normal
+from helpers.wrapping import Graded, normal
 from poptorch._compile import cache, helper, tiers
 from poptorch.backends.reference import Reference
 

@@ -9,7 +9,7 @@ import torch
 
 import poptorch
 from helpers.exported import loaded
-from helpers.wrapped import Regression, options
+from helpers.wrapping import Regression, options
 from poptorch._cli.main import main
 
 SCRIPT = """

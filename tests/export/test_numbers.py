@@ -15,8 +15,7 @@ import poptorch
 import poptorch_ipu
 from helpers import beside, exported
 from helpers.source_tree import ROOT
-from helpers.wrapped import Graded
-from helpers.wrapping import Having, options
+from helpers.wrapping import Graded, Having, options
 from helpers.zoo import ZOO
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import nn
 
 import poptorch
 from helpers.browser import BROWSER, drawn
-from helpers.wrapped import Graded, options
+from helpers.wrapping import Graded, options
 from helpers.zoo import ZOO
 
 Element = ElementTree.Element

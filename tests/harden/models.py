@@ -11,8 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import near
-from helpers.wrapped import Graded, options
-from helpers.wrapping import Calling
+from helpers.wrapping import Calling, Graded, options
 
 Args = tuple[Any, ...]
 LR = 0.05

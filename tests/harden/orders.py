@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import Graded, options
+from helpers.wrapping import Graded, options
 
 from .models import close
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import poptorch
-from helpers.wrapped import options
+from helpers.wrapping import options
 
 from .models import statistics
 

@@ -7,7 +7,7 @@ import signal
 import torch
 
 import poptorch
-from helpers.wrapped import options
+from helpers.wrapping import options
 
 from .models import same, statistics
 

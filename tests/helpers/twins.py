@@ -5,7 +5,7 @@ import copy
 import torch
 
 import poptorch
-from helpers.wrapped import options
+from helpers.wrapping import options
 
 
 class Twins:

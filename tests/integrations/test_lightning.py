@@ -20,8 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import poptorch
 from helpers.closeness import relative
-from helpers.wrapped import normal, options
-from helpers.wrapping import Having
+from helpers.wrapping import Having, normal, options
 from poptorch.integrations.lightning import PopTorchStrategy
 
 pytestmark = [

@@ -9,8 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.captures import capture, labels
-from helpers.wrapped import Graded, saved
-from helpers.wrapping import Calling, Having
+from helpers.wrapping import Calling, Graded, Having, saved
 from poptorch._ir.blocks import OUTSIDE, label_of
 
 X = torch.randn(3, 4)

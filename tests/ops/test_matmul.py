@@ -9,13 +9,13 @@ from torch import nn
 
 import poptorch
 from helpers.memory import peak_of_call
-from helpers.wrapped import normal
 from helpers.wrapping import (
     Calling,
     Having,
     agrees,
     graph_of,
     infer,
+    normal,
     options,
     training,
     trains_alike,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import Graded, compilations, options
+from helpers.wrapping import Graded, compilations, options
 from poptorch import optim
 
 X, Y = torch.ones(4, 3), torch.arange(8.0).view(4, 2)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 import poptorch
-from helpers.wrapped import options
+from helpers.wrapping import options
 from poptorch._base import log
 from poptorch.options import Options, progress
 from poptorch.options.progress import CompilationProgressBar

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapped import inference, normal, options
+from helpers.wrapping import inference, normal, options
 from poptorch._data import combining
 
 X = torch.arange(4.0).reshape(2, 2)

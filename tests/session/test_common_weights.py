@@ -12,8 +12,7 @@ from torch.nn import functional as F
 import poptorch
 from helpers.closeness import near
 from helpers.twins import Twins
-from helpers.wrapped import Graded, options
-from helpers.wrapping import Having
+from helpers.wrapping import Graded, Having, options
 
 adam = functools.partial(torch.optim.Adam, lr=0.05)
 

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import poptorch
 from helpers import programs
-from helpers.wrapped import Graded, normal
-from helpers.wrapping import Scaled, options
+from helpers.wrapping import Graded, Scaled, normal, options
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import Graded, inference, options
+from helpers.wrapping import Graded, inference, options
 from poptorch import OutputMode
 
 

@@ -16,8 +16,7 @@ from helpers import programs
 from helpers.closeness import relative
 from helpers.models_to_save import Net
 from helpers.source_tree import ROOT
-from helpers.wrapped import normal, options
-from helpers.wrapping import Calling, Having
+from helpers.wrapping import Calling, Having, normal, options
 from poptorch._base import archive
 from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor

@@ -10,8 +10,7 @@ from torch._subclasses import FakeTensorMode
 import poptorch
 import poptorch.testing
 from helpers.cases import long
-from helpers.wrapped import Calling, Regression, normal, options
-from helpers.wrapping import Having
+from helpers.wrapping import Calling, Having, Regression, normal, options
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import poptorch
-from helpers.wrapped import Graded, inference
-from helpers.wrapping import PAUSE, Calling, options, training
+from helpers.wrapping import PAUSE, Calling, Graded, inference, options, training
 
 X, Y = torch.randn(2, 3), torch.randn(2, 2)
 TOLD = "The compiled program does not follow what changed on the host: "

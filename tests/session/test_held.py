@@ -18,8 +18,7 @@ import poptorch
 from helpers.cases import few
 from helpers.closeness import near
 from helpers.twins import Twins
-from helpers.wrapped import Graded, Regression, normal, options, saved
-from helpers.wrapping import Having, training
+from helpers.wrapping import Graded, Having, Regression, normal, options, saved, training
 
 X, Y = normal(4, 3), normal(4, 2, seed=1)
 adam = functools.partial(torch.optim.Adam, lr=0.05)

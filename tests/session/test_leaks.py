@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import Regression as Net
-from helpers.wrapped import normal, options
+from helpers.wrapping import Regression as Net
+from helpers.wrapping import normal, options
 
 UNKNOWN = not Path("/proc/self/statm").exists()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(UNKNOWN, reason="nothing says what is resident")]

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import Regression as Net
-from helpers.wrapped import inference, normal, options
-from helpers.wrapping import Calling
+from helpers.wrapping import Calling, inference, normal, options
+from helpers.wrapping import Regression as Net
 from helpers.wrapping import training as wrapped
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)

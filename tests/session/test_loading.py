@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import normal, options
+from helpers.wrapping import normal, options
 from poptorch._base import archive
 
 X = normal(4, 2)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapped import Regression as Net
-from helpers.wrapped import normal, options, saved
-from helpers.wrapping import Scaled
+from helpers.wrapping import Regression as Net
+from helpers.wrapping import Scaled, normal, options, saved
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 WEIGHT = "Accl1___layer.weight"

@@ -8,8 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.beside import ROWS, Eager, Ours, Way
-from helpers.wrapped import Graded, inference, options, saved
-from helpers.wrapping import Calling, Having
+from helpers.wrapping import Calling, Graded, Having, inference, options, saved
 
 
 def with_loss() -> nn.Module:

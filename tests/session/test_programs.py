@@ -10,8 +10,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.twins import Twins
-from helpers.wrapped import compilations, normal, options
-from helpers.wrapping import Having
+from helpers.wrapping import Having, compilations, normal, options
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapped import inference, options
-from helpers.wrapping import Having, Scaled
+from helpers.wrapping import Having, Scaled, inference, options
 from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
 
 ONE, EVERY = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas

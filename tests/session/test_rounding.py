@@ -6,8 +6,7 @@ import torch
 import poptorch
 from helpers.closeness import relative
 from helpers.twins import Twins
-from helpers.wrapped import Graded
-from helpers.wrapping import Calling, Having, infer, options, training
+from helpers.wrapping import Calling, Graded, Having, infer, options, training
 
 COUNT = 20_000
 

@@ -12,7 +12,7 @@ from torch import nn
 import poptorch
 from helpers.cases import long
 from helpers.closeness import near
-from helpers.wrapped import options
+from helpers.wrapping import options
 from poptorch.backends import driver
 
 
