@@ -72,9 +72,8 @@ def test_optimizer_state_counts_and_memory_is_a_limit() -> None:
         _, table = poptorch.autoplace(model, batch(), num_ipus=2, optimizer=made)
         assert sum(block.weight_bytes for block in table) == times * parameters
     small = 5 * 32 * 33 * 4  # not even three of six layers with their gradients
-    with pytest.raises(poptorch.Error, match="No placement on 2 IPUs fits") as caught:
+    with pytest.raises(poptorch.Error, match=r"(?s)No placement on 2 IPUs fits.*use more IPUs"):
         poptorch.autoplace(Net(), batch(), num_ipus=2, memory_per_ipu=small)
-    assert "use more IPUs" in str(caught.value)
     _, table = poptorch.autoplace(Net(), batch(), num_ipus=6, memory_per_ipu=small)
     assert all(block.weight_bytes + block.saved_bytes <= small for block in table)
 

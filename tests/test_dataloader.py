@@ -287,8 +287,7 @@ def test_torch_s_loader_may_be_replaced_by_this_one(monkeypatch):
 
 
 def test_the_signature_is_poptorch_s():
-    names = list(inspect.signature(DataLoader.__init__).parameters)
-    assert names == [
+    assert list(inspect.signature(DataLoader.__init__).parameters) == [
         "self", "options", "dataset", "batch_size", "shuffle", "num_workers", "drop_last",
         "persistent_workers", "auto_distributed_partitioning", "mode", "async_options",
         "rebatched_worker_size", "batch_sampler", "kwargs",

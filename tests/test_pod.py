@@ -104,9 +104,8 @@ def test_what_the_system_never_has_fails_at_once_even_when_waiting(monkeypatch) 
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 99"):
         _pod.acquire(1, ipu_id=99, wait=True)
     monkeypatch.setenv("POPTORCH_POD", "0")
-    with pytest.raises(poptorch.Error, match="No IPU detected in the system") as caught:
+    with pytest.raises(poptorch.Error, match=r"(?s)No IPU detected in the system.*gc-monitor"):
         _pod.acquire(1, wait=True)
-    assert "gc-monitor" in str(caught.value)
 
 
 @pytest.mark.slow

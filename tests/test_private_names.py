@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import Distribution
-from torch.optim import SGD, Adam
+from torch.optim import Adam
 from torch.utils.checkpoint import checkpoint
 
-import poptorch
-from helpers.wrapping import Having, normal, options
+from helpers.wrapping import Having, normal
 from poptorch._base import private
 from poptorch.backends.inductor import shortcuts
 
@@ -118,8 +117,7 @@ def test_no_stand_in_is_called_in_another_way(monkeypatch, caplog) -> None:
 
     monkeypatch.setattr(private, "_said", set())
     model = Having(forward, layer=nn.Linear(2, 2))
-    optimizer = SGD(model.parameters(), lr=0.1)
-    poptorch.trainingModel(model, options(), optimizer)(normal(2, 2))
+    training(model)(normal(2, 2))
     with private.standing_in(shortcuts.stand_ins()) as standing:
         assert standing == set(shortcuts.stand_ins())
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == []

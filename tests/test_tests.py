@@ -10,8 +10,7 @@ from helpers.source_tree import ROOT, parse
 from helpers.wrapping import options, runs_compiled
 from poptorch.backends import inductor
 
-TESTS = ROOT / "tests"
-FILES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__main__.py")
+FILES = sorted(path for path in (ROOT / "tests").rglob("*.py") if path.name != "__main__.py")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Run for the errors that they would raise.

@@ -19,8 +19,6 @@ from helpers.source_tree import PACKAGE, ROOT
 
 pytestmark = pytest.mark.slow
 
-PARTS = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
-
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
@@ -36,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build from a copy, so that no build folder appears in the source tree."""
     copy = tmp_path_factory.mktemp("wheel") / "source"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info"))
-    for part in PARTS:
+    for part in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / part, copy / part)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", ".", cwd=copy)
     (built,) = (copy / "dist").glob("*.whl")

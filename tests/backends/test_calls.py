@@ -12,7 +12,6 @@ from poptorch.backends import calls
 
 aten = torch.ops.aten
 STATE, GRADIENT, OTHER = (normal(4, 4, seed=seed) for seed in range(3))
-VALUES = (normal(4, 4).abs(), torch.ones(4, 4, dtype=torch.int64), torch.ones(4, 4) > 0)
 
 
 def rewritten(function: Any, *arguments: torch.Tensor) -> Any:
@@ -127,7 +126,7 @@ def test_operators_of_several_forms_keep_theirs() -> None:
 
 def calls_of(operator: Any):
     """An operator's results for values of each kind, where it takes such."""
-    for value in VALUES:
+    for value in (normal(4, 4).abs(), torch.ones(4, 4, dtype=torch.int64), torch.ones(4, 4) > 0):
         kinds = {"Tensor": value, "number": 1, "int": 1, "float": 1.0, "Optional[number]": 1}
         needed = [a for a in operator._schema.arguments if not a.has_default_value()]
         with contextlib.suppress(RuntimeError, IndexError, NotImplementedError, TypeError):

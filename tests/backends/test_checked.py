@@ -127,10 +127,9 @@ def test_the_backward_pass_and_the_update_are_named():
     nn.init.zeros_(model.body[0].weight)
     nn.init.zeros_(model.body[0].bias)
     wrapped.copyWeightsToDevice()
-    with pytest.raises(poptorch.Error, match="division by zero") as caught:
+    said = r"(?s)division by zero.*in the backward pass of module body\.1.*\.sum\(\)\.sqrt\(\)"
+    with pytest.raises(poptorch.Error, match=said):
         wrapped(torch.randn(2, 3))
-    assert "in the backward pass of module body.1" in str(caught.value)
-    assert "y.square().sum().sqrt()" in str(caught.value)
 
     model = root()
     wrapped = training(model, checking(), lr=3e38)

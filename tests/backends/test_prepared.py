@@ -138,6 +138,5 @@ def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
 
 def test_a_saved_program_prepares_what_it_loads(tmp_path) -> None:
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
-    executor = compiled(model)
-    executor.compileAndExport(tmp_path / "model.poptorch", x)
+    compiled(model).compileAndExport(tmp_path / "model.poptorch", x)
     same(poptorch.load(tmp_path / "model.poptorch"), model, x)

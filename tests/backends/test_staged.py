@@ -208,6 +208,6 @@ def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: s
     opts.anchorTensor("w", name)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
     wrapper = poptorch.trainingModel(model, opts, optimizer)
-    with pytest.raises(poptorch.Error, match="returns nothing that the update makes") as caught:
+    said = "(?s)returns nothing that the update makes.*anchored: w"
+    with pytest.raises(poptorch.Error, match=said):
         wrapper.compile(torch.randn(accumulation, 4))
-    assert "anchored: w" in str(caught.value)

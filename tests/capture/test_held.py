@@ -47,7 +47,6 @@ def test_a_view_that_was_made_before_is_refused() -> None:
 
     layer = nn.Linear(4, 3)
     model = Having(viewing, layer=layer, turned=[layer.weight.detach().t()])
-    with pytest.raises(poptorch.Error, match="a view of a weight that was made outside") as caught:
+    with pytest.raises(poptorch.Error, match=r"(?s)a view of a weight .*'layer\.weight'"):
         training(model)(X, Y)
-    assert "'layer.weight'" in str(caught.value)
     agrees(model, X, Y)

@@ -104,9 +104,8 @@ def test_reassigned_buffers_are_named() -> None:
         return x
 
     for function, done in ((bind, "reassigned within"), (delete, "removed from")):
-        with pytest.raises(poptorch.Error, match=f"is {done} the model") as caught:
+        with pytest.raises(poptorch.Error, match=f"(?s)is {done} the model.*'state'"):
             poptorch.inferenceModel(Having(function, state=torch.zeros(1)), options())(normal(3, 2))
-        assert "'state'" in str(caught.value)
 
 
 @pytest.mark.spec("supported_ops", 6)

@@ -210,8 +210,7 @@ def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
         final = marked(total.square() + each.sum())
         return final, total, each, out
 
-    got = follows(nested, lambda o, y: nested(o, y)[0])
-    torch.testing.assert_close(got, value_of(nested))
+    torch.testing.assert_close(follows(nested, lambda o, y: nested(o, y)[0]), value_of(nested))
 
 
 @pytest.mark.spec("executor", 47)

@@ -131,8 +131,7 @@ def test_blocks_on_different_chips_compute_their_own_part_again() -> None:
     plans = []
     for kind in (0, 3):
         opts = recomputing(kind, "staged")
-        executor = trains_alike(Staged(), X[:510], opts=opts, accumulation=3, steps=1)
-        plans.append(executor.plan())
+        plans.append(trains_alike(Staged(), X[:510], opts=opts, accumulation=3, steps=1).plan())
     homes = placing.homes(plans[1].layout)
     assert (homes["param.layers.0.weight"], homes["param.layers.1.weight"]) == ((0,), (1,))
     # KiB that wait on each stage's chip for its backward pass, as plans print them.

@@ -15,7 +15,6 @@ from poptorch._base import private
 
 X, Y = normal(8, 4), normal(8, 3, seed=1)
 by_checkpoint = functools.partial(checkpoint, use_reentrant=False)
-Call = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def validating() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
-def net(calling: Call = lambda block, x: block(x)) -> Having:
+def net(calling=lambda block, x: block(x)) -> Having:
     def forward(m, x, y):
         out = m.last(calling(m.block, x))
         return out, nn.functional.mse_loss(out, y)

@@ -135,10 +135,8 @@ def test_single_numbers_get_a_dimension_where_several_are_returned() -> None:
 
 @pytest.mark.spec("supported_ops", 17)
 def test_structures_keep_their_kinds_and_plain_values() -> None:
-    def forward(x):
-        return [Point(x, None), (1, "text", [2.5]), {"a": {"b": x * 2}, "none": None}]
-
-    got = infer(forward, torch.ones(2))
+    got = infer(lambda x: [Point(x, None), (1, "text", [2.5]), {"a": {"b": x * 2}, "none": None}],
+                torch.ones(2))  # fmt: skip
     assert type(got) is list
     assert type(got[0]) is Point
     assert got[0].y is None

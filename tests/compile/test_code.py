@@ -36,8 +36,7 @@ def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) 
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     training = poptorch.trainingModel(net, opts, optimizer)
     training.compile(normal(rows * iterations, 4), normal(rows * iterations, 2))
-    graphs = training.plan().program.graphs.values()
-    return [cache.key_of(graph, BUILDER) for graph in graphs]
+    return [cache.key_of(graph, BUILDER) for graph in training.plan().program.graphs.values()]
 
 
 def test_what_is_in_the_key() -> None:

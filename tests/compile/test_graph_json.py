@@ -16,8 +16,6 @@ from poptorch._ir import graph_json, slots, verify
 from poptorch._ir.plan import Plan
 from poptorch.backends.reference import Reference
 
-CLASSES = {"Slot": slots.Slot, "Kind": slots.Kind}
-
 
 def read_back(plan: Plan) -> Plan:
     """Return the plan with its graphs as a compiler process reads them."""
@@ -79,4 +77,4 @@ def test_values_and_operators_that_are_not_known_are_refused(data) -> None:
             nodes = {"nodes": [data], "name": "x", "inputs": [], "outputs": []}
             graph_json.decode({"graph": nodes})
         else:
-            json_codec.decode(data, classes=CLASSES)
+            json_codec.decode(data, classes={"Slot": slots.Slot, "Kind": slots.Kind})

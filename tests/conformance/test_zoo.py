@@ -49,16 +49,15 @@ def compare(name: str, way: Way, calls: int, **close: float) -> Lanes | None:
 
 
 ACCUMULATION = 6
-WITH_STATE = ("transformer", "counter", "conv_batchnorm")
 WITH_REPLICAS = ("conv_batchnorm", "counter", "dropout")  # which have something of their own
-OTHERS = [name for name in ZOO if name != "transformer"]
+STATEFUL = ("embedding", "linear", "transformer", "counter", "conv_batchnorm")
 CASES = [  # lanes per replica (0: as many as there are micro-batches), replicas
     *((name, 0, 1, "reference") for name in ZOO),
     *(("transformer", lanes, 1, "reference") for lanes in (1, 3)),
     *((name, lanes, 2, "reference") for name in WITH_REPLICAS for lanes in (0, 1)),
-    *(long(name, lanes, 1, "reference") for name in OTHERS for lanes in (1, 3)),
+    *(long(n, lanes, 1, "reference") for n in ZOO for lanes in (1, 3) if n != "transformer"),
     *(long(name, 0, 2, "reference") for name in ZOO if name not in WITH_REPLICAS),
-    *(long(name, 0, 1, "inductor") for name in ("embedding", "linear", *WITH_STATE)),
+    *(long(name, 0, 1, "inductor") for name in STATEFUL),
     long("linear", 1, 1, "inductor"),
 ]
 

@@ -217,9 +217,8 @@ def test_files(pipeline: Estimate, tmp_path) -> None:
 
 
 def test_a_system_is_a_text_and_large_enough() -> None:
-    with pytest.raises(poptorch.Error, match="needs more IPUs than the system has") as caught:
+    with pytest.raises(poptorch.Error, match=r'(?s)needs more IPUs than the .*system="mk2:2"'):
         trained(2, system="mk2:1")
-    assert 'system="mk2:2"' in str(caught.value)
     for system in ("mk9:1", 16):
         with pytest.raises(poptorch.Error, match="There is no such system"):
             trained(2, system=system)
@@ -228,9 +227,8 @@ def test_a_system_is_a_text_and_large_enough() -> None:
 @pytest.mark.parametrize("price", [poptorch.estimate, poptorch.what_if])
 def test_a_model_has_to_be_wrapped(price) -> None:
     more = {"vary": {"replicas": [1]}} if price is poptorch.what_if else {}
-    with pytest.raises(poptorch.Error, match="needs a wrapped model") as caught:
+    with pytest.raises(poptorch.Error, match=r"(?s)needs a wrapped model.*Linear"):
         price(torch.nn.Linear(4, 4), torch.ones(1, 4), **more)
-    assert "Linear" in str(caught.value)
 
 
 def test_what_is_guessed_is_said(pipeline: Estimate) -> None:

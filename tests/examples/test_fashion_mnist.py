@@ -18,8 +18,6 @@ from helpers.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = ROOT / "examples" / "fashion_mnist"
-
 
 @pytest.fixture(scope="module")
 def subset() -> FashionMNIST:
@@ -33,8 +31,8 @@ def options(*words: str) -> argparse.Namespace:
 def script(name: str, *words: str) -> str:
     """Run a script of the example as a user would and return what it printed."""
     settings = programs.with_ours(POPTORCH_BACKEND="reference")
-    words = "-W", "error", EXAMPLE / name, "--data-dir", SUBSET, *words
-    run = programs.run(*words, environment=settings)
+    path = ROOT / "examples" / "fashion_mnist" / name
+    run = programs.run("-W", "error", path, "--data-dir", SUBSET, *words, environment=settings)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

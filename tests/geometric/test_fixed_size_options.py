@@ -160,5 +160,4 @@ def test_graphs_with_types_are_counted_by_type() -> None:
     sampler = StreamPackingSampler(graphs, 2, {"v0": 5, "v1": 9}, dict.fromkeys(made.EDGES, 9))
     assert list(sampler) == [[0], [1, 2]]
     assert list(StreamPackingSampler(graphs, 2, 10, 30)) == [[0, 1], [2]]
-    batches = list(loader(graphs, 9, 12, 3))
-    assert [int(batch.graphs_mask.sum()) for batch in batches] == [2, 1]
+    assert [int(batch.graphs_mask.sum()) for batch in loader(graphs, 9, 12, 3)] == [2, 1]

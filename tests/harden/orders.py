@@ -15,7 +15,6 @@ from helpers.wrapping import Graded, options
 
 from .models import close
 
-STEPS = 14
 COMPILED = (8, 16, 24)  # of the first thousand, whose others the interpreter runs; later, each 4th
 Values = dict[str, torch.Tensor]
 OPTIMIZERS = [
@@ -242,7 +241,7 @@ def refused(method, wrong: bool) -> bool:
 
 def trial(number: int):
     subject = Subject(number)
-    order = [subject.draw.choice(ACTIONS) for _ in range(STEPS)]
+    order = [subject.draw.choice(ACTIONS) for _ in range(14)]
     order += [Subject.call, Subject.state_dict, Subject.optimizer_state]
     done: list[str] = []
     for action in order:

@@ -20,12 +20,8 @@ def capture(module: torch.nn.Module, *inputs: torch.Tensor, training=False, repl
     batch = tuple(slots.batch_input(i, tuple(x.shape), x.dtype) for i, x in enumerate(inputs))
     trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM and training)
 
-    def forward(tensors):
-        return module(*tensors)
-
-    return _capture.capture(
-        Request(module, forward, tensors, state, batch, trained, training, replicas=replicas)
-    )
+    given = (lambda tensors: module(*tensors)), tensors, state, batch, trained, training
+    return _capture.capture(Request(module, *given, replicas=replicas))
 
 
 def labels(micro: Micro) -> list[tuple[str, str | None, bool]]:

@@ -7,7 +7,6 @@ without having run what it is about. ``conftest`` asks after each test.
 import functools
 import logging
 
-_TEXT = "Compiling failed"
 _ENGINE = logging.getLogger("poptorch:cpp")
 
 _failures: list[str] = []
@@ -27,7 +26,7 @@ def watch() -> None:
 
 def look(printed: str) -> None:
     """Note such warnings in what another process printed."""
-    _failures.extend(line for line in printed.splitlines() if _TEXT in line)
+    _failures.extend(line for line in printed.splitlines() if "Compiling failed" in line)
 
 
 def failures() -> list[str]:

@@ -24,7 +24,6 @@ NAME = "elsewhere"
 aten = torch.ops.aten
 # What torch would put together from others, with tensors of its own.
 WHOLE = ["alias", "contiguous", "detach", "mse_loss", "reshape", "_unsafe_view"]
-HOST = torch.device("cpu")
 copies: collections.Counter[tuple[str, str]] = collections.Counter()  # by the devices' types
 
 
@@ -47,7 +46,7 @@ def run(operator, *args, **kwargs):
         return inside(value)
 
     args, kwargs = tree_map_only(torch.Tensor, enter, (args, kwargs))
-    args, kwargs = tree_map_only(torch.device, lambda _: HOST, (args, kwargs))
+    args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
     results = operator(*args, **kwargs)
     return tree_map_only(
         torch.Tensor, lambda each: given[id(each)] if id(each) in given else outside(each), results

@@ -11,7 +11,6 @@ from helpers.patience import HANGS
 from poptorch._job import heartbeat
 from poptorch.backends.staged import Peers
 
-FORWARDS = ("killed while compiling", "other program")
 STAGES = ("killed between stages", "interrupted between stages")
 DIFFERENCES = (
     "other program", "other rate", "other length", "other weights", "other numbers", "other order",
@@ -41,7 +40,7 @@ def train(what: str, index: int, calls: int = 2) -> None:
     options.Distributed.processTimeout(6).broadcastWeights(what != "other weights")
     options.Training.gradientAccumulation(2)
     torch.manual_seed(5 + index * (what == "other weights"))
-    model = Small(what if index and what in FORWARDS else "")
+    model = Small(what if index and what in ("killed while compiling", "other program") else "")
     rate = 0.5 if index and what == "other rate" else 0.1
     data = torch.utils.data.TensorDataset(torch.ones(32, 4))
     samples = torch.utils.data.Subset(data, range(8 if index and what == "other length" else 16))

@@ -10,8 +10,6 @@ from helpers.patience import eventually
 from poptorch import _job
 from poptorch._job import heartbeat
 
-PATIENCE = 3.0
-
 
 class Slow:
     """A store from which a text comes late."""
@@ -39,7 +37,7 @@ def is_gone(store) -> bool:
 def main(what: str) -> int:
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     heartbeat.INTERVAL, heartbeat.SILENT = 0.2, 0.8
-    group = _job.join(index, count, PATIENCE)
+    group = _job.join(index, count, 3.0)
     group.texts("first", "first texts")
     Path(f"ready{index}").touch()
     assert eventually(lambda: all(Path(f"ready{other}").exists() for other in range(count)))

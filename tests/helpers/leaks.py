@@ -7,9 +7,8 @@ from pathlib import Path
 
 from helpers.patience import HANGS, eventually
 
-# Python's own helpers, which serve the whole program and end with it, and one of the tests.
+# Python's own helpers, which serve the whole program and end with it.
 _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
-_OF_TESTS = "program_server"
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
@@ -28,7 +27,7 @@ def _is_helper(pid: int, parent: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    ours = parent == os.getpid() and _OF_TESTS in command  # what it forks has that name, too
+    ours = parent == os.getpid() and "program_server" in command  # what it forks has that name, too
     return ours or any(helper in command for helper in _HELPERS)
 
 

@@ -82,14 +82,14 @@ def _normal(*shape: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     return lambda rows: (torch.randn(rows, *shape), torch.randn(rows, *shape))
 
 
-def _tokens(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randint(0, 7, (rows, 3)), torch.randint(0, 7, (rows,))
-
-
 STAGE_ZOO = {
     "mlp": Example(lambda n: Staged(n, mlp_layer), _normal(WIDTH)),
     "conv_net": Example(lambda n: Staged(n, conv_layer), _normal(2, 5, 5)),
     "transformer": Example(lambda n: Staged(n, transformer_layer), _normal(3, 4)),
     "skip": Example(lambda n: Skip(n, mlp_layer), _normal(WIDTH)),
-    "tied": Example(Tied, _tokens, lambda n: [*range(n - 1), 0]),
+    "tied": Example(
+        Tied,
+        lambda rows: (torch.randint(0, 7, (rows, 3)), torch.randint(0, 7, (rows,))),
+        lambda n: [*range(n - 1), 0],
+    ),
 }

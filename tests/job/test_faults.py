@@ -9,7 +9,6 @@ from helpers.cases import long
 from helpers.job_fault import DIFFERENCES
 
 pytestmark = pytest.mark.slow
-DIFFERENCE = "|".join(DIFFERENCES)
 
 
 @pytest.mark.parametrize("what, said", [
@@ -37,7 +36,7 @@ def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path) -
 def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) -> None:
     for index, (code, text) in jobs.run("helpers.job_fault", ["differences"], 2, tmp_path).items():
         assert code == 0, text
-        parts = re.split(f"(?:{DIFFERENCE}): ", text)
+        parts = re.split(f"(?:{'|'.join(DIFFERENCES)}): ", text)
         _, program, rate, length, weights, numbers, order, written, loaded = parts
         assert "do not train the same program" in program
         assert "process 1, against process 0" in program

@@ -250,8 +250,7 @@ def test_differences_and_wrong_indices_are_found() -> None:
 
     micro = captured(Having(forward, layer=nn.Linear(4, 3)), torch.randn(8, 4))
     assert "output" in differences_with_opposite(micro, torch.ops.aten.argmax.default)
-    found = differences_with_opposite(micro, torch.ops.aten.mm.default)
-    assert "gradient.layer.weight" in found
+    assert "gradient.layer.weight" in differences_with_opposite(micro, torch.ops.aten.mm.default)
 
 
 def test_gradients_of_weights_are_one_product_over_all_rows() -> None:
@@ -266,8 +265,7 @@ def test_gradients_of_weights_are_one_product_over_all_rows() -> None:
               "head": nn.Linear(8, 3), "w": nn.Parameter(torch.ones(8)),
               "b": nn.Parameter(torch.ones(8))}  # fmt: skip
     micro = captured(Having(forward, **layers), torch.randn(8, 2, 6, 6))
-    several = _lanes.side_by_side(micro.graph, Lanes(4))
-    targets = [str(node.target) for node in several.operators]
+    targets = [str(n.target) for n in _lanes.side_by_side(micro.graph, Lanes(4)).operators]
     before = [str(node.target) for node in micro.graph.operators]
     for kind in ("convolution_backward", "layer_norm_backward", "group_norm_backward"):
         assert sum(kind in each for each in targets) == sum(kind in each for each in before) == 1
@@ -299,8 +297,7 @@ def test_weights_in_the_same_memory_are_read_from_there() -> None:
     assert torch.equal(model.second.weight, model.first.weight)
     model.second.weight.detach().mul_(0.5)
     training.copyWeightsToDevice()
-    expected = copy.deepcopy(model)(x)[1].detach()
-    torch.testing.assert_close(training(x)[1], expected)
+    torch.testing.assert_close(training(x)[1], copy.deepcopy(model)(x)[1].detach())
 
 
 OVERLAPPING: dict[str, Callable] = {

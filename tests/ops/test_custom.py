@@ -89,9 +89,9 @@ def test_attributes_that_look_equal_in_python_are_different() -> None:
 
 def test_unknown_operators_say_how_to_register_them() -> None:
     for forward in (lambda x: call("Missing", x), lambda x: infer(lambda x: call("Missing", x), x)):
-        with pytest.raises(poptorch.Error, match=r"'Missing' in domain 'test\.ops'") as caught:
+        said = r"(?s)'Missing' in domain 'test\.ops'.*torch\.ops\.test_ops\.Missing"
+        with pytest.raises(poptorch.Error, match=said):
             forward(X)
-        assert "torch.ops.test_ops.Missing" in str(caught.value)
     with pytest.raises(poptorch.Error, match="it is registered in version 1, 3"):
         call("Square", X, version=2)
 

@@ -15,7 +15,6 @@ from helpers.closeness import FUNCTION, near
 from poptorch import optim
 from poptorch.optim import arguments
 
-CLASSES = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
 ORDER = {
     optim.SGD: "params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, "
     "differentiable, loss_scaling, velocity_scaling, use_combined_accum, accum_type, "
@@ -51,7 +50,7 @@ def weight():
     return nn.Parameter(torch.tensor([1.0, -2.0]))
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
 def test_order_bases_and_own_attributes(cls, weight):
     assert [*inspect.signature(cls).parameters] == ORDER[cls].split(", ")
     optimizer = cls([weight], lr=0.1)

@@ -14,7 +14,6 @@ from helpers.wrapping import Graded, compilations, options
 from poptorch import optim
 
 X, Y = torch.ones(4, 3), torch.arange(8.0).view(4, 2)
-UNEXPECTED = "Ignoring unexpected "
 
 
 class Net(Graded):
@@ -202,7 +201,7 @@ def check(wrapped, optimizer, caplog):
     caplog.clear()
     for _ in range(2):
         wrapped.setOptimizer(optimizer)
-    return [r.getMessage().removeprefix(UNEXPECTED) for r in caplog.records]
+    return [r.getMessage().removeprefix("Ignoring unexpected ") for r in caplog.records]
 
 
 @pytest.mark.spec("optimizers", 7, 11)

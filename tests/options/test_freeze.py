@@ -27,9 +27,8 @@ def test_anchors_without_a_mode_inherit_the_resolved_one() -> None:
 def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared() -> None:
     options = Options()
     options.Training.gradientAccumulation(4)
-    with pytest.raises(poptorch.Error, match="gradientAccumulation to 1") as caught:
+    with pytest.raises(poptorch.Error, match=r"(?s)gradientAccumulation to 1.*deviceIterations"):
         prepare(options, training=False)
-    assert "deviceIterations" in str(caught.value)
     options.setExecutionStrategy(ShardedExecution())
     with pytest.raises(poptorch.Error, match="gradientAccumulation to 1") as caught:
         prepare(options, training=False)

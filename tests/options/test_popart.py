@@ -18,9 +18,9 @@ def test_every_key_takes_its_type_and_no_other(kind: str) -> None:
             validate_popart({key: value})
         for other in GOOD.keys() - {kind}:
             assert key not in KEYS[other]
-            with pytest.raises(Error, match=f"Unknown {other} option: {key}") as caught:
+            said = f"(?s)Unknown {other} option: {key}.*takes a value of type {kind}"
+            with pytest.raises(Error, match=said):
                 validate_popart({key: GOOD[other][0]})
-            assert f"takes a value of type {kind}" in str(caught.value)
 
 
 @pytest.mark.parametrize("key, value, phrase", [

@@ -47,7 +47,6 @@ OF_THIS_MACHINE = (
     "Distributed.configureProcessId", "Distributed.processTimeout", "Distributed.stageProcesses",
     '_Popart.set("engineOptions")',
 )  # fmt: skip
-WRONG = (torch.ones(2), "no", None, 4.5, object())
 TAKES_TEXTS = (
     "logDir", "anchorTensor", "modelName", "enableProfiling", "enableExecutableCaching", "backend",
 )  # fmt: skip
@@ -164,7 +163,7 @@ def test_wrong_values_are_refused_at_once_and_nothing_is_stored(setting) -> None
         return  # nothing to be given, and whatever older scripts give
     options = start(setting)
     text = shown(options)
-    for wrong in WRONG:
+    for wrong in (torch.ones(2), "no", None, 4.5, object()):
         if setting.option in {"no": TAKES_TEXTS, None: TAKES_NONE}.get(wrong, ()):
             continue
         with pytest.raises((AssertionError, ValueError)):

@@ -145,9 +145,9 @@ def test_devices_are_counted_and_rounded(caplog: pytest.LogCaptureFixture) -> No
     assert counted(options()) == (3, 4)
     assert "1 of the IPUs will be idle" in caplog.text
     opts = options().autoRoundNumIPUs(False)
-    with pytest.raises(poptorch.Error, match="must reserve a minimum of 4") as caught:
+    with pytest.raises(poptorch.Error, match="model specifies the use of 3 IPUs") as caught:
         counted(opts)
-    assert "model specifies the use of 3 IPUs" in str(caught.value)
+    assert "must reserve a minimum of 4" in str(caught.value)
     assert counted(opts.useIpuModel(True)) == (3, 3)  # simulation has no power of two
     with pytest.raises(poptorch.Error, match="Too many IPUs"):
         counted(options().replicationFactor(17).useIpuModel(True), FOUR)
@@ -185,9 +185,8 @@ def test_an_operator_in_no_block_is_refused() -> None:
             x = x * 2
         return x + 1
 
-    with pytest.raises(poptorch.Error, match="No active Block, all the ops must belong") as caught:
+    with pytest.raises(poptorch.Error, match=r"(?s)No active Block, all the .*return x \+ 1"):
         place(Having(forward), X, opts=options(training=False), training=False)
-    assert "return x + 1" in str(caught.value)
 
 
 @pytest.mark.spec("parallel", 44)

@@ -241,9 +241,8 @@ def test_other_objects_with_tensors_are_refused(wrap) -> None:
     """They would be constants of the program: a second one would be ignored."""
     x = normal(2, 3)
     model = inference(lambda x, other: x)
-    with pytest.raises(poptorch.Error, match="An argument is an object whose tensors") as caught:
+    with pytest.raises(poptorch.Error, match=r"(?s)is an object whose .*registerCustomArgParser"):
         model(x, wrap(x))
-    assert "registerCustomArgParser" in str(caught.value)
     assert torch.equal(model(x, "no tensors"), x)
     with pytest.raises(poptorch.Error, match=r"(?s)forward returns an object whose.*output\[0\]"):
         inference(lambda x: [wrap(x * 2)])(x)

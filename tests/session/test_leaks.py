@@ -17,12 +17,11 @@ UNKNOWN = not Path("/proc/self/statm").exists()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(UNKNOWN, reason="nothing says what is resident")]
 
 X, Y = normal(8, 64), normal(8, 64, seed=1)
-PAGE = resource.getpagesize()
 
 
 def resident() -> int:
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def live_tensors() -> int:
@@ -52,8 +51,7 @@ def test_a_detached_model_and_its_optimizer_have_each_moment_once(library) -> No
 
     before = storages(61 * 67)
     model = Net(61, 67)
-    optimizer = library.Adam(model.parameters(), lr=0.001)
-    training = poptorch.trainingModel(model, options(), optimizer)
+    training = poptorch.trainingModel(model, options(), library.Adam(model.parameters(), lr=0.001))
     for _ in range(2):
         training(normal(8, 61), normal(8, 67))
         training.detachFromDevice()

@@ -260,9 +260,9 @@ class Reduces:
 def runs_nothing(path: Path) -> None:
     """As data it is read, or it is refused."""
     CALLED.clear()
-    with pytest.raises(poptorch.Error, match=r"(?s)not trusted.*model=Net.*trusted=True") as caught:
+    said = r"(?s)not trusted.*test_loading\.py.*model=Net.*trusted=True"
+    with pytest.raises(poptorch.Error, match=said):
         poptorch.load(path)
-    assert "test_loading.py" in str(caught.value)
     poptorch.load(path, **made())(X)
     poptorch.trainingModel(options=options(), **made()).loadExecutable(path)
     assert CALLED == []

@@ -221,6 +221,6 @@ def test_parameters_that_are_not_trained_stay(way: str, caplog) -> None:
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
 def test_an_optimizer_of_another_model_is_refused(library) -> None:
     training = wrapped(Net(), library.SGD(Net().parameters(), lr=0.1))
-    with pytest.raises(poptorch.Error, match="None of the optimizer's parameters") as caught:
+    said = r"(?s)None of the optimizer's parameters.*0 of group 0 of shape \(2, 4\)"
+    with pytest.raises(poptorch.Error, match=said):
         training(X, Y)
-    assert "0 of group 0 of shape (2, 4)" in str(caught.value)

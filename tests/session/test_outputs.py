@@ -64,8 +64,7 @@ def test_all_outputs_of_inference_line_up_with_the_inputs() -> None:
 
 @pytest.mark.spec("executor", 49)
 def test_results_have_no_history_and_say_so() -> None:
-    training = poptorch.trainingModel(with_loss(), options())
-    out, loss = training(torch.randn(2, 3), torch.randn(2, 2))
+    out, loss = poptorch.trainingModel(with_loss(), options())(torch.randn(2, 3), torch.randn(2, 2))
     for result in (out, loss):
         assert type(result) is torch.Tensor
         assert not result.requires_grad

@@ -59,8 +59,7 @@ def test_half_accumulators_are_unbiased():
     opts.lanes(1)
     model = weights(torch.float32)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0, accum_type=torch.float16)
-    wrapped = poptorch.trainingModel(model, opts, optimizer)
-    wrapped(torch.full((4, 1), 1 + 2.0**-12))
+    poptorch.trainingModel(model, opts, optimizer)(torch.full((4, 1), 1 + 2.0**-12))
     moved = 1 - model.weight.detach().double()
     assert abs(float(moved.mean()) - (1 + 2.0**-12)) < 5 * 2.0**-10 / COUNT**0.5
     assert float(moved.std()) > 0

@@ -77,10 +77,9 @@ def test_a_bad_label_changes_nothing(backend: str) -> None:
     for bad in (3, -1, 1 << 40):
         wrong = y.clone()
         wrong[13] = bad
-        with pytest.raises(poptorch.Error, match="Index out of range") as caught:
+        said = rf'(?s)Index out of range.*input "y"\[13\] is {bad}; .*takes 0 to 2, or -100'
+        with pytest.raises(poptorch.Error, match=said):
             trained.call(x, wrong)
-        assert f'input "y"[13] is {bad}; ' in str(caught.value)
-        assert "takes 0 to 2, or -100" in str(caught.value)
     assert same(trained.everything(), before)
     y[13] = -100
     trained.call(x, y)
