@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 from torch.optim import Adam
 from torch.utils.checkpoint import checkpoint
 
-from helpers.wrapping import Having, normal
+from helpers.wrapping import Having, normal, training
 from poptorch._base import private
 from poptorch.backends.inductor import shortcuts
 

@@ -34,7 +34,7 @@ SHOWN = {
     "lists of `betas` failed an assertion": "optim/test_classes.py::test_betas_from_configuration_files",
     "a velocity was always held multiplied by the loss scale": "conformance/test_differences.py::test_velocity_and_loss_scale",
     "half products could accumulate in half (`setPartialsType`)": "capture/test_casting.py::test_products_of_half_tensors_are_computed_in_float",
-    "stochastic rounding covered every half result": "session/test_rounding.py::test_exact_values_and_float_results_stay",
+    "stochastic rounding covered every half result": "session/test_loss_scaling.py::test_exact_values_and_float_results_stay",
     "a floating-point exception made the model unusable": "backends/test_checked.py::test_the_error_names_operator_module_line_and_micro_batch",
     "`int64` inside `forward` was `int32`": "session/test_outputs.py::test_an_integer_beyond_32_bits_is_an_error",
     "bfloat16 inputs were refused": "capture/test_casting.py::test_bfloat16_is_a_type_like_half",
