@@ -9,8 +9,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.closeness import FUNCTION, near
-from helpers.twins import Twins
-from helpers.wrapping import Regression, normal
+from helpers.wrapping import Regression, Twins, normal
 from poptorch._base import private
 from poptorch._update.formulas import ALGORITHMS
 from poptorch.backends import fused_steps

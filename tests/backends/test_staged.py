@@ -11,8 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import near
-from helpers.stage_zoo import ROWS, STAGE_ZOO
-from helpers.staging import Captured, assert_same_states, sgd
+from helpers.staging import ROWS, STAGE_ZOO, Captured, assert_same_states, sgd
 from helpers.wrapping import Having, infer, options, training, trains_alike
 from poptorch import Liveness, OutputMode, Phase, SerialPhasedExecution, ShardedExecution, Stage
 from poptorch._ir.blocks import StagePass

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.beside import Eager, Way, wrapped
+from helpers.beside import Eager, Way, follow, wrapped
 from helpers.cases import long
 from helpers.closeness import near
-from helpers.device_draws import follow
 from helpers.wrapping import Calling, Having
 from poptorch._session.random import first_state
 

@@ -6,8 +6,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import near
-from helpers.twins import Twins
-from helpers.wrapping import Calling, Having, infer, normal, options, training, trains_alike
+from helpers.wrapping import Calling, Having, Twins, infer, normal, options, training, trains_alike
 
 
 def nested(x, others):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers import placing
+from helpers import captures
 from helpers.cases import long
 from helpers.closeness import near
 from helpers.memory import peak_of_call
@@ -132,7 +132,7 @@ def test_blocks_on_different_chips_compute_their_own_part_again() -> None:
     for kind in (0, 3):
         opts = recomputing(kind, "staged")
         plans.append(trains_alike(Staged(), X[:510], opts=opts, accumulation=3, steps=1).plan())
-    homes = placing.homes(plans[1].layout)
+    homes = captures.homes(plans[1].layout)
     assert (homes["param.layers.0.weight"], homes["param.layers.1.weight"]) == ((0,), (1,))
     # KiB that wait on each stage's chip for its backward pass, as plans print them.
     rows = [re.findall(r"  \d  +\d  +[AB] .* ([\d.]+) (B|KiB)\n", str(plan)) for plan in plans]

@@ -11,8 +11,7 @@ import popdist
 import poptorch
 from helpers.closeness import near, relative
 from helpers.source_tree import ROOT
-from helpers.twins import Twins
-from helpers.wrapping import Having
+from helpers.wrapping import Having, Twins
 
 PAGE = ROOT / "docs" / "differences.md"
 SHOWN = {

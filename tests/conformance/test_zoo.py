@@ -7,10 +7,9 @@ import torch
 
 import poptorch
 from helpers import programs
-from helpers.beside import Eager, Way, wrapped
+from helpers.beside import Eager, Way, follow, wrapped
 from helpers.cases import few, long
 from helpers.closeness import near, relative
-from helpers.device_draws import follow
 from helpers.wrapping import options
 from helpers.zoo import ZOO
 from poptorch import backends

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 import poptorch
 from helpers import wrapping
+from poptorch._ops import streams
 
 ROWS = 4  # of a micro-batch
 Batch = tuple[torch.Tensor, ...]
@@ -175,3 +176,12 @@ def _joined(*values: Any) -> Any:
     if len(values) == 1 or not isinstance(values[0], torch.Tensor):
         return values[0]
     return torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
+
+
+def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1):
+    """Seed torch at each ``next`` as a device is for its next micro-batch, from the state given."""
+    while True:
+        key, state = streams.next_key(state)
+        for step, replica in itertools.product(range(steps), range(replicas)):
+            torch.manual_seed(streams.seed(key, step, replica))
+            yield

@@ -1,15 +1,20 @@
-"""Capturing one micro-batch of a module as a session does, for tests of what is captured."""
+"""Capturing a small model as a session does and placing it as a compilation does, for tests."""
 
 import torch
+from torch import fx, nn
 
-from poptorch import _capture
+import poptorch
+from poptorch import _capture, _place
 from poptorch._capture import Micro, Request
 from poptorch._ir import slots
-from poptorch._ir.blocks import label_of
+from poptorch._ir.blocks import StagePass, label_of, pass_of
+from poptorch._ir.plan import Layout
 from poptorch._ir.slots import Kind
+from poptorch._place.place import find_homes
+from poptorch.options.freeze import freeze
 
 
-def capture(module: torch.nn.Module, *inputs: torch.Tensor, training=False, replicas=1) -> Micro:
+def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1) -> Micro:
     tensors = _capture.tensors_of(module)
     state = tuple(
         (slots.param if tied.is_parameter else slots.buffer)(
@@ -34,3 +39,61 @@ def labels(micro: Micro) -> list[tuple[str, str | None, bool]]:
             block = micro.visits[label.visit].block if known else None
             found.append((node.target.__name__.split(".")[0], block, label.backward))
     return found
+
+
+X = torch.randn(2, 4)
+
+
+class Chain(nn.Module):
+    """Linear layers, each in the block that its place in ``steps`` says: (id, device) or None."""
+
+    def __init__(self, *steps: tuple[str | None, int | None] | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in steps)
+        self.steps = steps
+
+    def forward(self, x):
+        for layer, step in zip(self.layers, self.steps, strict=True):
+            if step is not None:
+                poptorch.Block.start(*step)
+            x = layer(x).relu()
+        return poptorch.identity_loss(x, "mean")
+
+
+def options(strategy=None, *, accumulation=99, iterations=99, training=True) -> poptorch.Options:
+    """Return options with enough micro-batches for any pipeline of the tests."""
+    opts = poptorch.Options().showCompilationProgressBar(False).deviceIterations(iterations)
+    if training:
+        opts.Training.gradientAccumulation(accumulation)
+    if strategy is not None:
+        opts.setExecutionStrategy(strategy)
+    return opts.autoRoundNumIPUs(True)
+
+
+def place(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options, training=True) -> Layout:
+    micro = capture(model, *inputs, training=training)
+    spec = freeze(opts, training)
+    layout = _place.place(micro.graph, micro.visits, spec)
+    _place.log_layout(layout, spec)
+    return layout
+
+
+def chain(*steps, strategy=None, training: bool = True, **counts: int) -> Layout:
+    opts = options(strategy, training=training, **counts)
+    return place(Chain(*steps), X, opts=opts, training=training)
+
+
+def passes(layout: Layout) -> dict[fx.Node, StagePass]:
+    """Return where every operator of a placed graph runs."""
+    nodes = layout.graph.module.graph.nodes
+    return {node: pass_of(node) for node in nodes if node.op == "call_function"}
+
+
+def homes(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Return the chips of all state of a placed graph, by slot key."""
+    return find_homes(layout.graph, layout.stages)
+
+
+def stages(layout: Layout) -> list[tuple[int, tuple[str, ...]]]:
+    """Return (device, blocks) of every stage."""
+    return [(stage.chip, stage.blocks) for stage in layout.stages]

@@ -14,8 +14,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import poptorch
 from helpers.closeness import near
-from helpers.twins import Twins
-from helpers.wrapping import Calling, Graded, options
+from helpers.wrapping import Calling, Graded, Twins, options
 from poptorch._ir import backend_names
 from poptorch.backends.reference import Reference
 from poptorch.testing import check_backend

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.placing import Chain, X, chain, homes, options, passes, place, stages
+from helpers.captures import Chain, X, chain, homes, options, passes, place, stages
 from helpers.wrapping import Having
 from helpers.wrapping import options as quick
 from poptorch import Phase, PipelinedExecution, SerialPhasedExecution, ShardedExecution, Stage

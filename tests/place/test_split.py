@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.captures import capture
-from helpers.placing import X, options
-from helpers.stage_zoo import ROWS, STAGE_ZOO
-from helpers.staging import Captured, sgd
+from helpers.captures import X, capture, options
+from helpers.staging import ROWS, STAGE_ZOO, Captured, sgd
 from helpers.workloads import backward, forward
 from helpers.wrapping import Having
 from poptorch._ir import verify

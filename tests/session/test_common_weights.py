@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import poptorch
 from helpers.closeness import near
-from helpers.twins import Twins
-from helpers.wrapping import Graded, Having, options
+from helpers.wrapping import Graded, Having, Twins, options
 
 adam = functools.partial(torch.optim.Adam, lr=0.05)
 

@@ -17,8 +17,7 @@ from torch import nn
 import poptorch
 from helpers.cases import few
 from helpers.closeness import near
-from helpers.twins import Twins
-from helpers.wrapping import Graded, Having, Regression, normal, options, saved, training
+from helpers.wrapping import Graded, Having, Regression, Twins, normal, options, saved, training
 
 X, Y = normal(4, 3), normal(4, 2, seed=1)
 adam = functools.partial(torch.optim.Adam, lr=0.05)

@@ -5,8 +5,7 @@ import torch
 
 import poptorch
 from helpers.closeness import relative
-from helpers.twins import Twins
-from helpers.wrapping import Calling, Graded, Having, Scaled, infer, options, training
+from helpers.wrapping import Calling, Graded, Having, Scaled, Twins, infer, options, training
 
 HALF = torch.float16
 HALF_MAX = torch.finfo(HALF).max

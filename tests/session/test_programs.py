@@ -9,8 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.twins import Twins
-from helpers.wrapping import Having, compilations, normal, options
+from helpers.wrapping import Having, Twins, compilations, normal, options
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
 

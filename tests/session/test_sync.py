@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.twins import Twins
-from helpers.wrapping import Having, inference, normal, options, saved, training
+from helpers.wrapping import Having, Twins, inference, normal, options, saved, training
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 sgd = functools.partial(torch.optim.SGD, lr=0.1)

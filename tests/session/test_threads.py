@@ -13,8 +13,7 @@ from torch import nn
 import poptorch
 from helpers.cases import few
 from helpers.closeness import near
-from helpers.twins import Twins
-from helpers.wrapping import Having, options
+from helpers.wrapping import Having, Twins, options
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
 

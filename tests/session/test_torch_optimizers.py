@@ -15,8 +15,7 @@ from torch.optim import lr_scheduler
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.twins import Twins
-from helpers.wrapping import Graded, compilations, normal, options
+from helpers.wrapping import Graded, Twins, compilations, normal, options
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 Maker = Callable[[Any], torch.optim.Optimizer]
