@@ -7,7 +7,6 @@ environment and on heavy imports.
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 
 import grimp
 import networkx
@@ -23,7 +22,7 @@ OTHER_FOLDERS = [PACKAGE.parent / name for name in PACKAGES[1:]]
 OUR_OTHER_PACKAGE = sorted(path for folder in OTHER_FOLDERS for path in folder.rglob("*.py"))
 
 
-def private_torch(tree: ast.AST, module: str) -> Iterator[str]:
+def private_torch(tree: ast.AST, module: str):
     """Yield a sentence for each use of a torch name with a leading underscore."""
     for line, name in {*imports(tree, module, False), *dotted_names(tree)}:
         first, *rest = name.split(".")
@@ -32,7 +31,7 @@ def private_torch(tree: ast.AST, module: str) -> Iterator[str]:
             yield f"{module}:{line} uses {name}"
 
 
-def private_attributes(tree: ast.AST) -> Iterator[str]:
+def private_attributes(tree: ast.AST):
     """Yield private attributes that are read of anything but ``self``, its class and ``aten``."""
     operators = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)
                  and isinstance(node.value, ast.Attribute) if isinstance(node.value.value, ast.Name)
@@ -44,7 +43,7 @@ def private_attributes(tree: ast.AST) -> Iterator[str]:
                 yield node.attr
 
 
-def defined(tree: ast.AST) -> Iterator[str]:
+def defined(tree: ast.AST):
     """Yield the names that a file defines: functions, classes, variables, attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -59,7 +58,7 @@ def defined(tree: ast.AST) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in node.names)
 
 
-def lookups(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def lookups(nodes):
     """Yield what is looked up as ``private.name``."""
     for node in nodes:
         owner = node.value if isinstance(node, ast.Attribute) else None

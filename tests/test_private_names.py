@@ -5,7 +5,6 @@ import pkgutil
 
 import pytest
 import torch
-from torch import nn
 from torch.distributions import Distribution
 from torch.optim import Adam
 from torch.utils.checkpoint import checkpoint
@@ -79,8 +78,8 @@ OF = [
     (lambda: torch.ops.aten.add.Tensor, "_schema"),
     (lambda: torch.ones(1), "_backward_hooks _post_accumulate_grad_hooks _version"),
     (lambda: torch.ones(1).untyped_storage(), "_cdata"),
-    (lambda: nn.BatchNorm1d(1), "_check_input_dim _get_name _modules"),
-    (lambda: nn.BatchNorm1d(1), "_forward_hooks _forward_pre_hooks"),
+    (lambda: torch.nn.BatchNorm1d(1), "_check_input_dim _get_name _modules"),
+    (lambda: torch.nn.BatchNorm1d(1), "_forward_hooks _forward_pre_hooks"),
     (lambda: Adam([torch.ones(1)]), "_optimizer_step_post_hooks _optimizer_step_pre_hooks"),
     (lambda: Distribution, "_validate_args"),
     (lambda: private.loader, "eval_cache"),
@@ -113,10 +112,10 @@ def _is_there(path: str) -> bool:
 @pytest.mark.slow
 def test_no_stand_in_is_called_in_another_way(monkeypatch, caplog) -> None:
     def forward(model, x):
-        return nn.functional.mse_loss(checkpoint(model.layer, x, use_reentrant=False), x)
+        return torch.nn.functional.mse_loss(checkpoint(model.layer, x, use_reentrant=False), x)
 
     monkeypatch.setattr(private, "_said", set())
-    model = Having(forward, layer=nn.Linear(2, 2))
+    model = Having(forward, layer=torch.nn.Linear(2, 2))
     training(model)(normal(2, 2))
     with private.standing_in(shortcuts.stand_ins()) as standing:
         assert standing == set(shortcuts.stand_ins())

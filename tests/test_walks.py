@@ -2,11 +2,9 @@
 
 import re
 import sys
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.source_tree import PACKAGE, ROOT
@@ -25,14 +23,14 @@ def walks() -> dict[str, list[Stop]]:
     return dict(zip(titles[::2], map(STOP.findall, titles[1::2]), strict=True))
 
 
-def model() -> nn.Module:
+def model() -> torch.nn.Module:
     def forward(own, x, y):
         with poptorch.Block("a", ipu_id=0):
             x = own.first(x)
         with poptorch.Block("b", ipu_id=1):
-            return nn.functional.mse_loss(own.second(x), y)
+            return torch.nn.functional.mse_loss(own.second(x), y)
 
-    return Having(forward, first=nn.Linear(3, 3), second=nn.Linear(3, 2))
+    return Having(forward, first=torch.nn.Linear(3, 3), second=torch.nn.Linear(3, 2))
 
 
 def called(action):
@@ -40,7 +38,7 @@ def called(action):
     calls: list[Stop] = []
     prefix = f"{PACKAGE}/"
 
-    def note(frame: Any, event: str, _: Any) -> None:
+    def note(frame, event: str, _) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(prefix):
             calls.append((code.co_filename.removeprefix(prefix), code.co_qualname))
@@ -55,7 +53,7 @@ def called(action):
 
 
 def a_call():
-    wrapped = poptorch.inferenceModel(nn.Linear(3, 2), options())
+    wrapped = poptorch.inferenceModel(torch.nn.Linear(3, 2), options())
     wrapped(X)
     return lambda: wrapped(X.clone())
 

@@ -1,7 +1,6 @@
 """Chips on devices: nothing that a chip computes with is anywhere else."""
 
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import Having, options
@@ -18,14 +17,14 @@ def two_blocks(model: Having, x: torch.Tensor, y: torch.Tensor):
         x = model.first(x) * model.scale + torch.ones(4)
     with poptorch.Block("B", ipu_id=1):
         out = model.second(x.relu()) + torch.arange(2.0)
-        return out, nn.functional.mse_loss(out, y)
+        return out, torch.nn.functional.mse_loss(out, y)
 
 
 def test_without_devices_chips_are_the_hosts_memory(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices(3) == [Device(torch.device("cpu"))] * 3
     synchronise(devices(3))
-    module = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    module = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
     assert at_home(module, torch.device("cpu")) is module
 
 
@@ -68,7 +67,7 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch) -> None:
 
     monkeypatch.setattr(chips_module.Replica, "_compute", watched)
     monkeypatch.setattr(staged_module.StagedExecutable, "_collected", lambda self, replicas: [])
-    layers = {"first": nn.Linear(4, 4), "second": nn.Linear(4, 2)}
+    layers = {"first": torch.nn.Linear(4, 4), "second": torch.nn.Linear(4, 2)}
     model = Having(two_blocks, **layers, scale=torch.full((4,), 2.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     training = poptorch.trainingModel(model, options("staged", accumulation=4), optimizer)

@@ -7,7 +7,6 @@ import pytest
 import sympy
 import torch
 import torch._inductor.config
-from torch import nn
 from torch._inductor import cpp_builder
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import CppCompileError
@@ -55,7 +54,7 @@ def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, t
     monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or another process would compile
     monkeypatch.setattr(cache, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
+    net = torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.GELU())
     return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)
 
 
@@ -118,7 +117,7 @@ def traced(function) -> torch.fx.Graph:
 
 @pytest.mark.parametrize(("function", "wanted"), [
     (lambda x: (x @ x).softmax(1) @ x, True), (lambda x: x[torch.randperm(4)[:2]], True),
-    (lambda x: nn.functional.cross_entropy(x, x.argmax(1)), False), (lambda x: x / 2, False),
+    (lambda x: torch.nn.functional.cross_entropy(x, x.argmax(1)), False), (lambda x: x / 2, False),
 ])  # fmt: skip
 def test_patterns_are_traced_where_one_may_apply(function, wanted: bool) -> None:
     assert shortcuts.patterns(traced(function))["lazy_init"](lambda: True) == (wanted or None)

@@ -3,7 +3,6 @@
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -175,14 +174,14 @@ class Group:
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def begin(self, tensors: Sequence[torch.Tensor], what: str) -> list[Any]:
+    def begin(self, tensors: Sequence[torch.Tensor], what: str):
         self.log.append("begin")
         return list(tensors)
 
-    def all_reduce(self, tensors: Sequence[torch.Tensor], what: str, begun: Sequence[Any]) -> None:
+    def all_reduce(self, tensors: Sequence[torch.Tensor], what: str, begun) -> None:
         self.log.append(f"wait for {len(begun)} and {len(tensors)}")
 
-    def finish(self, begun: Sequence[Any], what: str) -> None:
+    def finish(self, begun, what: str) -> None:
         self.log.append(f"finish {len(begun)}")
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,12 @@ def header(digests: object) -> str:
     return json.dumps({"format": archive.FORMAT, "poptorch": "0", "digests": digests})
 
 
-def with_header(path: Path, text: str) -> None:
+def with_header(path, text: str) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(archive.HEADER, text)
 
 
-def many_names(path: Path) -> None:
+def many_names(path) -> None:
     """A list of parts that is longer than any file of ours, and all of them the same one."""
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(archive.HEADER, header({}))
@@ -27,7 +26,7 @@ def many_names(path: Path) -> None:
         file._didModify = True
 
 
-def larger_than_memory(path: Path) -> None:
+def larger_than_memory(path) -> None:
     """It takes no room on the disk: a hole is in it."""
     archive.write(path, {})
     os.truncate(path, resources.memory_size() + 1)
@@ -48,7 +47,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path: Path) -> None:
+def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path) -> None:
     path = tmp_path / "file"
     make, why = LIES[lie]
     make(path)
@@ -73,7 +72,7 @@ def test_of_unfinished_files_those_of_other_hosts_stay(elsewhere: bool, tmp_path
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a device", "no text"])
-def test_text_is_read_from_files_that_end(what: str, tmp_path: Path) -> None:
+def test_text_is_read_from_files_that_end(what: str, tmp_path) -> None:
     path = tmp_path / "text"
     if what == "a pipe":
         os.mkfifo(path)

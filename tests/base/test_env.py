@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -87,7 +86,7 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def groups(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """A machine with 20 GiB to spare, of which 19 are in the page cache; its control groups."""
     memory = SimpleNamespace(total=24 * GIB, available=20 * GIB, free=GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
@@ -97,7 +96,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("lies", ["job/part", "job", ""])
-def test_a_limit_of_a_group_counts_without_the_page_cache(groups: Path, lies: str) -> None:
+def test_a_limit_of_a_group_counts_without_the_page_cache(groups, lies: str) -> None:
     (groups / "own").write_text("0::/job/part\n")
     (groups / "job" / "part").mkdir(parents=True)
     (groups / "job" / "memory.max").write_text("max\n")
@@ -108,7 +107,7 @@ def test_a_limit_of_a_group_counts_without_the_page_cache(groups: Path, lies: st
     assert resources.memory_size() == 24 * GIB
 
 
-def test_groups_of_the_first_kind_are_read_too(groups: Path) -> None:
+def test_groups_of_the_first_kind_are_read_too(groups) -> None:
     (groups / "own").write_text("5:cpu:/other\n4:memory:/job\n1:name=systemd:/x\n")
     own = groups / "memory" / "job"
     own.mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import Having, agrees, normal, training, trains_alike
@@ -17,10 +16,10 @@ def net(reach: str) -> Having:
         weight, bias, total = ways[reach](m)
         out = torch.cat([x @ weight.t()[:, :2] + bias[:2], x @ weight[2:].t() + bias.data[2:]], 1)
         total += out.detach().sum(0)
-        return out, nn.functional.mse_loss(out, y)
+        return out, torch.nn.functional.mse_loss(out, y)
 
     torch.manual_seed(4)
-    layer, total = nn.Linear(4, 3), torch.zeros(3)
+    layer, total = torch.nn.Linear(4, 3), torch.zeros(3)
     weight, bias = layer.weight, layer.bias
     ways = {
         "attributes": lambda m: (m.layer.weight, m.layer.bias, m.total),
@@ -43,9 +42,9 @@ def test_they_are_trained_wherever_forward_finds_them(reach: str) -> None:
 def test_a_view_that_was_made_before_is_refused() -> None:
     def viewing(model, x, y):
         out = x @ model.turned[0] + model.layer.bias
-        return out, nn.functional.mse_loss(out, y)
+        return out, torch.nn.functional.mse_loss(out, y)
 
-    layer = nn.Linear(4, 3)
+    layer = torch.nn.Linear(4, 3)
     model = Having(viewing, layer=layer, turned=[layer.weight.detach().t()])
     with pytest.raises(poptorch.Error, match=r"(?s)a view of a weight .*'layer\.weight'"):
         training(model)(X, Y)

@@ -2,7 +2,6 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ by_checkpoint = functools.partial(checkpoint, use_reentrant=False)
 
 
 @pytest.fixture(autouse=True)
-def validating() -> Iterator[None]:
+def validating():
     """Compiling anything ends the validation of all distributions' arguments."""
     before = Distribution._validate_args
     yield
@@ -60,7 +59,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_it_trains_as_without(make: Callable[[], nn.Module]) -> None:
+def test_it_trains_as_without(make) -> None:
     without = net()
     trains_alike(without, X, Y, accumulation=4)
     torch.testing.assert_close(trained(make()), [*without.parameters()])

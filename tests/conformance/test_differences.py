@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from torch import nn
 
 import popdist
 import poptorch
@@ -133,8 +132,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def net() -> Having:
-    linear = nn.Linear(4, 3)
-    return Having(lambda m, x, y: nn.functional.cross_entropy(m.linear(x), y), linear=linear)
+    linear = torch.nn.Linear(4, 3)
+    return Having(lambda m, x, y: torch.nn.functional.cross_entropy(m.linear(x), y), linear=linear)
 
 
 def test_velocity_and_loss_scale() -> None:
@@ -176,12 +175,12 @@ def test_stored_tensors_hold_no_values() -> None:
 
 def attends(model: Having, x: torch.Tensor, y: torch.Tensor):
     out, _ = model.attention(x, x, x, need_weights=False)
-    return out, nn.functional.mse_loss(out, y)
+    return out, torch.nn.functional.mse_loss(out, y)
 
 
 def test_noise_moves_the_bias_of_keys() -> None:
     x, y = torch.randn(4, 6, 8), torch.randn(4, 6, 8)
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     twins = Twins(Having(attends, attention=attention), torch.optim.Adam)
     trained, native = twins.model, twins.eager
     for _ in range(5):

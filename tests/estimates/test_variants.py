@@ -3,7 +3,6 @@
 import csv
 import itertools
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ class Stack(pricing.Stack):
         return super().forward(self.norm(x))
 
 
-def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.PoplarExecutor:
+def wrapped(training: bool, norm: bool = False, **settings) -> poptorch.PoplarExecutor:
     opts = poptorch.Options().replicationFactor(settings.get("replicas", 1))
     at_once = settings.get("replicas", 1) * settings.get("micro_batch", 8)
     steps = settings.get("accumulation", ROWS // at_once)
@@ -50,7 +49,7 @@ def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.Pop
     return pricing.wrapped(lambda: Stack(norm).to(settings.get("dtype", torch.float)), **how)
 
 
-def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool) -> Variant:
+def expected(row: Variant, settings, training: bool, norm: bool) -> Variant:
     """The line that ``estimate`` gives."""
     dtype = getattr(torch, settings.get("precision", "float32"))
     executor = wrapped(training, norm, dtype=dtype, **settings)
@@ -86,7 +85,7 @@ def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool)
     (True, False, {"precision": ["float32", "float16"]}),
     long(False, False, {"precision": ["float32", "float16"]}),
 ])  # fmt: skip
-def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[Any]]) -> None:
+def test_lines_are_estimates(training: bool, norm: bool, vary) -> None:
     executor = wrapped(training, norm)
     lines = poptorch.what_if(executor, BATCH, system="mk2:16", vary=vary)
     executor.destroy()
@@ -172,7 +171,7 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
     (None, "values by the names of settings"),
     ({"accumulation": [2]}, "no gradient accumulation in inference"),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused(vary: dict[str, Any], title: str) -> None:
+def test_what_cannot_be_is_refused(vary, title: str) -> None:
     with pytest.raises(poptorch.Error, match=title) as caught:
         poptorch.what_if(wrapped("inference" not in title), BATCH, system="mk2:2", vary=vary)
     assert all(part in str(caught.value) for part in ("Got:", "Where:", "Fix:"))

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import multiprocessing
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -23,7 +22,7 @@ ours, torchs, Made = poptorch.optim, torch.optim, tuple[nn.Module, Any, Any, lis
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
+def elsewhere():
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawned, exported.alone) as pool:
         yield pool
@@ -39,7 +38,7 @@ def rows(count: int, calls: int = 10, dtype: torch.dtype = torch.float32) -> lis
     return [(draw(6), draw(3)) for _ in range(calls)]
 
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "SGD": lambda p: ours.SGD(p, 0.05),
     "momentum": lambda p: ours.SGD(p, 0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
     "combined": lambda p: ours.SGD(p, 0.05, momentum=0.9, use_combined_accum=True),
@@ -54,7 +53,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     **{f"torch's {name}": lambda p, kind=kind, numbers=numbers: getattr(torchs, kind)(p, **numbers)
        for name, (kind, numbers) in beside.OPTIMIZERS.items()},
 }  # fmt: skip
-LOOPS: dict[str, Callable[[], poptorch.Options]] = {
+LOOPS = {
     "one": options, "iterations": lambda: options(iterations=4),
     "accumulation": lambda: options(accumulation=4),
     "lanes": lambda: options(accumulation=2, replicas=2, iterations=2),
@@ -114,7 +113,7 @@ def classifier() -> nn.Module:
 
 
 # By name: the model, its micro-batches, and what makes a batch.
-EXAMPLES: dict[str, tuple[Callable[[], nn.Module], int, Callable[[], Any]]] = {
+EXAMPLES = {
     "fashion_mnist": (
         classifier, 1, lambda: (torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))),
     **{f"bert{n}": (lambda n=n, p=p: bert(n, p), 2,

@@ -4,7 +4,6 @@ import linecache
 import operator
 import re
 from html.parser import HTMLParser
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -55,20 +54,20 @@ class Looped(nn.Module):
         return poptorch.for_loop(3, lambda y: y * 2, [x])[0]  # </pre><script>alert("&")</script>
 
 
-def deep(options: poptorch.Options) -> tuple[nn.Module, poptorch.Options, Any]:
+def deep(options: poptorch.Options):
     """Twenty small weights, which are bundled."""
     layers = (nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(9))
     model = Graded(both=True, layers=nn.Sequential(*layers), last=nn.Linear(4, 2))
     return model, options, (torch.ones(16, 4), torch.ones(16, 2))
 
 
-def pipeline() -> tuple[nn.Module, poptorch.Options, Any]:
+def pipeline():
     model = Graded(both=True, first=nn.Linear(4, 4), second=nn.Linear(4, 2))
     poptorch.BeginBlock(model.second, "second", ipu_id=1)
     return model, options(accumulation=8), (torch.ones(16, 4), torch.ones(16, 2))
 
 
-def of_zoo(name: str) -> tuple[nn.Module, poptorch.Options, Any]:
+def of_zoo(name: str):
     return ZOO[name].build(), options(accumulation=2), ZOO[name].inputs(8)
 
 
@@ -81,7 +80,7 @@ CASES = {
 }
 
 
-def exported(name: str, file) -> tuple[poptorch.PoplarExecutor, Any]:
+def exported(name: str, file):
     model, opts, batch = CASES[name]()
     if name == "inference":
         executor = poptorch.inferenceModel(model, opts)

@@ -6,7 +6,6 @@ import warnings
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from torch import nn
 from torch_geometric.nn.pool.knn import L2KNNIndex  # noqa: F401 (imported, as programs may)
 from torch_geometric.utils import scatter
 
@@ -157,7 +156,7 @@ BATCH = (LARGE.x, LARGE.edge_index)
 FAR = 9.0  # only shapes are compared
 
 
-class Network(nn.Module):
+class Network(torch.nn.Module):
     """One layer; what it adds can differ between two copies."""
 
     def __init__(self) -> None:
@@ -217,7 +216,7 @@ def test_the_stepper_names_what_differs() -> None:
 
 @pytest.mark.spec("geometric", 93)
 def test_layers_aggregate_into_a_number_of_rows() -> None:
-    model = nn.Sequential(pyg.GINConv(nn.Linear(4, 4)), nn.Linear(4, 4))
+    model = torch.nn.Sequential(pyg.GINConv(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 4))
     edges = torch.tensor([[0, 1], [1, 0]])
 
     def rows(nodes: int) -> int:
@@ -244,5 +243,5 @@ def test_maskers() -> None:
         def node_masker(self, entries, mask=None):
             return tuple(entry * mask for entry in entries)
 
-    masked = PreLayerMasker(Zeroing()).node_masker(nn.Linear(2, 2, bias=False))
+    masked = PreLayerMasker(Zeroing()).node_masker(torch.nn.Linear(2, 2, bias=False))
     assert not masked(torch.ones(2), mask=torch.zeros(2)).any()

@@ -6,7 +6,6 @@ import json
 import random
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from .models import close
 GROUPS = ("", "Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 # They read or write files of any name, or say nothing about settings.
 LEFT_OUT = {"loadFromFile", "clone", "toDict", "loadFromDict", "enableProfiling", "sourceLocation"}
-VALUES: list[Any] = [
+VALUES = [
     None, True, False, 0, 1, 2, 3, -1, 16, 10**9, -(10**20), 10**30, 0.0, 0.5, 1.5, -0.1,
     float("nan"), float("inf"), "", "text", "reference", "all", "0.5", "IPU0", b"bytes", [], [1],
     ["a"], (), (1, 2), {}, {"a": 1}, {"IPU0": 0.5}, {"IPU0": 7}, {1: 2}, {0: 0.3}, set(), object(),
@@ -31,7 +30,7 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-def setters(options: poptorch.Options) -> list[tuple[str, Any]]:
+def setters(options: poptorch.Options):
     result = []
     for group in GROUPS:
         owner = getattr(options, group) if group else options
@@ -43,7 +42,7 @@ def setters(options: poptorch.Options) -> list[tuple[str, Any]]:
     return result
 
 
-def arguments(draw: random.Random, method: Any) -> list[Any]:
+def arguments(draw: random.Random, method):
     taken = inspect.signature(method).parameters.values()
     taken = [each for each in taken if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
     single = [each for each in taken if each.kind is not each.VAR_POSITIONAL]

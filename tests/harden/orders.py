@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import Graded, options
@@ -23,7 +22,7 @@ OPTIMIZERS = [
 ]
 
 
-class Doubled(nn.Linear):
+class Doubled(torch.nn.Linear):
     """Compiled inference prepares its weights; a program for ``eval()`` does not count."""
 
     def __init__(self, *sizes: int) -> None:
@@ -33,7 +32,7 @@ class Doubled(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.seen.add_(1)
-        return nn.functional.linear(x, self.weight * 2, self.bias)
+        return torch.nn.functional.linear(x, self.weight * 2, self.bias)
 
 
 class Subject:
@@ -44,7 +43,7 @@ class Subject:
         torch.manual_seed(draw.randrange(1000))
         self.accumulation = draw.choice([1, 1, 2])
         statistics, make = draw.random() < 0.3, draw.choice(OPTIMIZERS)
-        norm = nn.BatchNorm1d(4) if statistics else nn.Tanh()
+        norm = torch.nn.BatchNorm1d(4) if statistics else torch.nn.Tanh()
         self.model = Graded(both=True, norm=norm, layer=Doubled(4, 2))
         self.held = self.model.layer.weight
         self.eager = copy.deepcopy(self.model)  # as the device should be
@@ -213,7 +212,7 @@ ACTIONS = [
 ]  # fmt: skip
 
 
-def values(model: nn.Module) -> Values:
+def values(model: torch.nn.Module) -> Values:
     return {name: each.clone() for name, each in model.state_dict().items()}
 
 

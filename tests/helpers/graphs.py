@@ -1,7 +1,5 @@
 """Small graphs for the tests of poptorch_geometric."""
 
-from typing import Any
-
 import torch
 from torch_geometric.data import Data, HeteroData
 
@@ -70,13 +68,13 @@ def hetero_graph() -> HeteroData:
     return data
 
 
-def shapes(batch: Any) -> dict[Any, Any]:
+def shapes(batch):
     """Shape and dtype of every tensor of a batch, by store and name."""
     return {(store._key, name): (tuple(value.shape), value.dtype) for store in batch.stores
             for name, value in store.items() if isinstance(value, torch.Tensor)}  # fmt: skip
 
 
-def same(first: Any, second: Any) -> bool:
+def same(first, second) -> bool:
     if shapes(first) != shapes(second):
         return False
     return all(torch.equal(ours[name], value)
@@ -84,7 +82,7 @@ def same(first: Any, second: Any) -> bool:
                for name, value in theirs.items() if isinstance(value, torch.Tensor))  # fmt: skip
 
 
-def sizes(nodes: int = 14, edges: int = 16, count: int = 4, **others: Any) -> pg.FixedSizeOptions:
+def sizes(nodes: int = 14, edges: int = 16, count: int = 4, **others) -> pg.FixedSizeOptions:
     """Sizes that a few of these graphs fit into."""
     return pg.FixedSizeOptions(nodes, edges, count, **others)
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import torch
-from torch import nn
 
 import popdist.poptorch
 import poptorch
@@ -73,9 +72,9 @@ def train() -> None:
     """Be one process of the job; print the weights."""
     options = popdist.poptorch.Options().backend("reference").showCompilationProgressBar(False)
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
     training = poptorch.trainingModel(
-        model, options, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss()
+        model, options, torch.optim.SGD(model.parameters(), lr=0.1), loss=torch.nn.MSELoss()
     )
     x = torch.arange(12.0).view(4, 3) / 10 + options.Distributed.processId
     for _ in range(3):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import poptorch
 
@@ -27,14 +26,14 @@ class Noisy(torch.utils.data.Dataset[Any]):
         return torch.full((6,), float(index)) + torch.randn(6) + random.random()
 
 
-class Dropping(nn.Module):
+class Dropping(torch.nn.Module):
     """Two layers, the second in a block of its own, and numbers drawn between them."""
 
     def __init__(self, wide: int) -> None:
         super().__init__()
-        self.first = nn.Linear(6, wide)
-        self.second = poptorch.BeginBlock(nn.Linear(wide, 2), "second", ipu_id=1)
-        self.drop = nn.Dropout(0.5)
+        self.first = torch.nn.Linear(6, wide)
+        self.second = poptorch.BeginBlock(torch.nn.Linear(wide, 2), "second", ipu_id=1)
+        self.drop = torch.nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         print("compiling", flush=True)

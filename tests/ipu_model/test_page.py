@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import re
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ MARKUP = "</script><!--<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def content() -> dict[str, Any]:
+def content():
     """A profile of two stages, with made-up measurements."""
     estimate = priced(two_stages, meta(8, 64), steps=2, system="bow:2", advice=True)
     calls = [profile.Call(3 * at, 0, 0.25, 0.5, 0.25) for at in range(2)]  # timed by parts
@@ -31,7 +30,7 @@ def content() -> dict[str, Any]:
     return profile.profile(dataclasses.asdict(estimate), kind, measured, settings)
 
 
-def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
+def test_every_view_has_what_it_shows(content) -> None:
     page_text = page.html(content, content)
     parts = re.findall(r'<section id="(\w+)">(.*?)</section>', page_text, re.DOTALL)
     views = {name: re.sub(r"\s*\n\s*", "", text) for name, text in parts}
@@ -78,7 +77,7 @@ def test_a_page_before_the_first_call_and_one_of_an_estimate_say_so(content) -> 
     assert "on this machine" not in text
 
 
-def test_a_page_is_small_names_its_script_and_fetches_nothing(content: dict[str, Any]) -> None:
+def test_a_page_is_small_names_its_script_and_fetches_nothing(content) -> None:
     text = page.html({**content, "name": "train.py: Net, training"}, content)
     assert len(text) < 50_000
     close = {**content, "estimated": {**content["estimated"], "verdict": "close"}}
@@ -90,7 +89,7 @@ def test_a_page_is_small_names_its_script_and_fetches_nothing(content: dict[str,
     assert "<pattern" not in text  # solid fills only
 
 
-def with_markup(value: Any):
+def with_markup(value):
     """Yield copies of nested data, in each of which one value, or one key, is markup."""
     if isinstance(value, (dict, list)):
         items = list(value.items() if isinstance(value, dict) else enumerate(value))
@@ -105,7 +104,7 @@ def with_markup(value: Any):
         yield MARKUP
 
 
-def test_no_value_of_a_profile_becomes_markup_wherever_it_stands(content: dict[str, Any]) -> None:
+def test_no_value_of_a_profile_becomes_markup_wherever_it_stands(content) -> None:
     small = json.loads(json.dumps(content))
     priced = small["estimated"]
     for name in ("operators", "schedule", "chips", "advice", "guesses"):

@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import poptorch
 from helpers import job_hosts, jobs
@@ -95,12 +94,12 @@ def test_processes_on_two_hosts_train_together(tmp_path) -> None:
     lines = [line for line in printed.splitlines() if "weights" in line]
     assert {line.split()[0] for line in lines} == {"[0]", "[1]"}
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.cat([torch.arange(12.0).view(4, 3) / 10 + process for process in range(2)])
     for _ in range(3):
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x.sum(1)).backward()
+        torch.nn.functional.mse_loss(model(x), x.sum(1)).backward()
         optimizer.step()
     for line in lines:
         ours = torch.tensor([[float(word.strip("[],")) for word in line.split()[2:]]])

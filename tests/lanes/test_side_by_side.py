@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -132,7 +131,7 @@ def placed(m, x):
 
 
 # By name: what forward does after a linear layer, another one, and what keeps lanes apart.
-CASES: dict[str, tuple[Callable, Callable[[], nn.Module] | None, str]] = {
+CASES = {
     "once": (lambda m, x: m.norm(x), norm, ""),
     "two parts": (lambda m, x: torch.cat([m.norm(part) for part in x.chunk(2)]), norm, ""),
     "called directly": (lambda m, x: m.norm.forward(x), norm, ""),
@@ -275,7 +274,7 @@ def test_gradients_of_weights_are_one_product_over_all_rows() -> None:
     assert sum("sum" in each for each in targets) == sum("sum" in each for each in before)
 
 
-def two_layers(change: Callable) -> nn.Module:
+def two_layers(change) -> nn.Module:
     def forward(m, x):
         return x, poptorch.identity_loss(m.second(m.first(x).tanh()).square().mean())
 
@@ -300,7 +299,7 @@ def test_weights_in_the_same_memory_are_read_from_there() -> None:
     torch.testing.assert_close(training(x)[1], copy.deepcopy(model)(x)[1].detach())
 
 
-OVERLAPPING: dict[str, Callable] = {
+OVERLAPPING = {
     "a part": lambda m, weight: setattr(m.second.bias, "data", weight[0]),
     "transposed": lambda m, weight: setattr(m.second.weight, "data", weight.t()),
     "a buffer": lambda m, weight: setattr(m, "kept", weight[1]),
@@ -309,7 +308,7 @@ OVERLAPPING: dict[str, Callable] = {
 
 
 @pytest.mark.parametrize("change", OVERLAPPING.values(), ids=OVERLAPPING)
-def test_what_would_not_follow_a_trained_weight_in_its_memory_is_refused(change: Callable) -> None:
+def test_what_would_not_follow_a_trained_weight_in_its_memory_is_refused(change) -> None:
     with pytest.raises(poptorch.Error, match="values in the memory of another tensor"):
         poptorch.trainingModel(two_layers(change), options())(torch.randn(8, WIDTH))
 

@@ -1,7 +1,5 @@
 """Spellings of earlier releases: each works and gives one warning (spec/options.md section 7)."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -69,7 +67,7 @@ def test_old_names_of_types() -> None:
 LOSS = torch.nn.MSELoss()
 OPTIMIZER = torch.optim.SGD([torch.zeros(1)], lr=0.1)
 BOTH = {"loss": LOSS, "optimizer": OPTIMIZER}
-CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+CALLS = {
     "positions": (
         (True, 4, 3, (2, True, True, LOSS)),
         {"loss": LOSS, "device_iterations": 4, "gradient_accumulation": 3,
@@ -134,7 +132,7 @@ def test_scripting_of_the_first_release_is_named_when_a_model_is_wrapped(monkeyp
     (True, (Options(), torch.nn.MSELoss(), (torch.nn.MSELoss(),)), TypeError),
     (True, (Options(), None, (), {"loss": torch.nn.MSELoss}), TypeError),
 ])  # fmt: skip
-def test_calls_that_are_refused(training: bool, arguments: tuple[Any, ...], error) -> None:
+def test_calls_that_are_refused(training: bool, arguments, error) -> None:
     with pytest.raises(error):
         read_call(training, *arguments)
 

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import Calling, inference, normal, options
@@ -18,7 +17,7 @@ X, Y = normal(4, 4), normal(4, 2, seed=1)
 @pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
 def test_attach_detach_and_destroy() -> None:
     model = Calling(lambda x, y: poptorch.identity_loss((model.layer(x) - y).square(), "mean"))
-    model.layer = nn.Linear(4, 2)
+    model.layer = torch.nn.Linear(4, 2)
     training = wrapped(model)
     assert training.layer is training.model.layer
     before = []
@@ -65,7 +64,7 @@ def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gon
     after = validation(X)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, model(X).detach())
-    nn.init.zeros_(model.layer.weight)
+    torch.nn.init.zeros_(model.layer.weight)
     assert torch.equal(validation(X), after)  # only once
 
 
@@ -99,7 +98,7 @@ def test_connection_types(caplog, tmp_path) -> None:
 
 @pytest.mark.spec("executor", 56)
 def test_random_state() -> None:
-    dropout, ones = nn.Dropout(0.5).train(), torch.ones(64)
+    dropout, ones = torch.nn.Dropout(0.5).train(), torch.ones(64)
     opts = options(iterations=2).randomSeed(7)
     wrapper, again = (poptorch.inferenceModel(dropout, opts) for _ in range(2))
     wrapper.compile(ones)
@@ -144,7 +143,7 @@ def test_a_plan_can_be_asked_for_while_the_weights_are_on_the_device() -> None:
     """A loss that has a weight of its own makes forward read one while it is captured again."""
 
     model = Calling(lambda x, y: model.loss(model.layer(x), y))
-    model.layer, model.loss = nn.Linear(4, 2), nn.CrossEntropyLoss(torch.ones(2))
+    model.layer, model.loss = torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(torch.ones(2))
     training, target = wrapped(model, options(accumulation=2)), Y.argmax(1)
     before = training(X, target)
     assert training.plan().program.lanes is not None

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
 
 import poptorch
 from helpers.wrapping import normal, options
@@ -24,10 +23,10 @@ CALLED: list[str] = []
 NAME = "a=__import__('os').system('touch poptorch_was_here')"
 
 
-class Net(nn.Module):
+class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
+        self.layer, self.norm = torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return poptorch.identity_loss(self.norm(self.layer(x)), "sum")
@@ -37,7 +36,7 @@ def made(value: float = 7.0) -> dict[str, Any]:
     """A model with one value in all weights, and its optimizer: what a file is loaded into."""
     model = Net()
     for parameter in model.parameters():
-        nn.init.constant_(parameter, value)
+        torch.nn.init.constant_(parameter, value)
     return {"model": model, "optimizer": poptorch.optim.Adam(model.parameters(), lr=0.5)}
 
 

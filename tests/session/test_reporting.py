@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers import programs
@@ -18,17 +17,17 @@ X, Y = torch.ones(12, 8), torch.zeros(12, dtype=torch.long)
 FILES = {"profile.json", "profile.pop", "trace.json", "report.html"}
 
 
-class Net(nn.Module):
+class Net(torch.nn.Module):
     """Two linear layers on two chips."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
         poptorch.BeginBlock(self.second, "second", ipu_id=1)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
         out = self.second(torch.relu(self.first(x)))
-        return out if y is None else nn.functional.cross_entropy(out, y)
+        return out if y is None else torch.nn.functional.cross_entropy(out, y)
 
 
 @pytest.fixture

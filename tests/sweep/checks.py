@@ -6,7 +6,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 import poptorch
@@ -48,14 +47,14 @@ class NotTried(Exception):  # noqa: N818 (not a failure)
     """Eager torch itself does not do it."""
 
 
-class Trained(nn.Module):
+class Trained(torch.nn.Module):
     """A module and one factor per floating point input, so that there is something to train."""
 
-    def __init__(self, inner: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, inner: torch.nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.inner = inner
         leaves = filter(is_float, pytree.tree_leaves(inputs))
-        self.factors = nn.ParameterList(torch.ones(()) for _ in leaves)
+        self.factors = torch.nn.ParameterList(torch.ones(()) for _ in leaves)
 
     def forward(self, *args, **kwargs):
         factors = iter(self.factors)
@@ -75,7 +74,7 @@ def cloned(values: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), values)
 
 
-def check_inference(model: nn.Module, inputs: Inputs, values: bool = True) -> None:
+def check_inference(model: torch.nn.Module, inputs: Inputs, values: bool = True) -> None:
     """Compare an inference model with a plain call; without ``values`` only kinds of outputs."""
     eager = copy.deepcopy(model)
     args, kwargs = cloned(inputs)
@@ -95,7 +94,7 @@ def check_inference(model: nn.Module, inputs: Inputs, values: bool = True) -> No
     compare(model.state_dict(), eager.state_dict(), narrow=False)
 
 
-def check_training(model: nn.Module, batches: list[Inputs], lr: float) -> None:
+def check_training(model: torch.nn.Module, batches: list[Inputs], lr: float) -> None:
     """Compare steps of gradient descent of a model whose last result is its loss."""
     eager, expected = copy.deepcopy(model), []
     try:

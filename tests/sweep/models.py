@@ -1,7 +1,6 @@
 """Small models of transformers beside eager torch: ``benchmarks/zoo.py`` makes and judges them."""
 
 import inspect
-from typing import Any
 
 import torch
 import transformers
@@ -15,7 +14,7 @@ WHISPER = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions"
            **WORDS}  # fmt: skip
 FOUR = {"depths": [1, 1, 1, 1], "hidden_sizes": [4, 8, 8, 8]}
 TWO = {"depths": [1, 1], "hidden_sizes": [4, 8], "embedding_size": 4}
-IMAGES: dict[str, dict[str, Any]] = {
+IMAGES = {
     "Beit": {},
     "ConvNext": {**FOUR, "patch_size": 4},
     "MobileNetV2": {"depth_multiplier": 0.25},
@@ -26,7 +25,7 @@ IMAGES: dict[str, dict[str, Any]] = {
              "num_heads": [1, 2]},
     "ViT": {},
 }  # fmt: skip
-RECIPES: dict[str, dict[str, Any]] = {
+RECIPES = {
     **{f"{name}ForImageClassification": IMAGES[name] | {"num_labels": 3} for name in IMAGES},
     **{f"{name}ForMaskedLM": {} for name in ("Albert", "Bert", "DebertaV2", "XLMRoberta")},
     **{f"{name}ForCausalLM": {} for name in (
@@ -47,7 +46,7 @@ class Paired(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, **given: torch.Tensor) -> Any:
+    def forward(self, **given: torch.Tensor):
         return self.model(**given, return_loss=True)
 
 
@@ -73,7 +72,7 @@ def made(name: str) -> tuple[torch.nn.Module, zoo.Batch]:
     return Paired(model_class(config)), batch
 
 
-def names() -> dict[str, dict[str, Any]]:
+def names():
     return RECIPES
 
 
