@@ -49,18 +49,11 @@ def without_a_check(trees: list[ast.Module]) -> set[str]:
     return {name for name in names if name.startswith("test_")} - checking(trees)
 
 
-def own_limits(tree: ast.Module) -> list[int]:
-    """Return the lines where waiting has a limit of its own, and so may end on a busy machine."""
-    keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
-    return [word.value.lineno for word in keywords if word.arg == "timeout"
-            and isinstance(word.value, ast.Constant)]  # fmt: skip
-
-
-def own_tolerances(tree: ast.Module) -> list[int]:
-    """Return the lines with a tolerance that is a number, which says nothing of what is rounded."""
+def own_numbers(tree: ast.Module, names: tuple[str, ...]) -> list[int]:
+    """Return the lines where one of these arguments is a constant, but for a zero."""
     words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
-    return [word.value.lineno for word in words if word.arg in ("rtol", "atol")
-            and isinstance(word.value, ast.Constant) and word.value.value]  # fmt: skip
+    return [word.value.lineno for word in words if word.arg in names
+            and isinstance(word.value, ast.Constant) and word.value.value != 0]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -69,13 +62,10 @@ def test_every_test_checks_something() -> None:
 
 
 @pytest.mark.slow
-def test_nobody_waits_with_a_limit_of_their_own() -> None:
-    assert not {path: lines for path in FILES if (lines := own_limits(parse(path)))}
-
-
-@pytest.mark.slow
-def test_tolerances_come_from_what_is_rounded() -> None:
-    assert not {path: lines for path in FILES if (lines := own_tolerances(parse(path)))}
+@pytest.mark.parametrize("names", [("timeout",), ("rtol", "atol")], ids=["limits", "tolerances"])
+def test_nobody_has_limits_or_tolerances_of_their_own(names) -> None:
+    """Waiting would end on a busy machine; a number says nothing of what is rounded."""
+    assert not {path: lines for path in FILES if (lines := own_numbers(parse(path), names))}
 
 
 @pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="conftest fails it")

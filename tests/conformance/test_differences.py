@@ -93,7 +93,7 @@ SHOWN = {
     "hooks of an optimizer run at each step, hooks that are put on parameters or layers later count from then on": "session/test_guards.py::test_hooks_of_an_optimizer_are_told",
     "a tensor that `forward` stores in an attribute can be read": "conformance/test_differences.py::test_stored_tensors_hold_no_values",
     "weights and buffers that are changed take part in the next step": "session/test_guards.py::test_changes_are_told_once_in_one_message",
-    "Adam counts the steps of each weight": "optim/test_names.py::test_state_of_another_shape_and_weights_that_joined_later",
+    "Adam counts the steps of each weight": "optim/test_classes.py::test_state_of_another_shape_and_weights_that_joined_later",
     "gradients can be read, and clipped, between two steps": "session/test_guards.py::test_clipping_on_the_host_is_told_once",
     "changing a hyper-parameter takes effect": "session/test_guards.py::test_a_number_that_waits_for_set_optimizer_is_told_once",
     "a slice beyond the end is shorter": "ops/test_values.py::test_the_start_of_a_slice_is_read_at_run_time",

@@ -12,12 +12,14 @@ import functools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
 from helpers.pricing import meta, priced
+from helpers.wrapping import Calling, Having
 from poptorch import Estimate
 from poptorch._ipu_model.constants import DEFAULT
 from poptorch._ipu_model.products import Chip, spread
@@ -118,3 +120,129 @@ def _lasting(estimate: Estimate) -> float:
     """Bytes at the fullest moment but for what may be more in half, and the share for gaps."""
     peak = estimate.chips[0].peak
     return sum(peak.values()) - sum(peak[k] for k in ("temporary", "code", "gaps and imbalance"))
+
+
+ONES = torch.ones(64, 256)
+
+
+def cost(function, *shape: int, dtype: torch.dtype = torch.float32) -> poptorch.Estimate:
+    return priced(lambda: Calling(function), meta(*shape, dtype=dtype), system="bow:1")
+
+
+def flops(estimate: poptorch.Estimate) -> int:
+    return sum(row.flops for row in estimate.operators)
+
+
+def cycles(estimate: poptorch.Estimate) -> float:
+    return sum(row.cycles for row in estimate.operators)
+
+
+def test_attention_is_its_two_products_and_the_softmax() -> None:
+    samples, heads, length, wide = shape = 2, 4, 32, 16
+    half, exact = (cost(lambda x: F.scaled_dot_product_attention(x, x, x), *shape, dtype=dtype)
+                   for dtype in (torch.float16, torch.float32))  # fmt: skip
+    assert flops(half) == 2 * 2 * samples * heads * length * length * wide
+    assert any("softmax" in row.name for row in half.operators)
+    assert cycles(half) < cycles(exact)  # products of halves, not of floats
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_lstm_is_a_product_for_all_steps_and_one_for_each(dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        layer = nn.LSTM(8, 16, batch_first=True, dtype=dtype)
+    made = [cost(lambda x: layer(x)[0], 4, steps, 8, dtype=dtype) for steps in (5, 9)]
+    assert [flops(one) for one in made] == [2 * 4 * t * 4 * 16 * (8 + 16) for t in (5, 9)]
+    assert 1.5 < cycles(made[1]) / cycles(made[0]) <= 9 / 5  # step after step
+    assert sum("lstm_layer" in row.name for row in made[0].operators) == 1
+
+
+def test_products_of_groups_and_in_pieces_are_products_which_take_longer() -> None:
+    rows, wide, out, groups = 8, 4, 16, 2
+    weights = torch.empty(groups, wide, out, device="meta")
+    ends = torch.empty(groups, dtype=torch.int32, device="meta")
+    made = cost(lambda x: F.grouped_mm(x, weights, offs=ends), rows, wide)
+    assert flops(made) == 2 * rows * wide * out
+    assert sum("grouped_product" in row.name for row in made.operators) == 1
+    mode = poptorch.MatMulSerializationMode.OutputChannels
+    whole = cost(lambda x: x @ x.T, 64, 32)
+    pieces = cost(lambda x: poptorch.serializedMatMul(x, x.T, mode, 4), 64, 32)
+    assert flops(whole) == flops(pieces) == 2 * 64 * 64 * 32
+    assert cycles(pieces) > 2 * cycles(whole)
+
+
+def test_a_loop_costs_its_body_as_often_as_it_runs() -> None:
+    def looped(count: int):
+        return lambda x: poptorch.for_loop(count, lambda y: torch.tanh(y @ y), [x])[0]
+
+    three, thirty = (cost(looped(count), 16, 16) for count in (3, 30))
+    assert (flops(three), flops(thirty)) == (3 * 2 * 16**3, 30 * 2 * 16**3)
+    assert 8 * cycles(three) < cycles(thirty) < 10 * cycles(three)
+
+
+@pytest.mark.parametrize("function, times", [
+    (lambda x: torch.sort(x)[0], 3), (lambda x: torch.topk(x, 16)[0], 3),
+    (lambda x: torch.fft.rfft(x).real, 3), (lambda x: torch.cdist(x, x), 3),
+    (lambda x: F.bilinear(x, x, torch.ones(8, 256, 256)), 3),
+    (lambda x: F.ctc_loss(x[:, None], torch.ones(1, 9, dtype=torch.long), (64,), (9,)), 3),
+    (F.glu, 1), (F.mish, 1), (F.hardsigmoid, 1), (lambda x: torch.atan2(x, ONES), 1),
+    (lambda x: F.prelu(x, ONES[0, :1]), 1),
+])  # fmt: skip
+def test_what_is_known_costs_more_than_an_addition(function, times: int, addition: float) -> None:
+    estimate = cost(function, 64, 256)
+    assert cycles(estimate) > times * addition
+    assert not any("operator" in guess.name for guess in estimate.guesses)
+
+
+@pytest.fixture(scope="module")
+def addition() -> float:
+    return cycles(cost(lambda x: x + 1, 64, 256))
+
+
+def test_what_nothing_is_known_of_is_a_guess_with_its_share() -> None:
+    (guess,) = [guess for guess in cost(torch.digamma, 64, 256).guesses if "operator" in guess.name]
+    assert guess.name == "operator digamma"
+    assert 0 < guess.share <= 1
+
+
+def test_what_only_says_something_is_free() -> None:
+    said = cost(lambda x: torch.tanh(poptorch.nop(x)), 64, 256)
+    assert cycles(said) == cycles(cost(torch.tanh, 64, 256))
+
+
+def test_a_mask_of_dropout_is_drawn_and_scaled_in_one_loop() -> None:
+    estimate = cost(lambda x: F.dropout(x, training=True), 64, 256)
+    loops = {row.name: row.cycles for row in estimate.operators if row.cycles}
+    assert len(loops) == 2, loops  # drawing, and multiplying by it
+
+
+def halved(share: float | None) -> Having:
+    """Two products, of which the first may be told how much of a tile it may use."""
+
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        x = model.first(x)
+        return model.second(x if share is None else poptorch.set_available_memory(x, share))
+
+    first, second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+    return Having(forward, first=first, second=poptorch.BeginBlock(second, "second", ipu_id=1))
+
+
+def temporary(share: float | None = None, **proportions: float) -> list[float]:
+    options = poptorch.Options().setAvailableMemoryProportion(proportions)
+    made = priced(lambda: halved(share), meta(2 * 8192, 1024), steps=2, options=options)
+    return [chip.peak["temporary"] for chip in made.chips]
+
+
+def test_products_use_what_their_chip_or_the_user_lets_them() -> None:
+    usual = temporary()
+    assert usual[0] == usual[1]
+    chip = temporary(IPU1=0.05)
+    assert (chip[0], chip[1] < usual[1] / 2) == (usual[0], True)
+    one = temporary(0.05)
+    assert (one[0] < usual[0] / 2, one[1]) == (True, usual[1])
+
+
+def test_an_index_that_is_repeated_over_rows_looks_up_rows() -> None:
+    index = functools.partial(torch.zeros, dtype=torch.long)
+    rows = cycles(cost(lambda x: x.index_select(0, index(64)), 64, 256))
+    assert cycles(cost(lambda x: torch.gather(x, 0, index(64, 1).expand(-1, 256)), 64, 256)) == rows
+    assert cycles(cost(lambda x: torch.gather(x, 0, index(64, 256)), 64, 256)) > 2 * rows

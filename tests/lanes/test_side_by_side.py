@@ -296,7 +296,8 @@ def test_weights_in_the_same_memory_are_read_from_there() -> None:
     assert torch.equal(model.second.weight, model.first.weight)
     model.second.weight.detach().mul_(0.5)
     training.copyWeightsToDevice()
-    torch.testing.assert_close(training(x)[1], copy.deepcopy(model)(x)[1].detach())
+    expected = copy.deepcopy(model)(x)[1].detach()
+    torch.testing.assert_close(training(x)[1], expected)
 
 
 OVERLAPPING = {

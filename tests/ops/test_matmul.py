@@ -8,18 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers import wrapping
 from helpers.memory import peak_of_call
-from helpers.wrapping import (
-    Calling,
-    Having,
-    agrees,
-    graph_of,
-    infer,
-    normal,
-    options,
-    training,
-    trains_alike,
-)
+from helpers.wrapping import Having, agrees, infer, normal, options, training, trains_alike
 from poptorch import MatMulSerializationMode as Mode
 
 CUT = [Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels]
@@ -57,7 +48,7 @@ def test_it_can_be_left_whole(rest) -> None:
 def test_micro_batches_side_by_side_are_one_product() -> None:
     cut, x = product((6, 8), Mode.OutputChannels, 4), normal(6, 4, 6)
     model = trains_alike(cut, x, eager=product((6, 8)), accumulation=3, lr=0.001)
-    targets = [node.target for node in graph_of(model, "step").nodes]
+    targets = [node.target for node in wrapping.graph_of(model, "step").nodes]
     assert targets.count(torch.ops.poptorch.serialized_matmul.default) == 3  # and two gradients
 
 
@@ -75,7 +66,7 @@ def test_peak_memory_falls_with_the_factor(mode: Mode) -> None:
         assert cut < 0.4 * whole
 
     def exactly(factor: int) -> int:
-        model = Calling(lambda x, y: poptorch.serializedMatMul(x, y, mode, factor, True))
+        model = wrapping.Calling(lambda x, y: poptorch.serializedMatMul(x, y, mode, factor, True))
         halves = normal(256, 256).half(), normal(256, 256, seed=1).half()
         return peak_of_call(poptorch.inferenceModel(model, options()), *halves)
 
