@@ -212,7 +212,6 @@ def twisted(folder: Path, **facts: object) -> None:
     archive.write(file, {"facts.json": json.dumps({**known, **facts}).encode()})
 
 
-STATES = host_random.state()
 TWISTS = {
     "no list": {"stateful": {"counter": {"dict": [["state", 5]]}}},
     "a method": {"stateful": {"counter": {"dict": [["state", []], ["load_state_dict", 1]]}}},
@@ -220,7 +219,7 @@ TWISTS = {
     "a number without an end": {"epoch": 1 << 80}, "no processes": {"processes": None},
     "a random state that is none": {"device": [1, 2]},
     "generators that are none": {"host": {"torch": [1], "python": [3, [1], None]}},
-    "Python's generator": {"begun": {**STATES, "python": [3, [0] * 625, "x"]}},
+    "Python's generator": {"begun": {**host_random.state(), "python": [3, [0] * 625, "x"]}},
 }  # fmt: skip
 
 

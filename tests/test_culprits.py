@@ -6,7 +6,6 @@ import torch
 from helpers.pricing import Stack, fullest, meta, off_chip, priced
 
 MIB = 1 << 20
-WORDS = meta(16, 4, dtype=torch.int64)
 WIDE = meta(16, 4096)
 
 
@@ -24,7 +23,7 @@ class Table(Stack):
 @pytest.mark.parametrize("make, batch, how, category, size, tensor, chip", [
     # 3 layers of 4096 x 4096 floats, 64 MiB each
     (lambda: Stack(3, 4096), WIDE, {}, "weights", 192 * MIB, "param.layers.0.weight", 0),
-    (lambda: Table(1 << 17), WORDS, {"optimizer": "Adam"},
+    (lambda: Table(1 << 17), meta(16, 4, dtype=torch.int64), {"optimizer": "Adam"},
      "optimizer state", 256 * MIB + 2 * 256 * 256 * 4, "optstate.first.table.weight", 0),
     # momentum, of halves in floats: twice the weights
     (lambda: Stack(4, 4096).half(), WIDE,

@@ -67,12 +67,11 @@ torch.utils._sympy.functions: FloorDiv ModularIndexing
 torch.utils._python_dispatch: TorchDispatchMode _disable_current_modes
 torch.utils.checkpoint: _checkpoint_without_reentrant_generator
 """
-IN_SOME = {"torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl": RELEASES[1:]}
 SEEN = {
     f"{module}:{name}": RELEASES
     for module, _, names in (line.partition(": ") for line in IN_ALL.split("\n") if line)
     for name in names.split()
-} | IN_SOME
+} | {"torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl": RELEASES[1:]}
 # Attributes of what torch makes; those of compiling are met by the tests that compile.
 OF = [
     (lambda: torch.ops.aten.add.Tensor, "_schema"),

@@ -81,8 +81,7 @@ def alone(wheel: Path, tmp_path: Path) -> Path:
     ours = metadata.PathDistribution(info)
     direct = [Requirement(line) for line in ours.requires or () if "extra ==" not in line]
     for name in set().union(*(required(canonicalize_name(part.name)) for part in direct)):
-        tops = {path.parts[0] for path in metadata.files(name) or ()} - {"..", "__pycache__"}
-        for top in tops:
+        for top in {path.parts[0] for path in metadata.files(name) or ()} - {"..", "__pycache__"}:
             place = Path(str(metadata.distribution(name).locate_file(top)))
             if place.exists() and not (packages / top).exists():
                 (packages / top).symlink_to(place)

@@ -16,7 +16,6 @@ from poptorch.backends.inductor.norms import group_norm, group_norm_backward
 from poptorch.backends.inductor.windows import Convolutions, batch_first, max_pool
 
 pytestmark = pytest.mark.slow
-
 aten = torch.ops.aten
 BATCH = 8
 ALONE = Convolutions(torch.fx.Graph())

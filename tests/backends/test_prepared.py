@@ -11,7 +11,6 @@ from helpers.wrapping import Having, normal, options, training
 from poptorch.backends.inductor import compiler, packing, windows
 
 pytestmark = pytest.mark.slow
-
 SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
 
 
@@ -125,8 +124,7 @@ def test_statistics_that_one_mode_counts_are_prepared_for_the_other() -> None:
 def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
     def forward(model, x):
         product = model.layer(x)
-        noisy = F.dropout(model.layer.weight, 0.5, training=True)
-        return model.norm(product), product, noisy
+        return model.norm(product), product, F.dropout(model.layer.weight, 0.5, training=True)
 
     model = Having(forward, layer=nn.Linear(4, 64), norm=nn.BatchNorm1d(64)).eval()
     model.norm.running_var.fill_(3)

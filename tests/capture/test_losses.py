@@ -207,8 +207,7 @@ def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
     def nested(out, y):
         total = marked(out * y, "sum")
         each = marked((out - y).abs())
-        final = marked(total.square() + each.sum())
-        return final, total, each, out
+        return marked(total.square() + each.sum()), total, each, out
 
     torch.testing.assert_close(follows(nested, lambda o, y: nested(o, y)[0]), value_of(nested))
 

@@ -127,8 +127,7 @@ def test_a_number_may_be_checked_and_decide_and_its_line_is_named(caplog) -> Non
         return F.mse_loss(scale * model.weight * x, x)
 
     model = Having(checked, weight=nn.Parameter(torch.full((1,), 0.5)))
-    trained = trains_alike(model, torch.randn(8, 3), accumulation=4)
-    assert trained.plan().program.lanes is not None
+    assert trains_alike(model, torch.randn(8, 3), accumulation=4).plan().program.lanes is not None
     lines = [text for text in caplog.messages if "branches on the values" in text]
     assert len(lines) == 3
     assert all("test_value_reads.py" in line for line in lines)

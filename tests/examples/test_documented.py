@@ -21,7 +21,6 @@ from poptorch.ops import custom
 X, Y = torch.randn(24, 8), torch.randint(0, 4, (24,))
 ALTERNATING = {(0, 0), (0, 2), (1, 1), (1, 3), (2, 0), (2, 2)}
 APART = SerialPhasedExecution(Phase(Stage("0").ipu(0), Stage("1").ipu(1)))
-TOGETHER = SerialPhasedExecution(Phase(Stage("0", "1")))
 ARCHIVED = ROOT / "examples" / "archived"
 SCRIPTS = sorted(path.stem for path in ARCHIVED.glob("*.py"))
 
@@ -74,7 +73,7 @@ def alternating(kind) -> poptorch.SerialPhasedExecution:
 
 
 @pytest.mark.parametrize("rounds, strategy, placed", [
-    (1, APART, {(0, 0), (0, 1)}), (1, TOGETHER, {(0, 0)}),
+    (1, APART, {(0, 0), (0, 1)}), (1, SerialPhasedExecution(Phase(Stage("0", "1"))), {(0, 0)}),
     (3, alternating(SerialPhasedExecution), ALTERNATING),
     (3, alternating(ParallelPhasedExecution), ALTERNATING),
 ])  # fmt: skip

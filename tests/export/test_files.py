@@ -203,16 +203,15 @@ def pipeline():
     return model, options(accumulation=8), (torch.ones(16, 4), torch.ones(16, 2))
 
 
-def of_zoo(name: str):
-    return ZOO[name].build(), options(accumulation=2), ZOO[name].inputs(8)
-
-
 CASES = {
     "lanes": lambda: deep(options(accumulation=4, iterations=2)),
     "loops": lambda: deep(options(accumulation=4, iterations=2).lanes(1)),
     "pipeline": pipeline,
     "inference": lambda: (Looped(), options(iterations=2), (torch.ones(4, 2),)),
-    **{name: lambda name=name: of_zoo(name) for name in ("conv_batchnorm", "lstm", "tied")},
+    **{
+        name: lambda name=name: (ZOO[name].build(), options(accumulation=2), ZOO[name].inputs(8))
+        for name in ("conv_batchnorm", "lstm", "tied")
+    },
 }
 
 

@@ -23,8 +23,7 @@ ours, torchs, Made = poptorch.optim, torch.optim, tuple[nn.Module, Any, Any, lis
 
 @pytest.fixture(scope="module")
 def elsewhere():
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawned, exported.alone) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), exported.alone) as pool:
         yield pool
 
 
@@ -108,14 +107,11 @@ def script(name: str) -> Any:
     return exported.loaded(ROOT / "examples" / name / "train.py")
 
 
-def classifier() -> nn.Module:
-    return poptorch_ipu.ModelWithLoss(poptorch_ipu.ClassificationModel(), nn.NLLLoss())
-
-
 # By name: the model, its micro-batches, and what makes a batch.
 EXAMPLES = {
     "fashion_mnist": (
-        classifier, 1, lambda: (torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))),
+        lambda: poptorch_ipu.ModelWithLoss(poptorch_ipu.ClassificationModel(), nn.NLLLoss()), 1,
+        lambda: (torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))),
     **{f"bert{n}": (lambda n=n, p=p: bert(n, p), 2,
                     lambda: (torch.randint(512, (16, 24)), torch.randint(4, (16,))))
        for n, p in ((2, 0.0), (12, 0.1))},

@@ -265,8 +265,7 @@ def test_packing_takes_as_many_as_fit_in_order() -> None:
 @pytest.mark.spec("geometric", 53, 54, 59)
 @pytest.mark.parametrize("less", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
 def test_a_batch_just_large_enough_for_free_places_too(less: tuple[int, int, int]) -> None:
-    graphs = GRAPHS[:4]  # 11 nodes and edges
-    packed = loader(graphs, 12 - less[0], 12 - less[1], 5 - less[2])
+    packed = loader(GRAPHS[:4], 12 - less[0], 12 - less[1], 5 - less[2])  # 11 nodes and edges
     assert len(list(packed)) == 1 + any(less)
     assert len(packed) == 1 + any(less)
     # Two graphs of 4 would leave no node for the third.

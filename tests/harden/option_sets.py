@@ -14,7 +14,6 @@ import poptorch
 
 from .models import close
 
-GROUPS = ("", "Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 # They read or write files of any name, or say nothing about settings.
 LEFT_OUT = {"loadFromFile", "clone", "toDict", "loadFromDict", "enableProfiling", "sourceLocation"}
 VALUES = [
@@ -32,7 +31,7 @@ VALUES = [
 
 def setters(options: poptorch.Options):
     result = []
-    for group in GROUPS:
+    for group in ("", "Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart"):
         owner = getattr(options, group) if group else options
         for name in dir(type(owner)):
             if not name.startswith("_") and name not in LEFT_OUT:

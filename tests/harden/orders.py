@@ -15,7 +15,6 @@ from helpers.wrapping import Graded, options
 from .models import close
 
 COMPILED = (8, 16, 24)  # of the first thousand, whose others the interpreter runs; later, each 4th
-Values = dict[str, torch.Tensor]
 OPTIMIZERS = [
     lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
     lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
@@ -212,7 +211,7 @@ ACTIONS = [
 ]  # fmt: skip
 
 
-def values(model: torch.nn.Module) -> Values:
+def values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: each.clone() for name, each in model.state_dict().items()}
 
 

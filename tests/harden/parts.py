@@ -15,7 +15,6 @@ from helpers.wrapping import Having
 
 WIDTH, TOKENS, EPS = 4, 7, 0.05  # of norms: what divides by nothing shows rounding only
 Draw = random.Random
-Part = Callable[[Draw], nn.Module]
 
 
 def linear(draw: Draw) -> nn.Module:
@@ -283,7 +282,7 @@ def wrong(draw: Draw) -> nn.Module:
     return Having(function, scale=nn.Parameter(torch.rand(WIDTH)))
 
 
-PARTS: dict[str, Part] = {each.__name__: each for each in (
+PARTS = {each.__name__: each for each in (
     linear, batch_norm, other_norm, nested_norm, buffers, parametrized, hooked, tied, in_place,
     cast, Words, convolution, recurrent, attention, backward_by_hand, dropped, wrong,
 )}  # fmt: skip

@@ -12,8 +12,7 @@ import torch
 
 import poptorch
 
-EPOCHS = 2
-SAVED_AT = 4  # steps: in the second epoch
+SAVED_AT = 4  # steps: in the second of two epochs
 
 
 class Noisy(torch.utils.data.Dataset[Any]):
@@ -71,7 +70,7 @@ class Run:
     def go_on(self, until: int | None = None) -> list[float]:
         """Return the losses up to a step, at which a checkpoint is made, or to the end."""
         losses = []
-        for batch in self.checkpoints.batches(EPOCHS):
+        for batch in self.checkpoints.batches(2):
             losses.append(float(self.training(batch)))
             self.scheduler.step()
             self.training.setOptimizer(self.optimizer)

@@ -55,10 +55,8 @@ class BatchNorms(nn.Module):
 
 
 def embedding() -> nn.Module:
-    def forward(m, tokens):
-        return F.log_softmax(m.head(m.table(tokens).mean(1)), 1)
-
-    return scored(forward, F.nll_loss, table=nn.Embedding(11, 5), head=nn.Linear(5, 3))
+    layers = {"table": nn.Embedding(11, 5), "head": nn.Linear(5, 3)}
+    return scored(lambda m, x: F.log_softmax(m.head(m.table(x).mean(1)), 1), F.nll_loss, **layers)
 
 
 def lstm() -> nn.Module:
@@ -80,10 +78,10 @@ def tied() -> nn.Module:
 
 
 def dropout() -> nn.Module:
-    def forward(m, x):
-        return m.second(F.dropout(m.first(x).relu(), 0.4, m.training))
-
-    return scored(forward, F.mse_loss, first=nn.Linear(6, 16), second=nn.Linear(16, 3))
+    layers = {"first": nn.Linear(6, 16), "second": nn.Linear(16, 3)}
+    return scored(
+        lambda m, x: m.second(F.dropout(m.first(x).relu(), 0.4, m.training)), F.mse_loss, **layers
+    )
 
 
 class Counter(nn.Module):

@@ -120,8 +120,7 @@ def test_results_of_other_kinds() -> None:
 
 def test_of_one_replica_they_are_the_identity() -> None:
     def function(a):
-        gathered = op("ReplicatedAllGather", a, out=a[None])
-        return reduce(**{GROUPING: [1, 1, 1]})(to_all(gathered[0]))
+        return reduce(**{GROUPING: [1, 1, 1]})(to_all(op("ReplicatedAllGather", a, out=a[None])[0]))
 
     x = batch()
     assert torch.equal(infer(function, x, opts=options(iterations=2)), x)

@@ -38,8 +38,7 @@ def looped(model, x, y, step):
 def test_loops_compute_what_python_would() -> None:
     model = Having(looped, layer=torch.nn.Linear(3, 3), scale=torch.tensor(0.5))
     y, step = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
-    given = torch.randn(4, 3), y.clone(), step
-    _, ((value, count), same) = agrees(model, *given)
+    _, ((value, count), same) = agrees(model, torch.randn(4, 3), y.clone(), step)
     assert torch.equal(value, 32 * y + 31 * step)
     assert count.tolist() == [5, 5]
     assert torch.equal(same, y)

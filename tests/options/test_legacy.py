@@ -15,8 +15,6 @@ PRECISION = {
     "autocastEnabled": True, "halfFloatCasting": "anything",
     "autocastPolicy": Policy([torch.mm], [], [], []),
 }  # fmt: skip
-
-
 SPELLINGS = {
     "anchorMode": (lambda o: o.anchorMode(
         AnchorMode.EveryN, anchor_return_period=2).output_return_period, 2),

@@ -119,13 +119,11 @@ def test_passes_are_ordered_as_values_flow() -> None:
 PIPE = chain([0, 1], 3, rounds=2)
 TWICE = chain([0, 1], 2, phased=True)
 THREE = chain([0, 1, 0], 2)
-
 GRIDS = {
     "pipe": (PIPE, make(PIPE, Placement())),
     "phased": (TWICE, make(TWICE, Placement(Strategy.SERIAL_PHASED, liveness=EACH))),
     "three": (THREE, make(THREE, Placement(Strategy.SHARDED))),
 }
-
 Cell = tuple[int, int]
 
 

@@ -216,8 +216,6 @@ SPECIAL: dict[str, Sample] = {
     "Polynormer": _of(lambda: pyg.Polynormer(CHANNELS, 8, 4, 2, 1, 0.0, 0.0, 0.0), "x", E, "batch"),
     **{name: _triples(name) for name in ("ComplEx", "DistMult", "RotatE", "TransE")},
 }  # fmt: skip
-
-
 _PLUGIN = "torch_geometric itself refuses without a compiled plug-in (pyg-lib)"
 _BASE = "a base class, or what other modules are put into"
 _TYPES = "several types of nodes: tests/geometric/test_models.py runs it"
