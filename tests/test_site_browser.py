@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import urllib.parse
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ pytestmark = [pytest.mark.slow, WITHOUT]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory):
     """The site that ``make`` has built, if nothing has changed since, or one of our own."""
     pytest.importorskip("material", reason="the site needs: pip install 'poptorch[docs]'")
     made = ROOT / "build" / "site" / "index.html"
@@ -37,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_nothing_is_cut_off_and_all_text_stands_out(site: Path, tmp_path: Path) -> None:
+def test_nothing_is_cut_off_and_all_text_stands_out(site, tmp_path) -> None:
     """At 1280 and 390 pixels; in the light and the dark scheme."""
     pages = sorted(site.rglob("*.html"))
     pages.remove(site / "404.html")
@@ -47,7 +46,7 @@ def test_nothing_is_cut_off_and_all_text_stands_out(site: Path, tmp_path: Path) 
     assert json.loads(report) == {"seen": len(pages), "cut": {}, "faint": {}}
 
 
-def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
+def test_the_search_works_from_the_disk(site, tmp_path) -> None:
     shown = opened(f"{(site / 'index.html').as_uri()}?q={WORD}", tmp_path)
     assert f"<h1>{PAGE}</h1>" in shown.split('class="md-search-result__list"')[1]
 
@@ -69,7 +68,7 @@ def test_the_first_page_found_has_the_section_that_answers(words, section, site,
     assert section in titles
 
 
-def test_pages_fetch_nothing_and_lead_on(site: Path) -> None:
+def test_pages_fetch_nothing_and_lead_on(site) -> None:
     page = (site / "guide" / "concepts.html").read_text()
     assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:[^"]*)"', page) == []
     for part in ('rel="next"', 'rel="prev"', "poptorch 0.1.0"):

@@ -1,12 +1,10 @@
 """What the driver of compiled parts does: it puts back what a run has written, reduces early."""
 
 import resource
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -24,7 +22,7 @@ X, Y = torch.ones(8, 4), torch.zeros(8, 3)
 
 
 @pytest.fixture
-def limited(limit: int) -> Iterator[None]:
+def limited(limit: int):
     soft, hard = resource.getrlimit(limit)
     resource.setrlimit(limit, (1 << 46, hard))
     yield
@@ -34,7 +32,7 @@ def limited(limit: int) -> Iterator[None]:
 def tearing(run: Compiled, at: int, runs: list[int]) -> Compiled:
     """Let the run of some number fail when it has written, as code that writes in place may."""
 
-    def function(arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def function(arguments):
         results = run(arguments)
         runs.append(1)
         if len(runs) == at:
@@ -44,7 +42,7 @@ def tearing(run: Compiled, at: int, runs: list[int]) -> Compiled:
     return function
 
 
-def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def copies(tensors) -> dict[str, torch.Tensor]:
     return {key: tensor.clone() for key, tensor in tensors.items()}
 
 
@@ -69,7 +67,7 @@ def fails(executable: LoopExecutable, state: State, *batch: torch.Tensor) -> Non
 def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     """Of two updates of two micro-batches the second tears."""
     layers = {"layer": nn.Linear(4, 3), "norm": nn.BatchNorm1d(3)}
-    model = Having(lambda m, x, y: F.mse_loss(m.norm(m.layer(x)), y), **layers)
+    model = Having(lambda m, x, y: nn.functional.mse_loss(m.norm(m.layer(x)), y), **layers)
     opts = options(iterations=2, accumulation=2).lanes(lanes)
     wrapper = poptorch.trainingModel(model, opts, poptorch.optim.Adam(model.parameters(), lr=0.1))
     wrapper.compile(X, Y)
@@ -125,9 +123,9 @@ class Shifted(nn.Module):
         before[:, 1:] = labels[:, :-1].clone()
         before[:, 0] = 1
         before.masked_fill_(before == -100, 0)
-        wanted = F.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
+        wanted = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
         out = self.layer(self.rows(tokens) + self.rows(before))
-        return F.cross_entropy(out.view(-1, 4), wanted)
+        return nn.functional.cross_entropy(out.view(-1, 4), wanted)
 
 
 def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
@@ -174,11 +172,11 @@ class Group:
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def begin(self, tensors: Sequence[torch.Tensor], what: str):
+    def begin(self, tensors, what: str):
         self.log.append("begin")
         return list(tensors)
 
-    def all_reduce(self, tensors: Sequence[torch.Tensor], what: str, begun) -> None:
+    def all_reduce(self, tensors, what: str, begun) -> None:
         self.log.append(f"wait for {len(begun)} and {len(tensors)}")
 
     def finish(self, begun, what: str) -> None:

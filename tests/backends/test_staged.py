@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
+from helpers import programs
 from helpers.closeness import near
+from helpers.source_tree import PACKAGE, ROOT
 from helpers.staging import ROWS, STAGE_ZOO, Captured, assert_same_states, sgd
 from helpers.wrapping import Having, infer, options, training, trains_alike
 from poptorch import Liveness, OutputMode, Phase, SerialPhasedExecution, ShardedExecution, Stage
@@ -279,3 +282,11 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch) -> None:
     executable = training._session.now.compiled.executable
     executable.run(training._session.weights.store.state, [torch.randn(8, 4), torch.randn(8, 2)])
     assert seen == {direction: {"meta"} for direction in Direction}
+
+
+def test_the_reference_tier_works_on_a_device_with_memory_of_its_own() -> None:
+    """In a process of its own: torch has one place for such a device."""
+    folders = os.pathsep.join(map(str, (PACKAGE.parent, ROOT / "tests")))
+    environment = programs.with_ours(PYTHONPATH=folders)
+    done = programs.run("-m", "helpers.elsewhere", environment=environment)
+    assert done.returncode == 0, done.stderr

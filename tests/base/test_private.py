@@ -6,7 +6,6 @@ import pkgutil
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers import programs
@@ -56,19 +55,19 @@ def net() -> Having:
 
     def forward(model, x, y):
         out = model.norm(model.rnn(x)[0][:, -1])
-        return out, nn.functional.mse_loss(out, y)
+        return out, torch.nn.functional.mse_loss(out, y)
 
-    return Having(forward, rnn=nn.GRU(3, 4, batch_first=True), norm=nn.BatchNorm1d(4))
+    return Having(forward, rnn=torch.nn.GRU(3, 4, batch_first=True), norm=torch.nn.BatchNorm1d(4))
 
 
 def small() -> Having:
     """Compiles soon, has a product that oneDNN may compute and draws numbers."""
 
     def forward(model, x, y):
-        out = nn.functional.dropout(model.layer(x), 0.1).relu()[:, -1]
-        return out, nn.functional.mse_loss(out, y)
+        out = torch.nn.functional.dropout(model.layer(x), 0.1).relu()[:, -1]
+        return out, torch.nn.functional.mse_loss(out, y)
 
-    return Having(forward, layer=nn.Linear(3, 4))
+    return Having(forward, layer=torch.nn.Linear(3, 4))
 
 
 def losses(make, backend: str = "reference") -> torch.Tensor:
@@ -189,7 +188,7 @@ def test_the_interpreter_takes_the_place_of_compiled_code(backend, monkeypatch, 
     remove(REQUIRED[private.COMPILER][0], monkeypatch)
     monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = poptorch.inferenceModel(nn.Linear(4, 2), options().backend(backend))
+    model = poptorch.inferenceModel(torch.nn.Linear(4, 2), options().backend(backend))
     x = normal(3, 4)
     torch.testing.assert_close(model(x), model.model(x))
     assert not runs_compiled(model)

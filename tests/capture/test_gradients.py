@@ -1,14 +1,13 @@
-"""What is trained and what is not."""
+"""What is trained and what is not: gradients of one's own, weights in lists, dicts and closures."""
 
 import copy
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from harden.parts import Reversed
-from helpers.wrapping import Having, normal, training, trains_alike
+from helpers.wrapping import Having, agrees, normal, training, trains_alike
 
 X = normal(4, 3)
 
@@ -18,14 +17,14 @@ def two(between=lambda x: x) -> Having:
         out = m.second(between(m.first(x)))
         return out, poptorch.identity_loss(out.square(), "mean")
 
-    model = Having(forward, first=nn.Linear(3, 3), second=nn.Linear(3, 3))
+    model = Having(forward, first=torch.nn.Linear(3, 3), second=torch.nn.Linear(3, 3))
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter.data.normal_(generator=generator)
     return model
 
 
-def trained(model: nn.Module, eager: nn.Module | None = None) -> nn.Module:
+def trained(model: torch.nn.Module, eager: torch.nn.Module | None = None) -> torch.nn.Module:
     """Train with decay and momentum, which move what has a gradient of zero, beside torch."""
     trains_alike(model, X, eager=eager, steps=3, momentum=0.9, weight_decay=0.1)
     return model
@@ -45,7 +44,7 @@ def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_
     model = two()
     model.second.weight = model.first.weight
     model.first.bias.requires_grad_(False)
-    model.unused = nn.Parameter(torch.ones(3))
+    model.unused = torch.nn.Parameter(torch.ones(3))
     trained(model)
     assert torch.equal(model.first.bias, two().first.bias)
     assert torch.equal(model.unused, torch.ones(3))
@@ -114,3 +113,48 @@ def test_a_hook_after_accumulation_is_refused() -> None:
     assert "'first.weight'" in str(refused.value)
     handle.remove()
     assert executor(X)[1] > 0
+
+
+A, B = normal(8, 4), normal(8, 3, seed=1)
+
+
+def net(reach: str) -> Having:
+    """Return a model; ``reach`` says how forward comes by weight, bias and count of a layer."""
+
+    def forward(m: Having, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight, bias, total = ways[reach](m)
+        out = torch.cat([x @ weight.t()[:, :2] + bias[:2], x @ weight[2:].t() + bias.data[2:]], 1)
+        total += out.detach().sum(0)
+        return out, torch.nn.functional.mse_loss(out, y)
+
+    torch.manual_seed(4)
+    layer, total = torch.nn.Linear(4, 3), torch.zeros(3)
+    weight, bias = layer.weight, layer.bias
+    ways = {
+        "attributes": lambda m: (m.layer.weight, m.layer.bias, m.total),
+        "closure": lambda m: (weight, bias, total),
+        "list": lambda m: (m.listed[0], *m.listed[1]),
+        "dict": lambda m: (m.named["weight"], *m.named["rest"].values()),
+    }
+    named = {"weight": weight, "rest": {"bias": bias, "total": total}}
+    return Having(forward, layer=layer, total=total, listed=[weight, (bias, total)], named=named)
+
+
+@pytest.mark.spec("supported_ops", 28)
+@pytest.mark.parametrize("reach", ["closure", "list", "dict"])
+def test_they_are_trained_wherever_forward_finds_them(reach: str) -> None:
+    model = net(reach)
+    trains_alike(model, A, B, eager=net("attributes"), accumulation=4)
+    agrees(model, A, B)  # a second wrapper shares the parameters
+
+
+def test_a_view_that_was_made_before_is_refused() -> None:
+    def viewing(model, x, y):
+        out = x @ model.turned[0] + model.layer.bias
+        return out, torch.nn.functional.mse_loss(out, y)
+
+    layer = torch.nn.Linear(4, 3)
+    model = Having(viewing, layer=layer, turned=[layer.weight.detach().t()])
+    with pytest.raises(poptorch.Error, match=r"(?s)a view of a weight .*'layer\.weight'"):
+        training(model)(A, B)
+    agrees(model, A, B)

@@ -5,7 +5,6 @@ import io
 import json
 import runpy
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -124,7 +123,7 @@ results = Trainer(poptorch.Options()).train()
 """
 
 
-def migrated(script: Path, *, todo: int = 0) -> Path:
+def migrated(script, *, todo: int = 0):
     """Write the new script beside the old one; it has so many TODOs."""
     new = script.with_name(f"plain_{script.name}")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -133,7 +132,7 @@ def migrated(script: Path, *, todo: int = 0) -> Path:
     return new
 
 
-def both(old: Path, new: Path, monkeypatch) -> tuple[dict, dict]:
+def both(old, new, monkeypatch) -> tuple[dict, dict]:
     """Return what variables the two scripts have at their end."""
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     before = runpy.run_path(str(old))
@@ -152,7 +151,7 @@ def test_the_new_script_computes_what_the_old_one_does(text, todo, tmp_path, mon
     torch.testing.assert_close(new["results"], old["results"], **near(32, 8))
 
 
-def test_examples_and_tutorials_move_on(tmp_path: Path, monkeypatch) -> None:
+def test_examples_and_tutorials_move_on(tmp_path, monkeypatch) -> None:
     cells = json.loads((ROOT / "docs/tutorials/port.ipynb").read_text())["cells"]
     page = (ROOT / "docs/quick_start.md").read_text().split("## 5.")[0]
     blocks = [part.split("```")[0].partition("\n")[2] for part in page.split("```python")[1:]]
@@ -225,13 +224,13 @@ printed = poptorch.ipu_print_tensor(value)
 """
 
 
-def test_what_cannot_be_translated_stays_with_its_meaning(tmp_path: Path) -> None:
+def test_what_cannot_be_translated_stays_with_its_meaning(tmp_path) -> None:
     script = tmp_path / "unsure.py"
     script.write_text(UNSURE)
     assert migrated(script, todo=9).read_text().endswith(SURE)
 
 
-def test_the_report_and_the_diff(tmp_path: Path, capsys) -> None:
+def test_the_report_and_the_diff(tmp_path, capsys) -> None:
     script = tmp_path / "train.py"
     script.write_text(HEAD + PLAIN)
     assert main(["migrate", str(script)]) == 0
@@ -261,7 +260,7 @@ def test_the_report_and_the_diff(tmp_path: Path, capsys) -> None:
     (b"import torch\nfrom poptorch import *\n", "script.py:2: write out the names"),
     (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path: Path, capsys) -> None:
+def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path, capsys) -> None:
     script = tmp_path / "script.py"
     if text is not None:
         script.write_bytes(text)

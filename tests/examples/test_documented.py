@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.cases import few, long
@@ -28,15 +27,15 @@ SCRIPTS = sorted(path.stem for path in ARCHIVED.glob("*.py"))
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_training_model_of_the_first_release(replicas: int, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
-    model = nn.Linear(8, 4)
+    model = torch.nn.Linear(8, 4)
     eager = copy.deepcopy(model)
-    arguments = (4 // replicas, replicas, False, True, nn.CrossEntropyLoss())
+    arguments = (4 // replicas, replicas, False, True, torch.nn.CrossEntropyLoss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     output, loss = poptorch.trainingModel(model, 2, *arguments, optimizer)(X, Y)
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
     for x, y in zip(X.chunk(2), Y.chunk(2), strict=True):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(eager(x), y).backward()
+        torch.nn.functional.cross_entropy(eager(x), y).backward()
         optimizer.step()
     torch.testing.assert_close(model.state_dict(), eager.state_dict())
     assert output.shape == (3 * replicas, 4)  # the last micro-batch of each replica
@@ -45,12 +44,12 @@ def test_a_training_model_of_the_first_release(replicas: int, monkeypatch) -> No
     torch.testing.assert_close(wrapped(X), eager(X))
 
 
-class Parallel(nn.Module):
+class Parallel(torch.nn.Module):
     """Two layers side by side in every round."""
 
     def __init__(self, rounds: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2 * rounds))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2 * rounds))
 
     def forward(self, x, labels):
         left = right = x
@@ -62,7 +61,7 @@ class Parallel(nn.Module):
                     left = torch.tanh(layer(left))
         with poptorch.Block(str(number)):
             out = left + right
-            return out, nn.functional.cross_entropy(out, labels)
+            return out, torch.nn.functional.cross_entropy(out, labels)
 
 
 def alternating(kind) -> poptorch.SerialPhasedExecution:

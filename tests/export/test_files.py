@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.browser import BROWSER, drawn
@@ -139,7 +138,7 @@ class Told(torch.nn.Module):
         return poptorch.ipu_print_tensor(x) + 1
 
 
-class Looped(nn.Module):
+class Looped(torch.nn.Module):
     def forward(self, x):
         return poptorch.for_loop(3, lambda y: y * 2, [x])[0]  # </pre><script>alert("&")</script>
 
@@ -192,13 +191,13 @@ def hrefs(element: Element) -> list[str]:
 
 def deep(options: poptorch.Options):
     """Twenty small weights, which are bundled."""
-    layers = (nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(9))
-    model = Graded(both=True, layers=nn.Sequential(*layers), last=nn.Linear(4, 2))
+    layers = (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(9))
+    model = Graded(both=True, layers=torch.nn.Sequential(*layers), last=torch.nn.Linear(4, 2))
     return model, options, (torch.ones(16, 4), torch.ones(16, 2))
 
 
 def pipeline():
-    model = Graded(both=True, first=nn.Linear(4, 4), second=nn.Linear(4, 2))
+    model = Graded(both=True, first=torch.nn.Linear(4, 4), second=torch.nn.Linear(4, 2))
     poptorch.BeginBlock(model.second, "second", ipu_id=1)
     return model, options(accumulation=8), (torch.ones(16, 4), torch.ones(16, 2))
 

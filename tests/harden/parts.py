@@ -2,7 +2,6 @@
 
 import functools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ def untracked(m: Any, x: torch.Tensor) -> torch.Tensor:
     return second
 
 
-NESTED: list[Callable[[Any, torch.Tensor], torch.Tensor]] = [
+NESTED = [
     lambda m, x: torch.cat([m.norm(part) for part in x.chunk(2)]),
     lambda m, x: m.norm(m.norm(x) + x), lambda m, x: m.norm.forward(x), evaluated, untracked,
 ]  # fmt: skip
@@ -148,7 +147,7 @@ def hooked(draw: Draw) -> nn.Module:
 
 
 double = functools.partial(torch.mul, other=2)
-HOOKS: list[Callable[[Any], Any]] = [
+HOOKS = [
     lambda layer: layer.register_forward_hook(lambda m, args, out: out * 0.5),
     lambda layer: layer.register_forward_pre_hook(lambda m, args: (args[0].tanh(),)),
     lambda layer: layer.register_full_backward_hook(lambda m, given, made: (given[0] * 0.5,)),
@@ -180,7 +179,7 @@ def scattered(m: Any, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-IN_PLACE: list[Callable[[Any, torch.Tensor], torch.Tensor]] = [
+IN_PLACE = [
     lambda m, x: (x * m.scale).relu_().add_(x),
     lambda m, x: (x * m.scale).masked_fill_(x > 0.5, 0.25),
     lambda m, x: torch.stack([*map(torch.Tensor.sin_, (x * m.scale).unbind(1))], 1),

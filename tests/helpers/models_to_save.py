@@ -1,20 +1,19 @@
 """Models that can be imported by name, as those in saved files must be."""
 
 import torch
-from torch import nn
 
 
-class Net(nn.Module):
+class Net(torch.nn.Module):
     """Dropout, a tied weight, a buffer, an activation kept as a function."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 4)
         self.second.weight = self.first.weight
-        self.norm = nn.BatchNorm1d(4)
-        self.drop = nn.Dropout(0.3)
-        self.activation = nn.functional.relu
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.drop = torch.nn.Dropout(0.3)
+        self.activation = torch.nn.functional.relu
         self.register_buffer("scale", torch.full((1,), 2.0))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None, mode: str = "mean"):
@@ -23,4 +22,4 @@ class Net(nn.Module):
         out = self.second(out)
         if y is None:
             return {"out": out, "mode": mode}
-        return out, nn.functional.mse_loss(out, y, reduction=mode)
+        return out, torch.nn.functional.mse_loss(out, y, reduction=mode)

@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.cases import few
@@ -18,13 +17,13 @@ PIPELINE = 3  # popart.RecomputationType.Pipeline
 PROGRAMS = [*itertools.product((1, 2, 3), (1, 3), (1, 3, 8))]
 
 
-class Attention(nn.Module):
+class Attention(torch.nn.Module):
     """One head, with dropout, a residual, a norm and a checkpoint at the end."""
 
     def __init__(self, wide: int) -> None:
         super().__init__()
-        self.query, self.key, self.value = (nn.Linear(wide, wide) for _ in range(3))
-        self.norm, self.dropout = nn.LayerNorm(wide), nn.Dropout(0.1)
+        self.query, self.key, self.value = (torch.nn.Linear(wide, wide) for _ in range(3))
+        self.norm, self.dropout = torch.nn.LayerNorm(wide), torch.nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = self.query(x) @ self.key(x).transpose(1, 2)
@@ -32,8 +31,8 @@ class Attention(nn.Module):
         return poptorch.recomputationCheckpoint(self.norm(x + attended))
 
 
-def stack(layers: int, chips: int, wide: int) -> nn.Module:
-    made = nn.Sequential(*(Attention(wide) for _ in range(layers * chips)))
+def stack(layers: int, chips: int, wide: int) -> torch.nn.Module:
+    made = torch.nn.Sequential(*(Attention(wide) for _ in range(layers * chips)))
     for chip in range(1, chips):
         poptorch.BeginBlock(made[chip * layers], f"chip{chip}", ipu_id=chip)
     return Having(lambda m, x: poptorch.identity_loss(m.layers(x), "mean"), layers=made)

@@ -1,7 +1,6 @@
 """Several processes train as one with the replicas of all, or with all stages."""
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ FEW = {
 Results = list[dict[str, dict[str, Any]]]
 
 
-def job(folder: Path, processes: int, names: list[str]) -> tuple[Results, str]:
+def job(folder, processes: int, names: list[str]) -> tuple[Results, str]:
     """Return by process what came of each case in one job, and what process 0 printed."""
     ended = jobs.run("helpers.job_cases", [folder, *names], processes, folder)
     assert all(code == 0 for code, _ in ended.values()), ended
@@ -81,7 +80,7 @@ def compare(results: Results, name: str) -> Result:
     long(2, [name for name in CASES if name not in FEW[2] and "two models" not in name]),
     long(4, [name for name, case in CASES.items() if name not in FEW[4] and case.parts == 1]),
 ])  # fmt: skip
-def test_processes_train_as_one(processes: int, names: list[str], tmp_path: Path) -> None:
+def test_processes_train_as_one(processes: int, names: list[str], tmp_path) -> None:
     results, _ = job(tmp_path, processes, names)
     for name in names:
         compare(results, name)
@@ -97,7 +96,7 @@ def check_parts_of_state(results: Results) -> None:
 
 
 @pytest.mark.spec("parallel", 36)
-def test_four_processes_train_as_one(tmp_path: Path) -> None:
+def test_four_processes_train_as_one(tmp_path) -> None:
     results, _ = job(tmp_path, 4, FEW[4])
     for name in FEW[4]:
         compare(results, name)
@@ -117,7 +116,7 @@ def program(results: Results, name: str, end: str = "  #") -> list[str]:
 
 
 @pytest.mark.spec("parallel", 31, 36)
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
+def test_two_processes_train_as_one(tmp_path) -> None:
     results, printed = job(tmp_path, 2, FEW[2])
     alone = {name: compare(results, name) for name in FEW[2]}
     check_stages(results, alone[SAVED], tmp_path / "saved.poptorch")
@@ -149,7 +148,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert "nothing overlaps" in "".join(program(results, "exchanges over processes", "\n"))
 
 
-def check_stages(results: Results, alone: Result, file: Path) -> None:
+def check_stages(results: Results, alone: Result, file) -> None:
     """Look at what only processes have that share stages."""
     for kind, common in {"PARAM": 0, "OPTSTATE": 8}.items():  # a count and a scale, on every chip
         kept = [own[SAVED]["kept"][kind] - common for own in results]
@@ -171,7 +170,7 @@ def check_stages(results: Results, alone: Result, file: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_path: Path) -> None:
+def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()

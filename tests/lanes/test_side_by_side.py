@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -113,8 +112,8 @@ def replaced(m, x):
 
 def looked_up(m, x):
     rows = (x.detach().abs() * 2).long() % WIDTH
-    bags = F.embedding_bag(rows, m.layer.weight, mode="mean", sparse=True)
-    return x + bags + F.embedding(rows[:, 0], m.layer.weight, sparse=True)
+    bags = nn.functional.embedding_bag(rows, m.layer.weight, mode="mean", sparse=True)
+    return x + bags + nn.functional.embedding(rows[:, 0], m.layer.weight, sparse=True)
 
 
 def placed(m, x):
@@ -257,7 +256,7 @@ def test_gradients_of_weights_are_one_product_over_all_rows() -> None:
 
     def forward(m, x):
         x = m.norm(m.conv(x)).relu().flatten(1)
-        out = m.head(F.layer_norm(m.body(x), (8,), m.w, m.b))
+        out = m.head(nn.functional.layer_norm(m.body(x), (8,), m.w, m.b))
         return poptorch.identity_loss(out.square().mean(), "none")
 
     layers = {"conv": nn.Conv2d(2, 4, 3), "norm": nn.GroupNorm(2, 4), "body": nn.Linear(64, 8),

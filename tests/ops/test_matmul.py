@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -115,14 +114,14 @@ def test_groups_have_matrices_of_their_own(what: str, dtype: torch.dtype, ends) 
 
         return copy.deepcopy(Having(forward, a=a, b=b))
 
-    grouped = model(lambda a, b, given: F.grouped_mm(a, b, offs=given[0]))
+    grouped = model(lambda a, b, given: nn.functional.grouped_mm(a, b, offs=given[0]))
     eager = model(lambda a, b, _: by_hand(a, b, ends))
     trains_alike(grouped, torch.tensor([ends], dtype=torch.int32), eager=eager, opts=opts)
 
 
 def test_rows_of_no_group_are_zero_and_micro_batches_have_their_own_groups() -> None:
     def product(a, b, ends):
-        return F.grouped_mm(a, b[0], offs=ends[0])
+        return nn.functional.grouped_mm(a, b[0], offs=ends[0])
 
     a, b = torch.randn(8, 4), torch.randn(2, 3, 4, 8)
     ends = torch.tensor([[1, 2, 3], [0, 4, 4]], dtype=torch.int32)
@@ -143,9 +142,9 @@ REFUSED = {
 def test_what_torch_refuses_is_refused(a, b, groups: int, dtype: torch.dtype, said: str) -> None:
     given = torch.randn(a), torch.randn(b).to(dtype), torch.full((groups,), 8, dtype=torch.int32)
     with pytest.raises(RuntimeError):
-        F.grouped_mm(given[0], given[1], offs=given[2])
+        nn.functional.grouped_mm(given[0], given[1], offs=given[2])
     with pytest.raises((RuntimeError, poptorch.Error), match=said):
-        infer(lambda a, b, ends: F.grouped_mm(a, b, offs=ends), *given)
+        infer(lambda a, b, ends: nn.functional.grouped_mm(a, b, offs=ends), *given)
 
 
 def forward(model, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,6 @@
 import copy
 import enum
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from poptorch.options.table import IDLE, UNSET, Setting
 OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
 LOCATED = ("Activation", "Weight", "Optimizer", "Accumulator")
 # Arguments where the default's type does not say enough.
-ARGUMENTS: dict[str, tuple[Any, ...]] = {
+ARGUMENTS = {
     "anchorTensor": ("short", "long"), "backend": ("reference",), "disableModuleNamescope": (),
     "enableExecutableCaching": ("folder",), "enableProfiling": ("reports",),
     "inputReplicaGrouping": (2, CommGroupType.Consecutive), "outputMode": (OutputMode.Sum,),
@@ -62,7 +61,7 @@ def start(setting: Setting) -> Options:
     return options
 
 
-def example(setting: Setting) -> tuple[Any, ...]:
+def example(setting: Setting):
     """Arguments of a setter that change the option."""
     if setting.option in ARGUMENTS:
         return ARGUMENTS[setting.option]
@@ -79,14 +78,14 @@ def example(setting: Setting) -> tuple[Any, ...]:
     return (default + "x",) if isinstance(default, str) else (default + 2,)
 
 
-def setter(options: Options, setting: Setting) -> Any:
-    target: Any = options
+def setter(options: Options, setting: Setting):
+    target = options
     for name in setting.option.split("."):
         target = getattr(target, name)
     return target
 
 
-def change(options: Options, setting: Setting) -> Any:
+def change(options: Options, setting: Setting):
     """Set an option to something other than its default; return what the setter does."""
     if not setting.option.startswith("_Popart"):
         return setter(options, setting)(*example(setting))
@@ -217,7 +216,7 @@ def test_hints_are_listed_in_the_order_of_the_table_unless_they_are_set_back(mon
 def test_excluded_files_are_not_the_users(tmp_path, caplog) -> None:
     helper = tmp_path / "helper_of_mine.py"
     helper.write_text("def branch(x):\n    return x if x.sum() > 0 else -x\n")
-    names: dict[str, Any] = {}
+    names = {}
     exec(compile(helper.read_text(), str(helper), "exec"), names)
 
     def read_at(options: Options) -> str:

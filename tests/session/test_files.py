@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -70,7 +69,7 @@ def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool,
 @pytest.mark.slow
 @pytest.mark.spec("executor", 63)
 @pytest.mark.spec("runtime", 24)
-def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, caplog) -> None:
+def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path, caplog) -> None:
     first, path = training(), tmp_path / "m.poptorch"
     first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
     first.compileAndExport(path, X, Y)
@@ -102,7 +101,7 @@ def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path: Path, c
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("options", 38)
 @pytest.mark.spec("runtime", 24, 25)
-def test_compiled_without_a_device(tmp_path: Path, caplog) -> None:
+def test_compiled_without_a_device(tmp_path, caplog) -> None:
     model = Net().eval()
     offline = poptorch.inferenceModel(model, options(iterations=2).useOfflineIpuTarget(21))
     path = tmp_path / "m.poptorch"
@@ -129,7 +128,7 @@ def test_compiled_without_a_device(tmp_path: Path, caplog) -> None:
 
 
 @pytest.mark.spec("executor", 43)
-def test_files_without_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_without_the_model(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
     class Local(Net):
         """Not importable by name."""
 
@@ -163,7 +162,7 @@ def test_files_without_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.slow
-def test_what_is_loaded_into_must_fit(tmp_path: Path) -> None:
+def test_what_is_loaded_into_must_fit(tmp_path) -> None:
     path = tmp_path / "m.poptorch"
     training("torch").compileAndExport(path, X, Y)
     target, linear = into("torch"), nn.Linear(4, 4)
@@ -192,7 +191,7 @@ def test_what_is_loaded_into_must_fit(tmp_path: Path) -> None:
     assert trainer.isCompiled()
 
 
-def test_what_cannot_be_compiled_for_while_loading(tmp_path: Path) -> None:
+def test_what_cannot_be_compiled_for_while_loading(tmp_path) -> None:
     """Made-up arguments would freeze the wrong branch; a type of the user's is not in the file."""
     path, layer, positive = tmp_path / "m.poptorch", nn.Linear(4, 4), X.abs()
     depends = Calling(lambda x, _=None: layer(x) if x.sum() > 0 else x)
@@ -209,7 +208,7 @@ def test_what_cannot_be_compiled_for_while_loading(tmp_path: Path) -> None:
         poptorch.load(path, model=depends)
 
 
-def test_arguments_of_plain_types(tmp_path: Path) -> None:
+def test_arguments_of_plain_types(tmp_path) -> None:
     value = [None, True, 3, 2.5, "text", torch.float16, (2.0, {"a": X})]
 
     def made() -> nn.Module:
@@ -223,7 +222,7 @@ def test_arguments_of_plain_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_options_come_from_the_file(tmp_path: Path) -> None:
+def test_options_come_from_the_file(tmp_path) -> None:
     opts = options(accumulation=4).outputMode(poptorch.OutputMode.Sum).randomSeed(7)
     opts.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("a"), poptorch.Stage("b")))
     opts.Precision.enableStochasticRounding(True)
@@ -252,7 +251,7 @@ def test_options_come_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("executor", 44)
-def test_where_files_go_and_what_is_not_in_them(tmp_path: Path, caplog) -> None:
+def test_where_files_go_and_what_is_not_in_them(tmp_path, caplog) -> None:
     wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         wrapper.save(tmp_path / "early.poptorch")

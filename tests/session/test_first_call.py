@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import poptorch
@@ -28,7 +27,7 @@ REPORT = (
 )
 
 
-def wrapped(make, state) -> tuple[nn.Module, torch.optim.Optimizer, poptorch.PoplarExecutor]:
+def wrapped(make, state) -> tuple[torch.nn.Module, torch.optim.Optimizer, poptorch.PoplarExecutor]:
     model = Regression(4, 4)
     optimizer = make(model.parameters(), lr=0.1)
     if state is not None:
@@ -66,7 +65,7 @@ def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
 
 
 def test_later_calls_that_fail_keep_the_program() -> None:
-    wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
+    wrapper = poptorch.inferenceModel(torch.nn.Linear(4, 4), options())
     expected = wrapper(X)
     fault = poptorch.testing.injected_fault("run", ValueError("x"))
     with fault, pytest.raises(ValueError, match="x"):
@@ -91,7 +90,7 @@ KINDS = {
     "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse(),
     "csr": lambda x: x.to_sparse_csr(), "mkldnn": lambda x: x.to_mkldnn(),
     "fake": lambda x: FakeTensorMode().from_tensor(x), "functional": torch._to_functional_tensor,
-    "uninitialized": lambda x: nn.UninitializedParameter(),
+    "uninitialized": lambda x: torch.nn.UninitializedParameter(),
     "masked": lambda x: torch.masked.masked_tensor(x, x > 0),
     "nested": lambda x: torch.nested.nested_tensor(list(x)),
     "jagged": lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
@@ -103,7 +102,7 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_that_no_program_can_read() -> None:
-    wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
+    wrapper = poptorch.inferenceModel(torch.nn.Linear(4, 4), options())
     for first in (True, False):
         for kind, make in KINDS.items():
             if kind == "small storage" and not first:  # asking for it takes 0.3 us
@@ -137,7 +136,7 @@ def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> Non
 
 
 def test_containers_without_an_end() -> None:
-    wrapper = poptorch.inferenceModel(nn.Identity(), options())
+    wrapper = poptorch.inferenceModel(torch.nn.Identity(), options())
     cycle: list[object] = [X]
     cycle.append(cycle)
     by_name: dict[str, object] = {"x": X}
@@ -164,7 +163,7 @@ def test_indices_that_are_checked_are_those_that_are_read() -> None:
         ordered = model.rows(model.order).sum() * 0
         return model.rows(at.long()[:, None])[:, 0] + free[:, None] + ordered
 
-    model = Having(forward, rows=nn.Embedding(6, 2), order=torch.arange(6))
+    model = Having(forward, rows=torch.nn.Embedding(6, 2), order=torch.arange(6))
     wrapper = poptorch.inferenceModel(model, options(iterations=2))
     at, free = torch.tensor([0, 5, 1, 2]), torch.tensor([99, -7, 3, 1000])
     wrapper(at, free)

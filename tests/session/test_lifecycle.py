@@ -4,7 +4,6 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import pytest
@@ -213,12 +212,12 @@ def layers() -> nn.Module:
 
 
 @contextlib.contextmanager
-def beside(*functions: Callable[[], object]) -> Iterator[None]:
+def beside(*functions):
     """Call each function again and again in a thread of its own; what one raises is raised."""
     ended = threading.Event()
     begun = threading.Barrier(len(functions) + 1)
 
-    def loop(function: Callable[[], object]) -> None:
+    def loop(function) -> None:
         begun.wait()
         while not ended.is_set():
             function()
@@ -234,7 +233,7 @@ def beside(*functions: Callable[[], object]) -> Iterator[None]:
         each.result()
 
 
-def documented(function: Callable[[], object]) -> Callable[[], None]:
+def documented(function):
     """A call that may come while the model is not compiled, attached, or is attached already."""
 
     def call() -> None:
@@ -256,7 +255,7 @@ def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
                   **near(8, 10, size=0.1))  # fmt: skip
     model, executor, ours = twins.model, twins.wrapped, twins.ours
     validation = poptorch.inferenceModel(model.inner, options(tier))
-    methods: list[Callable[[], object]] = [
+    methods = [
         model.state_dict, ours.state_dict, executor.isCompiled, executor.copyWeightsToHost,
         executor.copyWeightsToHostIfNeeded, executor.plan, executor.getPerfCounters,
         executor.detachFromDevice, executor.attachToDevice, lambda: executor.rng_state,
@@ -267,7 +266,7 @@ def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
     rare = [executor.destroy, validation.destroy]
     draws = [random.Random(seed) for seed in range(3)]
 
-    def method(draw: random.Random) -> Callable[[], None]:
+    def method(draw: random.Random):
         return lambda: documented(draw.choice(methods if draw.random() < 0.99 else rare))()
 
     with beside(*map(method, draws)):
@@ -276,7 +275,7 @@ def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
     torch.testing.assert_close(validation(A), model.inner(A))
 
 
-def with_loss(inner: nn.Module, loss: Callable[..., torch.Tensor]) -> nn.Module:
+def with_loss(inner: nn.Module, loss) -> nn.Module:
     return Having(lambda m, x, *rest: loss(m.inner(x), *rest), inner=inner)
 
 

@@ -305,8 +305,7 @@ def test_graphs_of_strangers(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = made()
-    first = poptorch.trainingModel(options=options(), **target)
+    first = poptorch.trainingModel(options=options(), **made())
     first(X)
     own = path.with_name("trained")
     first.save(own)

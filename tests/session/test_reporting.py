@@ -1,7 +1,6 @@
 """Profile reports: where they lie, when they are written, what is in them."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,11 +30,11 @@ class Net(torch.nn.Module):
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def ask(monkeypatch: pytest.MonkeyPatch, tmp_path):
     """Options that ask for reports: by the environment, by Python, or by both."""
     monkeypatch.setattr(page, "write", lambda content, path: path.write_text("page"))
 
-    def make(environment: Path | None = None, python: Path | None = None) -> poptorch.Options:
+    def make(environment=None, python=None) -> poptorch.Options:
         if environment is not None:
             chosen = {"autoReport.all": "true", "autoReport.directory": str(environment)}
             monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(chosen))
@@ -52,13 +51,13 @@ def training(opts: poptorch.Options) -> poptorch.PoplarExecutor:
     return poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def names(directory: Path) -> set[str]:
+def names(directory) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 21, 22)
-def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path: Path) -> None:
+def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path) -> None:
     poptorch.inferenceModel(Net(), ask().deviceIterations(2)).compile(X)
     assert not names(tmp_path)  # nothing is written unless it is asked for
     poptorch.inferenceModel(Net(), ask().enableProfiling().deviceIterations(2)).compile(X)
@@ -141,7 +140,7 @@ def test_actions_and_operators_of_the_first_calls_are_timed_here(ask, tmp_path, 
 
 
 @pytest.mark.slow  # starts a process
-def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> None:
+def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path) -> None:
     """Three calls, of which the file after call 2 knows two; a child that was forked after two."""
     script = tmp_path / "script.py"
     script.write_text(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers.cases import long
@@ -16,21 +15,21 @@ from helpers.wrapping import options
 from poptorch.backends import driver
 
 
-class Labelled(nn.Module):
+class Labelled(torch.nn.Module):
     """Has statistics, random numbers, and an index that only the program itself knows."""
 
     def __init__(self, computed: bool = False) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-        self.layer = nn.Linear(4, 3)
-        self.aside = nn.Parameter(torch.ones(2))
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.layer = torch.nn.Linear(4, 3)
+        self.aside = torch.nn.Parameter(torch.ones(2))
         self.computed = computed
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        scores = nn.functional.dropout(self.layer(self.norm(x)), 0.2)
+        scores = torch.nn.functional.dropout(self.layer(self.norm(x)), 0.2)
         if self.computed:
             y = (y * 2) // 2
-        loss = nn.functional.cross_entropy(scores, y) + self.aside.square().sum()
+        loss = torch.nn.functional.cross_entropy(scores, y) + self.aside.square().sum()
         return poptorch.identity_loss(loss, reduction="none")
 
 
@@ -171,7 +170,7 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(monkeypatch, hand
     def second(signum: int, frame: object) -> None:
         seen.append("second")
 
-    wrapper = poptorch.inferenceModel(nn.Linear(2, 2), options(iterations=3).lanes(1))
+    wrapper = poptorch.inferenceModel(torch.nn.Linear(2, 2), options(iterations=3).lanes(1))
     wrapper(torch.ones(3, 2))
     handled(signal.SIGUSR1, first)
     sending(monkeypatch, signal.SIGUSR1, lambda run: True)
