@@ -32,12 +32,12 @@ def training(small: torch.Tensor, *rest: torch.Tensor) -> tuple[Tensors, Tensors
     new = [m * 0.9 + g for m, g in zip(moments, gradients[LAYERS:], strict=True)]
     stepped = [w - 0.1 * m for w, m in zip(weights, new, strict=True)]
     of_small = torch.cat(gradients[:LAYERS])
-    return [y.detach(), y.detach().t()], [small - 0.1 * of_small, *stepped, *new]
+    return [y.detach(), y.detach().mT], [small - 0.1 * of_small, *stepped, *new]
 
 
 def examples() -> Tensors:
     weights = [torch.randn(2 * WIDTH, WIDTH) * 0.3 for _ in range(2 * LAYERS)]
-    return [torch.randn(LAYERS * WIDTH), *weights, torch.randn(4, WIDTH)]
+    return [torch.randn(LAYERS * WIDTH), *weights, torch.randn(2, 2, WIDTH)]
 
 
 def drawing(w: torch.Tensor, x: torch.Tensor, by: int = 0) -> tuple[Tensors, Tensors]:
@@ -60,8 +60,35 @@ def counting(*tensors: torch.Tensor) -> tuple[Tensors, Tensors]:
     return [x, x @ buffers[0].t()], new
 
 
+def two_encoders(*tensors: torch.Tensor) -> tuple[Tensors, Tensors]:
+    """Between layers rows of products are tokens of sequences."""
+    leaves = [t.detach().requires_grad_() for t in tensors[:-1]]
+    y, rest = tensors[-1] @ leaves[-2], iter(leaves)
+    for each in ENCODERS:
+        given = {name: next(rest) for name, _ in each.named_parameters()}
+        y = torch.func.functional_call(each, given, (y,))
+    gradients = torch.autograd.grad((y @ leaves[-1]).square().mean(), leaves)
+    return [y.detach()], [t - 0.1 * g for t, g in zip(tensors, gradients, strict=False)]
+
+
+ENCODERS = [
+    torch.nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
+]
+
+
+def encoders() -> Tensors:
+    weights = [p.detach().clone() for each in ENCODERS for p in each.parameters()]
+    return [
+        *weights,
+        torch.randn(WIDTH, WIDTH),
+        torch.randn(WIDTH, WIDTH),
+        torch.randn(2, 4, WIDTH),
+    ]
+
+
 STEPS = {
     "training": (training, examples),
+    "two encoders": (two_encoders, encoders),
     "drawing": (drawing, lambda: [torch.randn(4, 4) * 0.3, torch.randn(4, 4) * 0.3]),
     "counting": (counting, lambda: [torch.randn(n, 4) for n in [2] * 12 + [4]]),
 }
@@ -82,10 +109,14 @@ def test_pieces_compute_what_the_whole_does(name: str, caplog: pytest.LogCapture
     assert "plainer way" not in caplog.text
 
 
-def test_layers_share_one_piece_forward_and_one_backward() -> None:
-    tensors = examples()
-    pieces = [call.piece for call in cut(*graph(training, tensors), tensors).calls]
-    assert [pieces.count(at) for at in sorted({*pieces})] == [1, LAYERS - 1, 1, LAYERS - 1, 1]
+@pytest.mark.parametrize(
+    "name, times", [("training", [LAYERS, 1, LAYERS - 1, 1]), ("two encoders", [1, 2, 1, 2, 1])]
+)
+def test_layers_share_one_piece_forward_and_one_backward(name: str, times: list[int]) -> None:
+    step, make = STEPS[name]
+    tensors = make()
+    pieces = [call.piece for call in cut(*graph(step, tensors), tensors).calls]
+    assert [pieces.count(at) for at in sorted({*pieces})] == times
 
 
 def growing(x: torch.Tensor) -> tuple[Tensors, Tensors]:

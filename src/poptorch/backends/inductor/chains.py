@@ -32,8 +32,10 @@ static AtenTensorHandle take(std::vector<RAIIAtenTensorHandle>& values, const in
     AtenTensorHandle handle;
     if (at[1] >= 0) {{
         const int64_t* view = views + at[1];  // offset, rank, sizes, strides
+        int64_t offset = view[0];  // or -1: where the value begins, maybe within another
+        if (offset < 0) AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(value, &offset));
         AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-            value, view[1], view + 2, view + 2 + view[1], view[0], &handle));
+            value, view[1], view + 2, view + 2 + view[1], offset, &handle));
         if (at[2]) value.reset();
     }} else if (at[2]) {{
         handle = value.release();
