@@ -36,7 +36,11 @@ Facts = dict[str, str]
 
 
 def key_of(graph: Graph, builder: Builder) -> str | None:
-    """Return the digest of what a graph's code depends on; None if some of it has no text form."""
+    """Return the digest of what a graph's code depends on; None if some of it has no text form.
+
+    Sizes are in it: with symbols for them capture, lanes, bundles and choices of libraries would
+    have to carry these, and bits must not depend on which batch was compiled first.
+    """
     try:
         nodes = graph_json.encode_nodes(graph.module)
     except TypeError as error:
