@@ -80,6 +80,18 @@ def test_later_calls_that_fail_keep_the_program() -> None:
     assert torch.equal(wrapper(X), expected)
 
 
+def test_a_first_call_under_inference_mode_is_one_of_many() -> None:
+    models = [nn.BatchNorm1d(4), nn.BatchNorm1d(4)]
+    wrapper = poptorch.inferenceModel(models[0], options())
+    with torch.inference_mode():
+        assert torch.equal(wrapper(X), models[1](X))
+    assert torch.equal(wrapper(Y), models[1](Y))
+    wrapper.copyWeightsToHost()
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)
+    wrapper.copyWeightsToDevice()
+    assert torch.equal(wrapper(X), models[1](X))
+
+
 def _without_storage(x: torch.Tensor, size: int) -> torch.Tensor:
     x = x.clone()
     x.untyped_storage().resize_(size)

@@ -153,6 +153,7 @@ class StateStore:
             self.take_over(other)
         verify.verify_state(self.state, program)
 
+    @torch.inference_mode(False)  # later calls write to what the first one allocates
     def _allocate(self, compiled: Compiled) -> None:
         program, tensors = self._program, self.state.tensors
         for key, slot in program.stored.items():

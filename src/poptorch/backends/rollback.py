@@ -20,6 +20,8 @@ from .._ir.program import Program, State
 from .._ir.slots import Kind
 
 _LAST = ("step", "update")  # the graphs that end an update
+# A call under torch.inference_mode allocates what later calls write, too.
+_like = torch.inference_mode(False)(torch.empty_like)
 
 
 class Rollback:
@@ -94,7 +96,7 @@ class Rollback:
             self._generator = state.rng
         for key in self._keys:
             if key not in state.copies:
-                state.copies[key] = torch.empty_like(state.tensors[key])
+                state.copies[key] = _like(state.tensors[key])
             state.copies[key].copy_(state.tensors[key])
 
     def roll_back(self, state: State, error: BaseException) -> None:
