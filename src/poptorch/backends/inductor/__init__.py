@@ -53,7 +53,7 @@ class Inductor:
             with timing.part("import of the compiler"):
                 private.demand(private.COMPILER)
             with timing.part("lowering"), choosing(choices(graph)):
-                return compile_graph(*without_writes(graph), graph.zero_inputs())
+                return compile_graph(*without_writes(graph), graph.examples())
 
     def load(self, code: bytes) -> Compiled:
         return load(code)
