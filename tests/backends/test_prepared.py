@@ -7,6 +7,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
+from helpers.memory import weights_of_inference
 from helpers.wrapping import Having, normal, options, training
 from poptorch.backends.inductor import compiler, packing, windows
 
@@ -132,6 +133,34 @@ def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
     first, second = executor(x), executor(x)
     torch.testing.assert_close(first[:2], model(x)[:2], **near(4 + FUNCTION))
     assert not torch.equal(first[2], second[2])
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_a_process_has_weights_of_inference_twice(backend) -> None:
+    assert weights_of_inference(backend) < 2.1, "the host's, and the device's plain or packed"
+
+
+def test_a_program_that_packs_nothing_reads_the_values_that_were_packed() -> None:
+    def forward(model, x):
+        return model.layer(x) @ model.turned
+
+    model = Having(forward, layer=nn.Linear(32, 48))
+    model.turned = nn.Parameter(normal(48, 40))
+    with torch.no_grad():
+        model.layer.weight.view(-1)[:4] = torch.tensor([-0.0, 1e-45, -3e-39, 1.5])
+    rows, row = normal(8, 32), normal(1, 32, seed=1)
+    expected = [compiled(model)(each) for each in (rows, row)]
+    executor = poptorch.inferenceModel(model, options("inductor").programs(2))
+    for edited in (False, True, False):
+        for each, wanted in zip((rows, row), expected, strict=True):
+            assert torch.equal(executor(each), wanted)
+        with torch.no_grad():
+            model.layer.weight.mul_(0 if edited else 2)
+        assert torch.equal(executor(rows), expected[0])
+    executor.copyWeightsToDevice()
+    same(executor, model, rows)
+    executor.load_state_dict({k: v + 0.5 for k, v in model.state_dict().items()})
+    same(executor, model, row)
 
 
 def test_a_saved_program_prepares_what_it_loads(tmp_path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .._base import resources
 from ..enums import OutputMode
 from .bundle import Bundle, Member, View
 from .graph import Graph, slots_of
@@ -263,9 +264,28 @@ def _divides(node: Reduce | Scatter) -> str:
 
 @dataclass
 class Writes:
-    """How often weights or buffers on a device changed; programs that share them share this."""
+    """What programs that share weights and buffers on a device share besides.
+
+    Attributes:
+        count: how often these changed.
+        resting: weights whose pages were given back, by key, as views that are like the packed
+            copies, which alone have their values.
+    """
 
     count: int = 0
+    resting: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def rest(self, key: str, plain: torch.Tensor, packed: torch.Tensor) -> None:
+        """Give back a weight's memory: no program reads it until it changes."""
+        self.resting[key] = plain, packed
+        resources.release(plain.data_ptr(), plain.nbytes)
+
+    def wake(self) -> None:
+        """Let all weights have their values again; packing has only moved these."""
+        while self.resting:
+            key, (plain, packed) = next(iter(self.resting.items()))
+            plain.copy_(packed.to_dense())
+            del self.resting[key]
 
 
 @dataclass(eq=False)
@@ -273,7 +293,8 @@ class State:
     """The device's own copy of all that lives from call to call. The only mutable value."""
 
     # By slot key, in the ``device_shape``; only written in place: executables bind to them once.
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    # Those that rest read as zeros.
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
     rng: torch.Tensor | None = None  # of the device's generator; None before it is seeded
     updates: int = 0
     writes: Writes = field(default_factory=Writes)
@@ -282,11 +303,18 @@ class State:
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default=torch.device("cpu"))
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The same tensors; none of them rests now."""
+        self.writes.wake()
+        return self.values
+
     def write(self, key: str, value: torch.Tensor) -> None:
-        self.tensors[key].copy_(value.detach())
+        self.values[key].copy_(value.detach())
+        self.writes.resting.pop(key, None)
         self.writes.count += 1
 
     def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:
         """Return a tensor as a graph reads it: all replicas' values where it has lanes."""
-        value = self.tensors[slot.key]
+        value = self.values[slot.key]
         return value[replica] if slot.replicas > 1 and not slot.lanes else value

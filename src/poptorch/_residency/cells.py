@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from .._base.threads import RenewedLock
+from .._ir.program import Writes
 from .access import unwatch, unwatched, watch
 from .locks import Lock
 from .table import TABLE, Event, State, Transfer
@@ -142,6 +143,7 @@ class Device:
         trains: whether it writes weights.
         lock: of this one and of those that it exchanges values with.
         near: those of them that it has tensors in common with.
+        writes: of the programs' states there.
         newer: the number of tensors that a read of the host has to bring down.
         stale: of those of which another device's values have come to the host.
     """
@@ -151,6 +153,7 @@ class Device:
     lock: Lock = field(default_factory=Lock)
     near: WeakList[Device] = field(default_factory=WeakList)
     copies: dict[str, Copy] = field(default_factory=dict)
+    writes: Writes = field(default_factory=Writes)
     newer: int = 0
     stale: int = 0
     _marked: object = None  # the paths that the last update wrote, if nothing happened since
@@ -265,7 +268,7 @@ class Device:
         """The device is gone."""
         for copy in self.copies.values():
             self._set(copy, State.HOST_ONLY)
-        self.copies, self._known = {}, 0
+        self.copies, self._known, self.writes = {}, 0, Writes()
 
     def is_untouched(self) -> bool:
         """Whether torch has counted no writes to the host's tensors since they last travelled."""
@@ -274,5 +277,6 @@ class Device:
 
     def edited(self, hosts: Mapping[str, torch.Tensor]) -> list[str]:
         """Return those whose host's tensor is another one by now, or has other values."""
+        self.writes.wake()
         return [path for path, copy in self.copies.items()
                 if path in hosts and copy.differs_from(hosts[path])]  # fmt: skip

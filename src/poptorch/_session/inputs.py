@@ -318,7 +318,7 @@ class Indices:
         """Return an error about the first index that is out of range."""
         for wanted in ranges:
             slot, is_input = wanted.slot, wanted.slot.kind is Kind.BATCH
-            value = batch[slot.index] if is_input else state.tensors[slot.key]
+            value = batch[slot.index] if is_input else state.values[slot.key]
             places = wanted.outside(value)
             if not places:
                 continue

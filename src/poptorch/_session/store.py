@@ -143,9 +143,8 @@ class StateStore:
         self._runs_together = plan.spec.runs_together
         self.layout = Layout(plan)
         self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
-        self.state = State({} if other is None else self._alike(other), device=compiled.device)
-        if other is not None:
-            self.state.writes = other.state.writes
+        tensors = {} if other is None else self._alike(other)
+        self.state = State(tensors, writes=device.writes, device=compiled.device)
         self._allocate(compiled)
         if other is None:
             self.write_all(Event.ATTACH)
@@ -234,12 +233,12 @@ class StateStore:
         return host
 
     def _moved(self, event: Event, hosts: Tensors) -> None:
-        values = self.state.tensors
+        values = self.state.values
         pairs = {self._slots[key].path: (host, values[key]) for key, host in hosts.items()}
         self._device.moved(event, pairs)
 
     def _hold(self) -> None:
-        values = self.state.tensors
+        values = self.state.values
         self._device.hold({slot.path: values[key] for key, slot in self._slots.items()})
 
     # To the host.
@@ -338,7 +337,7 @@ class StateStore:
         """
         keys = [key for key, kind in self._kinds.items() if kind in DEVICE_ONLY]
         own = [key for key in keys if key not in self.layout.views]
-        values = {key: self.state.tensors[key] for key in (*own, *self.layout.flat)}
+        values = {key: self.state.values[key] for key in (*own, *self.layout.flat)}
         for key, value in values.items():
             on_host = _on_host(value)
             whole = value.untyped_storage().nbytes() == value.nbytes
@@ -368,7 +367,7 @@ class StateStore:
 
     def shapes(self) -> Mapping[str, Slot | torch.Tensor]:
         sharded = {key: view.slot for key, view in self.layout.views.items()}
-        return {**self.state.tensors, **sharded}
+        return {**self.state.values, **sharded}
 
     def agree(self, broadcast: bool) -> None:
         """Take over from process 0 what lives from call to call, or check that it is the same."""

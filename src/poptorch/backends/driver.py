@@ -126,6 +126,7 @@ class LoopExecutable:
         bound = state.bound
         if bound is None or bound[0] is not self or bound[1] not in (None, state.writes.count):
             state.bound = None  # old values go before new ones come
+            state.writes.wake()
             ready = self._prepared(state)
             made = {
                 name: _BoundRun(name, function, state, self._plan, self._handed, ready)
@@ -138,13 +139,7 @@ class LoopExecutable:
 
     def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
         """Return what graphs read that depends on weights alone, by key."""
-        prepare = self._program.prepare
-        if prepare is None:
-            return {}
-        values = prepare({slot.key: state.read(slot) for slot in prepare.inputs})
-        return {
-            key: value if value.is_mkldnn else value.contiguous() for key, value in values.items()
-        }
+        return {}
 
     def _run(self, run: _BoundRun, point: Point, slices: Slices, collector: Collector) -> None:
         state = run.state()

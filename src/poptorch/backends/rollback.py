@@ -74,7 +74,7 @@ class Rollback:
 
     def _hold(self, state: State, batch: Sequence[torch.Tensor]) -> bool:
         """Tell whether inputs are in range; state is looked at again when something wrote it."""
-        kept = [(each, state.tensors[each.slot.key]) for each in self._of_state]
+        kept = [(each, state.values[each.slot.key]) for each in self._of_state]
         seen = weakref.ref(state), [value._version for _, value in kept]
         if self._in_range != seen:
             if any(each.outside(value) for each, value in kept):
@@ -96,17 +96,17 @@ class Rollback:
             self._generator = state.rng
         for key in self._keys:
             if key not in state.copies:
-                state.copies[key] = _like(state.tensors[key])
-            state.copies[key].copy_(state.tensors[key])
+                state.copies[key] = _like(state.values[key])
+            state.copies[key].copy_(state.values[key])
 
     def roll_back(self, state: State, error: BaseException) -> None:
         if self._last is not None and self._done == self._updates:
             self._kept = self._done
         else:
             for key in self._keys:
-                state.tensors[key].copy_(state.copies[key])
+                state.values[key].copy_(state.copies[key])
             for key in self._sums:
-                state.tensors[key].zero_()
+                state.values[key].zero_()
             if self._random:
                 state.rng = self._generator
             state.updates -= self._done - self._kept

@@ -16,14 +16,14 @@ from ..._base import env, private, timing
 from ..._base.folders import of_the_user
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
-from ..driver import LoopExecutable, program_report
+from ..driver import program_report
 from ..prepare import without_writes
 from ..process import keep_freed_memory
 from ..protocol import Code, Compiled, Executable, Progress
 from .compiler import callable_from_cpp, compile_graph
 from .libraries import choices, said
 from .library import generator, load
-from .prepared import prepared
+from .prepared import Preparing, packed_alone, prepared
 from .products import choosing
 from .toolchain import instructions, obstacle
 
@@ -65,8 +65,13 @@ class Inductor:
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         keep_freed_memory()
         report = program_report(self.name, plan.program, seconds)
-        report = dataclasses.replace(report, libraries=said(plan.program.graphs.values()))
-        return LoopExecutable(plan, functions, report, in_place=True)
+        resting = sum(slot.bytes for slot, _ in packed_alone(plan.program).values())
+        report = dataclasses.replace(
+            report,
+            libraries=said(plan.program.graphs.values()),
+            state_bytes=report.state_bytes - resting,
+        )
+        return Preparing(plan, functions, report, in_place=True)
 
     def conditions(self, graph: Graph) -> Mapping[str, str]:
         chosen = choices(graph, measures=True)

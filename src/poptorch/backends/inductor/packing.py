@@ -191,12 +191,10 @@ class _Packing:
         if key not in self._packed:
             graph, value = node.graph, weight.meta["val"].contiguous()
             with graph.inserting_after(weight):
-                copy = graph.call_function(
-                    aten.clone.default, (weight,), {"memory_format": torch.contiguous_format}
-                )
-            with graph.inserting_after(copy):
-                packed = graph.call_function(reorder, (copy, *how))
-            copy.meta = packed.meta = {**node.meta, "val": value}
+                plain = graph.call_function(aten.contiguous.default, (weight,))
+            with graph.inserting_after(plain):
+                packed = graph.call_function(reorder, (plain, *how))
+            plain.meta = packed.meta = {**node.meta, "val": value}
             self._packed[key] = packed
         return self._packed[key]
 

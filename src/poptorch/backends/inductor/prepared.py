@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,11 +18,13 @@ from ..._base import private
 from ..._ir import slots
 from ..._ir.graph import Graph, copy_node, graph_module, placeholder
 from ..._ir.operators import Operator, acts, draws, may_view, reachable, writes
-from ..._ir.program import Program
+from ..._ir.program import Program, State
 from ..._ir.slots import Kind, Slot
+from ..driver import LoopExecutable
 from .folding import fold
 from .packing import is_packing, pack
 
+aten = torch.ops.aten
 _WEIGHTS = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
 
 
@@ -141,3 +144,57 @@ def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
             own.erase_node(node)
     inputs = tuple(places[node] for node in own.nodes if node.op == "placeholder")
     return Graph(graph.name, graph_module(graph.module, own), inputs, graph.outputs)
+
+
+class Preparing(LoopExecutable):
+    """Runs a prepared program; a weight that only a packed copy is made of rests."""
+
+    def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
+        prepare = self._program.prepare
+        if prepare is None:
+            return {}
+        weights = [state.read(slot) for slot in prepare.inputs]
+        values = _Packing(self._program, prepare, state).run(*weights)
+        return {
+            slot.key: value if value.is_mkldnn else value.contiguous()
+            for slot, value in zip(prepare.outputs, values, strict=True)
+        }
+
+
+class _Packing(fx.Interpreter):
+    """Runs ``prepare``; each weight goes when it is packed, so that all never lie there twice."""
+
+    def __init__(self, program: Program, prepare: Graph, state: State) -> None:
+        super().__init__(prepare.module)
+        self._alone, self._state = packed_alone(program), state
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n in self._alone:
+            slot, turns = self._alone[n]
+            weight = self._state.read(slot)
+            if weight.untyped_storage().nbytes() == weight.nbytes and value.is_mkldnn:
+                self._state.writes.rest(slot.key, weight.t() if turns else weight, value)
+        return value
+
+
+def packed_alone(program: Program) -> dict[fx.Node, tuple[Slot, bool]]:
+    """Return the packed copies of weights that nothing else reads; and whether they are turned."""
+    prepare = program.prepare
+    if prepare is None:
+        return {}
+    read = {slot.key for graph in program.graphs.values() for slot in graph.inputs}
+    alone = {}
+    for node, slot in prepare.arguments.items():
+        passed, own = [], node
+        while len(own.users) == 1 and not is_packing(own):
+            own = next(iter(own.users))
+            passed.append(own.target)
+        turns = passed[:1] == [aten.t.default]
+        if (
+            slot.key not in read
+            and is_packing(own)
+            and passed[turns:-1] == [aten.contiguous.default]
+        ):
+            alone[own] = slot, turns
+    return alone
