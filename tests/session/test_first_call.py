@@ -81,7 +81,7 @@ def test_later_calls_that_fail_keep_the_program() -> None:
 
 
 def test_a_first_call_under_inference_mode_is_one_of_many() -> None:
-    models = [nn.BatchNorm1d(4), nn.BatchNorm1d(4)]
+    models = [torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)]
     wrapper = poptorch.inferenceModel(models[0], options())
     with torch.inference_mode():
         assert torch.equal(wrapper(X), models[1](X))
