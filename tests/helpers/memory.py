@@ -1,41 +1,37 @@
 """How much memory tensors take while code runs, and models in a process of their own."""
 
-import gc
 import os
 import subprocess
 import sys
 
-import psutil
 import torch
-from torch import nn
 
-import poptorch
+_INFERENCE = """
+import gc, sys
+import poptorch, psutil, torch
 from helpers.wrapping import options
+
+def resident():
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+torch.set_num_threads(1)
+for _ in range(2):  # the first time imports and compiles
+    before, layers = resident(), [torch.nn.Linear(1024, 1024) for _ in range(6)]
+    wrapper = poptorch.inferenceModel(torch.nn.Sequential(*layers), options(sys.argv[1]))
+    wrapper(torch.ones(8, 1024))
+    print((resident() - before) / sum(each.weight.nbytes for each in layers))
+    wrapper.destroy()
+"""
 
 
 def weights_of_inference(backend: str) -> float:
     """How often a process has the weights of a model that has answered, the model's included."""
     # What the process frees it gives back.
     own = {"MALLOC_MMAP_THRESHOLD_": "65536", "POPTORCH_KEEP_FREED_MEMORY": "0"}
-    paths = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "helpers.memory", backend]
-    child = subprocess.run(command, env={**os.environ, **own, "PYTHONPATH": paths},
-                           check=True, capture_output=True, text=True)  # fmt: skip
-    return float(child.stdout)
-
-
-def _resident() -> int:
-    gc.collect()
-    return psutil.Process().memory_info().rss
-
-
-def _taken(backend: str) -> float:
-    before, model = _resident(), nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)))
-    wrapper = poptorch.inferenceModel(model, options(backend))
-    wrapper(torch.ones(8, 1024))
-    taken = _resident() - before
-    wrapper.destroy()
-    return taken / sum(weight.nbytes for weight in model.parameters())
+    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _INFERENCE, backend]
+    return float(subprocess.check_output(command, env=environment, text=True).split()[1])
 
 
 def peak_of_call(executor, *args: torch.Tensor) -> int:
@@ -50,9 +46,3 @@ def peak_of_call(executor, *args: torch.Tensor) -> int:
             held += event.nbytes()
             peak = max(peak, held)
     return peak
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    _taken(sys.argv[1])  # imports and compiles
-    print(_taken(sys.argv[1]))
