@@ -238,9 +238,6 @@ class OptimGroup:
     settings: tuple[tuple[str, Setting], ...]  # with constant hyper-parameters, sorted by name
     variables: tuple[str, ...]  # names of the hyper-parameters that are inputs (slots.hyper)
 
-    def setting(self, name: str) -> Setting:
-        return dict(self.settings)[name]
-
 
 @dataclass(frozen=True)
 class OptimSpec:
@@ -252,8 +249,12 @@ class OptimSpec:
     variables: tuple[str, ...] = ()  # for instance loss_scaling
     common: tuple[tuple[str, ...], ...] = ()  # paths of parameters that are in the same memory
 
-    def setting(self, name: str) -> Setting:
-        return dict(self.settings)[name]
+    @property
+    def loss_scaling(self) -> float:
+        """Return what is compiled in, 1 where it is a variable."""
+        scaling = dict(self.settings).get("loss_scaling", 1.0)
+        assert isinstance(scaling, float)
+        return scaling
 
     @property
     def max_grad_norm(self) -> float:

@@ -100,7 +100,7 @@ class Accumulation:
         factors = self._factors(watched)
 
         def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-            scaling: Scalar = self._divisor(divisor)
+            scaling: Scalar = divisor * self.optim.loss_scaling
             for slot in factors:
                 scaling = tensors[slot.key] * scaling
             factor = materialised({"factor": 1 / scaling})["factor"]
@@ -123,10 +123,6 @@ class Accumulation:
     def _factors(self, watched: Sequence[Slot]) -> tuple[Slot, ...]:
         hyper = (slots.LOSS_SCALING,) if "loss_scaling" in self.optim.variables else ()
         return (*((slots.LOSS_SCALE_FACTOR,) if watched else ()), *hyper)
-
-    def _divisor(self, divisor: float) -> float:
-        constant = "loss_scaling" not in self.optim.variables
-        return divisor * float(self.optim.setting("loss_scaling") or 1.0) if constant else divisor
 
     def _accumulator(self, gradient: Slot) -> Slot:
         dtype = gradient.dtype
