@@ -87,6 +87,7 @@ def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_p
     before = profile.read(tmp_path / "training")
     assert before["format"] == profile.FORMAT
     assert before["name"].endswith("Net, training")
+    assert before["estimated"]["guesses"]
     assert before["measured"]["calls"] == 0
     for _ in range(3):
         executor(X, Y)

@@ -69,7 +69,7 @@ def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
     return captured.changed(graph=_capture.with_fewer_checkpoints(captured.micro.graph, every))
 
 
-def estimate(captured: Capture, spec: Spec, system: System, guesses: bool = True) -> Estimate:
+def estimate(captured: Capture, spec: Spec, system: System, guesses: bool) -> Estimate:
     return price(subject(captured, spec, system), system.text, guesses)
 
 

@@ -27,7 +27,7 @@ _HOST_BOUND = 1 / 3
 _SHOWN = 12
 
 
-def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
+def price(subject: Subject, system: str, guesses: bool) -> Estimate:
     timeline = simulate(subject)
     memories = memory_of(subject, timeline.prices)
     seconds, cycles = _duration(subject, timeline)

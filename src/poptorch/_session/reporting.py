@@ -141,7 +141,7 @@ class Reports:
             needed = _compile.subject(captured, spec, System(kind, 1))
             chips = needed.per_replica * needed.replicas
             system = System(kind, max(system_of().chips, 1 << (chips - 1).bit_length()))
-            self._estimate = _compile.estimate(captured, spec, system)
+            self._estimate = _compile.estimate(captured, spec, system, guesses=True)
             if spec.runtime.report is not None and self.advise is not None:
                 self._estimate = self.advise(captures, self._estimate)
         return self._estimate
