@@ -129,6 +129,9 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     same(tuple(ours), step(x, scale))
     assert (seen["exp"], ours[0].stride()) == ((1, 7 * BATCH, BATCH), (1, 7 * BATCH, BATCH))
     assert ours[2].stride() == (21, 7, 1)
+    traced = make_fx(OrderedReplay(module, rules).run, tracing_mode="fake")(x, scale)
+    (exp,) = traced.graph.find_nodes(op="call_function", target=aten.exp.default)
+    assert exp.meta["val"].is_contiguous()  # the code generator stores it by its dimensions
 
 
 @pytest.mark.parametrize("groups,space", [(1, ()), (2, ()), (2, (3, 4)), (6, (7,))])

@@ -83,7 +83,7 @@ def test_what_stops_forward_and_a_missing_loss_are_last() -> None:
     findings = explained(forward, torch.ones(2, 2))
     with pytest.raises(RuntimeError) as raised:
         forward(torch.ones(2, 2))
-    assert [f.what for f in findings][1:] == [f"RuntimeError: {raised.value}"]
+    assert [f.what for f in findings.fatal][1:] == [f"RuntimeError: {raised.value}"]
     assert "x @ torch.ones(7, 7)" in findings[-1].line
     lossless = Having(lambda model, x: (x.numpy(), model.layer(x))[1], layer=nn.Linear(2, 2))
     assert [f.what for f in training(lossless).explain(torch.ones(1, 2))] == [

@@ -45,7 +45,7 @@ COMPILERS = {  # a script, and what the warning has of it
 def wrapped(backend: str) -> poptorch.PoplarExecutor:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.GELU())
-    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
+    opts = poptorch.Options().backend(backend).showCompilationProgressBar(True)
     return poptorch.inferenceModel(model, opts)
 
 
@@ -68,7 +68,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     ("optimise", "fails on the kernels", 2), ("auto", "cannot write the library", 1),
     long("auto", "writes nonsense", 1),
 ])  # fmt: skip
-def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog) -> None:
+def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog, capsys) -> None:
     from torch._inductor import config
 
     script, said = COMPILERS[kind]
@@ -87,6 +87,9 @@ def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog)
         if backend == "auto":
             assert eventually(lambda m=model: m(x) is not None and not m._executable.waiting)
             torch.testing.assert_close(model(x), expected)
+        else:
+            begun = f"captured; compiling, about {tiers.STARTING - tiers.SOONER:.0f} s"
+            assert begun in capsys.readouterr().err
     assert str(model.plan()).startswith("runs on the reference backend")
     (warning,) = warnings(caplog)
     assert "Compiling failed" in warning
