@@ -81,16 +81,18 @@ def test_buffers_count_executions_not_calls() -> None:
     def count(model, x):
         model.count += 1
         model.last.copy_(x[-1])  # is never read
+        counting.seen = counting.seen + 1  # as a method does that is kept in an attribute
         return model.count * 1, poptorch.identity_loss(x * model.weight, "sum")
 
     opts = options(iterations=2, accumulation=3).outputMode(poptorch.OutputMode.All)
     weight = nn.Parameter(torch.tensor(1.0))
-    counting = Having(count, weight=weight, count=torch.zeros(()), last=torch.zeros(()))
+    zeros = {name: torch.zeros(()) for name in ("count", "last", "seen")}
+    counting = Having(count, weight=weight, **zeros)
     model = training(counting, opts)
     for first in (1, 7):
         out, _ = model(torch.arange(12.0))
         assert out.tolist() == list(range(first, first + 6))
-    assert (counting.count, counting.last) == (12, 11)
+    assert (counting.count, counting.last, counting.seen) == (12, 11, 12)
 
 
 @pytest.mark.spec("supported_ops", 6)

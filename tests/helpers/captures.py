@@ -26,7 +26,7 @@ def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1
     trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM and training)
 
     given = (lambda tensors: module(*tensors)), tensors, state, batch, trained, training
-    return _capture.capture(Request(module, *given, replicas=replicas))
+    return _capture.capture(Request(module, module, *given, replicas=replicas))
 
 
 def labels(micro: Micro) -> list[tuple[str, str | None, bool]]:

@@ -35,6 +35,7 @@ class Request:
     """What is to be captured; the module is unchanged afterwards."""
 
     module: nn.Module
+    users: nn.Module  # whose dicts of tensors it shares, or itself
     call: Call  # runs forward on the tensors of ``batch``, putting them back into the arguments
     tensors: Mapping[str, ModelTensor]  # parameters and buffers by path
     state: tuple[Slot, ...]  # their slots, in the same order
@@ -53,7 +54,6 @@ class Request:
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
     priced: bool = False  # the graph is for an estimate, not to run
-    users: nn.Module | None = None  # a module whose dicts of tensors ``module`` shares
     casts: torch.dtype | None = None  # the type of an autocast around the call
 
     @property

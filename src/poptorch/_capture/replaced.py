@@ -64,7 +64,7 @@ def replaced(
     root: nn.Module,
     places: Mapping[str, ModelTensor],
     values: Mapping[str, torch.Tensor],
-    users: nn.Module | None,
+    users: nn.Module,
     again: Callable[[], AbstractContextManager[object]],
 ) -> Iterator[dict[str, torch.Tensor]]:
     """``again`` makes the context in which checkpoints run again in the backward pass.
@@ -125,7 +125,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def _tensors(
-    places: Mapping[str, ModelTensor], values: Mapping[str, torch.Tensor], users: nn.Module | None
+    places: Mapping[str, ModelTensor], values: Mapping[str, torch.Tensor], users: nn.Module
 ) -> Iterator[Change]:
     seen: dict[int, dict[str, torch.Tensor]] = {}  # by the dict that they stand in
     for path, tied in places.items():
@@ -133,7 +133,7 @@ def _tensors(
             own = owner.__dict__[holder]
             seen.setdefault(id(own), dict(own))[name] = values[path]
     owners = {owner for tied in places.values() for owner, _, _ in tied.places}
-    for owner in owners if users is None else {*owners, users}:
+    for owner in {*owners, users}:
         for holder in _HOLDERS:
             own = owner.__dict__[holder]
             if id(own) in seen:
