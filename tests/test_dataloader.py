@@ -10,10 +10,12 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, TensorDataset
 from tqdm import tqdm
 
+import poptorch
 from helpers import data_sets as sets
 from helpers.cases import few
 from helpers.leaks import descendants
 from helpers.loaders import ALL_MODES, FORK, loader, options, values
+from helpers.wrapping import options as quick
 from poptorch._base.errors import Error
 from poptorch.dataloader import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import DataLoaderMode
@@ -359,3 +361,43 @@ def test_batches_are_the_caller_s_own():
         batch[0].zero_()
     assert torch.equal(TENSORS.tensors[0], before)
     assert next(iter(loader(TensorDataset(torch.ones(4, requires_grad=True)), 2)))[0].requires_grad
+
+
+PADDED = [
+    {"tokens": list(range(1, count + 1)), "labels": torch.full((count,), 7), "kind": count % 2}
+    for count in (2, 3, 4, 6)
+]
+FILL = {"tokens": 0, "labels": -100}
+
+
+def test_a_batch_gets_the_smallest_size_that_holds_it_tuples_too() -> None:
+    collate = poptorch.PadToSizes([8, 4], FILL)
+    short, long = collate(PADDED[:2]), collate(PADDED[2:])
+    assert short["tokens"].tolist() == [[1, 2, 0, 0], [1, 2, 3, 0]]
+    assert short["labels"].tolist() == [[7, 7, -100, -100], [7, 7, 7, -100]]
+    assert (short["kind"].tolist(), long["tokens"].shape) == ([0, 1], (2, 8))
+    assert PADDED[0]["tokens"] == [1, 2]
+    samples = [(torch.ones(count, 3), count) for count in (1, 2)]
+    frames, counts = poptorch.PadToSizes([4], {0: -1})(samples)
+    assert (frames.shape, frames[0, 0].tolist()) == ((2, 4, 3), [1, 1, 1])
+    assert (frames[0, 1:].unique().tolist(), counts.tolist()) == ([-1], [1, 2])
+
+
+def test_a_program_for_each_size() -> None:
+    chosen = quick().programs(2)
+    collate = poptorch.PadToSizes([4, 8], FILL)
+    batches = poptorch.DataLoader(chosen, PADDED, batch_size=2, collate_fn=collate)
+    wrapper = poptorch.inferenceModel(
+        lambda tokens, labels, kind: (tokens.sum(1) + kind, labels.ne(-100).sum(1)), chosen
+    )
+    sums, counts = zip(*(wrapper(**batch) for batch in batches), strict=True)
+    assert torch.cat(sums).tolist() == [3, 7, 10, 21]
+    assert torch.cat(counts).tolist() == [2, 3, 4, 6]
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ValueError, match=r"longer than all sizes(?s:.)*6; sizes \[4\]"):
+        poptorch.PadToSizes([4], FILL)(PADDED)
+    for sizes, fill in (([], FILL), ([0], FILL), ([4], {})):
+        with pytest.raises(poptorch.Error, match="needs lengths and what to pad"):
+            poptorch.PadToSizes(sizes, fill)

@@ -13,6 +13,7 @@ from poptorch.backends.inductor import windows
 from poptorch.backends.inductor.digamma import digamma
 from poptorch.backends.inductor.lowering import OrderedReplay, memory_order
 from poptorch.backends.inductor.norms import group_norm, group_norm_backward
+from poptorch.backends.inductor.products import row_product
 from poptorch.backends.inductor.windows import Convolutions, batch_first, max_pool
 
 pytestmark = pytest.mark.slow
@@ -47,6 +48,17 @@ def test_convolution(geometry: tuple, rows: int) -> None:
     assert db is None
     same((dx, dw), tuple(aten.convolution_backward(*backward))[:2])
     same(convolution(x, w, None, *args), aten.convolution(x, w, None, *args))
+
+
+def test_what_takes_less_than_a_call_of_a_library_is_loops() -> None:
+    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    looped = make_fx(lambda *inputs: convolution(*inputs, None, *args))
+    found = looped(torch.randn(1, 16, 6, 6), torch.randn(16, 16, 3, 3)).graph.nodes
+    assert aten.convolution.default not in {node.target for node in found}
+    row, weight = torch.randn(1, 40), torch.randn(24, 40).t()
+    same(row_product(row, weight), row @ weight)
+    others = [(row.double(), weight), (torch.randn(2, 40), weight), (row, weight.contiguous())]
+    assert all(row_product(*each) is NotImplemented for each in others)
 
 
 @pytest.mark.parametrize("channels,outputs,groups", [(4, 4, 1), (16, 32, 1), (4, 4, 4)])

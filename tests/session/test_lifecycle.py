@@ -125,6 +125,11 @@ def test_random_state() -> None:
     torch.manual_seed(7)  # the host's sequence is another one
     assert torch.equal(again(ones), first)
     assert not torch.equal(torch.cat([dropout(ones[:32]), dropout(ones[32:])]), first)
+    attention = inference(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q))
+    attention(ones.view(1, 1, 8, 8))
+    state = attention.rng_state
+    attention(ones.view(1, 1, 8, 8))  # torch marks it random: without a dropout it draws nothing
+    assert attention.rng_state == state
     unseeded = inference(dropout, replicas=2)
     unseeded.compile(ones)
     assert unseeded.rng_state is None

@@ -77,7 +77,7 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def release(address: int, size: int) -> None:
+def release_pages(address: int, size: int) -> None:
     """Give back the pages of memory that stays somebody's; whoever writes to it gets new ones."""
     library, page = ctypes.CDLL(None), mmap.PAGESIZE
     first, last = -(-address // page) * page, (address + size) // page * page

@@ -268,24 +268,24 @@ class Writes:
 
     Attributes:
         count: how often these changed.
-        resting: weights whose pages were given back, by key, as views that are like the packed
-            copies, which alone have their values.
+        released: weights whose pages were given back, by key, as views that are like their copies
+            in another layout, which alone have their values.
     """
 
     count: int = 0
-    resting: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    released: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def rest(self, key: str, plain: torch.Tensor, packed: torch.Tensor) -> None:
+    def release(self, key: str, plain: torch.Tensor, copy: torch.Tensor) -> None:
         """Give back a weight's memory: no program reads it until it changes."""
-        self.resting[key] = plain, packed
-        resources.release(plain.data_ptr(), plain.nbytes)
+        self.released[key] = plain, copy
+        resources.release_pages(plain.data_ptr(), plain.nbytes)
 
-    def wake(self) -> None:
-        """Let all weights have their values again; packing has only moved these."""
-        while self.resting:
-            key, (plain, packed) = next(iter(self.resting.items()))
-            plain.copy_(packed.to_dense())
-            del self.resting[key]
+    def restore(self) -> None:
+        """Let all weights have their values again; the copies' layouts have only moved these."""
+        while self.released:
+            key, (plain, copy) = next(iter(self.released.items()))
+            plain.copy_(copy.to_dense())
+            del self.released[key]
 
 
 @dataclass(eq=False)
@@ -293,7 +293,7 @@ class State:
     """The device's own copy of all that lives from call to call. The only mutable value."""
 
     # By slot key, in the ``device_shape``; only written in place: executables bind to them once.
-    # Those that rest read as zeros.
+    # Those that are released read as zeros.
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     rng: torch.Tensor | None = None  # of the device's generator; None before it is seeded
     updates: int = 0
@@ -305,13 +305,13 @@ class State:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The same tensors; none of them rests now."""
-        self.writes.wake()
+        """The same tensors; none of them is released now."""
+        self.writes.restore()
         return self.values
 
     def write(self, key: str, value: torch.Tensor) -> None:
         self.values[key].copy_(value.detach())
-        self.writes.resting.pop(key, None)
+        self.writes.released.pop(key, None)
         self.writes.count += 1
 
     def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:

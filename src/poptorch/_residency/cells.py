@@ -277,6 +277,6 @@ class Device:
 
     def edited(self, hosts: Mapping[str, torch.Tensor]) -> list[str]:
         """Return those whose host's tensor is another one by now, or has other values."""
-        self.writes.wake()
+        self.writes.restore()
         return [path for path, copy in self.copies.items()
                 if path in hosts and copy.differs_from(hosts[path])]  # fmt: skip

@@ -126,7 +126,7 @@ class LoopExecutable:
         bound = state.bound
         if bound is None or bound[0] is not self or bound[1] not in (None, state.writes.count):
             state.bound = None  # old values go before new ones come
-            state.writes.wake()
+            state.writes.restore()
             ready = self._prepared(state)
             made = {
                 name: _BoundRun(name, function, state, self._plan, self._handed, ready)

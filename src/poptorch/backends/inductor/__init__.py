@@ -23,7 +23,7 @@ from ..protocol import Code, Compiled, Executable, Progress
 from .compiler import callable_from_cpp, compile_graph
 from .libraries import choices, said
 from .library import generator, load
-from .prepared import Preparing, packed_alone, prepared
+from .prepared import Preparing, copied_alone, prepared
 from .products import choosing
 from .toolchain import instructions, obstacle
 
@@ -65,11 +65,11 @@ class Inductor:
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         keep_freed_memory()
         report = program_report(self.name, plan.program, seconds)
-        resting = sum(slot.bytes for slot, _ in packed_alone(plan.program).values())
+        released = sum(slot.bytes for slot, _ in copied_alone(plan.program).values())
         report = dataclasses.replace(
             report,
             libraries=said(plan.program.graphs.values()),
-            state_bytes=report.state_bytes - resting,
+            state_bytes=report.state_bytes - released,
         )
         return Preparing(plan, functions, report, in_place=True)
 

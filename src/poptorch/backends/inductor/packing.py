@@ -163,7 +163,7 @@ class _Packing:
             return
         x, weight, bias = parts
         rows, size = x.meta["val"].shape[0], weight.meta["val"].numel()
-        if rows == 1:
+        if rows < _FEWEST_ROWS:
             self._lay_columns(node, weight)
         if rows < _FEWEST_ROWS or (size < _LARGE_WEIGHT and rows * size < _LARGE_PRODUCT):
             return

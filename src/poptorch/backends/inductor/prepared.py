@@ -100,10 +100,9 @@ def _own(node: fx.Node) -> fx.Node:
     given = source.meta.get("val") if isinstance(source, fx.Node) else None
     if not isinstance(given, torch.Tensor) or not isinstance(value, torch.Tensor):
         return node
-    turns = given.is_contiguous() and not value.is_contiguous()
-    smaller = given.numel() < value.numel()
-    whole = given.numel() == value.numel()
-    return _own(source) if smaller or (turns and whole) else node  # type: ignore[arg-type]
+    turned = given.is_contiguous() and not value.is_contiguous()
+    smaller = given.numel() < value.numel() + turned
+    return _own(source) if smaller else node  # type: ignore[arg-type]
 
 
 def _bytes(node: fx.Node) -> int:
@@ -147,39 +146,40 @@ def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
 
 
 class Preparing(LoopExecutable):
-    """Runs a prepared program; a weight that only a packed copy is made of rests."""
+    """Runs a prepared program; a weight that only its copy is made of gives its memory back."""
 
     def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
         prepare = self._program.prepare
         if prepare is None:
             return {}
         weights = [state.read(slot) for slot in prepare.inputs]
-        values = _Packing(self._program, prepare, state).run(*weights)
+        values = _Preparation(self._program, prepare, state).run(*weights)
         return {
             slot.key: value if value.is_mkldnn else value.contiguous()
             for slot, value in zip(prepare.outputs, values, strict=True)
         }
 
 
-class _Packing(fx.Interpreter):
-    """Runs ``prepare``; each weight goes when it is packed, so that all never lie there twice."""
+class _Preparation(fx.Interpreter):
+    """Runs ``prepare``; each weight goes when it is copied, so that all never lie there twice."""
 
     def __init__(self, program: Program, prepare: Graph, state: State) -> None:
         super().__init__(prepare.module)
-        self._alone, self._state = packed_alone(program), state
+        self._alone, self._state = copied_alone(program), state
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n in self._alone:
             slot, turns = self._alone[n]
             weight = self._state.read(slot)
-            if weight.untyped_storage().nbytes() == weight.nbytes and value.is_mkldnn:
-                self._state.writes.rest(slot.key, weight.t() if turns else weight, value)
+            whole = weight.untyped_storage().nbytes() == weight.nbytes
+            if whole and (value.is_mkldnn or n.target is aten.clone.default):
+                self._state.writes.release(slot.key, weight.t() if turns else weight, value)
         return value
 
 
-def packed_alone(program: Program) -> dict[fx.Node, tuple[Slot, bool]]:
-    """Return the packed copies of weights that nothing else reads; and whether they are turned."""
+def copied_alone(program: Program) -> dict[fx.Node, tuple[Slot, bool]]:
+    """Return the copies of weights that nothing else reads, and whether they are turned."""
     prepare = program.prepare
     if prepare is None:
         return {}
@@ -187,14 +187,15 @@ def packed_alone(program: Program) -> dict[fx.Node, tuple[Slot, bool]]:
     alone = {}
     for node, slot in prepare.arguments.items():
         passed, own = [], node
-        while len(own.users) == 1 and not is_packing(own):
+        while len(own.users) == 1 and not _copies(own):
             own = next(iter(own.users))
             passed.append(own.target)
         turns = passed[:1] == [aten.t.default]
-        if (
-            slot.key not in read
-            and is_packing(own)
-            and passed[turns:-1] == [aten.contiguous.default]
-        ):
+        moved = _copies(own) and passed[turns:-1] in ([], [aten.contiguous.default])
+        if moved and slot.key not in read:
             alone[own] = slot, turns
     return alone
+
+
+def _copies(node: fx.Node) -> bool:
+    return is_packing(node) or node.target is aten.clone.default

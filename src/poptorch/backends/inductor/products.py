@@ -21,8 +21,7 @@ aten = torch.ops.aten
 
 _chosen = ContextVar[Mapping[Shape, str] | None]("libraries of the graph", default=None)
 LONGEST = 256  # positions of attention: with more, little is gained, and the scores take memory
-
-_SHORTEST = 32  # columns, whose sums are vectorised
+_SHORTEST = 32  # elements of a column: sums of fewer are not vectorised
 
 
 @contextlib.contextmanager
