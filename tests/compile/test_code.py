@@ -117,14 +117,13 @@ def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog
 
 
 def test_the_users_folder_is_below_one_where_nobody_else_writes(tmp_path, monkeypatch, caplog):
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(folders, "temporary", lambda: str(tmp_path))
     own = tmp_path / f"poptorch-code-{os.getuid()}"
+    monkeypatch.setattr(folders, "temporary", lambda: str(tmp_path))
     before = os.umask(0)
-    try:
+    for torchs in ("", str(tmp_path / "torchinductor_name")):  # as it sets it itself later on
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", torchs)
         assert cache.default_store().folder == own / "poptorch"
-    finally:
-        os.umask(before)
+    os.umask(before)
     assert own.stat().st_mode & 0o777 == 0o700
     own.chmod(0o777)  # as somebody else may have made it
     folders.of_the_process.cache_clear()
@@ -138,6 +137,7 @@ def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkey
 
     def fail(graph: object) -> None:
         seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert cache.default_store().folder == Path(seen[0]).parent
         raise ZeroDivisionError
 
     monkeypatch.setattr(inductor, "without_writes", fail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import stat
@@ -10,6 +11,10 @@ import tempfile
 from pathlib import Path
 
 from . import env, log
+
+# Torch's own folder is no choice of the user's: as soon as its compiler is imported, also by a mere
+# trace, the variable has it.
+_TORCHS, _TORCHS_OWN = "of-torchs-compiler", "torchinductor_"
 
 
 def trouble(folder: Path) -> str | None:
@@ -35,17 +40,24 @@ def temporary() -> str | None:
 
 def of_the_user() -> Path:
     """Return where code is kept if no option names a folder: beside torch's compiler cache."""
-    root = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary()
-    if root is None:
+    given, place = env.get("TORCHINDUCTOR_CACHE_DIR"), temporary()
+    own = Path(given or place or "")
+    if own.name == _TORCHS:  # while torch's compiler runs
+        return own.parent
+    if not given and place is None:
         return of_the_process("there is no temporary directory that can be written to")
-    own = Path(root)
-    if not env.is_set("TORCHINDUCTOR_CACHE_DIR"):
-        own /= f"poptorch-code-{os.getuid()}"
+    if not given or (str(own.parent) == place and own.name.startswith(_TORCHS_OWN)):
+        own = Path(place or "", f"poptorch-code-{os.getuid()}")
         if (why := trouble(own)) is not None:  # others could put another folder in it at any time
             return of_the_process(f"{own}: {why}")
     folder = own / "poptorch"
     why = trouble(folder)
     return folder if why is None else of_the_process(f"{folder}: {why}")
+
+
+def of_torchs_compiler() -> contextlib.AbstractContextManager[None]:
+    """Have what torch's compiler keeps in a part of the user's folder meanwhile."""
+    return env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / _TORCHS))
 
 
 @functools.cache

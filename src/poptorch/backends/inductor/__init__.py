@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from ..._base import env, private, timing
-from ..._base.folders import of_the_user
+from ..._base import private, timing
+from ..._base.folders import of_torchs_compiler
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
 from ..driver import program_report
@@ -48,8 +48,7 @@ class Inductor:
 
     def build(self, graph: Graph) -> Code:
         """Compile one graph; the code is run, so that its folder is this user's alone."""
-        caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
-        with caches, _without_torchs_advice():
+        with of_torchs_compiler(), _without_torchs_advice():
             with timing.part("import of the compiler"):
                 private.demand(private.COMPILER)
             with timing.part("lowering"), choosing(choices(graph)):
