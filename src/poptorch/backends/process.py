@@ -6,16 +6,17 @@ import ctypes
 import functools
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 
 import torch
 
 from .._base import env, log
 
-TRIAL, ROUNDS = 0.5, 2  # seconds of trying, and how often each number is tried at least
-# Seconds of a call for which several threads do not pay: two take 0.7 of a perceptron's time at
-# 0.35 ms a call, 0.8 at 0.22, all of it at 0.17; many times it, once they had gone to sleep.
-SHORT = 2e-4
+TRIAL, ROUNDS = 0.25, 2  # seconds of trying, and how often each number is tried at least
+AGAIN = 50  # times as long as it took to try, until it is tried anew: a neighbour may be gone
+# Seconds of a call below which several threads are not tried. A perceptron's row whose weights fit
+# two cores' caches and not one's takes 0.07 ms with two and 0.17 with one.
+SHORT = 5e-5
 COLLAPSED, WINDOW = 3, 10  # the median of so many calls is so many times what it was
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -28,8 +29,8 @@ class Threads:
 
     Small graphs run best on one; with a busy neighbour so do large ones, whose barriers wait for
     the displaced thread. The shortest calls take one. For others both are tried, and the faster
-    stays; several are given up for good when calls collapse. Nothing is tried where deterministic
-    results are asked for, as the number shows in the last bits of sums.
+    stays until calls collapse, or has run for so long that trying anew costs little. Nothing is
+    tried where deterministic results are asked for: the number shows in the last bits of sums.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -61,34 +62,42 @@ class Threads:
 
     def _found(self, user: int) -> Generator[int, float, None]:
         """Yield each call's number of threads; what is sent is the seconds that it took."""
-        spent, times = 0.0, dict[int, list[float]]({1: [], user: []})
         yield user  # the first call of all pays for caches and says nothing
-        while spent < TRIAL or len(times[user]) < ROUNDS:
-            for number, seconds in times.items():
-                first, second = (yield number), (yield number)  # the first wakes sleeping threads
-                seconds.append(min(first, second))
-                spent += first + second
-                if times[1][0] < SHORT:
-                    self._decide(f"with one thread: {times[1][0] * 1e3:.2f} ms a call")
-                    while True:
-                        yield 1
-        middle = {number: statistics.median(seconds) for number, seconds in times.items()}
-        one, several = (f"{middle[number] * 1e3:.2f} ms a call" for number in (1, user))
-        if middle[user] < middle[1]:
-            self._decide(f"with {user} threads: {several}, {one} with one")
-            recent = [0.0]
-            while statistics.median(recent) <= COLLAPSED * middle[user]:
+        while True:
+            middle, spent = yield from _tried(user)
+            best = min(middle, key=middle.__getitem__)
+            self._decide(best, middle)
+            ran, recent = 0.0, [0.0]
+            while ran < AGAIN * spent and statistics.median(recent) <= COLLAPSED * middle[best]:
                 recent = []
                 for _ in range(WINDOW):
-                    recent.append((yield user))
-            several = f"{statistics.median(recent) * 1e3:.2f} ms a call"
-        self._decide(f"with one thread: {one}, {several} with {user}")
-        while True:
-            yield 1
+                    recent.append((yield best))
+                ran += sum(recent)
 
-    def _decide(self, decision: str) -> None:
-        self.decision = decision
-        log.engine.info("From the next call on the program runs %s", decision)
+    def _decide(self, best: int, middle: Mapping[int, float]) -> None:
+        texts = {n: f"{seconds * 1e3:.2f} ms a call" for n, seconds in middle.items()}
+        others = [f", {text} with {_word(n)}" for n, text in texts.items() if n != best]
+        before, number = self.decision, f"with {_word(best)} thread{'s' if best > 1 else ''}"
+        self.decision = f"{number}: {texts[best]}{''.join(others)}"
+        if not before.startswith(number):
+            log.engine.info("From the next call on the program runs %s", self.decision)
+
+
+def _tried(user: int) -> Generator[int, float, tuple[dict[int, float], float]]:
+    """Try one thread and ``user`` in turn; return the median seconds of each, and all of them."""
+    spent, times = 0.0, dict[int, list[float]]({1: [], user: []})
+    while spent < TRIAL or len(times[user]) < ROUNDS:
+        for number, seconds in times.items():
+            first, second = (yield number), (yield number)  # the first wakes sleeping threads
+            seconds.append(min(first, second))
+            spent += first + second
+            if times[1][0] < SHORT:
+                return {1: times[1][0]}, spent
+    return {number: statistics.median(seconds) for number, seconds in times.items()}, spent
+
+
+def _word(number: int) -> str:
+    return "one" if number == 1 else str(number)
 
 
 def use_one() -> None:
