@@ -9,15 +9,18 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.memory import weights_of_inference
 from helpers.wrapping import Having, normal, options, training
-from poptorch.backends.inductor import compiler, packing, windows
+from poptorch.backends.inductor import compiler, libraries, packing, windows
 
 pytestmark = pytest.mark.slow
 SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
 
 
 @pytest.fixture(autouse=True)
-def _small_weights_are_packed(monkeypatch) -> None:
+def library(monkeypatch, request) -> None:
+    """Take one for products with small weights, too, whichever this processor likes."""
+    name = getattr(request, "param", libraries.ONEDNN)
     monkeypatch.setattr(packing, "_LARGE_WEIGHT", 0)
+    monkeypatch.setattr(packing, "chosen", lambda work, measures: dict.fromkeys(work, name))
     monkeypatch.setattr(windows, "_SMALL", 0)
 
 
@@ -54,8 +57,17 @@ def compiled(model: nn.Module) -> poptorch.PoplarExecutor:
     return poptorch.inferenceModel(model, options("inductor"))
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_new_weights_are_prepared_however_they_come(plain, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("library", "products", "laid", "plain"),
+    [
+        (libraries.ONEDNN, 2, 0, False),
+        (libraries.ONEDNN, 2, 0, True),
+        (libraries.TURNED, 0, 1, False),
+        (libraries.BLAS, 0, 0, False),
+    ],
+    indirect=["library"],
+)
+def test_new_weights_are_prepared_however_they_come(products, laid, plain, monkeypatch) -> None:
     if plain:  # what only saves time fails
         monkeypatch.setattr(compiler, "_compile_quickly", None)
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
@@ -66,7 +78,8 @@ def test_new_weights_are_prepared_however_they_come(plain, monkeypatch) -> None:
     described = executor.plan().describe().partition("graph forward")[2]
     assert "norm" not in described
     assert described.count("packed_convolution.default(") == 3
-    assert described.count("packed_product.default(") == 2
+    assert described.count("packed_product.default(") == products
+    assert described.count("  in  value.clone_default") == laid
     before = executor(x)
     with torch.no_grad():
         for weight in model.parameters():

@@ -197,7 +197,7 @@ def test_products_are_measured_again(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert main(["doctor", "--calibrate"]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
-    assert [row[:13] for row in rows] == [f"64x256x256 {lies}" for lies in ("nn", "nt", "tn")]
+    assert [row[:13] for row in rows] == [f"64x256x256 {lies}" for lies in ("nn", "np", "nt", "tn")]
 
 
 def test_each_command_has_a_help_page_with_an_example(capsys) -> None:

@@ -35,6 +35,7 @@ aten = torch.ops.aten
 Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
+TURNED = f"{BLAS} with weights row by row"
 
 _SMALLEST = 1 << 22  # multiplications: of fewer, a call costs more than a library saves
 _LONGEST, _LARGEST = 4096, 1 << 29  # a dimension, and multiplications, of what is measured
@@ -47,13 +48,16 @@ _BETTER = 0.9  # what a library must take of the usual one's time, twice, to be 
 _ALONE = 0.9  # of each thread's time is spent on a core, where nobody else wants it
 
 
+PREPARED = "np"
+
+
 class Shape(NamedTuple):
     """A class of products: sizes are rounded, to 1 or 1.5 times a power of two."""
 
     rows: int
     inner: int
     columns: int
-    lies: str  # "nt": the first row by row, the second column by column
+    lies: str  # "nt": the first row by row, the second column by column; "np": that is prepared
 
     @property
     def work(self) -> int:
@@ -76,6 +80,11 @@ def shape_of(a: Matrix, b: Matrix) -> Shape | None:
         or sizes[0] * sizes[1] * sizes[2] < _SMALLEST
     ):
         return None
+    return class_of(sizes, lies)
+
+
+def class_of(sizes: Iterable[int], lies: str = PREPARED) -> Shape:
+    """Return the class of a product by rows, inner size and columns."""
     rows, inner, columns = (min(_rounded(size), _LONGEST) for size in sizes)
     while rows * inner * columns > _LARGEST:
         longest = max(rows, inner, columns)
@@ -97,6 +106,8 @@ def _rounded(size: int) -> int:
 
 def by_rule(shape: Shape) -> str:
     """Return who computes what was not measured: never far off where somebody has measured."""
+    if shape.lies == PREPARED:
+        return ONEDNN
     if shape.lies[0] == "t" or shape.work >= _HUGE:
         return BLAS
     if shape.rows >= _MANY_ROWS and shape.work >= _LARGE_PRODUCT:
@@ -125,6 +136,11 @@ def choices(graph: Graph, measures: bool = False) -> dict[Shape, str]:
     work = Counter[Shape]()
     for (_, shape), times in products(graph).items():
         work[shape] += times * shape.work
+    return chosen(work, measures)
+
+
+def chosen(work: Counter[Shape], measures: bool) -> dict[Shape, str]:
+    """Return the library of each class, of which the one with most work is measured first."""
     if not work:
         return {}
     table = Table()
@@ -138,10 +154,10 @@ def said(graphs: Iterable[Graph]) -> tuple[str, ...]:
     """Return a line for each library: which of the large products it computes."""
     by: dict[str, list[str]] = {}
     for graph in graphs:
-        chosen = choices(graph)
+        libraries = choices(graph)
         for ((rows, inner, columns), shape), times in products(graph).items():
             text = f"[{rows}, {inner}] x [{inner}, {columns}]"
-            by.setdefault(chosen[shape], []).append(f"{times} of {text}" if times > 1 else text)
+            by.setdefault(libraries[shape], []).append(f"{times} of {text}" if times > 1 else text)
     return tuple(f"products by {name}: {', '.join(each)}" for name, each in sorted(by.items()))
 
 
@@ -192,12 +208,12 @@ class Table:
     def _choose(self, shapes: Iterable[Shape], seconds: float) -> dict[Shape, str]:
         told, end = {}, time.perf_counter() + seconds
         for shape in shapes:
-            first, other = (BLAS, ONEDNN) if by_rule(shape) == BLAS else (ONEDNN, BLAS)
-            self._rows[str(shape)], told[shape] = first, "not measured"
+            self._rows[str(shape)], told[shape] = by_rule(shape), "not measured"
             if time.perf_counter() < end:
                 times = times_of(shape)
-                if _is_better(other, times) and _is_better(other, times_of(shape)):
-                    self._rows[str(shape)] = other
+                best = min(times, key=times.__getitem__)
+                if _is_better(best, times, shape) and _is_better(best, times_of(shape), shape):
+                    self._rows[str(shape)] = best
                 share = times[ONEDNN] / times[BLAS]
                 told[shape] = f"{ONEDNN} takes {share:.2f} of {BLAS}'s {times[BLAS] * 1e3:.2f} ms"
                 log.engine.debug("Products %s: %s", shape, told[shape])
@@ -215,8 +231,8 @@ class Table:
         return {}
 
 
-def _is_better(library: str, times: Mapping[str, float]) -> bool:
-    return times[library] < _BETTER * min(t for name, t in times.items() if name != library)
+def _is_better(library: str, times: Mapping[str, float], shape: Shape) -> bool:
+    return times[library] < _BETTER * times[by_rule(shape)]
 
 
 def times_of(shape: Shape) -> dict[str, float]:
@@ -242,6 +258,13 @@ def _runs(shape: Shape) -> Mapping[str, Callable[[], object]]:
     a = full((rows, inner)) if lies[0] == "n" else full((inner, rows)).t()
     b = full((inner, columns)) if lies[1] == "n" else full((columns, inner)).t()
     result, linear = full((rows, columns)), private.linear_pointwise
+    if lies == PREPARED:
+        by_row, packed = b.contiguous(), private.reorder_linear_weight(b.t(), rows)
+        return {
+            BLAS: lambda: torch.mm(a, b, out=result),
+            TURNED: lambda: torch.mm(a, by_row, out=result),
+            ONEDNN: lambda: linear(a, packed, None, "none", [-1], ""),
+        }
     return {
         BLAS: lambda: torch.mm(a, b, out=result),
         ONEDNN: lambda: linear(a, b.t(), None, "none", [-1], ""),
@@ -284,7 +307,7 @@ _COMMON = [
 def calibrate() -> dict[Shape, str]:
     """Measure common classes, and choose again for those of the table."""
     table = Table()
-    common = (Shape(*sizes, lies) for sizes in _COMMON for lies in ("nn", "nt", "tn"))
+    common = (Shape(*sizes, lies) for sizes in _COMMON for lies in ("nn", "nt", "tn", PREPARED))
     shapes = {*table.rows(), *(shape for shape in common if shape.work >= _SMALLEST)}
     told = table.measure(sorted(shapes), again=True)
     return {shape: f"{table.get(shape)}; {text}" for shape, text in told.items()}

@@ -1,15 +1,18 @@
-"""Weights in oneDNN's own layouts, for products and convolutions of inference.
+"""Weights as the kernels of inference read them best, for products and convolutions.
 
 Measured on an AMD EPYC (Zen 4), one and two threads, against ATen: convolutions of 16 to 128
-channels, channels-last as these are, take 0.45 to 0.95 of the time; products of two rows or more
-0.6 to 0.95 where weights are large or rows many. One row is a product of loops, which read columns
-of its weight. MKL's packed layout gains nothing.
+channels, channels-last as these are, take 0.45 to 0.95 of the time in oneDNN's own layouts. So do
+products of two rows or more there, where weights are large or rows many. An Intel Xeon (Sapphire
+Rapids) takes 0.8 of it with MKL and weights row by row, 1.0 to 2 with oneDNN's: the table knows.
+One row is a product of loops, which read columns of its weight. MKL's packed layout gains less.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from ..._base import private
 from ..._ir.operators import RESHAPES
 from ..._ops import library
 from .folding import call, is_float, operands
+from .libraries import ONEDNN, TURNED, Shape, chosen, class_of
 from .windows import Convolutions
 
 aten = torch.ops.aten
@@ -128,15 +132,13 @@ def pack(graph: fx.Graph, fixed: set[fx.Node]) -> None:
     packing = _Packing(graph, fixed)
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         packing.pack_convolution(node)
-    for target in (aten.addmm.default, aten.mm.default):
-        for node in graph.find_nodes(op="call_function", target=target):
-            packing.pack_product(node)
+    packing.prepare_products()
     graph.eliminate_dead_code()
 
 
 class _Packing:
     def __init__(self, graph: fx.Graph, fixed: set[fx.Node]) -> None:
-        self._fixed, self._rules = fixed, Convolutions(graph)
+        self._graph, self._fixed, self._rules = graph, fixed, Convolutions(graph)
         self._packed = dict[tuple[Any, ...], fx.Node]()
 
     def pack_convolution(self, node: fx.Node) -> None:
@@ -157,18 +159,37 @@ class _Packing:
         arguments = packed, bias, padding, stride, dilation, groups, activation
         last.replace_all_uses_with(call(last, CONVOLUTION, x, other, *arguments))
 
-    def pack_product(self, node: fx.Node) -> None:
-        parts = operands(node)
-        if parts is None or parts[1] not in self._fixed or not is_float(*parts):
-            return
-        x, weight, bias = parts
-        rows, size = x.meta["val"].shape[0], weight.meta["val"].numel()
-        if rows < _FEWEST_ROWS:
-            self._lay_columns(node, weight)
-        if rows < _FEWEST_ROWS or (size < _LARGE_WEIGHT and rows * size < _LARGE_PRODUCT):
-            return
+    def prepare_products(self) -> None:
+        large, work = dict[fx.Node, Shape](), Counter[Shape]()
+        for node in self._products():
+            weight = operands(node)[1]  # type: ignore[index]
+            rows, (inner, columns) = node.meta["val"].shape[0], weight.meta["val"].shape
+            if rows < _FEWEST_ROWS:
+                self._lay(node, weight, by_row=False)
+                continue
+            size = inner * columns
+            if size >= _LARGE_WEIGHT or rows * size >= _LARGE_PRODUCT:
+                large[node] = class_of((rows, inner, columns))
+                work[large[node]] += large[node].work
+        libraries = chosen(work, measures=True)
+        for node, shape in large.items():
+            if libraries[shape] == ONEDNN:
+                self._pack_product(node)
+            elif libraries[shape] == TURNED:
+                self._lay(node, operands(node)[1], by_row=True)  # type: ignore[index]
+
+    def _products(self) -> list[fx.Node]:
+        """Return the products in float32 with a weight that is known."""
+        both = (aten.addmm.default, aten.mm.default)
+        nodes = chain(*(self._graph.find_nodes(op="call_function", target=each) for each in both))
+        every = ((node, operands(node)) for node in nodes)
+        return [node for node, of in every if of and of[1] in self._fixed and is_float(*of)]
+
+    def _pack_product(self, node: fx.Node) -> None:
+        x, weight, bias = operands(node)  # type: ignore[misc]
         is_turned = weight.target is aten.t.default
         turned = weight.args[0] if is_turned else call(node, aten.t.default, weight)
+        rows = x.meta["val"].shape[0]
         packed = self._pack(node, private.reorder_linear_weight.default, turned, rows)
         activation, options = _absorbed(
             node, {aten.relu.default: "relu", aten.gelu.default: "gelu"}
@@ -176,14 +197,15 @@ class _Packing:
         how = options.get("approximate", "none") if activation == "gelu" else ""
         node.replace_all_uses_with(call(node, PRODUCT, x, packed, bias, activation, how))
 
-    def _lay_columns(self, node: fx.Node, weight: fx.Node) -> None:
-        """Let columns of the weight of one row lie each in one piece."""
-        if weight.meta["val"].stride()[0] != 1:
-            turned = call(node, aten.t.default, weight)
-            copy = call(node, aten.clone.default, turned)
-            copy.kwargs = {"memory_format": torch.contiguous_format}
-            copy.meta["val"] = turned.meta["val"].contiguous()
-            node.replace_input_with(weight, call(node, aten.t.default, copy))
+    def _lay(self, node: fx.Node, weight: fx.Node, by_row: bool) -> None:
+        """Let rows or columns of a weight lie each in one piece."""
+        if weight.meta["val"].stride()[by_row] == 1:
+            return
+        source = weight if by_row else call(node, aten.t.default, weight)
+        copy = call(node, aten.clone.default, source)
+        copy.kwargs = {"memory_format": torch.contiguous_format}
+        copy.meta["val"] = source.meta["val"].contiguous()
+        node.replace_input_with(weight, copy if by_row else call(node, aten.t.default, copy))
 
     def _pack(self, node: fx.Node, reorder: Any, weight: Any, *how: Any) -> fx.Node:
         """Return the packed weight, the same for those who read it alike."""
