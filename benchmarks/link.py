@@ -1,19 +1,32 @@
 """Two processes over a slow link: with the backward pass cut in two, without, and torch's DDP.
+With --curve N several over links of three latencies: the time of a call, and what was predicted.
 
 Usage: python benchmarks/link.py [NAME ...] [--rate 1gbit] [--rounds N] [--backend NAME]
+       python benchmarks/link.py --curve N [--rate 200] [--rounds N]
 
-The processes are in two network namespaces, which needs root, ``ip`` and ``tc``; ``--rate none``
-has them on one machine, where the library itself does not cut.
+The processes are in network namespaces, which needs root, ``ip`` and ``tc``; ``--rate none``
+has two on one machine, where the library itself does not cut. The curve's rate is in Mbit/s, and
+its packets go through this program, as not every kernel can delay them. Its models compute little:
+on few cores many processes take turns, and what one computes is measured while all do.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
+import heapq
+import itertools
 import os
+import select
+import signal
+import statistics
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -52,6 +65,147 @@ def linked(rate: str) -> Iterator[None]:
     finally:
         for name in HOSTS:
             subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+LATENCIES = (0.001, 0.005, 0.02)  # seconds, one way
+WIDTHS = (128, 512)  # of four layers: 0.25 MiB of gradients, and 4
+TUNNEL, FORWARDER = "poptorch2", "LINK_FORWARDER"
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x1, 0x1000
+
+
+@contextlib.contextmanager
+def tunnelled(count: int) -> Iterator[dict[str, int]]:
+    """Within the block there are so many namespaces; yield by address what their packets come by.
+
+    Packets are large, so that forwarding them takes little of the machine. Congestion control is
+    the plain one: others measure the link, and send slower for a while after a change.
+    """
+    names, files = [f"poptorch-c{at}" for at in range(count)], {}
+    try:
+        for at, name in enumerate(names, 1):
+            file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            fcntl.ioctl(
+                file, TUNSETIFF, struct.pack("16sH22x", TUNNEL.encode(), IFF_TUN | IFF_NO_PI)
+            )
+            files[f"10.213.9.{at}"] = file
+            for command in (
+                f"netns add {name}", f"link set {TUNNEL} netns {name}",
+                f"-n {name} addr add 10.213.9.{at}/24 dev {TUNNEL}",
+                f"-n {name} link set lo up", f"-n {name} link set {TUNNEL} mtu 9000 up",
+                f"netns exec {name} sysctl -qw net.ipv4.tcp_congestion_control=reno",
+            ):  # fmt: skip
+                subprocess.run(["ip", *command.split()], check=True)
+        yield files
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def forward(files: Mapping[str, int], rate: float) -> None:
+    """Pass packets on after a latency, the next of LATENCIES from each signal on; never return."""
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # or who computes delays them
+    to = {bytes(map(int, address.split("."))): file for address, file in files.items()}
+    free, under_way = dict.fromkeys(files.values(), 0.0), list[tuple[float, int, int, bytes]]()
+    latencies, number = iter(LATENCIES), itertools.count()
+    latency = 0.0
+
+    def change(*_: object) -> None:
+        nonlocal latency
+        latency = next(latencies)
+
+    signal.signal(signal.SIGUSR1, change)
+    while True:
+        while under_way and under_way[0][0] <= time.perf_counter():
+            _, _, file, packet = heapq.heappop(under_way)
+            os.write(file, packet)
+        wait = max(0.0, under_way[0][0] - time.perf_counter()) if under_way else 1.0
+        for file in select.select(list(free), [], [], wait)[0]:
+            packet = os.read(file, 1 << 16)
+            if packet[16:20] in to:
+                free[file] = max(time.perf_counter(), free[file]) + len(packet) / rate
+                due = free[file] + latency, next(number), to[packet[16:20]], packet
+                heapq.heappush(under_way, due)
+
+
+def start_curve(count: int, rate: float) -> int:
+    """Start this program in so many namespaces; return how it ended."""
+    with tunnelled(count) as files:
+        forwarder = os.fork()
+        if not forwarder:
+            forward(files, rate)
+        variables = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": next(iter(files))}
+        variables |= {"MASTER_PORT": PORT, "OMP_NUM_THREADS": "1", FORWARDER: str(forwarder)}
+        variables |= {"GLOO_SOCKET_IFNAME": TUNNEL}
+        try:
+            processes = [
+                subprocess.Popen(
+                    ["ip", "netns", "exec", f"poptorch-c{rank}", sys.executable, *sys.argv],
+                    env={**variables, "RANK": str(rank)},
+                )
+                for rank in range(count)
+            ]
+            return max(process.wait() for process in processes)
+        finally:
+            os.kill(forwarder, signal.SIGKILL)
+            os.waitpid(forwarder, 0)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(self.layers(x), "mean")
+
+
+def in_job(width: int, together: bool) -> poptorch.PoplarExecutor:
+    options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    if not together:
+        options.Distributed.disable()
+    model = Layers(width)
+    return poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.01))
+
+
+CALLS = 4  # behind one another: then it does not count who began first
+
+
+def several(model: poptorch.PoplarExecutor, batch: torch.Tensor) -> None:
+    for _ in range(CALLS):
+        model(batch)
+
+
+def curve(rate: float, rounds: int) -> None:
+    """Print predicted and measured times of a call for each latency and size of the gradients."""
+    own = {width: (in_job(width, True), in_job(width, False)) for width in WIDTHS}
+    batches = {width: torch.zeros(1, width) for width in WIDTHS}
+    errors = []
+    for latency in LATENCIES:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            os.kill(int(os.environ[FORWARDER]), signal.SIGUSR1)
+        for width, (job, alone) in own.items():
+            contestants = {
+                "job": partial(several, job, batches[width]),
+                "alone": partial(several, alone, batches[width]),
+            }
+            measured = turns(contestants, set(), rounds)["job"] / CALLS
+            if dist.get_rank() == 0:
+                link = {"latency": latency, "bandwidth": rate}
+                counts = [dist.get_world_size()]
+                made = alone.estimate(batches[width], processes=counts, **link).scaling
+                assert made is not None
+                row = made.rows[0]
+                errors.append(abs(row.seconds / measured - 1))
+                print(
+                    f"{row.processes} processes, {latency * 1e3:4.1f} ms, {made.bytes / 2**20:4.2f}"
+                    f" MiB: predicted {row.seconds * 1e3:7.2f} ms, of which computing "
+                    f"{made.computing * 1e3:5.2f}, measured {measured * 1e3:7.2f} ms, error "
+                    f"{row.seconds / measured - 1:+.0%}",
+                    flush=True,
+                )
+    if errors:
+        print(f"median error {statistics.median(errors):.1%}")
 
 
 def compiled(work: Workload, backend: str, apart: bool) -> poptorch.PoplarExecutor:
@@ -107,14 +261,19 @@ def main() -> int:
     """Start the two processes, or be one of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES)
-    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--rate", help="default 1gbit, with --curve 200")
+    parser.add_argument("--curve", type=int, metavar="N")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--backend", default="optimise")
     chosen = parser.parse_args()
+    rate = float(chosen.rate or 200) * 1e6 / 8 if chosen.curve else 0.0
     if "RANK" not in os.environ:
-        return start(chosen.rate)
+        return start_curve(chosen.curve, rate) if chosen.curve else start(chosen.rate or "1gbit")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    if chosen.curve:
+        curve(rate, chosen.rounds)
+        return 0
     for name in chosen.names:
         measure(name, chosen.backend, chosen.rounds)
     return 0

@@ -19,6 +19,7 @@ from ._base import log
 from ._base.errors import AssertionFailure, Error
 from ._capture import Explanation
 from ._capture.failures import keep_user_frames
+from ._ipu_model import scaling
 from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
@@ -345,12 +346,25 @@ class PoplarExecutor:
         """
         exporting.export(self._session, filename)
 
-    def estimate(self, *args: Any, system: str | None = None, **kwargs: Any) -> Estimate:
+    def estimate(
+        self,
+        *args: Any,
+        system: str | None = None,
+        processes: Sequence[int] = (),
+        latency: str | float | None = None,
+        bandwidth: str | float | None = None,
+        **kwargs: Any,
+    ) -> Estimate:
         """Return the cost of the program on IPUs; see ``poptorch.estimate``."""
+        counts = scaling.counts_of(processes)
+        link = scaling.link_of(latency, bandwidth) if counts else None
         with self._session.lock():
             captures = questions.captures(self._session, (args, kwargs))
             repricer = Repricer(self._options, captures, system, self._optimizer is not None)
-            return repricer.advised(repricer.price({}, guesses=True))
+            priced = repricer.advised(repricer.price({}, guesses=True))
+            if link is None:
+                return priced
+            return repricer.scaled(priced, counts, link, self._session.took)
 
     def compilationTime(self) -> datetime.timedelta:
         """Return how long compiling took.

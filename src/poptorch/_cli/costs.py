@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .._base.errors import visible
 from .._base.private import replaced
 from .._base.tables import text_of
-from .._ipu_model import page, profile
+from .._ipu_model import page, profile, scaling
 from .._systems import system_of
 from ..executor import PoplarExecutor
 from .commands import FOUND, Enough, Misuse, add, misuse, run_script
 
-_OURS = ("--system", "--all", "--json", "--html")
+_LINK = ("--processes", "--latency", "--bandwidth")
+_OURS = ("--system", "--all", "--json", "--html", *_LINK)
+_CALLS = 10  # that measure a call: the first ones are slower, the latest count
 
 
 def add_estimate(commands: Any) -> None:
@@ -23,13 +26,18 @@ def add_estimate(commands: Any) -> None:
         commands,
         "estimate",
         "estimate the cost of a script's models on IPUs",
-        "poptorch estimate train.py\npoptorch estimate --system bow:64 --all train.py --epochs 1",
+        "poptorch estimate train.py\npoptorch estimate --system bow:64 --all train.py --epochs 1\n"
+        "poptorch estimate --processes 8,64,1024 --latency 20us --bandwidth 100Gb train.py",
         "The script runs until it first compiles or calls a wrapped model. The command prices it\n"
         "and ends the script. With --all it prices each wrapped model at its first use, and the\n"
-        "script runs to its end.",
+        "script runs to its end. With --processes it compiles the model, measures a few calls on\n"
+        "this batch, and shows what a call would take in so many processes, a machine each.",
     )
     parser.add_argument("--system", help="the chips, kind:number; default POPTORCH_POD, mk2:64")
     parser.add_argument("--all", action="store_true", help="price every model and run the script")
+    parser.add_argument("--processes", type=_counts, metavar="N,N", help="numbers of processes")
+    parser.add_argument("--latency", help="of the link between them, one way, for instance 20us")
+    parser.add_argument("--bandwidth", help="of the link, for instance 100Gb")
     parser.add_argument("--json", type=Path, help="write the last one's profile into this file")
     parser.add_argument("--html", type=Path, help="write its page into this file, too")
     parser.add_argument("script", type=Path)
@@ -37,9 +45,21 @@ def add_estimate(commands: Any) -> None:
     parser.set_defaults(run=_estimate)
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return scaling.counts_of([int(each) for each in text.split(",")])
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"numbers such as 8,64,1024, not {text}") from None
+
+
 def _estimate(chosen: argparse.Namespace) -> int:
+    curve = {name[2:]: getattr(chosen, name[2:]) for name in _LINK if chosen.processes}
     with misuse():
         system_of(chosen.system)
+        if curve:
+            scaling.link_of(chosen.latency, chosen.bandwidth)
+    if curve and chosen.all:
+        raise Misuse("--processes runs a model several times on one batch: leave --all out")
     if not chosen.script.is_file():
         raise Misuse(f"There is no file {chosen.script}")
     ours = [each for each in chosen.arguments if each.partition("=")[0] in _OURS]
@@ -51,7 +71,9 @@ def _estimate(chosen: argparse.Namespace) -> int:
     def first(usual: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> Any:
         if executor not in seen:
             seen.append(executor)
-            priced.append(executor.estimate(*args, system=chosen.system, **kwargs))
+            if curve:
+                _measure(executor, args, kwargs)
+            priced.append(executor.estimate(*args, system=chosen.system, **curve, **kwargs))
             print(priced[-1])
             if not chosen.all:
                 raise Enough
@@ -66,6 +88,16 @@ def _estimate(chosen: argparse.Namespace) -> int:
     if chosen.html:
         priced[-1].to_html(chosen.html)
     return FOUND if any(each.verdict == "does not fit" for each in priced) else 0
+
+
+def _measure(executor: PoplarExecutor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Compile a model and call it, unless it has no data."""
+    if any(each.is_meta for each in executor.model.parameters()):
+        return
+    if not executor.isCompiled():
+        executor.compile(*args, **kwargs)
+    for _ in range(_CALLS):
+        executor(*args, **kwargs)
 
 
 def add_report(commands: Any) -> None:

@@ -6,6 +6,7 @@ from .estimating import (
     Capture,
     capture_for_estimate,
     estimate,
+    exchanged,
     recomputed,
     subject,
     with_fewer_checkpoints,

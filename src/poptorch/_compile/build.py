@@ -72,7 +72,8 @@ def _in_parts(tensors: Sequence[Slot], parts: Mapping[str, Slot]) -> list[Slot]:
     return list(dict.fromkeys(seen))
 
 
-_MADE = ("gradients", "gradients left")
+LEFT = "gradients left"  # the graph beside which early gradients are added up
+_MADE = ("gradients", LEFT)
 
 
 class _TrainingGraphs:

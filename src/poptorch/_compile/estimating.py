@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .. import _capture, _lanes, _place
+from torch import fx
+
+from .. import _capture, _lanes, _place, backends
 from .._base.threads import one_at_a_time
 from .._ipu_model.constants import Constants
 from .._ipu_model.estimate import Estimate
 from .._ipu_model.pass_cost import Pass
 from .._ipu_model.pricing import price
 from .._ipu_model.products import Chip
+from .._ipu_model.scaling import Exchanged
 from .._ipu_model.subject import Subject
 from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
 from .._ir.loops import Loops
 from .._ir.plan import Layout
+from .._ir.program import Gather, Reduce, Scatter
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
-from . import build, staged
+from . import build, passes, staged
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,7 @@ def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, row
     if micro.exchanging and request.replicas > 1:
         why = "estimates look at one micro-batch at a time"
         raise _lanes.sequential_exchange(micro.graph, request.replicas, why)
-    flops = sum(work_of(node).flops for node in micro.graph.module.graph.nodes)
+    flops = _flops(micro.graph.module.graph)
     return Capture(request, micro, optim, rows, flops)
 
 
@@ -100,6 +104,41 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     pieces = captured.pieces[key]
     _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)
     return pieces
+
+
+@one_at_a_time()
+def exchanged(captured: Capture, spec: Spec) -> Exchanged:
+    """Return what an update exchanges if each of the job's processes has a machine of its own."""
+    spec = replace(spec, target=replace(spec.target, hosts=spec.loops.processes))
+    by_stages = backends.works_by_stages(backends.choose(spec.target.backend))
+    draft = passes.Draft(captured.request, spec, captured.optim, by_stages)
+    draft.one = captured.micro
+    for each in (
+        passes.put_side_by_side, passes.place, passes.shard, passes.bundle_weights,
+        passes.build_program,
+    ):  # fmt: skip
+        each(draft)
+    early: list[float] = []
+    late: list[tuple[float, ...]] = []
+    gathered: list[float] = []
+    for node in draft.program.walk():
+        if isinstance(node, Scatter):
+            late.append(tuple(whole.bytes for whole, _ in node.pairs))
+        elif isinstance(node, Gather):
+            gathered += [shard.whole.slot.bytes for shard in node.shards]
+        elif isinstance(node, Reduce):
+            sizes = [bucket.slot.bytes for bucket in node.buckets]
+            if node.waits:
+                late.append(tuple(sizes))
+            else:
+                early += sizes
+    work = {name: _flops(graph.module.graph) for name, graph in draft.program.graphs.items()}
+    left = work.get(build.LEFT, 0) / max(1, sum(work.values())) if early else 0.0
+    return Exchanged(tuple(early), tuple(late), tuple(gathered), left, spec.loops.iterations)
+
+
+def _flops(graph: fx.Graph) -> int:
+    return sum(work_of(node).flops for node in graph.nodes)
 
 
 def updating_of(captured: Capture, spec: Spec) -> staged.Added:

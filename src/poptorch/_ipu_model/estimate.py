@@ -14,6 +14,7 @@ from .._base.tables import html_of, text_of
 from .._systems import parse
 from . import page, profile
 from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimate
+from .scaling import Scaling
 
 
 def _script() -> str:
@@ -50,6 +51,9 @@ class Estimate:
             whose constants were fitted to the other results.
         clock: cycles per second.
         script: the name of the program's file, "" if it has none.
+        scaling: the curve over ``processes``, if you asked for it: ``computing`` seconds of a call
+            of one process, and for each number in ``rows`` the seconds of a call, those of them
+            spent ``exchanging``, the ``efficiency``, what it is ``bound`` by, and ``remedies``.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Estimate:
     error_band: float
     clock: float
     script: str = field(default_factory=_script)
+    scaling: Scaling | None = None
 
     @property
     def fullest_bytes(self) -> float:

@@ -22,6 +22,7 @@ from .._base import VERSION, archive
 from .._base.errors import Error
 from .._base.tables import Part, size_text, table, time_text
 from .._systems import ChipKind
+from . import scaling
 from .parts import VERDICTS, Advice, Culprit
 
 Profile = Mapping[str, Any]
@@ -210,6 +211,8 @@ def shown(profile: Profile) -> Iterator[Part]:
     if guesses:
         yield f"guessed: {', '.join(guesses)}"
     yield from (f"advice: {Advice(**each)}" for each in priced["advice"][:3])
+    if priced.get("scaling"):
+        yield from scaling.shown(priced["scaling"])
 
 
 def settled(measured: Mapping[str, Any]) -> float:

@@ -30,7 +30,13 @@ __all__ = ["Estimate", "autoplace", "estimate", "what_if"]
 
 
 def estimate(
-    executor: PoplarExecutor, *args: Any, system: str | None = None, **kwargs: Any
+    executor: PoplarExecutor,
+    *args: Any,
+    system: str | None = None,
+    processes: Sequence[int] = (),
+    latency: str | float | None = None,
+    bandwidth: str | float | None = None,
+    **kwargs: Any,
 ) -> Estimate:
     """Return the cost of a wrapped model on IPUs, in memory and in time.
 
@@ -43,13 +49,21 @@ def estimate(
         args, kwargs: as for a call: a combined batch.
         system: the chips, ``kind:number`` with a kind of mk1, mk2, bow, c600; None for those of
             ``POPTORCH_POD``, by default mk2:64.
+        processes: numbers of processes to show a curve for, such as ``(8, 64, 1024)``: what a call
+            would take if each had a machine and such a batch of its own. It starts from the median
+            of the model's latest calls here; without any, from what the system would take.
+        latency: of the link between them, one way: ``"20us"``, or seconds.
+        bandwidth: of the link: ``"100Gb"``, ``"10GB"``, or bytes a second.
 
     Raises:
         poptorch.Error: there is no such system, it has too few chips, or the model cannot be
             captured.
+        ValueError: a number of processes, or what the link is like, cannot be.
     """
     _check_wrapped(executor, "estimate")
-    return executor.estimate(*args, system=system, **kwargs)
+    return executor.estimate(
+        *args, system=system, processes=processes, latency=latency, bandwidth=bandwidth, **kwargs
+    )
 
 
 def what_if(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from .. import _capture, _compile
 from .._base.errors import Error
 from .._ipu_model.advice import Adviser
 from .._ipu_model.estimate import Estimate
+from .._ipu_model.scaling import Link, scaling
 from .._ipu_model.subject import POD
 from .._ipu_model.variants import LOCATIONS, PRECISIONS
 from .._session.pricing import Captures
@@ -31,6 +33,29 @@ class Repricer:
         spec = freeze(self._options, self._training)
         adviser = Adviser(spec, self._rows, self.price, self._checkpoints)
         return replace(priced, advice=adviser.advice(priced))
+
+    def scaled(
+        self, priced: Estimate, processes: Iterable[int], link: Link, took: Sequence[float]
+    ) -> Estimate:
+        """Return the estimate with a curve; ``took``: seconds of calls here, if there were any."""
+        spec = freeze(self._options, self._training)
+        if spec.loops.processes > 1 or spec.target.parts > 1:
+            raise Error(
+                "A curve over processes starts from one",
+                got=f"process {spec.target.process_id} of {spec.loops.processes}",
+                fix="run the script without a launcher, or options.Distributed.disable()",
+            )
+        exchanged = {}
+        for count in processes:
+            options = self._options.clone()
+            options.Distributed.configureProcessId(0, count)
+            spec = replace(freeze(options, self._training), recompute=False)
+            exchanged[count] = _compile.exchanged(self._captures.capture(spec), spec)
+        computing, source = priced.seconds, f"estimated for {priced.system}"
+        if took:
+            computing = statistics.median(took)
+            source = f"measured here (the median of {len(took)})"
+        return replace(priced, scaling=scaling(computing, source, link, exchanged))
 
     def _checkpoints(self) -> int:
         spec = freeze(self._options, self._training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from .weights import check_saved, paths_of
 # From a file, what the next compilation continues with: state that no host tensor mirrors, by key,
 # and the random state, None for a new sequence.
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
+RECENT = 8
+"""So many calls tell what one takes: the slow tier's are soon forgotten."""
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
 
 
@@ -63,6 +66,7 @@ class Session:
         self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
         self.last: LastCall | None = None
+        self.took = deque[float](maxlen=RECENT)  # seconds of the latest calls of a program
         self._spec: Spec  # every program is compiled with these settings
         self.settings, self._progress = settings, progress
         self._chips = Chips()
@@ -158,6 +162,7 @@ class Session:
         remember_compiled(variant, self.model.module)
         self.programs.all, self.random, self.kept, self.restored = [variant], random, kept, None
         self._spec, self.last = variant.spec, None
+        self.took.clear()
         self.weights.begin()
 
     # Running.
@@ -198,6 +203,7 @@ class Session:
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
         self.last = moments, now.anchors(results) if now.spec.anchors else {}
+        self.took.append(moments[-1] - started)
         if now.spec.runtime.report is not None or now.spec.runtime.cycle_count:
             self.reports.called(now, moments)
         return returned

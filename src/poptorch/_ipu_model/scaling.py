@@ -1,0 +1,281 @@
+"""What more processes would bring: collectives priced by a link's latency and bandwidth.
+
+A message takes latency + bytes / bandwidth: Hockney, "The Communication Challenge for MPP", 1994.
+Collectives: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005; Patarasuk, Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
+Workstations", 2009; gloo's own in its allreduce.cc and broadcast.cc.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._base.errors import InvalidValue
+from .._base.tables import Part, size_text, time_text
+
+SEGMENT = 1 << 20  # bytes that gloo sends at once, at most
+THREADS = 2  # sums that one of torch's gloo groups works on at once
+# Measured by benchmarks/link.py without a link: two processes on one machine, a core each.
+COPYING = 0.7e-9  # seconds in which a process receives, adds and sends a byte
+WAKING = 1.2e-4  # seconds of a step in which threads are woken
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins processes, each on a machine of its own; both directions are alike."""
+
+    latency: float  # seconds of an empty message, one way
+    bandwidth: float  # bytes per second
+    copying: float = COPYING
+    waking: float = WAKING
+
+    @property
+    def step(self) -> float:
+        """Seconds of an empty step: gloo sends what the other end has said that it waits for."""
+        return 2 * self.latency + self.waking
+
+
+Collective = Callable[[float, int, Link, int], float]
+"""Seconds of a sum over processes: its bytes, how many they are, and how many run at once."""
+
+
+def ring(size: float, processes: int, link: Link, at_once: int = 1) -> float:
+    """What runs: segments go round twice, and of each process two are under way."""
+    if processes < 2 or not size:
+        return 0.0
+    of_each = max(2, math.ceil(size / processes / SEGMENT))
+    segment = at_once * size / processes / of_each
+    sent, handled = segment / link.bandwidth, segment * link.copying
+    first = following = link.step + 2 * sent + handled
+    if processes > 2:  # between two, answers wait behind the data
+        following = max(link.step + sent + handled, 2 * sent, 2 * handled)
+    return 2 * (first + ((processes - 1) * of_each / 2 - 1) * following)
+
+
+def tree(size: float, processes: int, link: Link, at_once: int = 1) -> float:
+    """Whole tensors or, in twice the steps, halves of halves: whatever is faster."""
+    if processes < 2 or not size:
+        return 0.0
+    levels = math.ceil(math.log2(processes))
+    taken = at_once * size * (1 / link.bandwidth + link.copying)
+    halving = 2 * levels * link.step + 2 * (1 - 1 / processes) * taken
+    return min(levels * (link.step + taken), halving)
+
+
+def hierarchical(
+    size: float, processes: int, link: Link, at_once: int = 1, group: int = 0
+) -> float:
+    """A ring in each group, and rings of those that have the same part; about as many of both."""
+    group = group or _near_root(processes)
+    others = ring(size / group, math.ceil(processes / group), link, at_once)
+    return ring(size, group, link, at_once) + others
+
+
+def _near_root(count: int) -> int:
+    root = math.isqrt(count)
+    return next(each for each in range(root, 0, -1) if count % each == 0)
+
+
+def gather(size: float, processes: int, link: Link) -> float:
+    """What runs: a process after the other passes its part on, along a tree; some at once."""
+    if processes < 2:
+        return 0.0
+    levels = math.ceil(math.log2(processes))
+    part = THREADS * size / processes
+    of_one = link.step + levels * (link.step / 2 + part / link.bandwidth + part * link.copying)
+    return math.ceil(processes / THREADS) * of_one
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What an update exchanges: bytes of buckets; those of one inner tuple travel together."""
+
+    early: tuple[float, ...] = ()  # while the rest of backward runs
+    late: tuple[tuple[float, ...], ...] = ()
+    gathered: tuple[float, ...] = ()  # updated weights, of which each process has a part
+    left: float = 0.0  # share of the computation beside which the early ones travel
+    updates: int = 1  # in a call
+
+    @property
+    def buckets(self) -> list[float]:
+        return [*self.early, *(size for each in self.late for size in each)]
+
+    def scaled(self, factor: float) -> Exchanged:
+        late = tuple(tuple(factor * size for size in each) for each in self.late)
+        early, gathered = (tuple(factor * s for s in own) for own in (self.early, self.gathered))
+        return replace(self, early=early, late=late, gathered=gathered)
+
+    def joined(self) -> Exchanged:
+        late = tuple((sum(each),) for each in self.late if each)
+        return replace(self, early=(sum(self.early),) if self.early else (), late=late)
+
+    def seconds(self, computing: float, processes: int, link: Link, by: Collective = ring) -> float:
+        """Return the seconds that a call with so much computation waits for its exchanges."""
+        if processes < 2:
+            return 0.0
+        first, others = self.late[0] if self.late else (), self.late[1:]
+        waited = _summed(first, processes, link, by)
+        if self.early:  # what is left of them when the others begin travels beside those
+            alone, beside = self.early, (*self.early, *first)
+            share = self.left * computing / self.updates / _summed(alone, processes, link, by)
+            together = _summed(beside, processes, link, by)
+            waited += max(0.0, 1 - share) * (together - waited)
+        waited += sum(_summed(each, processes, link, by) for each in others)
+        waited += sum(gather(size, processes, link) for size in self.gathered)
+        return self.updates * waited
+
+
+def _summed(sizes: Sequence[float], processes: int, link: Link, by: Collective) -> float:
+    rounds = (sizes[at : at + THREADS] for at in range(0, len(sizes), THREADS))
+    return sum(by(sum(own) / len(own), processes, link, len(own)) for own in rounds)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    change: str
+    efficiency: float  # that it would give
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A call of so many processes, each with the batch that one has now."""
+
+    processes: int
+    seconds: float  # of a call
+    exchanging: float  # seconds of it: what no computation hides
+    efficiency: float  # the computation's share: 1 if the others cost nothing
+    bound: str  # by what the most time goes: computing, latency, bandwidth, copying
+    tree: float  # what ``exchanging`` would be if sums took other ways
+    hierarchical: float
+    remedies: tuple[Remedy, ...]  # the best two
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A curve over numbers of processes. Nothing of it was run but, perhaps, one process."""
+
+    computing: float  # seconds of a call of one process
+    source: str  # where these are from
+    latency: float
+    bandwidth: float
+    bytes: float  # of the gradients of an update
+    rows: tuple[Scaled, ...]
+
+
+def scaling(
+    computing: float, source: str, link: Link, exchanged: Mapping[int, Exchanged]
+) -> Scaling:
+    """Return the curve for what so many processes exchange."""
+    rows = tuple(_scaled(computing, count, link, own) for count, own in exchanged.items())
+    size = max((sum(own.buckets) for own in exchanged.values()), default=0.0)
+    return Scaling(computing, source, link.latency, link.bandwidth, size, rows)
+
+
+def _scaled(computing: float, processes: int, link: Link, own: Exchanged) -> Scaled:
+    def waiting(link: Link = link, by: Collective = ring) -> float:
+        return own.seconds(computing, processes, link, by)
+
+    exchanging = waiting()
+    costs = {
+        "computing": computing,
+        "latency": exchanging - waiting(replace(link, latency=0.0, waking=0.0)),
+        "bandwidth": exchanging - waiting(replace(link, bandwidth=math.inf)),
+        "copying": exchanging - waiting(replace(link, copying=0.0)),
+    }
+    remedies = sorted(_remedies(computing, processes, link, own), key=lambda r: -r.efficiency)
+    efficiency = computing / (computing + exchanging)
+    better = [each for each in remedies if each.efficiency > efficiency + 0.005]
+    return Scaled(
+        processes, computing + exchanging, exchanging, efficiency,
+        max(costs, key=lambda name: costs[name]), waiting(by=tree), waiting(by=hierarchical),
+        tuple(better[:2]),
+    )  # fmt: skip
+
+
+def _remedies(computing: float, processes: int, link: Link, own: Exchanged) -> Iterator[Remedy]:
+    """Yield what a user can change. A sum that goes another way is not theirs to choose."""
+
+    def remedy(change: str, exchanged: Exchanged, times: int = 1) -> Remedy:
+        computed = times * computing
+        waiting = exchanged.seconds(computed, processes, link)
+        return Remedy(change, computed / (computed + waiting))
+
+    yield remedy("twice the accumulation", own, 2)
+    yield remedy("bfloat16 weights", own.scaled(0.5))
+    if len(own.buckets) > len(own.joined().buckets):
+        yield remedy("larger buckets", own.joined())
+    if own.gathered:
+        yield remedy("undivided optimizer state", replace(own, gathered=()))
+
+
+_UNITS = {
+    "latency": ({"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, "20us"),
+    "bandwidth": (
+        {f"{k}{b}": factor * of for k, factor in (("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
+         for b, of in (("b", 1 / 8), ("bit", 1 / 8), ("B", 1.0))}, "100Gb",
+    ),
+}  # fmt: skip
+
+
+def link_of(latency: object, bandwidth: object) -> Link:
+    """Return the link of two texts, such as 20us and 100Gb, or of seconds and bytes per second."""
+    return Link(_quantity("latency", latency), _quantity("bandwidth", bandwidth))
+
+
+def _quantity(name: str, given: object) -> float:
+    units, example = _UNITS[name]
+    value = -1.0
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        value = float(given)
+    elif isinstance(given, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+?)(?:/s|ps)?\s*", given)
+        if match is not None and match[2] in units:
+            value = float(match[1]) * units[match[2]]
+    if not 0 <= value < math.inf or (name == "bandwidth" and not value):
+        plain = "seconds one way" if name == "latency" else "bytes a second"
+        raise InvalidValue(
+            f"A curve over processes needs the {name} of the link", got=f"{name}={given!r}",
+            fix=f'{name}="{example}", with one of {", ".join(units)}; a number is {plain}',
+        )  # fmt: skip
+    return value
+
+
+def counts_of(given: object) -> tuple[int, ...]:
+    """Return the numbers of processes, in order."""
+    counts = (
+        tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    )
+    if not all(type(each) is int and each > 0 for each in counts):
+        raise InvalidValue(
+            "Processes are counted by whole numbers of 1 or more", got=f"processes={given!r}",
+            fix="processes=(8, 64, 1024)",
+        )  # fmt: skip
+    return tuple(sorted(set(counts)))
+
+
+def shown(curve: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the lines and tables that people are shown."""
+    yield (
+        f"More processes, each with such a batch and a machine of its own: "
+        f"{time_text(curve['computing'])} per call, {curve['source']}; "
+        f"{size_text(curve['bytes'])} of gradients an update; a link of "
+        f"{time_text(curve['latency'])} and {8e-9 * curve['bandwidth']:g} Gb/s (nothing was run)"
+    )
+    head = ["processes", "a call", "exchanging", "efficiency", "bound by"]
+    yield [
+        [*head, "as a tree", "hierarchical", "what would help, and the efficiency then"],
+        *(
+            [
+                str(row["processes"]),
+                *(time_text(row[name]) for name in ("seconds", "exchanging")),
+                f"{row['efficiency']:.1%}", row["bound"],
+                *(time_text(row[name]) for name in ("tree", "hierarchical")),
+                ", ".join(f"{r['change']} {r['efficiency']:.1%}" for r in row["remedies"]),
+            ]
+            for row in curve["rows"]
+        ),
+    ]  # fmt: skip
