@@ -2,7 +2,7 @@
 With --curve N several over links of three latencies: the time of a call, and what was predicted.
 
 Usage: python benchmarks/link.py [NAME ...] [--rate 1gbit] [--rounds N] [--backend NAME]
-       python benchmarks/link.py --curve N [--rate 200] [--rounds N]
+       python benchmarks/link.py --curve N [--parts] [--rate 200] [--rounds N]
 
 The processes are in network namespaces, which needs root, ``ip`` and ``tc``; ``--rate none``
 has two on one machine, where the library itself does not cut. The curve's rate is in Mbit/s, and
@@ -136,16 +136,18 @@ def start_curve(count: int, rate: float) -> int:
         variables = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": next(iter(files))}
         variables |= {"MASTER_PORT": PORT, "OMP_NUM_THREADS": "1", FORWARDER: str(forwarder)}
         variables |= {"GLOO_SOCKET_IFNAME": TUNNEL}
+        processes = list[subprocess.Popen[bytes]]()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and what follows is done, too
         try:
-            processes = [
-                subprocess.Popen(
-                    ["ip", "netns", "exec", f"poptorch-c{rank}", sys.executable, *sys.argv],
-                    env={**variables, "RANK": str(rank)},
-                )
-                for rank in range(count)
-            ]
+            for rank in range(count):
+                command = ["ip", "netns", "exec", f"poptorch-c{rank}", sys.executable, *sys.argv]
+                own = {**variables, "RANK": str(rank)}
+                processes.append(subprocess.Popen(command, env=own))
             return max(process.wait() for process in processes)
         finally:
+            for process in processes:
+                process.kill()
+                process.wait()
             os.kill(forwarder, signal.SIGKILL)
             os.waitpid(forwarder, 0)
 
@@ -159,12 +161,15 @@ class Layers(torch.nn.Module):
         return poptorch.identity_loss(self.layers(x), "mean")
 
 
-def in_job(width: int, together: bool) -> poptorch.PoplarExecutor:
+def in_job(width: int, together: bool, parts: bool) -> poptorch.PoplarExecutor:
+    """Return an executor; with ``parts`` each process has a part of the optimizer's state."""
     options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    where = poptorch.TensorLocationSettings().useReplicatedTensorSharding(parts)
+    options.TensorLocations.setOptimizerLocation(where)
     if not together:
         options.Distributed.disable()
     model = Layers(width)
-    return poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.01))
+    return poptorch.trainingModel(model, options, poptorch.optim.AdamW(model.parameters(), lr=0.01))
 
 
 CALLS = 4  # behind one another: then it does not count who began first
@@ -175,9 +180,9 @@ def several(model: poptorch.PoplarExecutor, batch: torch.Tensor) -> None:
         model(batch)
 
 
-def curve(rate: float, rounds: int) -> None:
+def curve(rate: float, rounds: int, parts: bool) -> None:
     """Print predicted and measured times of a call for each latency and size of the gradients."""
-    own = {width: (in_job(width, True), in_job(width, False)) for width in WIDTHS}
+    own = {width: (in_job(width, True, parts), in_job(width, False, parts)) for width in WIDTHS}
     batches = {width: torch.zeros(1, width) for width in WIDTHS}
     errors = []
     for latency in LATENCIES:
@@ -263,6 +268,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--rate", help="default 1gbit, with --curve 200")
     parser.add_argument("--curve", type=int, metavar="N")
+    parser.add_argument("--parts", action="store_true")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--backend", default="optimise")
     chosen = parser.parse_args()
@@ -272,7 +278,7 @@ def main() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if chosen.curve:
-        curve(rate, chosen.rounds)
+        curve(rate, chosen.rounds, chosen.parts)
         return 0
     for name in chosen.names:
         measure(name, chosen.backend, chosen.rounds)

@@ -25,6 +25,9 @@ COLOURS = {
     "OpenVINO": "#8d6e63",
     "eager": "#7b8794",
     "DistributedDataParallel": "#7b8794",
+    "as it runs": "#5c6bc0",
+    "as a tree": "#00875f",
+    "hierarchical": "#c77700",
 }
 WIDTH, LEFT, BAR = 760, 258, 16
 Row = tuple[str, Sequence[tuple[str, float | None]]]
@@ -181,6 +184,17 @@ def processes() -> str:
     return plot("Speed of two processes, one process = 1", rows, "{:.2f}".format)
 
 
+def curve() -> str:
+    """Return the efficiency that is predicted for many processes, by how their sums travel."""
+    found = tables("A curve over processes")[0]
+    ways = ("as it runs", "as a tree", "hierarchical")
+    rows: list[Row] = [
+        (f"{row['processes']} processes", [(way, number(row[way])) for way in ways])
+        for row in found
+    ]
+    return plot("Efficiency predicted for BERT, one process = 1", rows, "{:.2f}".format)
+
+
 def overview() -> str:
     """Return the README's picture: what a call takes, to be read on a phone, and a plan."""
     tutorial = (ROOT / "docs" / "guide" / "placement.md").read_text()
@@ -214,6 +228,7 @@ PLOTS = {
     "first minute": first_minute,
     "growth": growth,
     "processes": processes,
+    "curve": curve,
 }
 
 

@@ -137,7 +137,8 @@ def test_the_picture_of_the_readme_is_current(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", pictures.PLOTS)
 def test_every_plot_is_drawn_from_results_and_shown(name: str) -> None:
     assert pictures.PLOTS[name]().count("<rect") > 3
-    shown = pictures.drawn_in((ROOT / "docs" / "guide" / "speed.md").read_text())
+    pages = [ROOT / "docs" / page for page in ("guide/speed.md", "reference/estimates.md")]
+    shown = pictures.drawn_in("".join(page.read_text() for page in pages))
     assert pictures.PLOTS[name]() in shown
 
 

@@ -51,9 +51,9 @@ class Estimate:
             whose constants were fitted to the other results.
         clock: cycles per second.
         script: the name of the program's file, "" if it has none.
-        scaling: the curve over ``processes``, if you asked for it: ``computing`` seconds of a call
-            of one process, and for each number in ``rows`` the seconds of a call, those of them
-            spent ``exchanging``, the ``efficiency``, what it is ``bound`` by, and ``remedies``.
+        scaling: the curve over ``processes``, or None: ``computing`` seconds of a call of one, and
+            ``rows``. A row has the ``seconds`` of a call, those of them spent ``exchanging``,
+            the ``efficiency``, what it is ``bound`` by, and ``remedies``.
     """
 
     name: str

@@ -85,7 +85,7 @@ def gather(size: float, processes: int, link: Link) -> float:
     if processes < 2:
         return 0.0
     levels = math.ceil(math.log2(processes))
-    part = THREADS * size / processes
+    part = THREADS * (1 - 1 / processes) * size / processes  # all but a process's own come to it
     of_one = link.step + levels * (link.step / 2 + part / link.bandwidth + part * link.copying)
     return math.ceil(processes / THREADS) * of_one
 

@@ -49,9 +49,9 @@ def estimate(
         args, kwargs: as for a call: a combined batch.
         system: the chips, ``kind:number`` with a kind of mk1, mk2, bow, c600; None for those of
             ``POPTORCH_POD``, by default mk2:64.
-        processes: numbers of processes to show a curve for, such as ``(8, 64, 1024)``: what a call
-            would take if each had a machine and such a batch of its own. It starts from the median
-            of the model's latest calls here; without any, from what the system would take.
+        processes: numbers of them, such as ``(8, 64, 1024)``, to show a curve for: what a call
+            would take if each had a machine and such a batch. It starts from the median of the
+            model's latest calls here; without any, from what the system would take.
         latency: of the link between them, one way: ``"20us"``, or seconds.
         bandwidth: of the link: ``"100Gb"``, ``"10GB"``, or bytes a second.
 
