@@ -53,12 +53,10 @@ if not _WORKER:
 _FOLDERS = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(_FOLDERS)
 multiprocessing.set_forkserver_preload(["helpers.job_prepared"])
-
 _RUN = os.environ["_TESTS"]
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(_RUN, "code")
 os.environ["POPTORCH_KEY_FILE"] = os.path.join(_RUN, "key", "key")
 os.environ["POPTORCH_POD_DIR"] = os.path.join(_RUN, f"pod{_WORKER}")  # each has its own devices
-
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
 
 import pytest  # noqa: E402
@@ -67,7 +65,6 @@ import torch  # noqa: E402
 from helpers import compiled  # noqa: E402
 
 compiled.watch()  # before anything is compiled, by a fixture of a file for one
-
 torch.set_num_threads(1)  # tests are small and run beside one another
 
 

@@ -235,14 +235,11 @@ def test_samples_that_are_left_out_are_told(samples, arguments, level, text, cap
     assert text in caplog.text
 
 
-def test_arguments_of_another_mode_are_said(caplog):
+def test_arguments_of_another_mode_and_streams_too_short_for_a_batch_are_said(caplog):
     loader(sets.Numbers(4), 2, async_options={"buffer_size": 3}, rebatched_worker_size=1)
     assert "no effect in mode Sync: async_options, rebatched_worker_size" in caplog.text
     loader(sets.Numbers(4), 2, mode=DataLoaderMode.Async, pin_memory=True)
     assert "no effect in an asynchronous mode: pin_memory" in caplog.text
-
-
-def test_a_stream_that_is_too_short_for_a_batch_is_said(caplog):
     opts = options(iterations=4)
     assert list(DataLoader(opts, sets.Stream(3))) == []
     assert caplog.text.count("ended before the 4 samples of one combined batch") == 1

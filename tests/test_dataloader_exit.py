@@ -14,9 +14,7 @@ from helpers.leaks import descendants, still_there
 from helpers.patience import HANGS, eventually
 
 pytestmark = pytest.mark.slow
-
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
 HEAD = """
 import os, signal, sys, time
 from helpers.data_sets import Numbers, Slow

@@ -25,7 +25,6 @@ from poptorch.dataloader import AsynchronousDataAccessor
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
 pytestmark = pytest.mark.slow
-
 FORK, FORK_SERVER = SharingStrategy.Fork, SharingStrategy.ForkServer
 
 

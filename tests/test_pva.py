@@ -198,8 +198,7 @@ KEYS = {
     popart.RecomputationType: "autoRecomputation",
     popart.SubgraphCopyingStrategy: "subgraphCopyingStrategy",
     popart.SyntheticDataMode: "syntheticDataMode",
-    popart.VirtualGraphMode: "virtualGraphMode",
-}
+    popart.VirtualGraphMode: "virtualGraphMode"}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KEYS)

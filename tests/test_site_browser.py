@@ -14,7 +14,6 @@ from helpers.source_tree import ROOT
 
 HARNESS = ROOT / "tests" / "helpers" / "layout.html"
 WORD, PAGE = "dampening", "Differences from PopTorch"
-
 WITHOUT = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 pytestmark = [pytest.mark.slow, WITHOUT]
 

@@ -117,8 +117,7 @@ print(json.dumps({
 EXTRAS = {
     "transformers": "poptorch.integrations.transformers",
     "lightning": "poptorch.integrations.lightning",
-    "graphs": "poptorch_geometric",
-}
+    "graphs": "poptorch_geometric"}  # fmt: skip
 
 
 @pytest.mark.long

@@ -78,12 +78,7 @@ ENCODERS = [
 
 def encoders() -> Tensors:
     weights = [p.detach().clone() for each in ENCODERS for p in each.parameters()]
-    return [
-        *weights,
-        torch.randn(WIDTH, WIDTH),
-        torch.randn(WIDTH, WIDTH),
-        torch.randn(2, 4, WIDTH),
-    ]
+    return [*weights, *torch.randn(2, WIDTH, WIDTH), torch.randn(2, 4, WIDTH)]
 
 
 STEPS = {

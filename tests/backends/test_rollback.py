@@ -145,7 +145,6 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
         fails(executable, state, tokens, wrong)
     executable.run(state, [tokens, labels])
     assert not state.copies
-
     # Where it is looked up first it is named, in the interpreter.
     wrapper(tokens, labels)
     labels[1, 2] = 7

@@ -168,8 +168,7 @@ LIES = {
         lambda path: with_header(path, header({}) + " " * archive.LARGEST_LIST),
         "header is too long",
     ),
-    "a hole": (larger_than_memory, "larger than this machine's memory"),
-}
+    "a hole": (larger_than_memory, "larger than this machine's memory")}  # fmt: skip
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -16,7 +16,6 @@ from helpers.memory import peak_of_call
 from helpers.wrapping import Having, graph_of, options, training, trains_alike
 
 pytestmark = pytest.mark.slow
-
 WIDTH, ROWS = 16, 512
 X = torch.randn(ROWS, WIDTH)
 counted: list[int] = []

@@ -260,13 +260,11 @@ def test_a_faulty_file_is_an_error_with_its_line(text, says, tmp_path: Path, cap
         assert part in printed.err
 
 
-def test_faulty_options_of_the_environment_are_named(monkeypatch, capsys) -> None:
+def test_faulty_options_are_named_and_the_command_is_no_line_of_the_user(
+    monkeypatch, capsys) -> None:  # fmt: skip
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"nonsense": 4}')
     assert main(["options"]) == 2
     assert "POPTORCH_DEFAULT_OPTIONS" in capsys.readouterr().err
-
-
-def test_an_error_does_not_name_the_command_as_the_users_line(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", [__file__, "report", "nowhere"])
     assert main() == 2
     error = capsys.readouterr().err

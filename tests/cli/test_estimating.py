@@ -66,8 +66,7 @@ def test_what_cannot_be_run_or_priced_is_one_message(script: str, tmp_path, caps
         ([str(tmp_path / "none.py")], "There is no file"),
         ([str(tmp_path / "empty.py")], "used no wrapped model"),
         (["--processes", "8", script, "8"], "needs the latency of the link"),
-        (["--processes", "8", *LINK, "--all", script, "8"], "leave --all out"),
-    ):
+        (["--processes", "8", *LINK, "--all", script, "8"], "leave --all out")):  # fmt: skip
         assert main(["estimate", *words]) == 2
         assert said in capsys.readouterr().err
 
@@ -83,16 +82,11 @@ def test_a_curve_starts_from_calls_that_are_measured(tmp_path, capsys) -> None:
         "    def forward(self, x): return poptorch.identity_loss(super().forward(x), 'mean')\n"
         "options = poptorch.Options().backend('reference')\n"
         "poptorch.trainingModel(Net(8, 4), options)(torch.ones(2, 8))\n"
-        "print('ran on')\n"
     )
     assert main(["estimate", "--processes", "2,64", *LINK, str(path)]) == 0
-    title, head, two, many = capsys.readouterr().out.splitlines()[-4:]
-    assert re.fullmatch(
-        "More processes, each with such a batch and a machine of its own: [0-9.]+ ms per call, "
-        "measured here (the median of 8); 512 B of gradients an update; a link of 1 ms and 1 Gb/s "
-        "(nothing was run)".replace("(", "[(]").replace(")", "[)]"), title,
-    )  # fmt: skip
-    assert head.split()[:6] == ["processes", "a", "call", "exchanging", "efficiency", "bound"]
+    title, _, two, many = capsys.readouterr().out.splitlines()[-4:]
+    said = "ms per call, measured here (the median of 8); 512 B of gradients an update; a link of "
+    assert title.endswith(f"{said}1 ms and 1 Gb/s (nothing was run)")
     assert re.search("4.24 ms .*latency +2.12 ms +4.24 ms +twice the accumulation [0-9.]+%", two)
     assert re.match("64 +267 ms +267 ms +[0-9.]+% +latency +12.7 ms +59.4 ms", many)
 

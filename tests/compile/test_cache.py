@@ -191,7 +191,6 @@ def test_the_command(folder: Path, capsys, monkeypatch) -> None:
     assert "input 0: float32[4, 4] here, float32[8, 4] there" in capsys.readouterr().out
     assert main(["cache", "explain", "zzz"]) == 2
     assert "0 entries have a key" in capsys.readouterr().err
-
     os.utime(folder / f"{oldest}.popef", (0, 0))
     main(["cache", "trim", "--days", "30"])
     assert files(folder) == [f"{newest}.popef"]

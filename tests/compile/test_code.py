@@ -19,7 +19,6 @@ from poptorch.backends import inductor
 from poptorch.backends.inductor import Inductor
 
 pytestmark = pytest.mark.slow
-
 BUILDER = Inductor()
 
 

@@ -208,8 +208,7 @@ HINTS = {
     "cycles": lambda o: o.logCycleCount(True),
     "model": lambda o: o.useIpuModel(True),
     "strategy": lambda o: o.setExecutionStrategy(poptorch.ShardedExecution()),
-    "recomputation": lambda o: o._Popart.set("autoRecomputation", 3),
-}
+    "recomputation": lambda o: o._Popart.set("autoRecomputation", 3)}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

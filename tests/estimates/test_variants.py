@@ -71,13 +71,8 @@ def expected(row: Variant, settings, training: bool, norm: bool) -> Variant:
     long(True, False, {"micro_batch": [4, 8], "replicas": [2]}),
     (True, True, {"replicas": [2, 1], "half_partials": [True]}),
     long(True, False, {"accumulation": [16], "recomputation": [True, False]}),
-    (
-        True, False,
-        {
-            "replicas": [2], "optimizer_location": ["on chip, sharded", "off chip, sharded"],
-            "activation_location": ["off chip"],
-        },
-    ),
+    (True, False, {"replicas": [2], "activation_location": ["off chip"],
+                   "optimizer_location": ["on chip, sharded", "off chip, sharded"]}),
     long(True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
     (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
     (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),

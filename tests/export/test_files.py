@@ -107,8 +107,7 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path, capsys
     wrong = {
         "there.py": "There is no file there.py",
         f"{script}:test": f"{script} has no function test",
-        __file__: f"{__file__} used no wrapped model",
-    }
+        __file__: f"{__file__} used no wrapped model"}  # fmt: skip
     for words, said in wrong.items():
         assert main(["export", "-o", "step.py", words]) == 2
         assert capsys.readouterr().err == f"{said}\n"
@@ -233,14 +232,12 @@ def test_a_page_has_all_of_a_program(name: str, tmp_path) -> None:
     page = Parser(text).page
     ids = {each.get("id"): each for each in page.iter() if each.get("id")}
     graphs = program.graphs.values()
-
     # Every operator has a row.
     rows = {at: each for at, each in ids.items() if re.fullmatch(r"o\d+", at)}
     codes = {at: shown(row.find("code")) for at, row in rows.items()}
     calls = [n for g in graphs for n in g.operators if n.target is not operator.getitem]
     named = sorted(code.partition(" = ")[0] for code in codes.values())
     assert named == sorted(node.name for node in calls)
-
     # What a module says is the sum of what is in it; all together is the model, and its price.
     whole: dict[str, float] = {}
     for module in (each for each in page.iter("details") if each.get("class") == "module"):
@@ -254,7 +251,6 @@ def test_a_page_has_all_of_a_program(name: str, tmp_path) -> None:
     assert whole["data-weights"] == sum(each.nbytes for each in state)
     price = executor.estimate(*batch)
     assert whole["data-cycles"] == pytest.approx(sum(each.cycles for each in price.operators))
-
     # State is the program's, and what reads and writes it says so.
     views = {view.slot.key: view for view in program.views()}
     tensors = {at[2:]: each.findall("td") for at, each in ids.items() if at.startswith("t-")}
@@ -274,7 +270,6 @@ def test_a_page_has_all_of_a_program(name: str, tmp_path) -> None:
         assert beside == [f"{at}{line.rstrip()}" for at, line in enumerate(lines, 1)]
     used = {at for row in rows.values() for at in hrefs(row) if at.startswith("s")}
     assert used == {at for at, each in ids.items() if re.match(r"s\d", at) and hrefs(each)}
-
     # Nothing is fetched, and no source becomes markup.
     assert not any(each.get("src") or each.get("srcset") for each in page.iter())
     assert all(each.get("href", "#").startswith("#") for each in page.iter())

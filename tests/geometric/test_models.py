@@ -81,8 +81,7 @@ SHRINKING = {
     "Cheb": (pyg.ChebConv(4, 3, 2), (FEATURES, LOOPED, WEIGHTS)),
     "RGCN": (pyg.RGCNConv(4, 3, 3), (FEATURES, LOOPED, TYPES)),
     "FiLM": (pyg.FiLMConv(4, 3, 2), (FEATURES, LOOPED, TYPES % 2)),
-    "EG": (pyg.EGConv(4, 4, ["symnorm"], 2), (FEATURES, LOOPED)),
-}
+    "EG": (pyg.EGConv(4, 4, ["symnorm"], 2), (FEATURES, LOOPED))}  # fmt: skip
 
 
 @pytest.mark.spec("geometric", 82)
@@ -215,7 +214,6 @@ def test_neighbours_are_found_inside_models_and_missing_ones_send_nothing() -> N
     torch.manual_seed(0)
     layer = pyg.EdgeConv(torch.nn.Linear(6, 4), aggr="sum")
     points, numbers = torch.rand(5, 3), torch.tensor([0, 0, 0, 1, 1])
-
     full = [(a, b) for a in range(5) for b in range(5) if a != b and numbers[a] == numbers[b]]
     expected = layer(points, torch.tensor(full).t())
     got = infer(lambda x: layer(x, pyg.knn_graph(x, 2, numbers)), points)

@@ -22,8 +22,7 @@ def trial(number: int):
     given = batches(case)
     with (
         tempfile.TemporaryDirectory() as folder,
-        wrapped(functools.partial(Model, case), case) as ours,
-    ):
+        wrapped(functools.partial(Model, case), case) as ours):  # fmt: skip
         file = Path(folder, "step.py")
         try:
             ours.wrapper.compile(*given[0])

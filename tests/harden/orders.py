@@ -17,8 +17,7 @@ from .models import close
 COMPILED = (8, 16, 24)  # of the first thousand, whose others the interpreter runs; later, each 4th
 OPTIMIZERS = [
     lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-    lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
-]
+    lambda model: torch.optim.Adam(model.parameters(), lr=0.01)]  # fmt: skip
 
 
 class Doubled(torch.nn.Linear):

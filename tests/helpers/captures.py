@@ -24,7 +24,6 @@ def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1
     )
     batch = tuple(slots.batch_input(i, tuple(x.shape), x.dtype) for i, x in enumerate(inputs))
     trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM and training)
-
     given = (lambda tensors: module(*tensors)), tensors, state, batch, trained, training
     return _capture.capture(Request(module, module, *given, replicas=replicas))
 

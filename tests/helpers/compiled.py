@@ -8,7 +8,6 @@ import functools
 import logging
 
 _ENGINE = logging.getLogger("poptorch:cpp")
-
 _failures: list[str] = []
 
 

@@ -9,9 +9,8 @@ ALL_MODES = list(DataLoaderMode)
 ASYNC_MODES = [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched]
 
 
-def options(
-    iterations=1, replicas=1, accumulation=1, group=1, process=None, processes=1, seed=None
-):
+def options(iterations=1, replicas=1, accumulation=1, group=1, process=None, processes=1,
+        seed=None):  # fmt: skip
     made = Options().deviceIterations(iterations).replicationFactor(replicas)
     made.Training.gradientAccumulation(accumulation)
     if group > 1:

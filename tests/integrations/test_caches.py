@@ -11,7 +11,6 @@ import poptorch
 from helpers.wrapping import options
 
 pytestmark = pytest.mark.slow
-
 SIZES = {
     "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 32,

@@ -198,13 +198,10 @@ def addition() -> float:
     return cycles(cost(lambda x: x + 1, 64, 256))
 
 
-def test_what_nothing_is_known_of_is_a_guess_with_its_share() -> None:
+def test_what_nothing_is_known_of_is_a_guess_and_what_only_says_something_is_free() -> None:
     (guess,) = [guess for guess in cost(torch.digamma, 64, 256).guesses if "operator" in guess.name]
     assert guess.name == "operator digamma"
     assert 0 < guess.share <= 1
-
-
-def test_what_only_says_something_is_free() -> None:
     said = cost(lambda x: torch.tanh(poptorch.nop(x)), 64, 256)
     assert cycles(said) == cycles(cost(torch.tanh, 64, 256))
 

@@ -8,7 +8,8 @@ import torch
 
 import poptorch
 from helpers.pricing import Stack, meta, wrapped
-from poptorch._ipu_model.scaling import Exchanged, Link, gather, hierarchical, link_of, ring, tree
+from poptorch._ipu_model import scaling
+from poptorch._ipu_model.scaling import Link, Remedy, gather, hierarchical, link_of, ring, tree
 
 WIRE = Link(0.0, 1e9, copying=0.0, waking=0.0)
 FAR = replace(WIRE, latency=1e-3, bandwidth=math.inf)
@@ -40,14 +41,6 @@ def test_each_way_takes_the_steps_and_the_bytes_of_its_source(n: int) -> None:
         assert hierarchical(1, n, FAR) == pytest.approx(2 * 2 * (root - 1) * 2e-3)
 
 
-def test_gradients_that_leave_early_travel_beside_the_computation() -> None:
-    early = Exchanged((2e6,), ((1e6,),), left=0.5)
-    waits = [early.seconds(computing, 8, WIRE) for computing in (0.0, 1e-3, 1.0)]
-    assert waits == sorted(waits, reverse=True)
-    assert waits[0] == pytest.approx(ring(1.5e6, 8, WIRE, 2))
-    assert waits[2] == pytest.approx(ring(1e6, 8, WIRE))
-
-
 def curve(*counts, wide=128, sharded=False, **how):
     """The curve of four square layers, and the estimate."""
     options = how.setdefault("options", poptorch.Options())
@@ -56,28 +49,32 @@ def curve(*counts, wide=128, sharded=False, **how):
     executor = wrapped(lambda: Stack(4, wide), optimizer="AdamW", steps=2, **how)
     batch, link = meta(16 * options.device_iterations, wide), {"latency": "1ms", "bandwidth": "1GB"}
     priced = poptorch.estimate(executor, batch, processes=counts, **link)
-    executor.destroy()
     return priced.scaling, priced
 
 
 def test_a_curve_is_of_the_plan_s_own_gradients() -> None:
     (made, priced), link = curve(1, 2, 64), Link(1e-3, 1e9)
-    assert made.bytes == 4 * 128 * 128 * 4
-    assert (made.computing, made.source) == (priced.seconds, "estimated for mk2:64")
+    start = made.bytes, made.computing, made.source
+    assert start == (4 * 128 * 128 * 4, priced.seconds, "estimated for mk2:64")
     assert [row.processes for row in made.rows] == [1, 2, 64]
     assert (made.rows[0].exchanging, made.rows[0].efficiency) == (0, 1)
     for row in made.rows[1:]:
         assert row.exchanging == pytest.approx(ring(made.bytes, row.processes, link))
-        assert row.efficiency == made.computing / (made.computing + row.exchanging)
-        assert row.bound == "latency"
+        own = made.computing / (made.computing + row.exchanging)
+        assert (row.efficiency, row.bound) == (own, "latency")
     (large,) = curve(64, wide=512)[0].rows  # some of these gradients are there early
     assert row.exchanging < large.exchanging < ring(4 << 20, 64, link)
     (thrice,) = curve(64, options=poptorch.Options().deviceIterations(3))[0].rows
     assert thrice.exchanging == pytest.approx(3 * row.exchanging)
     (divided,) = curve(64, sharded=True)[0].rows  # which passes the weights on, too
     assert divided.exchanging == pytest.approx(row.exchanging + gather(made.bytes, 64, link))
-    assert divided.remedies[0].change == "undivided optimizer state"
-    assert divided.remedies[0].efficiency == row.efficiency
+    assert divided.remedies[0] == Remedy("undivided optimizer state", row.efficiency)
+    # Those that leave early travel beside the computation.
+    early = scaling.Exchanged((2e6,), ((1e6,),), left=0.5)
+    waits = [early.seconds(computing, 8, WIRE) for computing in (0.0, 1e-3, 1.0)]
+    assert waits == sorted(waits, reverse=True)
+    assert waits[0] == pytest.approx(ring(1.5e6, 8, WIRE, 2))
+    assert waits[2] == pytest.approx(ring(1e6, 8, WIRE))
 
 
 def test_links_are_read_with_units_and_what_cannot_be_is_refused() -> None:

@@ -101,13 +101,10 @@ def expect(rule: str):
     return pytest.raises(AssertionError, match=f"rule {rule} broken: .*{verify.RULES[rule][:20]}")
 
 
-def test_a_sound_program_passes() -> None:
+def test_a_sound_program_passes_and_every_rule_is_tested_here() -> None:
     verify.verify_program(program())
     verify.verify_spec(Spec())
     verify.verify_state(State({PARAM.key: torch.zeros(3)}), program())
-
-
-def test_every_rule_is_tested_here() -> None:
     text = Path(__file__).read_text()
     assert [rule for rule in verify.RULES if f'"{rule}"' not in text] == []
 

@@ -102,7 +102,6 @@ repeat 4 iterations
     run micro(param.*, buffer.*, batch[i,a], accum.*) -> buffer.*, loss, output.*, accum.* +=
   run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
 emit loss, output.* all"""
-
 CHUNKS = """\
 repeat 4 iterations
   repeat 2 chunks of 4 lanes  # 8 micro-batches
@@ -110,20 +109,17 @@ repeat 4 iterations
 buffer.*, loss, output.*, accum.* +=
   run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
 emit loss, output.* all"""
-
 LANES = """\
 repeat 4 iterations
   run step(param.*, buffer.*, batch[i,8 lanes], optstate.*, hyper.*) -> \
 param.*, buffer.*, loss, output.*, optstate.*
 emit loss, output.* all"""
-
 REPLICAS = """\
 repeat 2 iterations
   repeat 3 replicas
     run micro(param.*, batch[i,r], accum.*) -> loss, output.*, accum.* +=
   run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
 emit loss, output.* everyn 2"""
-
 INFERENCE = """\
 repeat 2 iterations
   run forward(param.*, buffer.*, batch[i]) -> output.*

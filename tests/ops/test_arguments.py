@@ -14,7 +14,6 @@ fps, nearest, decoder = poptorch.fps, poptorch.nearest, poptorch.ctc_beam_search
 ONE, ROW, SQUARE, X = torch.ones(1), torch.ones(2), torch.ones(2, 2), torch.arange(24.0).view(4, 6)
 POINTS, ZERO, YES = torch.ones(3, 1), torch.tensor(0), torch.tensor([True])
 SCORES, LENGTHS = torch.randn(4, 2, 3), torch.tensor([4, 4])
-
 poptorch.register_custom_op("Same", "test.arguments", 1, lambda inputs, attributes: inputs)
 
 

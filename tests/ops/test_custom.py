@@ -20,7 +20,6 @@ def remember(inputs, attributes):
 poptorch.register_custom_op("Remember", DOMAIN, 1, remember)
 poptorch.register_custom_op("Opaque", DOMAIN, 1, lambda i, _: [torch.from_numpy(i[0].numpy() * 2)])
 poptorch.register_custom_op("Five", DOMAIN, 1, lambda inputs, attributes: [torch.full((2,), 5.0)])
-
 torch.library.define("test_ops::NoGradient", "(Tensor x) -> Tensor")
 torch.library.impl("test_ops::NoGradient", "CPU", lambda x: torch.from_numpy(x.numpy() * 2))
 

@@ -37,21 +37,17 @@ def test_values_and_gradients_are_those_of_the_whole_product(mode: Mode, shapes)
 
 
 @pytest.mark.spec("ops", 18)
-@pytest.mark.parametrize(
-    "rest", [(Mode.Disabled, 7), (Mode.ReducingDim,), (Mode.ReducingDim, 2, True)]
-)
+@pytest.mark.parametrize("rest",
+    [(Mode.Disabled, 7), (Mode.ReducingDim,), (Mode.ReducingDim, 2, True)])  # fmt: skip
 def test_it_can_be_left_whole(rest) -> None:
     agrees(lambda a, b: poptorch.serializedMatMul(a, b, *rest), normal(2, 2), normal(2, 2, seed=1))
 
 
-def test_micro_batches_side_by_side_are_one_product() -> None:
+def test_micro_batches_side_by_side_are_one_product_also_of_operands_without_lanes() -> None:
     cut, x = product((6, 8), Mode.OutputChannels, 4), normal(6, 4, 6)
     model = trains_alike(cut, x, eager=product((6, 8)), accumulation=3, lr=0.001)
     targets = [node.target for node in wrapping.graph_of(model, "step").nodes]
     assert targets.count(torch.ops.poptorch.serialized_matmul.default) == 3  # and two gradients
-
-
-def test_operands_that_are_batched_differently_in_lanes() -> None:
     given, opts = (normal(8, 4, 6), normal(8, 6, 5)), options(iterations=4)
     agrees(lambda x, y: poptorch.serializedMatMul(x, y, Mode.ReducingDim, 3), *given, opts=opts)
 
@@ -86,8 +82,7 @@ GROUPS, LONG, WIDE, OUT = 3, 8, 4, 8
 OF_GROUPS = {
     "rows": ((LONG, WIDE), (GROUPS, WIDE, OUT)),
     "columns": ((GROUPS, WIDE, OUT), (OUT, LONG)),
-    "inner": ((WIDE, LONG), (LONG, OUT)),
-}
+    "inner": ((WIDE, LONG), (LONG, OUT))}  # fmt: skip
 
 
 def by_hand(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:

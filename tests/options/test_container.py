@@ -92,8 +92,7 @@ def test_frozen_writes_are_attribute_errors(group: Container) -> None:
         lambda: group.createOrSet(extra=2),
         lambda: group.deleteIfExists("count"),
         lambda: setattr(group, "count", 2),
-        lambda: setattr(group, "_values", {}),
-    ):
+        lambda: setattr(group, "_values", {})):  # fmt: skip
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
             write()
     group._freeze(False)

@@ -15,7 +15,6 @@ from helpers.wrapping import normal, options
 
 UNKNOWN = not Path("/proc/self/statm").exists()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(UNKNOWN, reason="nothing says what is resident")]
-
 X, Y = normal(8, 64), normal(8, 64, seed=1)
 
 

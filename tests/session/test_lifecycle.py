@@ -95,7 +95,6 @@ def test_connection_types(caplog, tmp_path) -> None:
         never.attachToDevice()
     never.destroy()
     assert {value.dtype for value in half.state_dict().values()} == {torch.float16}
-
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
         lazy = wrapped(Net(), options().connectionType(poptorch.ConnectionType.OnDemand))
         lazy.compile(X, Y)
@@ -154,7 +153,6 @@ def test_synthetic_data() -> None:
 
 def test_a_plan_can_be_asked_for_while_the_weights_are_on_the_device() -> None:
     """A loss that has a weight of its own makes forward read one while it is captured again."""
-
     model = Calling(lambda x, y: model.loss(model.layer(x), y))
     model.layer, model.loss = torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(torch.ones(2))
     training, target = wrapped(model, options(accumulation=2)), Y.argmax(1)

@@ -59,7 +59,6 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
     fresh.load_state_dict(checkpoint["opt"])
     again = wrapped(twin, fresh)
     expected = [again(X, Y) for _ in range(4)]
-
     losses = [training(X, Y)]
     training.detachFromDevice()
     losses += [training(X, Y) for _ in range(2)]
@@ -96,7 +95,6 @@ def test_state_is_none_until_compiled() -> None:
     with pytest.raises(ValueError, match="parameter group"):
         optimizer.load_state_dict({**state, "param_groups": state["param_groups"] * 2})
     assert not optimizer.ipu_state_is_dirty
-
     _, other, training = adam()
     other.load_state_dict({"ipu_state": None, "ipu_param": None, **native})  # torch's part only
     assert other.param_groups[0]["lr"] == 0.5

@@ -146,7 +146,6 @@ def test_changed_buffers_of_replicas() -> None:
     grouped = options(replicas=2)
     grouped.inputReplicaGrouping(2)  # all replicas see the same: nothing to broadcast
     assert poptorch.inferenceModel(counts(), grouped)(torch.ones(1))[0].tolist() == [1, 1]
-
     norm = nn.BatchNorm1d(2)
     training = poptorch.trainingModel(norm, options(replicas=2), loss=nn.MSELoss())
     assert training(torch.randn(8, 2), torch.randn(8, 2))[1].shape == (2,)

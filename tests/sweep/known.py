@@ -3,7 +3,6 @@
 _SHAPE = "the shape of its result depends on values; refused by design, with an explanation"
 _SPARSE = "sparse tensors are refused, as in PopTorch"
 _RANK = "the shape of its results depends on the rank that it finds"
-
 OPERATORS = {
     **dict.fromkeys(("argwhere", "masked_select", "nonzero"), _SHAPE),
     **dict.fromkeys(("unique", "unique_consecutive"), _SHAPE),
@@ -16,7 +15,6 @@ OPERATORS = {
     "repeat_interleave": "repetitions that are an input of the model: as tensor_split",
     "tensor_split": "sections that are an input of the model: sizes would depend on values",
 }
-
 _ROWS = "dynamic: how many graphs there are is read from the numbers of graphs"
 _DENSE = "dynamic: selects the rows of a dense batch that a mask says"
 GRAPHS = {
