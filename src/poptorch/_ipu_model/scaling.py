@@ -19,7 +19,7 @@ from .._base.tables import Part, size_text, time_text
 
 SEGMENT = 1 << 20  # bytes that gloo sends at once, at most
 THREADS = 2  # sums that one of torch's gloo groups works on at once
-# Measured by benchmarks/link.py without a link: two processes on one machine, a core each.
+# Measured with sums of 1 KiB and of 16 MiB by two processes on one machine, a core each.
 COPYING = 0.7e-9  # seconds in which a process receives, adds and sends a byte
 WAKING = 1.2e-4  # seconds of a step in which threads are woken
 
