@@ -136,7 +136,8 @@ def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
     for settings, said in (
         ({"num_ipus": 1, "system": "bow:4"}, "(?s)does not fit 1 IPUs.*weights"),
         ({"num_ipus": 2, "system": "bow:1"}, "1 replicas of 2 IPUs on bow:1"),
-        ({"num_ipus": 2, "system": "bow:4", "memory_per_ipu": 1}, "A system says")):  # fmt: skip
+        ({"num_ipus": 2, "system": "bow:4", "memory_per_ipu": 1}, "A system says"),
+    ):
         with pytest.raises((poptorch.Error, ValueError), match=said):
             poptorch.autoplace(models[0], x[:64], **settings)
 

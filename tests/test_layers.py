@@ -95,8 +95,11 @@ def test_no_files_import_one_another_in_a_circle(graph: grimp.ImportGraph) -> No
 def test_private_names_of_torch_are_in_one_file_and_looked_up_when_used() -> None:
     paths = [path for path in (*FILES, *OUR_OTHER_PACKAGE) if path != PRIVATE_TORCH]
     assert not [sentence for path in paths for sentence in private_torch(parse(path), path.stem)]
-    early = {path.relative_to(PACKAGE).as_posix(): names for path in FILES
-             if (names := {*lookups(top_level(parse(path)))} & set(private.ROWS))}  # fmt: skip
+    early = {
+        path.relative_to(PACKAGE).as_posix(): names
+        for path in FILES
+        if (names := {*lookups(top_level(parse(path)))} & set(private.ROWS))
+    }
     assert not early
 
 

@@ -81,7 +81,8 @@ OF = [
     (lambda: torch.nn.BatchNorm1d(1), "_forward_hooks _forward_pre_hooks"),
     (lambda: Adam([torch.ones(1)]), "_optimizer_step_post_hooks _optimizer_step_pre_hooks"),
     (lambda: Distribution, "_validate_args"),
-    (lambda: private.loader, "eval_cache")]  # fmt: skip
+    (lambda: private.loader, "eval_cache"),
+]
 
 
 def test_every_name_is_listed() -> None:

@@ -198,7 +198,8 @@ KEYS = {
     popart.RecomputationType: "autoRecomputation",
     popart.SubgraphCopyingStrategy: "subgraphCopyingStrategy",
     popart.SyntheticDataMode: "syntheticDataMode",
-    popart.VirtualGraphMode: "virtualGraphMode"}  # fmt: skip
+    popart.VirtualGraphMode: "virtualGraphMode",
+}
 
 
 @pytest.mark.parametrize("kind", KEYS)

@@ -74,7 +74,8 @@ def test_logs_go_to_stderr_without_colours() -> None:
         "    model(x)\n"
         "    if again: model.compile(x)\n"
         "    print('done')\n"
-        "    print('----', file=sys.stderr)\n")  # fmt: skip
+        "    print('----', file=sys.stderr)\n"
+    )
     done = python(code, RDMAV_FORK_SAFE="0")
     assert done.stdout == "done\n" * 3
     silent, shown, told, end = done.stderr.split("----\n")

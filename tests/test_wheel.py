@@ -117,7 +117,8 @@ print(json.dumps({
 EXTRAS = {
     "transformers": "poptorch.integrations.transformers",
     "lightning": "poptorch.integrations.lightning",
-    "graphs": "poptorch_geometric"}  # fmt: skip
+    "graphs": "poptorch_geometric",
+}
 
 
 @pytest.mark.long

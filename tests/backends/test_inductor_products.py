@@ -137,8 +137,9 @@ def test_measuring_that_fails_is_no_trouble(monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize("threads, cores, clock", [
     (1, 1.0, "thread_time"), (2, 1.9, "perf_counter"), (2, 1.0, "thread_time"),
 ])  # fmt: skip
-def test_times_are_of_both_libraries_and_leave_threads_alone(threads: int, cores: float, clock: str,
-        monkeypatch) -> None:  # fmt: skip
+def test_times_are_of_both_libraries_and_leave_threads_alone(
+    threads: int, cores: float, clock: str, monkeypatch
+) -> None:
     """Where a neighbour has cores, by the time of one thread."""
     in_turn, clocks = libraries._in_turn, []
     monkeypatch.setattr(libraries, "_cores", lambda runs: cores)

@@ -62,8 +62,9 @@ def test_what_takes_less_than_a_call_of_a_library_is_loops() -> None:
 
 
 @pytest.mark.parametrize("channels,outputs,groups", [(4, 4, 1), (16, 32, 1), (4, 4, 4)])
-def test_convolutions_left_to_the_library(channels: int, outputs: int, groups: int,
-        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_convolutions_left_to_the_library(
+    channels: int, outputs: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(windows, "_SMALL", 0)
     x, w = torch.randn(BATCH - 1, channels, 5, 6), torch.randn(outputs, channels // groups, 3, 3)
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], groups)

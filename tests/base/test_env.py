@@ -168,7 +168,8 @@ LIES = {
         lambda path: with_header(path, header({}) + " " * archive.LARGEST_LIST),
         "header is too long",
     ),
-    "a hole": (larger_than_memory, "larger than this machine's memory")}  # fmt: skip
+    "a hole": (larger_than_memory, "larger than this machine's memory"),
+}
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -261,7 +261,8 @@ def test_a_faulty_file_is_an_error_with_its_line(text, says, tmp_path: Path, cap
 
 
 def test_faulty_options_are_named_and_the_command_is_no_line_of_the_user(
-    monkeypatch, capsys) -> None:  # fmt: skip
+    monkeypatch, capsys
+) -> None:
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"nonsense": 4}')
     assert main(["options"]) == 2
     assert "POPTORCH_DEFAULT_OPTIONS" in capsys.readouterr().err

@@ -157,7 +157,8 @@ def test_examples_and_tutorials_move_on(tmp_path, monkeypatch) -> None:
     blocks = [part.split("```")[0].partition("\n")[2] for part in page.split("```python")[1:]]
     texts = {
         "port": ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"],
-        "quick": [*blocks, "same = right"]}  # fmt: skip
+        "quick": [*blocks, "same = right"],
+    }
     for name, parts in texts.items():
         script = tmp_path / f"{name}.py"
         script.write_text("\n".join(parts))

@@ -113,8 +113,9 @@ def test_graphs_that_others_have_compiled_take_over_one_by_one(eager_to_compile,
     (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
     (sys, "executable", "/nowhere/python", "/nowhere/python"),
 ])  # fmt: skip
-def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(holder, name: str, value: str,
-        said: str, eager_to_compile, monkeypatch, caplog) -> None:  # fmt: skip
+def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
+    holder, name: str, value: str, said: str, eager_to_compile, monkeypatch, caplog
+) -> None:
     monkeypatch.setattr(holder, name, value)
     model = training()
     losses = losses_of(model, 3)
@@ -127,8 +128,9 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(holder, name:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
-def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(way: str, eager_to_compile,
-        monkeypatch) -> None:  # fmt: skip
+def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
+    way: str, eager_to_compile, monkeypatch
+) -> None:
     idle, looks = [0.0], []
     if way == "dropped":  # what others compiled is no idle core
         (eager_to_compile / "of others.code").touch()

@@ -208,7 +208,8 @@ HINTS = {
     "cycles": lambda o: o.logCycleCount(True),
     "model": lambda o: o.useIpuModel(True),
     "strategy": lambda o: o.setExecutionStrategy(poptorch.ShardedExecution()),
-    "recomputation": lambda o: o._Popart.set("autoRecomputation", 3)}  # fmt: skip
+    "recomputation": lambda o: o._Popart.set("autoRecomputation", 3),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,9 @@ def test_only_what_the_ended_processes_left_is_removed(tmp_path, monkeypatch) ->
     assert worker.remove_segments({ended}) == set()
 
 
-@pytest.mark.parametrize(("code", "said"),
-    [(None, "closed its connection"), (0, "exit code 0"), (-9, "by SIGKILL")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "said"), [(None, "closed its connection"), (0, "exit code 0"), (-9, "by SIGKILL")]
+)
 def test_how_the_loading_process_ended_is_described(code: int | None, said: str) -> None:
     process = SimpleNamespace(exitcode=code, join=lambda limit: None)
     assert said in Process.describe_end(SimpleNamespace(_process=process))

@@ -32,8 +32,9 @@ def equal(one, other, **close) -> None:
 
 @pytest.mark.parametrize("still", [["critic"], ["actor", "ent_coef"]])
 @pytest.mark.parametrize("interval", [1, 2])
-def test_updates_are_those_of_sb3_where_its_order_does_not_matter(train, still: list[str],
-        interval: int, monkeypatch) -> None:  # fmt: skip
+def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
+    train, still: list[str], interval: int, monkeypatch
+) -> None:
     """Its actor sees the critics after their step; here both see the weights of before."""
     monkeypatch.setattr(Normal, "rsample", lambda own, shape=(): own.loc + 0.3 * own.scale)
     kinds = sb3.SAC, train.CompiledSAC

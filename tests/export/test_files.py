@@ -107,7 +107,8 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path, capsys
     wrong = {
         "there.py": "There is no file there.py",
         f"{script}:test": f"{script} has no function test",
-        __file__: f"{__file__} used no wrapped model"}  # fmt: skip
+        __file__: f"{__file__} used no wrapped model",
+    }
     for words, said in wrong.items():
         assert main(["export", "-o", "step.py", words]) == 2
         assert capsys.readouterr().err == f"{said}\n"

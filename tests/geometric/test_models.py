@@ -81,7 +81,8 @@ SHRINKING = {
     "Cheb": (pyg.ChebConv(4, 3, 2), (FEATURES, LOOPED, WEIGHTS)),
     "RGCN": (pyg.RGCNConv(4, 3, 3), (FEATURES, LOOPED, TYPES)),
     "FiLM": (pyg.FiLMConv(4, 3, 2), (FEATURES, LOOPED, TYPES % 2)),
-    "EG": (pyg.EGConv(4, 4, ["symnorm"], 2), (FEATURES, LOOPED))}  # fmt: skip
+    "EG": (pyg.EGConv(4, 4, ["symnorm"], 2), (FEATURES, LOOPED)),
+}
 
 
 @pytest.mark.spec("geometric", 82)

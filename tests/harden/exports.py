@@ -22,7 +22,8 @@ def trial(number: int):
     given = batches(case)
     with (
         tempfile.TemporaryDirectory() as folder,
-        wrapped(functools.partial(Model, case), case) as ours):  # fmt: skip
+        wrapped(functools.partial(Model, case), case) as ours,
+    ):
         file = Path(folder, "step.py")
         try:
             ours.wrapper.compile(*given[0])

@@ -17,7 +17,8 @@ from .models import close
 COMPILED = (8, 16, 24)  # of the first thousand, whose others the interpreter runs; later, each 4th
 OPTIMIZERS = [
     lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-    lambda model: torch.optim.Adam(model.parameters(), lr=0.01)]  # fmt: skip
+    lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+]
 
 
 class Doubled(torch.nn.Linear):

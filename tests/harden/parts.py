@@ -187,7 +187,8 @@ IN_PLACE = [
     lambda m, x: F.dropout(F.relu(x * m.scale, inplace=True), 0.0, inplace=True) + x,
     lambda m, x: x.clone().t().mul_(2).t() * m.scale,
     lambda m, x: torch.baddbmm(x[None], x[None], m.scale.diag()[None])[0].clamp_(-2, 2),
-    scattered]  # fmt: skip
+    scattered,
+]
 
 
 def in_place(draw: Draw) -> nn.Module:

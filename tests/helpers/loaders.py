@@ -9,8 +9,9 @@ ALL_MODES = list(DataLoaderMode)
 ASYNC_MODES = [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched]
 
 
-def options(iterations=1, replicas=1, accumulation=1, group=1, process=None, processes=1,
-        seed=None):  # fmt: skip
+def options(
+    iterations=1, replicas=1, accumulation=1, group=1, process=None, processes=1, seed=None
+):
     made = Options().deviceIterations(iterations).replicationFactor(replicas)
     made.Training.gradientAccumulation(accumulation)
     if group > 1:

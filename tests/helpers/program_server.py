@@ -71,7 +71,8 @@ def without_this_file(kind: type, error: BaseException, trace: types.TracebackTy
     while trace and trace.tb_frame.f_code.co_filename in (
         __file__,
         runpy.__file__,
-        "<frozen runpy>"):  # fmt: skip
+        "<frozen runpy>",
+    ):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 

@@ -124,4 +124,5 @@ ZOO = {
     "transformer": Example(transformer, lambda n: _sequence(n, 8)),
     "tied": Example(tied, lambda n: (torch.randint(0, 11, (n, 4)), _classes(n, 11))),
     "counter": Example(Counter, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
-    "dropout": Example(dropout, lambda n: (torch.randn(n, 6), torch.randn(n, 3)))}  # fmt: skip
+    "dropout": Example(dropout, lambda n: (torch.randn(n, 6), torch.randn(n, 3))),
+}

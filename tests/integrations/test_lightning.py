@@ -108,8 +108,9 @@ def loader(size: int = 4) -> DataLoader:
     return DataLoader(DATA, batch_size=size)
 
 
-@pytest.mark.parametrize("counts, batches, updates",
-    [({0: 1}, 5, 10), ({0: 3}, 4, 4), ({0: 1, 1: 2}, 4, 6)])  # fmt: skip
+@pytest.mark.parametrize(
+    "counts, batches, updates", [({0: 1}, 5, 10), ({0: 3}, 4, 4), ({0: 1, 1: 2}, 4, 6)]
+)
 def test_losses_logs_and_weights_are_the_same(counts, batches, updates, tmp_path) -> None:
     """The last of five batches is short; of four, three make an update and the last another."""
     module = Net()
@@ -276,7 +277,8 @@ def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
         (Net(), by_value, "cannot take gradient_clip_algorithm"),
         (Net(), {"precision": "bf16-mixed"}, "cannot take precision"),
         (LogsAnObject(), {}, "takes a number or a metric"),
-        (UsesAMetric(), {}, r"known after the step(.|\n)*MulticlassAccuracy.forward")):  # fmt: skip
+        (UsesAMetric(), {}, r"known after the step(.|\n)*MulticlassAccuracy.forward"),
+    ):
         with pytest.raises(poptorch.Error, match=said):
             trainer(True, tmp_path, **settings).fit(module, loader())
     with caplog.at_level(logging.WARNING, "poptorch"):

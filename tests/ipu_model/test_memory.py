@@ -85,7 +85,8 @@ def test_more_never_takes_less(program: tuple[int, int, int]) -> None:
     for more in (
         make(layers + 1, chips, micro, length=200),
         *(make(layers, chips, count, length=200) for count in (micro + 1, 2 * micro)),
-        *(make(layers, chips, micro, length=length) for length in (201, 400))):  # fmt: skip
+        *(make(layers, chips, micro, length=length) for length in (201, 400)),
+    ):
         assert fullest(more) >= fullest(one)
         assert more.cycles >= one.cycles
 

@@ -134,8 +134,9 @@ Object.assign(parent.document.body.dataset, {
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="chromium draws the page, and is not installed")
-@pytest.mark.parametrize(("width", "scheme", "color"),
-    [(390, 0, "rgb(87, 211, 100)"), (1280, 1, "rgb(26, 127, 55)")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "scheme", "color"), [(390, 0, "rgb(87, 211, 100)"), (1280, 1, "rgb(26, 127, 55)")]
+)
 def test_a_browser_draws_every_view_inside_its_column(content, tmp_path, width, scheme, color):
     """Dark and light; what was measured, verdict and advice are above a phone's fold."""
     advice = {"change": "options." + 30 * "long", "saves": 1.0, "costs": 1.0, "fits": True}

@@ -36,8 +36,9 @@ def test_what_ran_fits_and_what_did_not_does_not(row: Row) -> None:
         check_activations_of_bert(priced)
 
 
-@pytest.mark.parametrize(("over", "expected"),
-    [(-10.1, "fits"), (-9.9, "close"), (9.9, "close"), (10.1, "does not fit")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("over", "expected"), [(-10.1, "fits"), (-9.9, "close"), (9.9, "close"), (10.1, "does not fit")]
+)
 def test_a_verdict_has_an_error(over: float, expected: str) -> None:
     assert verdict(over) == expected
 

@@ -56,7 +56,8 @@ CASES = {
     "reduce": (reduce(), eager_reduce([0, 1, 2, 3])),
     "neighbours": (reduce(**{GROUPING: [2, 1, 4]}, backwards=False), eager_reduce([0, 1], [2, 3])),
     "strided": (reduce(**{GROUPING: [2, 2, 4]}), eager_reduce([0, 2], [1, 3])),
-    "to all": (to_all, eager_to_all)}  # fmt: skip
+    "to all": (to_all, eager_to_all),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

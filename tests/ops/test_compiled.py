@@ -34,7 +34,8 @@ SIDE_BY_SIDE = {
     "product": (lambda a: poptorch.serializedMatMul(a, MATRICES[0], PRODUCT, 4), X),
     "products of groups": (lambda a: F.grouped_mm(F.pad(a, (0, 2)), GROUPS, offs=ENDS), X),
     "alignment": (alignment, X),
-    "sums of rows": (lambda a: torch.zeros(2, 2).index_add(0, ROWS, a), X)}  # fmt: skip
+    "sums of rows": (lambda a: torch.zeros(2, 2).index_add(0, ROWS, a), X),
+}
 
 
 def trained_alike(functions, inputs, replicas: int = 1) -> None:

@@ -37,8 +37,9 @@ def test_values_and_gradients_are_those_of_the_whole_product(mode: Mode, shapes)
 
 
 @pytest.mark.spec("ops", 18)
-@pytest.mark.parametrize("rest",
-    [(Mode.Disabled, 7), (Mode.ReducingDim,), (Mode.ReducingDim, 2, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "rest", [(Mode.Disabled, 7), (Mode.ReducingDim,), (Mode.ReducingDim, 2, True)]
+)
 def test_it_can_be_left_whole(rest) -> None:
     agrees(lambda a, b: poptorch.serializedMatMul(a, b, *rest), normal(2, 2), normal(2, 2, seed=1))
 
@@ -82,7 +83,8 @@ GROUPS, LONG, WIDE, OUT = 3, 8, 4, 8
 OF_GROUPS = {
     "rows": ((LONG, WIDE), (GROUPS, WIDE, OUT)),
     "columns": ((GROUPS, WIDE, OUT), (OUT, LONG)),
-    "inner": ((WIDE, LONG), (LONG, OUT))}  # fmt: skip
+    "inner": ((WIDE, LONG), (LONG, OUT)),
+}
 
 
 def by_hand(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:

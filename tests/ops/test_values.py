@@ -54,8 +54,9 @@ def test_fps_may_start_anywhere() -> None:
     assert len(starts) > 4
 
 
-@pytest.mark.parametrize("features, form",
-    [(3, "none"), (1, "lists"), (3, "tensors"), (3, "mixed")])  # fmt: skip
+@pytest.mark.parametrize(
+    "features, form", [(3, "none"), (1, "lists"), (3, "tensors"), (3, "mixed")]
+)
 def test_nearest_looks_within_the_batch(features: int, form: str) -> None:
     x, y = torch.randn(7, features), torch.randn(9, features)
     numbers_x, numbers_y = [0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1, 2, 2, 2]

@@ -32,7 +32,8 @@ ORDER = {
     "second_order_momentum_accum_type, use_tf_variant",
     optim.LAMB: "params, lr, betas, eps, weight_decay, bias_correction, loss_scaling, "
     "max_weight_norm, accum_type, first_order_momentum_accum_type, "
-    "second_order_momentum_accum_type"}  # fmt: skip
+    "second_order_momentum_accum_type",
+}
 F16 = torch.float16
 OLD = {  # the positional order of the 1.x releases
     "SGD": ((0.1, 0.9, 0.0, 0.0, False, 128.0, None, True),

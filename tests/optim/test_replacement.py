@@ -182,7 +182,8 @@ ALLOWED = {
     "torch's betas": (of(torch.optim.AdamW), of(torch.optim.AdamW, betas=(0.5, 0.6), eps=0.1)),
     "variables": (of(optim.Adam, **FEW), of(optim.Adam, lr=0.1, betas=(0.9, 0.99), loss_scaling=1)),
     "another order": (SGD, lambda model, _: optim.SGD([*model.parameters()][::-1], lr=0.2)),
-    "half after half": (of(optim.SGD, lr=0.1, accum_type=torch.float16),) * 2}  # fmt: skip
+    "half after half": (of(optim.SGD, lr=0.1, accum_type=torch.float16),) * 2,
+}
 
 
 @pytest.mark.spec("optimizers", 8, 9)
@@ -214,7 +215,8 @@ def test_new_attributes_are_one_warning_for_each_place_unless_checks_are_relaxed
     assert check(wrapped, optimizer, caplog) == [
         "optimizer attribute in SGD optimizer: mood",
         "default group variable in SGD optimizer: size",
-        "group attribute in SGD optimizer: colour, loss_scaling, initial_lr"]  # fmt: skip
+        "group attribute in SGD optimizer: colour, loss_scaling, initial_lr",
+    ]
     assert optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"] == 1.0
     model = Net()
     optimizer = optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1, momentum=0.9)

@@ -92,7 +92,8 @@ def test_frozen_writes_are_attribute_errors(group: Container) -> None:
         lambda: group.createOrSet(extra=2),
         lambda: group.deleteIfExists("count"),
         lambda: setattr(group, "count", 2),
-        lambda: setattr(group, "_values", {})):  # fmt: skip
+        lambda: setattr(group, "_values", {}),
+    ):
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
             write()
     group._freeze(False)

@@ -187,7 +187,8 @@ def test_values_anchors_and_what_decided_device_and_backend_are_told(lines, monk
         "set available_memory_proportion[1] to 0.5",
         "added b2 to updatableNamedBuffers",
         "set anchored_tensors[short] to long EVERYN/2",
-        "set execution_mode to value 0"):  # fmt: skip
+        "set execution_mode to value 0",
+    ):
         assert found.count(f"poptorch.Options {expected}") == 1
     assert not any("progress_bar" in line for line in found)
     assert "From the user configuration: Ipu model: Enabled" in lines(Options().useIpuModel(True))

@@ -240,7 +240,8 @@ def test_repr_compares_configurations() -> None:
         lambda options: options.setAvailableMemoryProportion({"IPU0": 0.1, "IPU1": 0.2}),
         lambda options: options._Popart.set("strange", object()),
         lambda options: options._Popart.set("callback", test_repr_compares_configurations),
-        lambda options: options._Popart.set("dotChecks", {"b", "a"})]  # fmt: skip
+        lambda options: options._Popart.set("dotChecks", {"b", "a"}),
+    ]
 
     def configured(order: int) -> Options:
         options = Options().replicationFactor(4)

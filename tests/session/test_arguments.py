@@ -137,7 +137,8 @@ def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
     for kind, parser, left in (
         (Labelled, Swapping(), 2 * (X + 1)),  # its own comes first
         (Labelled, None, X + 1),
-        (Pair, Swapping(), 2 * (X + 1))):  # fmt: skip
+        (Pair, Swapping(), 2 * (X + 1)),
+    ):
         poptorch.registerCustomArgParser(kind, parser)
         assert torch.equal(inference(forward)([Labelled(X, X + 1)])[0].left, left)
     poptorch.registerCustomArgParser(Pair, None)

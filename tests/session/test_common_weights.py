@@ -77,7 +77,8 @@ SCRIPTS = {
     "the first is destroyed": "DG D G k0 G ? k1",
     "the older one copies to the host": "DS D S S h0 ? D S h0 h1 S h0 S k0 ?",
     "a module of others is one itself, wrapped last": "DGS D G S D G S D G S",
-    "a module of others is one itself, wrapped first": "SDG S D G S D G S D G"}  # fmt: skip
+    "a module of others is one itself, wrapped first": "SDG S D G S D G S D G",
+}
 
 
 def anyhow(seed: int) -> str:

@@ -125,7 +125,8 @@ def test_a_traceback_ends_in_the_users_line(tmp_path) -> None:
         "except Exception: sys.excepthook(*sys.exc_info())\n"
         "del os.environ['POPTORCH_FULL_TRACEBACK']\n"
         "print('----', file=sys.stderr)\n"
-        "model(torch.ones(4, 2))\n")  # fmt: skip
+        "model(torch.ones(4, 2))\n"
+    )
     done = programs.run(script)
     assert done.returncode == 1
     full, short = (re.findall(r'File "(.*)", line', text) for text in done.stderr.split("----"))

@@ -155,7 +155,8 @@ def test_files_without_the_model(tmp_path, caplog: pytest.LogCaptureFixture) -> 
     wrong.second.bias = None
     for executor, said in (
         (poptorch.inferenceModel(wrong, options()), r"another model(?s:.)*second.bias: \(4,\) in"),
-        (poptorch.trainingModel(Local(), options()), "needs trainingModel")):  # fmt: skip
+        (poptorch.trainingModel(Local(), options()), "needs trainingModel"),
+    ):
         with pytest.raises(poptorch.Error, match=said):
             executor.loadExecutable(alone)
 
@@ -170,7 +171,8 @@ def test_what_is_loaded_into_must_fit(tmp_path) -> None:
     for given, said in (
         ({"model": target["model"]}, r"(?s)compiled for training.*optimizer=SGD"),
         (other, r"(?s)another model.*bias: None in the file"),
-        ({**target, "loss": nn.MSELoss()}, "Superfluous loss")):  # fmt: skip
+        ({**target, "loss": nn.MSELoss()}, "Superfluous loss"),
+    ):
         with pytest.raises(poptorch.Error, match=said):
             poptorch.load(path, **given)
     torch.testing.assert_close(target["model"].state_dict(), before, rtol=0, atol=0)

@@ -23,7 +23,8 @@ def no_answer() -> poptorch.RecoverableError:
 
 REPORT = (
     "'poplar_recoverable_runtime_error': no answer\n"
-    "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling")  # fmt: skip
+    "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling"
+)
 
 
 def wrapped(make, state) -> tuple[torch.nn.Module, torch.optim.Optimizer, poptorch.PoplarExecutor]:

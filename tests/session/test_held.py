@@ -212,7 +212,8 @@ def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
     assert Tagged.made == []
     for wrapped, unwrapped in (
         (copy.deepcopy(model), copy.deepcopy(plain)),
-        (pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(plain)))):  # fmt: skip
+        (pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(plain))),
+    ):
         assert (type(wrapped), type(wrapped._parameters)) == (Tagged, dict)
         assert vars(wrapped).keys() == vars(unwrapped).keys()
         assert torch.equal(wrapped.weight, model.weight)

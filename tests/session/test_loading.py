@@ -275,7 +275,8 @@ PICKLES = {
     "a call of protocol 0": b"(S'x'\nihelpers.models_to_save\nNet\n.",
     "a class of torch_geometric": b"ctorch_geometric.nn.models.glem\nGLEM\n(S'/tmp'\ntR.",
     "an endless container": pickle.dumps(Reduces(range, 1 << 40)),
-    "another value of an enum": pickle.dumps(ENUM)[:-1] + pickle.BUILD + b"."}  # fmt: skip
+    "another value of an enum": pickle.dumps(ENUM)[:-1] + pickle.BUILD + b".",
+}
 
 
 @pytest.mark.parametrize("attack", PICKLES)

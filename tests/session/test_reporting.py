@@ -154,7 +154,8 @@ def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path) -> None:
         "if not child:\n"
         "    model._session.reports._count = 7\n"
         "    sys.exit()\n"
-        "assert os.waitpid(child, 0)[1] == 0\n")  # fmt: skip
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
     assert programs.run(script, tmp_path).returncode == 0
     assert profile.read(tmp_path / "inference")["measured"]["calls"] == 3
 

@@ -112,7 +112,8 @@ def test_the_state_itself_can_be_read_copied_cleared_and_changed() -> None:
     for edit in (
         lambda state: state["exp_avg"].zero_(),
         lambda state: state.update(exp_avg=torch.zeros_like(state["exp_avg"])),
-        lambda state: state["step"].fill_(0.0)):  # fmt: skip
+        lambda state: state["step"].fill_(0.0),
+    ):
         for attached in (True, False):
             if not attached:
                 twins.wrapped.detachFromDevice()

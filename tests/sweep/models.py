@@ -61,7 +61,8 @@ def made(name: str) -> tuple[torch.nn.Module, zoo.Batch]:
                                      "labels": batch["labels"]}  # fmt: skip
     if (
         "attention_mask" in inspect.signature(model_class.forward).parameters
-        and "input_ids" in batch):  # fmt: skip
+        and "input_ids" in batch
+    ):
         batch["attention_mask"] = torch.ones_like(batch["input_ids"])
         batch["attention_mask"][1::2, -2:] = 0
     if name != "CLIPModel":

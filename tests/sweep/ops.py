@@ -53,7 +53,8 @@ def samples(name: str, most: int) -> Iterator[Sample]:
             [leaves[at] for at in places],
             info.supports_autograd,
             info.inplace_variant
-            and _calling(_on_view(info.inplace_variant), leaves, places, structure))  # fmt: skip
+            and _calling(_on_view(info.inplace_variant), leaves, places, structure),
+        )
 
 
 def _on_view(variant: Callable[..., Any]) -> Callable[..., Any]:

@@ -267,8 +267,9 @@ def test_eight_micro_batches_of_four_equal_one_of_32(name, mode, lanes):
 @pytest.mark.spec("optimizers", 21)
 @pytest.mark.spec("parallel", 31)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("backend", "lanes", "replicas"),
-    [("reference", 1, 4), ("reference", 0, 2), ("staged", 0, 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "lanes", "replicas"), [("reference", 1, 4), ("reference", 0, 2), ("staged", 0, 2)]
+)
 def test_replicas_and_accumulation_together_equal_one_batch(backend, lanes, replicas, mode):
     """Of an optimizer whose steps are as long as its gradients."""
     opts = options(backend, accumulation=8 // replicas, replicas=replicas).lanes(lanes)
