@@ -59,7 +59,7 @@ class Options(poptorch.Options):
         super().__init__()
         if ipus_per_replica is not None:
             popdist.checkNumIpusPerReplica(ipus_per_replica)
-        super().replicationFactor(popdist.getNumLocalReplicas())
+        super().replicationFactor(popdist.getNumLocalReplicas() // self.Distributed._each)
         index, count = popdist.getInstanceIndex(), popdist.getNumInstances()
         self.Distributed.configureProcessId(index, count)
         self.Distributed.stageProcesses(popdist.getNumStageProcesses())

@@ -111,8 +111,9 @@ class Checkpoints:
         """Go on from the latest checkpoint, if there is one. Call it before the model.
 
         With as many processes as before, all losses are those of an uninterrupted run. With
-        another number the run goes on after the same samples. Random numbers then follow the
-        replicas' numbers, and on the host process 0.
+        another number the run goes on after as many samples; they are the same where ``poprun
+        --min-instances`` chose it. Random numbers then follow the replicas' numbers, and on the
+        host process 0.
 
         Returns:
             Whether there was a checkpoint.
@@ -135,6 +136,7 @@ class Checkpoints:
         facts = _read_facts(folder / _name(0))
         if self._process and facts["processes"] == self._processes:
             facts = _read_facts(folder / _name(self._process))
+        self._check_share(facts)
         unknown = facts["stateful"].keys() ^ self._stateful.keys()
         if unknown:
             raise Error(
@@ -148,6 +150,17 @@ class Checkpoints:
         self._order = facts["order"]
         log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
         return True
+
+    def _check_share(self, facts: Mapping[str, Any]) -> None:
+        """Processes that do the work of several must take the samples of all of these."""
+        each = self._executor.options.Distributed._each
+        if each > 1 and facts["samples"] != self._samples:
+            raise Error(
+                "This job of fewer processes would train with another batch",
+                got=f"{self._samples} samples in each step, {facts['samples']} in the checkpoint; "
+                f"each process does the work of {each}",
+                fix="take the data from poptorch.DataLoader, which gives each process its share",
+            )
 
     def _fill(self, saved: files.Saved, facts: Mapping[str, Any]) -> None:
         executor, optimizer = self._executor, self._executor._optimizer

@@ -22,12 +22,12 @@ from ._base.errors import AssertionFailure, Error, InvalidValue
 from ._data import arrangement, notices
 from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
-from ._data.sharding import Shard, permutation, shard_range
+from ._data.sharding import InTurn, Shard, permutation, shard_range
 from ._data.worker import Settings
 from ._ir.loops import Loops
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
-from .options.distributed import data_share
+from .options.distributed import data_share, replicas
 from .profiling import Channel
 
 __all__ = ["AsynchronousDataAccessor", "DataLoader", "PadToSizes", "join"]
@@ -102,11 +102,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._by_workers: weakref.ref[_WorkersIteration] | None = None
         process, shares = data_share(options.Distributed)
         processes = shares if auto_distributed_partitioning else 1
+        each = options.Distributed._each if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
         arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes)
         loops = Loops(
             options.device_iterations, options.Training.gradient_accumulation,
-            options.replication_factor, options.input_group_size,
+            replicas(options), options.input_group_size,
         )  # fmt: skip
         self._plan = arrangement.arrange(
             loops, batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
@@ -114,7 +115,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._plan.rebatched is not None:
             self.rebatched_drop_last = drop_last
         alike = options.Distributed.stage_processes > 1 and auto_distributed_partitioning
-        if processes > 1 or (alike and shuffle and batch_size is not None):  # in the same order
+        if processes * each > 1 or (
+            alike and shuffle and batch_size is not None
+        ):  # in the same order
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
         if hasattr(type(dataset), "__getitem__"):
             dataset = Channel("dataset").instrument(dataset, "__getitem__")
@@ -232,7 +235,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         process, processes = data_share(options.Distributed)
         samples = len(dataset)
         assert plan.combined is not None  # check_sources has refused it
-        part = shard_range(samples, plan.combined, plan.drop_last, process, processes)
+        part: Sequence[int] = shard_range(
+            samples, plan.combined, plan.drop_last, process, processes
+        )
+        each = options.Distributed._each
+        if each > 1 and plan.drop_last:
+            steps = options.device_iterations * options.Training.gradient_accumulation
+            part = InTurn(part, each, plan.combined // (steps * each))
         if shuffles:
             if not options.exists("random_seed"):
                 raise AssertionFailure(

@@ -129,6 +129,24 @@ class Batched(Numbers):
         return [torch.tensor(float(-i)) for i in indices]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_who_does_the_work_of_two_reads_their_samples(shuffle: bool, monkeypatch) -> None:
+    def read(process: int, processes: int) -> list[torch.Tensor]:
+        opts = loaders.options(2, 2, 3, process=process, processes=processes, seed=1)
+        made = loaders.loader(torch.arange(250), 2, opts=opts, shuffle=shuffle)
+        each = 4 // processes  # by iteration, accumulation, process and replica
+        return [batch.view(2, 3, each, 4) for batch in made]
+
+    of_four = [torch.cat(parts, 2) for parts in zip(*(read(i, 4) for i in range(4)), strict=True)]
+    monkeypatch.setenv("POPDIST_PROCESSES_EACH", "2")
+    of_two = [torch.cat(parts, 2) for parts in zip(*(read(i, 2) for i in range(2)), strict=True)]
+    assert len(of_two) == 2
+    assert all(map(torch.equal, of_two, of_four))
+    alone = loaders.options(2)
+    alone.Distributed.disable()
+    assert loaders.loader(torch.arange(8), 1, opts=alone).combinedBatchSize == 2
+
+
 def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads():
     shard = Shard(Numbers(10), range(3, 7))
     assert [shard[i].item() for i in (0, 3, -1)] == [3, 6, 6]

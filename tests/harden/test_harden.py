@@ -13,7 +13,7 @@ from helpers.cases import long
 
 FEW = {"calls": 8, "option_sets": 40, "saved_files": 20, "orders": 25, "modules": 24}
 MANY = {
-    "calls": 1000, "option_sets": 5000, "saved_files": 1000, "signals": 20, "jobs": 40,
+    "calls": 1000, "option_sets": 5000, "saved_files": 1000, "signals": 20, "jobs": 80,
     "orders": 2000, "modules": 2000, "exports": 500,
 }  # fmt: skip
 PIECES = 10  # of the many of each part

@@ -1,71 +1,29 @@
-"""Two hosts, which are network namespaces, ``poprun`` on one, and what it starts on both."""
+"""``poprun`` on one of two hosts, and a process of the job that it starts on both."""
 
-import contextlib
-import ctypes
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import torch
 
 import popdist.poptorch
 import poptorch
+from hosts import HOSTS, INTERFACE, enter
 from poptorch import _job
 from poptorch._cli import poprun
 
-INTERFACE = "poptorch0"
-HOSTS = {"poptorch-a": "10.213.7.1", "poptorch-b": "10.213.7.2"}
-_NETWORK = 0x40000000  # CLONE_NEWNET
 
-
-class UnavailableError(Exception):
-    """Namespaces cannot be made here."""
-
-
-def _ip(*words: str) -> None:
-    try:
-        done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise UnavailableError(str(error)) from error
-    if done.returncode:
-        raise UnavailableError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
-@contextlib.contextmanager
-def two_hosts():
-    """Within the block there are HOSTS, each with its address at INTERFACE, or UnavailableError."""
-    made = []
-    try:
-        for name in HOSTS:
-            _ip("netns", "add", name)
-            made.append(name)
-        first, second = HOSTS
-        _ip("-n", first, "link", "add", INTERFACE, "type", "veth",
-            "peer", "name", INTERFACE, "netns", second)  # fmt: skip
-        for name, address in HOSTS.items():
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
-            for link in ("lo", INTERFACE):
-                _ip("-n", name, "link", "set", link, "up")
-        yield
-    finally:
-        for name in made:
-            _ip("netns", "del", name)
-
-
-def enter(name: str) -> None:
-    """Put this process, and those it starts, on a host."""
-    handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).setns(handle, _NETWORK):
-            raise OSError(ctypes.get_errno(), "setns")
-    finally:
-        os.close(handle)
+def reached(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return what ``poprun`` is told to reach both hosts: arguments and variables."""
+    shell = folder / "shell"
+    shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-a sh -c "$2"\n')
+    shell.chmod(0o755)
+    variables = {"POPTORCH_REMOTE_SHELL": str(shell), "GLOO_SOCKET_IFNAME": INTERFACE}
+    return [f"--host={','.join(reversed(HOSTS.values()))}"], variables
 
 
 def main(*arguments: str) -> int:
     """Run a job from the second host; return its status."""
     enter([*HOSTS][-1])
-    return poprun.main([*arguments, sys.executable, "-m", "helpers.job_hosts"])
+    return poprun.main(["--oversubscribe", *arguments])
 
 
 def train() -> None:

@@ -25,7 +25,7 @@ def free_port() -> int:
 
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment without a launcher's variables."""
-    path = os.pathsep.join((str(PACKAGE.parent), str(ROOT / "tests")))
+    path = os.pathsep.join(map(str, (PACKAGE.parent, ROOT / "tests", ROOT / "benchmarks")))
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("OMPI_", "PMIX_", "POPDIST_", "TORCHELASTIC_", "MASTER_"))
             and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}  # fmt: skip

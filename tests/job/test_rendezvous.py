@@ -1,8 +1,10 @@
 """Processes of one start of a job meet, on two hosts too, whatever an earlier start left."""
 
+import contextlib
 import datetime
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -10,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import hosts
 import poptorch
-from helpers import job_hosts, jobs
+from helpers import job_hosts, job_killed, jobs
 from helpers.patience import HANGS, eventually
 from poptorch._job import rendezvous
 from poptorch._job.rendezvous import meet, open_store
@@ -65,31 +68,55 @@ def test_a_process_that_waits_for_the_others_can_be_interrupted(index, monkeypat
     interrupt.join()
 
 
+@contextlib.contextmanager
+def two_hosts():
+    try:
+        with hosts.two_hosts() as wire:
+            yield wire
+    except hosts.UnavailableError as error:
+        pytest.skip(f"no network namespaces: {error}")
+
+
+def on_hosts(folder, program, *arguments: str, then=lambda output: None) -> tuple[int, str]:
+    """Run a job of two processes on two hosts; return its status, and what it printed."""
+    reached, variables = job_hosts.reached(folder)
+    words, output = [*reached, *arguments, "--num-instances=2", *program], folder / "out"
+    process = jobs.fork("helpers.job_hosts", words, output, jobs.environment(**variables))
+    try:
+        then(output)
+        return jobs.status(process, 2 * HANGS), output.read_text()
+    finally:
+        jobs.end([process])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more, ends", [([], 1), (["--min-instances=1"], 0)])
+def test_a_cut_link_ends_a_job_or_leaves_it_one_host(more, ends, tmp_path) -> None:
+    with two_hosts() as wire:
+
+        def cut(output) -> None:
+            assert eventually(lambda: output.exists() and "[0] saving" in output.read_text())
+            wire.cut = True
+
+        program = [*job_killed.COMMAND, tmp_path, "1", "0"]
+        status, printed = on_hosts(tmp_path, program, *more, then=cut)
+    assert status == ends, printed
+    assert "of the job is lost" in printed
+    assert ("going on with 1 of 2 instances, and each does the work of 2" in printed) == (not ends)
+    if not ends:
+        assert "[0] from step 3" in printed
+        job_killed.compare(tmp_path, 2)
+
+
 @pytest.mark.long
 def test_processes_on_two_hosts_train_together(tmp_path) -> None:
-    shell = tmp_path / "shell"
-    shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-a sh -c "$2"\n')
-    shell.chmod(0o755)
-    hosts = tmp_path / "hosts"
-    hosts.write_text("".join(f"{address}\n" for address in reversed(job_hosts.HOSTS.values())))
-    variables = {"POPTORCH_REMOTE_SHELL": str(shell), "GLOO_SOCKET_IFNAME": job_hosts.INTERFACE}
-    arguments = [f"--hostfile={hosts}", "--num-instances=2"]
-    output = tmp_path / "out"
-    try:
-        with job_hosts.two_hosts():
-            process = jobs.fork(
-                "helpers.job_hosts", arguments, output, jobs.environment(**variables)
-            )
-            try:
-                status = jobs.status(process)
-            finally:
-                jobs.end([process])
-    except job_hosts.UnavailableError as error:
-        pytest.skip(f"no network namespaces: {error}")
-    printed = output.read_text()
+    """Over a link of 1 ms that loses one packet of a hundred."""
+    with two_hosts() as wire:
+        wire.delay, wire.loss = 0.001, 0.01
+        status, printed = on_hosts(tmp_path, [sys.executable, "-m", "helpers.job_hosts"])
     assert status == 0, printed
     addresses = [line.split() for line in printed.splitlines() if "address" in line.split()]
-    far, near = job_hosts.HOSTS.values()
+    far, near = hosts.HOSTS.values()
     assert sorted(addresses) == [["[0]", "address", near], ["[1]", "address", far]]
     lines = [line for line in printed.splitlines() if "weights" in line]
     assert {line.split()[0] for line in lines} == {"[0]", "[1]"}

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.constants import default_pg_timeout
 
 import poptorch
-from helpers import job_cases, jobs
+from helpers import job_cases, job_killed, jobs
 from helpers.cases import long
 from helpers.job_cases import CASES, SAVED, Case, Result
 from helpers.job_killed import digests
@@ -175,9 +175,10 @@ def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_pat
     whole.mkdir()
     broken.mkdir()
     undisturbed = jobs.run("helpers.job_killed", [whole, 2], 2, whole)
-    first = jobs.run("helpers.job_killed", [broken, 2, 7], 2, broken)
+    job_killed.plan(broken, {"victim": 1, "moment": "in a call", "times": 7})
+    first = jobs.run("helpers.job_killed", [broken, 2], 2, broken)
     assert [code for code, _ in first.values()] == [1, -signal.SIGKILL]
-    again = jobs.run("helpers.job_killed", [broken, 2, 7], 2, broken)
+    again = jobs.run("helpers.job_killed", [broken, 2], 2, broken)
     assert all("from step 6" in text for _, text in again.values())
     (weights,) = digests(text for _, text in undisturbed.values())
     assert digests(text for _, text in again.values()) == {weights}

@@ -52,6 +52,8 @@ _ROWS = (
     Variable("POPDIST_NUM_LOCAL_REPLICAS", int, 1, "replicas of each process, set by poprun"),
     Variable("POPDIST_NUM_IPUS_PER_REPLICA", int, 1, "chips of each replica, set by poprun"),
     Variable("POPDIST_STAGE_PROCESSES", int, 1, "processes of each model, set by poprun"),
+    Variable("POPDIST_PROCESSES_EACH", int, 1,
+        "of how many processes of the whole job each does the work, set by poprun"),
     Variable("OMPI_COMM_WORLD_LOCAL_SIZE", int, 0, "how many of OpenMPI's are on this machine"),
     Variable("PMIX_NAMESPACE", str, "", "OpenMPI's name of the job: gives the port to meet at"),
     Variable("OMPI_MCA_ess_base_jobid", str, "", "the same from older releases"),

@@ -16,6 +16,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from .commands import command, page
 
 KILLED = 128  # what a shell adds to the number of the signal that ended a program
 NODES = Path("/sys/devices/system/node")
+_LOST = signal.SIGUSR1  # what a lost host is for the agent of this one
+_UNREACHED = 255  # ssh's status of a host that it does not reach, or not any more
+_MEETING = 120  # seconds from the first host until the last is there, at a start and a restart
 _PATIENCE = 20  # seconds from asking processes to end to ending them
 _OPENMPIS = {  # its words for torchrun's, which scripts read themselves
     "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
@@ -110,6 +115,8 @@ def parser() -> argparse.ArgumentParser:
         help="port of the first host where all hosts meet (29400)")  # fmt: skip
     add("--max-restarts", type=_number(0), default=0, metavar="N",
         help="after a failure start all again, so often (0)")  # fmt: skip
+    add("--min-instances", type=_number(1), metavar="N",
+        help="go on with so few when a host is lost or no restart is left (all)")  # fmt: skip
     add("--oversubscribe", action="store_const", const=True,
         help="start more than there are cores and memory for")  # fmt: skip
     add("--executable-cache-path", metavar="DIR", help="compiled programs that all processes share")
@@ -203,6 +210,14 @@ def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
         reader.error(f"--only-output-from-instance {only}: there are {instances} instances")
     job.local_replicas = job.num_replicas // models  # that a process has, or has stages of
     job.here = instances // len(job.hosts)
+    job.whole = instances
+    least = job.min_instances
+    if least and least < instances and fewer(job, {}) is None:
+        able = [n for n in range(1, instances) if not instances % n and not n % shared]
+        reader.error(
+            f"--min-instances {least}: the work of {instances} instances is divided evenly by "
+            f"{', '.join(map(str, able)) or 'no fewer'}"
+        )
     given = env.shared().get("OMP_NUM_THREADS", "").partition(",")[0]
     fair = max(1, len(os.sched_getaffinity(0)) // job.here)
     job.threads = int(given) if given.isdigit() else fair
@@ -240,6 +255,21 @@ def lacking(job: Job) -> str | None:
     return None
 
 
+def fewer(job: Job, lost: Mapping[int, str]) -> Job | None:
+    """Return the largest smaller job without the lost hosts that can do the work of the whole."""
+    hosts = [host for place, host in enumerate(job.hosts) if place not in lost]
+    most = min(job.here * len(hosts), job.num_instances - 1)
+    for count in range(most, (job.min_instances or job.whole) - 1, -1):
+        used = [n for n in range(len(hosts), 0, -1) if not count % n and count <= n * job.here]
+        if used and not (job.whole % count or count % job.stage_processes):
+            only = job.only_output_from_instance
+            changes: dict[str, Any] = {"num_instances": count, "here": count // used[0]}
+            changes["hosts"] = hosts[: used[0]]
+            changes["only_output_from_instance"] = only and min(only, count - 1)
+            return Job(**{**vars(job), **changes})
+    return None
+
+
 def topology(job: Job) -> str:
     lines = ["instance  host  replicas"]
     for index in range(job.num_instances):
@@ -250,19 +280,98 @@ def topology(job: Job) -> str:
 
 
 def launch(job: Job) -> int:
-    _set_environment(job)
-    others = [
-        _start_at(host, job, place)
-        for place, host in enumerate(job.hosts)
-        if place and not job.rendezvous
-    ]
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
     try:
-        status = _run(job)
-    except BaseException:
-        for other in others:
-            other.terminate()
-        raise
-    return next((code for code in (status, *(o.wait() for o in others)) if code), 0)
+        return _go_on(job)
+    except SignalException as error:
+        print(f"poprun: ended by {signal.Signals(error.sigval).name}", file=sys.stderr)
+        return KILLED + int(error.sigval)
+
+
+def _go_on(job: Job) -> int:
+    """Start the job; again when a host is lost, and with fewer instances where they may be."""
+    restarts = job.max_restarts
+    while True:
+        status, lost = _start(job)
+        if not status or job.rendezvous:
+            return status
+        for place, how in lost.items():
+            print(f"poprun: host {job.hosts[place]} is lost: {how}", file=sys.stderr)
+        smaller = None if lost and restarts else fewer(job, lost)
+        if smaller is not None:
+            job, restarts = smaller, job.max_restarts
+            of_each = f"each does the work of {job.whole // job.num_instances}"
+            text = f"{job.num_instances} of {job.whole} instances, and {of_each}"
+            print(f"poprun: going on with {text}", file=sys.stderr)
+        elif lost and restarts:
+            restarts -= 1
+        else:
+            return status
+        job.local_replicas = job.num_replicas * job.stage_processes // job.num_instances
+        job.key = secrets.token_hex()  # nobody of the last start is met
+
+
+def _start(job: Job) -> tuple[int, dict[int, str]]:
+    """Return the status, and the hosts that are lost and how."""
+    _set_environment(job)
+    places = [] if job.rendezvous else range(1, len(job.hosts))
+    others = {place: _start_at(job.hosts[place], job, place) for place in places}
+    try:
+        status = _run_while(job, others)
+        until = time.monotonic() + _PATIENCE * bool(status)
+        for other in others.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                other.wait(max(until - time.monotonic(), 0) if status else None)
+        codes = {place: other.poll() for place, other in others.items()}
+    finally:
+        for other in others.values():
+            other.terminate()  # which those that have ended do not notice
+    status = next((code for code in (status, *codes.values()) if code), 0)
+    lost = {place: _how(code) for place, code in codes.items() if code is None or _is_loss(code)}
+    return status, lost
+
+
+def _is_loss(code: int) -> bool:
+    """Tell whether this is no status of poprun's, but of the shell that reaches a host."""
+    return code < 0 or code == _UNREACHED
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "it does not answer"
+    return f"its shell ended with {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _run_while(job: Job, others: Mapping[int, subprocess.Popen[str]]) -> int:
+    """Run this host's part until another host is lost, for which the agent would wait."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    lock, is_over = threading.Lock(), False
+
+    def watch(other: subprocess.Popen[str]) -> None:
+        loses = _is_loss(other.wait())
+        with lock:
+            if loses and not is_over:
+                os.kill(os.getpid(), _LOST)
+
+    def end(number: int, frame: object) -> None:
+        raise SignalException("a host is lost", _LOST)
+
+    try:
+        if others:
+            signal.signal(_LOST, end)
+        for other in others.values():
+            threading.Thread(target=watch, args=[other], daemon=True).start()
+        try:
+            return _run(job)
+        finally:
+            with lock:
+                is_over = True
+    except SignalException as error:
+        if error.sigval != _LOST:
+            raise
+        return 1
 
 
 def _set_environment(job: Job) -> None:
@@ -272,6 +381,8 @@ def _set_environment(job: Job) -> None:
     env.put("POPDIST_NUM_LOCAL_REPLICAS", str(job.local_replicas))
     env.put("POPDIST_NUM_IPUS_PER_REPLICA", str(job.ipus_per_replica))
     env.put("POPDIST_STAGE_PROCESSES", str(job.stage_processes))
+    if not job.rendezvous:  # the first host has told the others
+        env.put("POPDIST_PROCESSES_EACH", str(job.whole // job.num_instances))
     env.put("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1")
     if job.executable_cache_path:
         env.put("POPTORCH_CACHE_DIR", job.executable_cache_path)
@@ -297,8 +408,8 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
 
 
 def _run(job: Job) -> int:
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     level = {0: logging.CRITICAL, 1: logging.WARNING}.get(job.verbosity, logging.INFO)
@@ -311,14 +422,16 @@ def _run(job: Job) -> int:
         command = [sys.executable, "-ISc", _BIND, json.dumps(cores), "${local_rank}", *command]
     elif job.numa_aware:
         print(f"poprun: --numa-aware: there are no nodes at {NODES}", file=sys.stderr)
+
     watching = _reaper(job.launcher, folder)
     try:
         elastic_launch(_config(job, folder), command[0])(*command[1:])
     except ChildFailedError as error:
         return _say_failed(job, error)
-    except SignalException as error:
-        print(f"poprun: ended by {signal.Signals(error.sigval).name}", file=sys.stderr)
-        return KILLED + int(error.sigval)
+    except RendezvousError as error:
+        why = str(error) or f"not within {_MEETING} s"
+        print(f"poprun: the hosts do not meet: {why}", file=sys.stderr)
+        return 1
     finally:
         watching.communicate()
     return 0
@@ -360,6 +473,7 @@ def _config(job: Job, folder: str) -> Any:
         backend, endpoint = agents.BACKEND, f"{job.hosts[0]}:{job.port}"
         # Told, because a host's idea of its own name need not be that of the others.
         settings = {"is_host": place == 0, "key": job.key, "place": place}
+        settings["join_timeout"] = _MEETING
         address = None
         with contextlib.suppress(OSError):  # of a name that only the remote shell knows
             socket.getaddrinfo(job.hosts[place], None)

@@ -22,10 +22,27 @@ def shard_range(
     return range(start, start + length + (process < extra))
 
 
+class InTurn(Sequence[int]):
+    """The positions of processes whose work one process does: ``rows`` of each in turn."""
+
+    def __init__(self, part: Sequence[int], processes: int, rows: int) -> None:
+        self._part, self._processes, self._rows = part, processes, rows
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    def __getitem__(self, index: Any) -> Any:
+        turn, row = divmod(range(len(self))[index], self._rows)
+        step, process = divmod(turn, self._processes)
+        return self._part[process * len(self) // self._processes + step * self._rows + row]
+
+
 class Shard(Dataset[Any]):
     """The part of a map-style data set, or of a permutation of it, that one process reads."""
 
-    def __init__(self, dataset: Any, part: range, order: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, dataset: Any, part: Sequence[int], order: torch.Tensor | None = None
+    ) -> None:
         self.dataset = dataset
         self.part = part
         self.order = order

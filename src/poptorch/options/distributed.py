@@ -30,6 +30,7 @@ class _DistributedOptions(Container):
     stage_processes: int
 
     def __init__(self) -> None:
+        self._each = env.get("POPDIST_PROCESSES_EACH")
         super().__init__(ipuof_configs={})
         for count, index in _LAUNCHERS:
             if env.is_set(count):
@@ -40,6 +41,9 @@ class _DistributedOptions(Container):
                     self.processId,
                     self.numProcesses,
                 )
+                if self._each > 1:
+                    text = "Each process does the work of %d: it has as many times its replicas"
+                    log.python.info(text, self._each)
                 break
 
     @row(
@@ -97,7 +101,9 @@ class _DistributedOptions(Container):
 
     def disable(self) -> Self:
         """Be process 0 of 1, whatever the environment says."""
-        return self.configureProcessId(0, 1)
+        self.configureProcessId(0, 1)
+        self._each = 1
+        return self
 
     @property
     def processId(self) -> int:
@@ -114,6 +120,11 @@ def data_share(distributed: Any) -> tuple[int, int]:
     """Return which share of the data a process reads, of how many: one for those of one model."""
     parts = max(1, distributed.stage_processes)  # less is refused at compile
     return distributed.processId // parts, distributed.numProcesses // parts
+
+
+def replicas(options: Any) -> int:
+    """Return a process's replicas: its own, and those of the processes whose work it does."""
+    return int(options.replication_factor * options.Distributed._each)
 
 
 def _integer(variable: str, default: str) -> int:

@@ -13,7 +13,7 @@ from .._base import env, log
 from .._base.errors import Error
 from .._ir.spec import Spec
 from ..enums import ConnectionType, MeanReductionStrategy, OutputMode
-from .distributed import data_share
+from .distributed import data_share, replicas
 from .locations import freeze_locations
 from .options import Options, grouping_problem
 from .overview import report_idle, settings
@@ -122,6 +122,7 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
     folder = str(Path(engine.get("autoReport.directory", ".")).absolute())
     return {
         "loops.processes": processes,
+        "loops.replicas": replicas(options),
         "target.process_id": process,
         "target.part": options.Distributed.processId % parts,
         "runtime.half_matmuls": popart.get("partialsTypeMatMuls") == "half",

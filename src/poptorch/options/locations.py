@@ -8,7 +8,7 @@ from typing import Any, Self
 from .._base.errors import AssertionFailure
 from .._ir.spec import Location, Locations
 from .container import Container
-from .distributed import data_share
+from .distributed import data_share, replicas
 from .table import ESTIMATES, RULES, Method, expect, option
 
 
@@ -104,13 +104,13 @@ class _TensorLocationOptions(Container):
 def freeze_locations(options: Any, phased: bool) -> Locations:
     """Phased strategies rest everything off chip by default; one replica shards nothing."""
     values: Mapping[str, Any] = options.TensorLocations._values
-    replicas = options.replication_factor * data_share(options.Distributed)[1]
+    in_all = replicas(options) * data_share(options.Distributed)[1]
 
     def location(kind: str) -> Location:
         stored = values.get(f"location_{kind}", {})
         return Location(
             on_chip=bool(stored.get("onChip", not phased)),
-            sharded=replicas > 1 and bool(stored.get("useReplicatedTensorSharding", 0)),
+            sharded=in_all > 1 and bool(stored.get("useReplicatedTensorSharding", 0)),
             load_by_io_tiles=bool(stored.get("useIOTilesToLoad", 0)),
             store_by_io_tiles=bool(stored.get("useIOTilesToStore", 0)),
             min_off_chip=stored.get("minElementsForOffChip"),

@@ -191,7 +191,7 @@ class Options(Container):
         """Settings passed through to the backend compiler."""
         return self._popart
 
-    @option(RESULTS, "replication_factor", 1, field="loops.replicas", least=1)
+    @option(RESULTS, "replication_factor", 1, decides="loops.replicas", least=1)
     def replicationFactor(self, replication_factor: int) -> Self:
         """Set the number of data-parallel copies in this process."""
 
