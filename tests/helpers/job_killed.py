@@ -87,7 +87,7 @@ def compare(folder: Path, count: int) -> None:
     ended = jobs.run("helpers.job_killed", [folder / "whole", 1, 0], count, folder / "whole")
     assert all(code == 0 for code, _ in ended.values()), ended
     ours, theirs = (torch.load(each / "weights0.pt") for each in (folder, folder / "whole"))
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs)
 
 
 def main(folder: str, stages: str = "1", noise: str = "1") -> None:
