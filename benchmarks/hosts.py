@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 
 INTERFACE = "poptorch0"
-HOSTS = {"poptorch-a": "10.213.7.1", "poptorch-b": "10.213.7.2"}
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
 _NETWORK = 0x40000000  # CLONE_NEWNET
 _TUNNEL, _FLAGS = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN, and packets without a header
 
@@ -31,10 +31,11 @@ class UnavailableError(Exception):
 class Wire:
     """Carries packets between the hosts ``delay`` seconds late, without a ``loss`` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: list[str]) -> None:
         self.delay, self.loss, self.cut = 0.0, 0.0, False
         self._draw, self._loop = random.Random(1), asyncio.new_event_loop()
-        self._ends = [_on(name, _tunnel) for name in HOSTS]
+        self.hosts = names
+        self._ends = [_on(name, _tunnel) for name in names]
         for end, other in zip(self._ends, self._ends[::-1], strict=True):
             self._loop.add_reader(end, self._carry, end, other)
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
@@ -80,13 +81,14 @@ def _ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[Wire]:
-    """Within the block there are HOSTS, each with its address at INTERFACE, or UnavailableError."""
+    """Within the block there are hosts with ADDRESSES at INTERFACE, or UnavailableError."""
+    names = [f"poptorch-{os.getpid()}-{letter}" for letter in "ab"]
     with contextlib.ExitStack() as undo:
-        for name in HOSTS:
+        for name in names:
             _ip("netns", "add", name)
             undo.callback(_ip, "netns", "del", name)
-        wire = Wire()
-        for name, address in HOSTS.items():
+        wire = Wire(names)
+        for name, address in zip(names, ADDRESSES, strict=True):
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
             for link in ("lo", INTERFACE):
                 _ip("-n", name, "link", "set", link, "up")

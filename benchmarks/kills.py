@@ -49,8 +49,8 @@ def _launched(draw: random.Random) -> Iterator[tuple[str, str | None]]:
         job_killed.plan(folder, *(_kill(draw, count, launcher) for _ in range(KILLS)))
         module, more, variables = "helpers.jobs", [], {"TMPDIR": str(temporary)}
         if hosts == 2:
-            stack.enter_context(network.two_hosts())
-            module, (more, own) = "helpers.job_hosts", job_hosts.reached(folder)
+            wire = stack.enter_context(network.two_hosts())
+            module, (more, own) = "helpers.job_hosts", job_hosts.reached(folder, wire)
             variables |= own
         more += [f"-n{count}", f"--max-restarts={KILLS}", *job_killed.COMMAND, name]
         status, problem = -9, None

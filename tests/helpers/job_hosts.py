@@ -6,23 +6,24 @@ import torch
 
 import popdist.poptorch
 import poptorch
-from hosts import HOSTS, INTERFACE, enter
+from hosts import ADDRESSES, INTERFACE, Wire, enter
 from poptorch import _job
 from poptorch._cli import poprun
 
 
-def reached(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return what ``poprun`` is told to reach both hosts: arguments and variables."""
+def reached(folder: Path, wire: Wire) -> tuple[list[str], dict[str, str]]:
+    """Return what ``main`` is told to run on the second host and reach both; and variables."""
+    first, second = wire.hosts
     shell = folder / "shell"
-    shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-a sh -c "$2"\n')
+    shell.write_text(f'#!/bin/sh\nexec ip netns exec {first} sh -c "$2"\n')
     shell.chmod(0o755)
     variables = {"POPTORCH_REMOTE_SHELL": str(shell), "GLOO_SOCKET_IFNAME": INTERFACE}
-    return [f"--host={','.join(reversed(HOSTS.values()))}"], variables
+    return [second, f"--host={','.join(reversed(ADDRESSES))}"], variables
 
 
-def main(*arguments: str) -> int:
-    """Run a job from the second host; return its status."""
-    enter([*HOSTS][-1])
+def main(host: str, *arguments: str) -> int:
+    """Run a job from a host; return its status."""
+    enter(host)
     return poprun.main(["--oversubscribe", *arguments])
 
 

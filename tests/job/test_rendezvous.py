@@ -77,9 +77,9 @@ def two_hosts():
         pytest.skip(f"no network namespaces: {error}")
 
 
-def on_hosts(folder, program, *arguments: str, then=lambda output: None) -> tuple[int, str]:
+def on_hosts(folder, wire, program, *arguments: str, then=lambda output: None) -> tuple[int, str]:
     """Run a job of two processes on two hosts; return its status, and what it printed."""
-    reached, variables = job_hosts.reached(folder)
+    reached, variables = job_hosts.reached(folder, wire)
     words, output = [*reached, *arguments, "--num-instances=2", *program], folder / "out"
     process = jobs.fork("helpers.job_hosts", words, output, jobs.environment(**variables))
     try:
@@ -99,7 +99,7 @@ def test_a_cut_link_ends_a_job_or_leaves_it_one_host(more, ends, tmp_path) -> No
             wire.cut = True
 
         program = [*job_killed.COMMAND, tmp_path, "1", "0"]
-        status, printed = on_hosts(tmp_path, program, *more, then=cut)
+        status, printed = on_hosts(tmp_path, wire, program, *more, then=cut)
     assert status == ends, printed
     assert "of the job is lost" in printed
     assert ("going on with 1 of 2 instances, and each does the work of 2" in printed) == (not ends)
@@ -113,10 +113,10 @@ def test_processes_on_two_hosts_train_together(tmp_path) -> None:
     """Over a link of 1 ms that loses one packet of a hundred."""
     with two_hosts() as wire:
         wire.delay, wire.loss = 0.001, 0.01
-        status, printed = on_hosts(tmp_path, [sys.executable, "-m", "helpers.job_hosts"])
+        status, printed = on_hosts(tmp_path, wire, [sys.executable, "-m", "helpers.job_hosts"])
     assert status == 0, printed
     addresses = [line.split() for line in printed.splitlines() if "address" in line.split()]
-    far, near = hosts.HOSTS.values()
+    far, near = hosts.ADDRESSES
     assert sorted(addresses) == [["[0]", "address", near], ["[1]", "address", far]]
     lines = [line for line in printed.splitlines() if "weights" in line]
     assert {line.split()[0] for line in lines} == {"[0]", "[1]"}

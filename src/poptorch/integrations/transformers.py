@@ -271,6 +271,7 @@ def _checked(options: poptorch.Options | None) -> poptorch.Options:
     counts = {
         "deviceIterations": options.device_iterations,
         "replicationFactor": options.replication_factor,
+        "the work of other processes (poprun --min-instances)": options.Distributed._each,
         "Training.gradientAccumulation": options.Training.gradient_accumulation,
     }
     for name, count in counts.items():
