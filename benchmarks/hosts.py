@@ -51,6 +51,7 @@ class Wire:
     def end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
         for end in self._ends:
             os.close(end)
 
