@@ -9,7 +9,7 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.memory import weights_of_inference
 from helpers.wrapping import Having, normal, options, training
-from poptorch.backends.inductor import compiler, libraries, packing, windows
+from poptorch.backends.inductor import Inductor, compiler, libraries, packing, windows
 
 pytestmark = pytest.mark.slow
 SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
@@ -145,6 +145,38 @@ def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
     first, second = executor(x), executor(x)
     torch.testing.assert_close(first[:2], model(x)[:2], **near(4 + FUNCTION))
     assert not torch.equal(first[2], second[2])
+
+
+def of(function, call="layer"):
+    """A function of a product with 6 columns, or of 6 channels of 6 by 6."""
+    return lambda m, x: function(m, m.layer(x) if call == "layer" else m.conv(x.view(3, 2, 6, 6)))
+
+
+@pytest.mark.parametrize("forward, left", [
+    (of(lambda m, y: y * m.scale + m.shift), ""), (of(lambda m, y: m.shift + m.scale * y), ""),
+    (of(lambda m, y: y * m.scale[:1]), "mul"), (of(lambda m, y: y * m.column), "mul"),
+    (of(lambda m, y: y * 2.0), "mul"), (of(lambda m, y: y * y[0]), "mul"),
+    (of(lambda m, y: (y * m.scale, y)), "mul"), (of(lambda m, y: y.double() * m.scale), "mul"),
+    (of(lambda m, y: y + m.shift.half().float().double()), "add"),
+    (of(lambda m, y: torch.add(y, m.shift, alpha=2)), "add"),
+    (of(lambda m, y: y * m.cube[:, :1]), "mul"),
+    (of(lambda m, y: y * m.scale[:, None, None], "conv"), ""),
+    (of(lambda m, y: y * m.scale, "conv"), "mul"),
+    (of(lambda m, y: y + m.shift[:, None], "conv"), "add"),
+    (of(lambda m, y: m.norm(y), "conv"), ""), (of(lambda m, y: (m.norm(y), y), "conv"), "mul add"),
+    (lambda m, x: (x.view(36, 6) @ m.cube[0]) * m.scale, ""),
+    (lambda m, x: (x.view(36, 6) @ x.view(36, 6)[:6]) * m.scale, "mul"),
+    (lambda m, x: m.norm(x.view(3, 2, 6, 6)[:, :1].expand(3, 6, 6, 6)), "mul add"),
+])  # fmt: skip
+def test_factors_and_offsets_of_channels_go_into_weights(forward, left: str) -> None:
+    layers = {"layer": nn.Linear(6, 6), "conv": nn.Conv2d(2, 6, 1), "norm": nn.BatchNorm2d(6)}
+    numbers = {"scale": normal(6), "shift": normal(6), "column": normal(36, 1),
+               "cube": normal(1, 6, 6)}  # fmt: skip
+    executor = poptorch.inferenceModel(Having(forward, **layers, **numbers).eval(), options())
+    executor.compile(normal(36, 6))
+    operators = Inductor().prepared(executor.plan()).program.graphs["forward"].operators
+    names = [node.target.__name__.partition(".")[0] for node in operators]
+    assert [name for name in names if name in ("mul", "add")] == left.split()
 
 
 @pytest.mark.parametrize("backend,rows", [("reference", 8), ("inductor", 8), ("inductor", 1)])

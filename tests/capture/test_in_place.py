@@ -7,6 +7,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import near
 from helpers.wrapping import Calling, Having, Twins, infer, normal, options, training, trains_alike
+from poptorch._capture import purity
 
 
 def nested(x, others):
@@ -123,6 +124,20 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
     torch.testing.assert_close(model(x), nn.functional.batch_norm(x, None, None, training=True) + 1)
     model.copyWeightsToHost()
     assert (module.state, module.norm.num_batches_tracked) == (1, 2)
+
+
+@pytest.mark.parametrize("function, again", [
+    (lambda m, x: nn.functional.dropout(m.layer(x), 0.5).relu(), False),
+    (lambda m, x: m.norm(x[:, 1:].t()), False), (lambda m, x: m.layer(x).relu_(), True),
+    (lambda m, x: (m.layer(x) * 2)[0].add_(1), True), (lambda m, x: m.layer(x).half(), True),
+])  # fmt: skip
+def test_only_what_writes_or_is_half_is_traced_twice(function, again, monkeypatch) -> None:
+    """Which takes two fifths of a capture's time."""
+    traced, usual = [], purity._functionalize
+    monkeypatch.setattr(purity, "_functionalize", lambda *a: traced.append(1) or usual(*a))
+    layers = {"layer": nn.Linear(3, 3), "norm": nn.LayerNorm(2)}
+    poptorch.inferenceModel(Having(function, **layers), options()).compile(normal(2, 3))
+    assert bool(traced) is again
 
 
 X, LABELS = torch.randn(24, 12, 6), torch.randint(-3, 9, (24, 5)).where(torch.arange(5) > 0, 2)

@@ -357,3 +357,34 @@ def test_loops_around_exchanges_of_replicas() -> None:
     for _ in range(3):
         total = total.sum(1, keepdim=True) * 0.5 + rows
     torch.testing.assert_close(result, total.reshape(-1, WIDTH))
+
+
+@pytest.mark.parametrize("rows, accumulation, replicas, width, settings, steps", [
+    # About 64 rows, a divisor of the micro-batches; more where the caches hold them: 4 MiB.
+    (64, 12, 1, 4096, {}, 0), (64, 12, 2, 4096, {}, 1), (65, 12, 1, 8192, {}, 0),
+    (32, 12, 1, 8192, {}, 2), (16, 12, 1, 8192, {}, 4), (8, 12, 2, 8192, {}, 4),
+    (64, 12, 1, 512, {}, 6), (64, 12, 1, 64, {}, 12), (2, 128, 1, 4, {}, 64),
+    (2, 12, 1, 256, {"laneMemory": 8_000}, 0), (2, 12, 1, 256, {"laneMemory": 20_000}, 2),
+    (2, 12, 1, 256, {"laneMemory": 60_000}, 6), (64, 12, 1, 512, {"laneMemory": 1 << 20}, 0),
+    (64, 12, 1, 512, {"laneMemory": 8 << 20}, 6), (2, 12, 2, 256, {"lanes": 6}, 3),
+    (2, 12, 2, 256, {"lanes": 1}, 0), (2, 12, 1, 256, {"lanes": 5, "laneMemory": 1}, 4),
+])  # fmt: skip
+def test_so_many_run_side_by_side(rows, accumulation, replicas, width, settings, steps) -> None:
+    def forward(m, x):
+        return poptorch.identity_loss((x * m.weight).tanh().exp().square().mean(), "none")
+
+    opts = options(accumulation=accumulation, replicas=replicas)
+    for name, value in settings.items():
+        getattr(opts, name)(value)
+    model = Having(forward, weight=nn.Parameter(torch.ones(width)))
+    executor = poptorch.trainingModel(model, opts)
+    executor.compile(torch.zeros(rows * accumulation * replicas, width))
+    assert executor.plan().program.lanes == (Lanes(steps, replicas) if steps else None)
+
+
+@pytest.mark.parametrize("free, budget", [
+    (16 << 30, 1 << 30), (4 << 30, 1 << 30), ((4 << 30) - 1, 1 << 29), (12, 2), (7, 1), (0, 1),
+])  # fmt: skip
+def test_lanes_get_a_quarter_of_the_free_memory_in_halves(free, budget, monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "available_memory", lambda: free)
+    assert choosing.default_budget() == budget
