@@ -99,7 +99,7 @@ SHOWN = {
     "a slice beyond the end is shorter": "ops/test_values.py::test_the_start_of_a_slice_is_read_at_run_time",
     "exceptions are torch's": "session/test_errors.py::test_exceptions_of_a_model_stay_the_users_own",
     "Adam moves the bias of an attention's keys": "conformance/test_differences.py::test_noise_moves_the_bias_of_keys",
-    "errors have four parts: what, the values, your own source line, a remedy": "session/test_first_call.py::test_tensors_that_no_program_can_read",
+    "errors have four parts: what, the values, your own source line, a remedy": "session/test_whole_calls.py::test_tensors_that_no_program_can_read",
     "`poptorch doctor` and `executor.explain` list everything that cannot be captured, with its line": "capture/test_explain.py::test_the_error_of_a_compilation_names_all_that_is_unsupported",
     "`print(executor.plan())` shows what a call runs": "test_runtime.py::test_plans_and_estimates_are_tables_and_pictures",
     "micro-batches and replicas run side by side; `Options.lanes` and `laneMemory` set how many": "conformance/test_zoo.py::test_training_equals_the_eager_loop",

@@ -1,4 +1,4 @@
-"""All or nothing: what a call that fails, or that a signal interrupts, leaves on every backend."""
+"""All or nothing: what a call that is refused, fails or is interrupted leaves on every backend."""
 
 import copy
 import os
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import poptorch
+import poptorch.testing
 from helpers.cases import long
 from helpers.closeness import near
-from helpers.wrapping import options
+from helpers.wrapping import Calling, Having, Regression, normal, options
 from poptorch.backends import driver
 
 
@@ -198,3 +200,179 @@ def test_ctrl_c_while_compiling() -> None:
     assert not training.isCompiled()
     assert torch.equal(model.layer.weight, before)
     assert torch.isfinite(training(*batch(8)))
+
+
+X, Y = normal(8, 4), normal(8, 4, seed=1)
+
+
+def no_answer() -> poptorch.RecoverableError:
+    return poptorch.RecoverableError(
+        "no answer", recovery_action="IPU_RESET", type="poplar_recoverable_runtime_error",
+        location="[0] running\n[1] calling",
+    )  # fmt: skip
+
+
+REPORT = (
+    "'poplar_recoverable_runtime_error': no answer\n"
+    "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling"
+)
+
+
+def wrapped(make, state) -> tuple[torch.nn.Module, torch.optim.Optimizer, poptorch.PoplarExecutor]:
+    model = Regression(4, 4)
+    optimizer = make(model.parameters(), lr=0.1)
+    if state is not None:
+        model.load_state_dict(state[0])
+        optimizer.load_state_dict(copy.deepcopy(state[1]))
+    return model, optimizer, poptorch.trainingModel(model, options(), optimizer)
+
+
+@pytest.mark.spec("runtime", 27)
+@pytest.mark.parametrize("make, place", [
+    (poptorch.optim.Adam, "compile"), (torch.optim.Adam, "attach"),
+    (torch.optim.Adam, "run"), (poptorch.optim.Adam, "run"),
+])  # fmt: skip
+def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
+    model, optimizer, wrapper = wrapped(make, None)
+    wrapper(X, Y)
+    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    losses = []
+    for fails in (False, True):
+        model, optimizer, wrapper = wrapped(make, kept)
+        before = copy.deepcopy(optimizer.state_dict())
+        if fails:
+            fault = poptorch.testing.injected_fault(place, no_answer())
+            with fault, pytest.raises(poptorch.RecoverableError) as caught:
+                wrapper(X[:2], Y[:2])
+            assert str(caught.value) == REPORT
+            assert caught.value.recovery_action == "IPU_RESET"
+            assert caught.value.type == "poplar_recoverable_runtime_error"
+            assert not wrapper.isCompiled()
+            assert not wrapper.isAttachedToDevice()
+            torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
+            torch.testing.assert_close(model.state_dict(), kept[0], rtol=0, atol=0)
+        losses.append([wrapper(X, Y).item() for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
+def test_later_calls_that_fail_keep_the_program() -> None:
+    wrapper = poptorch.inferenceModel(torch.nn.Linear(4, 4), options())
+    expected = wrapper(X)
+    fault = poptorch.testing.injected_fault("run", ValueError("x"))
+    with fault, pytest.raises(ValueError, match="x"):
+        wrapper(X)
+    with pytest.raises(ValueError, match="No place is called"):
+        poptorch.testing.injected_fault("lunch", no_answer())
+    with pytest.raises(poptorch.Error) as plain:
+        wrapper(X[:1])
+    assert plain.value.location == ""
+    assert "Error raised in" not in str(plain.value)
+    assert wrapper.isCompiled()
+    assert torch.equal(wrapper(X), expected)
+
+
+def test_a_first_call_under_inference_mode_is_one_of_many() -> None:
+    models = [torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)]
+    wrapper = poptorch.inferenceModel(models[0], options())
+    with torch.inference_mode():
+        assert torch.equal(wrapper(X), models[1](X))
+    assert torch.equal(wrapper(Y), models[1](Y))
+    wrapper.copyWeightsToHost()
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)
+    wrapper.copyWeightsToDevice()
+    assert torch.equal(wrapper(X), models[1](X))
+
+
+def _without_storage(x: torch.Tensor, size: int) -> torch.Tensor:
+    x = x.clone()
+    x.untyped_storage().resize_(size)
+    return x
+
+
+KINDS = {
+    "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(), "mkldnn": lambda x: x.to_mkldnn(),
+    "fake": lambda x: FakeTensorMode().from_tensor(x), "functional": torch._to_functional_tensor,
+    "uninitialized": lambda x: torch.nn.UninitializedParameter(),
+    "masked": lambda x: torch.masked.masked_tensor(x, x > 0),
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+    "jagged": lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "no storage": lambda x: _without_storage(x, 0),
+    "small storage": lambda x: _without_storage(x, 16),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_no_program_can_read() -> None:
+    wrapper = poptorch.inferenceModel(torch.nn.Linear(4, 4), options())
+    for first in (True, False):
+        for kind, make in KINDS.items():
+            if kind == "small storage" and not first:  # asking for it takes 0.3 us
+                continue
+            with pytest.raises(poptorch.Error, match="Unsupported tensor input type") as caught:
+                wrapper(make(X))
+            for part in ('input "input" is', "Where:", "Fix:"):
+                assert part in str(caught.value)
+        assert wrapper(X).shape == X.shape
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["reference", long("optimise")])
+def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> None:
+    model = Having(lambda m, x: torch.tanh(x).flatten(1) @ m.weight, weight=normal(36, 3))
+    images = normal(4, 1, 6, 6)
+    wrapper = poptorch.inferenceModel(model, options().backend(backend))
+    forms = [
+        images,
+        images.contiguous(memory_format=torch.channels_last),  # calls itself contiguous
+        images.expand(4, 1, 6, 6).transpose(2, 3),
+        torch.complex(images, -images).conj().imag,
+        images.double().float(),
+        images[:, :, :, :].as_strided((4, 1, 6, 6), (36, 7, 6, 1)),
+    ]
+    for first in (forms[1], forms[3]) if backend == "reference" else ():
+        again = poptorch.inferenceModel(model, options().backend(backend))
+        torch.testing.assert_close(again(first), model(first))
+    for form in forms:
+        torch.testing.assert_close(wrapper(form), model(form))
+
+
+def test_containers_without_an_end() -> None:
+    wrapper = poptorch.inferenceModel(torch.nn.Identity(), options())
+    cycle: list[object] = [X]
+    cycle.append(cycle)
+    by_name: dict[str, object] = {"x": X}
+    by_name["self"] = by_name
+    deep: object = X
+    for _ in range(3000):
+        deep = [deep]
+    for value in (cycle, by_name, deep):
+        with pytest.raises(poptorch.Error, match="nested too deeply"):
+            wrapper(value)
+    assert torch.equal(wrapper(X), X)
+
+
+def test_a_keyword_called_self() -> None:
+    wrapper = poptorch.inferenceModel(Calling(lambda *xs, **kw: sum(xs)), options())
+    for call in (wrapper, wrapper.compile, wrapper.explain):
+        with pytest.raises(poptorch.Error, match="'self' is not a valid parameter"):
+            call(X, self=X)
+    assert torch.equal(wrapper(X), X)
+
+
+def test_indices_that_are_checked_are_those_that_are_read() -> None:
+    def forward(model, at: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+        ordered = model.rows(model.order).sum() * 0
+        return model.rows(at.long()[:, None])[:, 0] + free[:, None] + ordered
+
+    model = Having(forward, rows=torch.nn.Embedding(6, 2), order=torch.arange(6))
+    wrapper = poptorch.inferenceModel(model, options(iterations=2))
+    at, free = torch.tensor([0, 5, 1, 2]), torch.tensor([99, -7, 3, 1000])
+    wrapper(at, free)
+    with pytest.raises(poptorch.Error, match=r"\[1\] is 6; embedding takes 0 to 5"):
+        wrapper(at + torch.tensor([0, 1, 0, 0]), free)
+    own = options(iterations=2)
+    own.Precision.checkIndices(False)
+    with pytest.raises(IndexError):
+        poptorch.inferenceModel(model, own)(at + 1, free)

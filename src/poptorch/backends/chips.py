@@ -31,7 +31,7 @@ class Device:
     stream: Any = None
 
     def working(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        return torch.cuda.stream(self.stream)  # nothing changes where it is None
 
     def copy_of(self, value: torch.Tensor) -> torch.Tensor:
         return value.to(self.torch_device, non_blocking=True, copy=True)
