@@ -121,10 +121,12 @@ def test_random_models_equal_the_fused_program(case) -> None:
     assert_same_states(ours[-1], states[-1], plan.program, **tolerances)
 
 
-def small_plan(strategy=None) -> tuple[Captured, Plan, list]:
+def small_plan(strategy=None, processes: int = 1) -> tuple[Captured, Plan, list]:
+    torch.manual_seed(0)
     example = STAGE_ZOO["mlp"]
     captured = Captured(example.build(2), example.inputs(ROWS), sgd)
     opts = poptorch.Options()
+    opts.Distributed.configureProcessId(0, processes)
     opts.Training.gradientAccumulation(3)
     if strategy is not None:
         opts.setExecutionStrategy(strategy)
@@ -142,6 +144,16 @@ def test_a_value_that_was_not_sent_and_another_chips_weight_are_missed() -> None
     homes = {**plan.staged.homes, "param.layers.1.0.weight": (0,)}
     with pytest.raises(NotOnChip, match=r"1F0 reads param\.layers\.1\.0\.weight"):
         captured.run_staged(damaged(plan, homes=homes), batches)
+
+
+def test_gradients_are_added_up_with_those_of_another_process(monkeypatch) -> None:
+    """Which has the same ones, so that their mean is what this one has alone."""
+    monkeypatch.setattr(staged_module.Peers, "all_reduce", lambda *a: [t.mul_(2) for t in a[1]])
+    states = []
+    for processes in (1, 2):
+        captured, plan, batches = small_plan(processes=processes)
+        states.append(captured.run_staged(plan, batches)[1][-1])
+    assert_same_states(*states, plan.program)
 
 
 def test_what_was_not_stored_is_missed() -> None:

@@ -96,7 +96,8 @@ def test_a_curve_starts_from_calls_that_are_measured(tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_our_options_behind_the_script_are_said_to_be_the_scripts(script: str, capsys) -> None:
+def test_our_options_behind_the_script_are_said_to_be_the_scripts(script, capsys, monkeypatch):
+    monkeypatch.delenv("POPTORCH_POD")
     assert main(["estimate", script, "8", "--system=mk2:1"]) == 0
     out, err = capsys.readouterr()
     assert "on mk2:64" in out

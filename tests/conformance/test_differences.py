@@ -17,7 +17,7 @@ SHOWN = {
     "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
     "compiles before the first result": "compile/test_tiers.py::test_a_takeover_keeps_all_state_and_random_numbers_and_is_said",
     "a missing toolchain is an error": "compile/test_bad_machines.py::test_what_is_missing_is_named",
-    "enables `faulthandler` and replaces `sys.excepthook` at import": "test_import.py::test_import_is_light_and_changes_nothing",
+    "enables `faulthandler` and replaces `sys.excepthook` at import": "test_runtime.py::test_import_is_light_and_changes_nothing",
     "saved models are pickles: loading one runs whatever it says": "session/test_loading.py::test_pickles_of_strangers",
     "a loaded executable runs as it was saved": "session/test_files.py::test_hyper_parameters_come_from_a_file_from_before_any_run",
     "the arguments of a saved model are pickled": "session/test_files.py::test_arguments_of_plain_types",

@@ -213,7 +213,7 @@ WIDE, ROWS = 128, 64
 BATCH = pricing.meta(ROWS, WIDE)
 
 
-class Stack(pricing.Stack):
+class Normed(pricing.Stack):
     """Two linear layers on two chips, with a norm whose statistics forward changes or without."""
 
     def __init__(self, norm: bool = False) -> None:
@@ -243,7 +243,7 @@ def wrapped(training: bool, norm: bool = False, **settings) -> poptorch.PoplarEx
         opts.deviceIterations(settings.get("device_iterations", 1))
     else:
         how["steps"] = settings.get("device_iterations", steps)
-    return pricing.wrapped(lambda: Stack(norm).to(settings.get("dtype", torch.float)), **how)
+    return pricing.wrapped(lambda: Normed(norm).to(settings.get("dtype", torch.float)), **how)
 
 
 def expected(row: Variant, settings, training: bool, norm: bool) -> Variant:

@@ -376,8 +376,7 @@ def test_so_many_run_side_by_side(rows, accumulation, replicas, width, settings,
     opts = options(accumulation=accumulation, replicas=replicas)
     for name, value in settings.items():
         getattr(opts, name)(value)
-    model = Having(forward, weight=nn.Parameter(torch.ones(width)))
-    executor = poptorch.trainingModel(model, opts)
+    executor = poptorch.trainingModel(Having(forward, weight=nn.Parameter(torch.ones(width))), opts)
     executor.compile(torch.zeros(rows * accumulation * replicas, width))
     assert executor.plan().program.lanes == (Lanes(steps, replicas) if steps else None)
 
