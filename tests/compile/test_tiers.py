@@ -17,6 +17,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Graded, normal, options
+from poptorch import backends
 from poptorch._compile import cache, helper, tiers
 from poptorch.backends.reference import Reference
 
@@ -275,3 +276,23 @@ def test_wrapping_goes_on_where_no_process_can_be_started(monkeypatch, tmp_path:
     for backend in ("auto", "reference", "inductor"):  # the last one compiles in this process
         poptorch.inferenceModel(nn.Linear(2, 2), options(backend))
     assert asked == ["inductor"]
+
+
+@pytest.mark.parametrize("name, idle, there, code, works, processes", [
+    ("inductor", 2.5, False, False, True, 2), ("inductor", 0.6, False, False, True, 1),
+    ("inductor", 0.5, False, False, True, 0), ("inductor", 0.5, True, False, True, 1),
+    ("inductor", 2.5, True, True, True, 0), ("reference", 2.5, True, False, True, 0),
+    ("inductor", 2.5, False, False, False, 0),
+])  # fmt: skip
+def test_idle_cores_import_the_compiler_ahead(
+    name, idle, there, code, works, processes, tmp_path, monkeypatch
+) -> None:
+    def warm(backend: str) -> None:
+        if not works:
+            raise OSError("no processes")
+
+    monkeypatch.setattr(helper, "warm", warm)
+    monkeypatch.setattr(helper, "is_there", lambda backend: there)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: idle)
+    (tmp_path / ("a.code" if code else "a.popef")).touch()
+    assert tiers.prepare(backends.choose(name), cache.Store(tmp_path)) == processes

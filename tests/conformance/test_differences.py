@@ -65,7 +65,7 @@ SHOWN = {
     "jobs went through MPI, Horovod or the fabric": "cli/test_poprun.py::test_instances_on_two_hosts_are_told_who_they_are",
     "`popdist.getDeviceId()` returned an id": "conformance/test_differences.py::test_no_device_id",
     "graph layers that add or remove edges, and pooling of the best nodes, were refused": "geometric/test_models.py::test_pooling_of_the_best_nodes_has_an_upper_bound",
-    "batches of graphs dropped texts, trimmed seeds, let padding edges point behind the last node": "geometric/test_collate.py::test_trimming_nodes_keeps_one_of_each_sample",
+    "batches of graphs dropped texts, trimmed seeds, let padding edges point behind the last node": "geometric/test_dataloader.py::test_trimming_nodes_keeps_one_of_each_sample",
     "options of the hardware did something": "options/test_settings.py::test_it_changes_something_or_says_that_it_does_not",
     "profile reports held what the hardware had measured, in a format of their own": "session/test_reporting.py::test_the_report_has_the_estimate_its_advice_and_what_was_measured",
     "`cycleCount()` was read from the hardware": "session/test_reporting.py::test_a_folder_that_cannot_be_written_to_is_one_warning",
