@@ -77,7 +77,7 @@ def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(monkeypatch, 
     text = rf"Graph compilation: full speed from call {calls + 1} on: [\d.]+ times as fast, (.*)"
     times = re.findall(r"\d+\.\d\d", re.fullmatch(text, fast)[1])
     assert len(times) == 2
-    assert all(0 < float(each) < 60_000 for each in times)  # milliseconds
+    assert all(0 < float(each) < 600_000 for each in times)  # milliseconds
     reference = training("reference")
     torch.testing.assert_close(losses, losses_of(reference, len(losses)), **near(8 + FUNCTION, 20))
     for key, value in reference.model.state_dict().items():
@@ -143,7 +143,7 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
         (eager_to_compile / "of others.code").touch()
     for cores in (tiers.Cores, tiers._cores):
         monkeypatch.setattr(cores, "idle", lambda *_: idle[0])
-    monkeypatch.setattr(tiers, "SHARE", 10.0)
+    monkeypatch.setattr(tiers, "SHARE", 1e9)
     monkeypatch.setattr(tiers, "LOOKING", 600.0)
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     model = training()
