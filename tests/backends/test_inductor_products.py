@@ -88,7 +88,8 @@ def trained(rows: int = 64) -> poptorch.PoplarExecutor:
     return training
 
 
-def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_path) -> None:
+def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_path, caplog) -> None:
+    caplog.set_level("DEBUG", logger="poptorch:cpp")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     faster = {libraries.BLAS: 1.0, libraries.ONEDNN: 0.8}
     measured: list[str] = []
@@ -102,6 +103,7 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     plan = trained().plan()
     assert sorted(measured) == ["256x64x512 tn"] * 2 + ["64x512x256 nt"] * 2
     assert "products by oneDNN: [64, 512] x [512, 256], [256, 64] x [64, 512]" in str(plan)
+    assert "plainer way" not in caplog.text
     faster[libraries.ONEDNN] = 1.2
     for _ in range(2):  # this process, and one that finds the table
         assert trained().plan().libraries == plan.libraries
