@@ -21,8 +21,9 @@ from torch import fx
 from ..._base import private
 from ..._ir.operators import RESHAPES
 from ..._ops import library
+from . import libraries
 from .folding import call, is_float, operands
-from .libraries import ONEDNN, TURNED, Shape, chosen, class_of
+from .libraries import ONEDNN, TURNED, Shape, class_of
 from .windows import Convolutions
 
 aten = torch.ops.aten
@@ -171,11 +172,11 @@ class _Packing:
             if size >= _LARGE_WEIGHT or rows * size >= _LARGE_PRODUCT:
                 large[node] = class_of((rows, inner, columns))
                 work[large[node]] += large[node].work
-        libraries = chosen(work, measures=True)
+        chosen = libraries.chosen(work, measures=True)
         for node, shape in large.items():
-            if libraries[shape] == ONEDNN:
+            if chosen[shape] == ONEDNN:
                 self._pack_product(node)
-            elif libraries[shape] == TURNED:
+            elif chosen[shape] == TURNED:
                 self._lay(node, operands(node)[1], by_row=True)  # type: ignore[index]
 
     def _products(self) -> list[fx.Node]:
