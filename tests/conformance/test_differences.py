@@ -191,8 +191,8 @@ def test_noise_moves_the_bias_of_keys() -> None:
     noise = biases[1].grad
     assert noise is not None
     assert noise[8:16].abs().max() < 1e-6 * noise.abs().max()
-    assert keys.abs().max() > 1e-4
-    assert (keys - wanted).abs().max() > 1e-4
+    assert keys.abs().max() > relative(16, 5)
+    assert (keys - wanted).abs().max() > relative(16, 5)  # all others are nearer
     with torch.no_grad():
         keys.copy_(wanted)
     for (name, got), want in zip(trained.named_parameters(), native.parameters(), strict=True):
