@@ -69,6 +69,7 @@ def test_what_cannot_be_run_or_priced_is_one_message(script: str, tmp_path, caps
         ([str(tmp_path / "none.py")], "There is no file"),
         ([str(tmp_path / "empty.py")], "used no wrapped model"),
         (["--processes", "8", script, "8"], "needs the latency of the link"),
+        (["--latency", "20us", script, "8"], "add --processes"),
         (["--processes", "8", *LINK, "--all", script, "8"], "leave --all out"),
     ):
         assert main(["estimate", *words]) == 2

@@ -138,6 +138,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     (["-n", "2", "--num-replicas=3", "true"], "must be a multiple"),
     (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
     (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
+    (["-n", "2", "--min-instances=3", "true"], "there are 2 instances"),
     (["-n", "6", "--min-instances=4", "true"], "of 6 instances is divided evenly by 1, 2, 3"),
     (["--num-instances=0", "true"], "at least 1"),
     (["--num-instances=two", "true"], "a whole number, not two"),

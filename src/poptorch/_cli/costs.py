@@ -58,6 +58,8 @@ def _estimate(chosen: argparse.Namespace) -> int:
         system_of(chosen.system)
         if curve:
             scaling.link_of(chosen.latency, chosen.bandwidth)
+    if not curve and (chosen.latency or chosen.bandwidth):
+        raise Misuse("--latency and --bandwidth are of a curve: add --processes 8,64,1024")
     if curve and chosen.all:
         raise Misuse("--processes runs a model several times on one batch: leave --all out")
     if not chosen.script.is_file():

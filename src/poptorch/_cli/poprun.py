@@ -212,6 +212,8 @@ def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
     job.here = instances // len(job.hosts)
     job.whole = instances
     least = job.min_instances
+    if least and least > instances:
+        reader.error(f"--min-instances {least}: there are {instances} instances")
     if least and least < instances and fewer(job, {}) is None:
         able = [n for n in range(1, instances) if not instances % n and not n % shared]
         reader.error(
