@@ -115,9 +115,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._plan.rebatched is not None:
             self.rebatched_drop_last = drop_last
         alike = options.Distributed.stage_processes > 1 and auto_distributed_partitioning
-        if processes * each > 1 or (
-            alike and shuffle and batch_size is not None
-        ):  # in the same order
+        in_one_order = alike and shuffle and batch_size is not None
+        if processes * each > 1 or in_one_order:
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
         if hasattr(type(dataset), "__getitem__"):
             dataset = Channel("dataset").instrument(dataset, "__getitem__")
