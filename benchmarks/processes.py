@@ -1,17 +1,22 @@
-"""Two processes of one thread each: against one with twice the work, against torch's DDP, and the
-reduction against one all_reduce of the same bytes, after the computation and beside it.
+"""Several processes of one thread each: against one with the same work alone, against torch's DDP,
+eager and compiled, and the reduction against one all_reduce of the same bytes.
 
-Usage: python benchmarks/processes.py [NAME ...] [--backend NAME] [--rounds N]
+Usage: python benchmarks/processes.py [NAME ...] [--processes N ...] [--backend NAME] [--rounds N]
 
-The contestants take turns in one job of two processes. While one process works alone the other
-waits in an exchange, which takes no processor time. Floors: 0.85 of twice the speed of one process;
-faster than DDP; the reduction within 1.15 of one all_reduce. What a reduction would take that runs
-beside the whole computation, rather than after it, is the most that an overlap could bring.
+The contestants take turns in one job, each process on a core of its own where there are as many.
+While one process works alone the others wait in an exchange, which takes no processor time. A row
+is a line of JSON: medians in milliseconds, of the slowest process in each round. Floors: 0.9 of
+weak scaling for BERT; DDP's time at least ours; the reduction within 1.15 of one all_reduce.
+
+``apart`` is the same work in all processes, without an exchange: what they take from one another.
+``beside`` is one all_reduce that runs during the computation, and ``after`` one that follows it:
+the most that an overlap could bring.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import statistics
@@ -19,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,19 +42,23 @@ Step = Callable[[], object]
 
 
 def wrapped(work: Workload, together: bool, backend: str) -> poptorch.PoplarExecutor:
-    """Return the wrapped model: of one process among two, or of one alone with twice the work."""
+    """Return the wrapped model: of one process among several, or of one alone."""
     given = ingredients(work)
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
-    options.Training.gradientAccumulation(work.accumulation * (1 if together else 2))
+    options.Training.gradientAccumulation(work.accumulation)
     if not together:
         options.Distributed.disable()
     return poptorch.trainingModel(given.net, options, given.optimizer)
 
 
-def ddp(work: Workload) -> Step:
-    """Return a careful step with DistributedDataParallel: one reduction for each update."""
+def ddp(work: Workload, compiled: bool = False) -> Step:
+    """Return a careful step with DistributedDataParallel: one reduction for each update.
+
+    Compiled, torch cuts the graph at DDP's buckets, so that gradients leave during backward.
+    """
     given = ingredients(work, fused=True)
-    net = nn.parallel.DistributedDataParallel(given.net, gradient_as_bucket_view=True)
+    parallel = nn.parallel.DistributedDataParallel(given.net, gradient_as_bucket_view=True)
+    net = torch.compile(parallel) if compiled else parallel
     optimizer, micro = given.optimizer, work.micro
     assert optimizer is not None
 
@@ -58,7 +66,7 @@ def ddp(work: Workload) -> Step:
         optimizer.zero_grad(set_to_none=True)
         parts = [part.split(micro) for part in given.batch]
         pairs = [*zip(*parts, strict=True)]
-        with net.no_sync():
+        with parallel.no_sync():
             for x, y in pairs[:-1]:
                 (net(x, y)[-1] / len(pairs)).backward()
         x, y = pairs[-1]
@@ -85,84 +93,120 @@ def reductions(executor: poptorch.PoplarExecutor) -> tuple[Step, Callable[[], An
     return exchanged, lambda: dist.all_reduce(flat, group=group, async_op=True)
 
 
+WARM = 3  # rounds that do not count
+
+
 def turns(contestants: dict[str, Step], alone: set[str], rounds: int) -> dict[str, float]:
     """Return median seconds; contestants take turns, and all processes wait for one another.
 
     Every other round is in reverse: who comes after a computation finds nothing in the caches.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for at in range(rounds + 3):
+    for at in range(rounds + WARM):
         for name, step in [*contestants.items()][:: -1 if at % 2 else 1]:
             dist.barrier()
             start = time.perf_counter()
             if name not in alone or dist.get_rank() == 0:
                 step()
-            if at >= 3:
+            if at >= WARM:
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    slowest = torch.tensor([times[name] for name in contestants], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return dict(zip(contestants, map(statistics.median, slowest.tolist()), strict=True))
+
+
+def cores() -> list[int]:
+    """Return the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def pin() -> bool:
+    """Give each process of the job a core of its own, if there are as many.
+
+    All threads of a process move: those that compile have ended, and gloo's are there by now.
+    """
+    own = cores()
+    if len(own) < dist.get_world_size():
+        return False
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {own[dist.get_rank()]})
+    return True
 
 
 def measure(name: str, backend: str, rounds: int) -> None:
     """Print one row."""
     work = WORKLOADS[name]
-    twice = replace(work, accumulation=2 * work.accumulation)
-    both, one = wrapped(work, True, backend), wrapped(work, False, backend)
-    batch, large = work.batch(), twice.batch()
-    both(*batch)  # which compiles it
-    one(*large)
-    reduction, begin = reductions(both)
+    everywhere = cores()
+    job, one = wrapped(work, True, backend), wrapped(work, False, backend)
+    batch = work.batch()
+    eager, compiled = ddp(work), ddp(work, compiled=True)
+    for compiles in (lambda: job(*batch), lambda: one(*batch), compiled):
+        compiles()
+    reduction, begin = reductions(job)
 
     def after() -> None:
-        one(*large)
+        one(*batch)
         begin().wait()
 
     def beside() -> None:
         begun = begin()
-        one(*large)
+        one(*batch)
         begun.wait()
 
     contestants: dict[str, Step] = {
-        "two": lambda: both(*batch), "ddp": ddp(work), "reduction": reduction,
-        "plain": lambda: begin().wait(), "one": lambda: one(*large), "after": after,
-        "beside": beside,
+        "job": lambda: job(*batch), "ddp": eager, "reduction": reduction,
+        "plain": lambda: begin().wait(), "alone": lambda: one(*batch), "ddp_compiled": compiled,
+        "apart": lambda: one(*batch), "after": after, "beside": beside,
     }  # fmt: skip
-    took = turns(contestants, {"one"}, rounds)
+    pinned = pin()
+    took = turns(contestants, {"alone"}, rounds)
     if dist.get_rank() == 0:
-        print(
-            f"{name:10s} two processes {took['two'] * 1e3:8.2f} ms a call; "
-            f"{took['one'] / took['two'] / 2:4.2f} of twice the speed of one; "
-            f"{took['ddp'] / took['two']:4.2f} x DDP; "
-            f"reduction {took['reduction'] * 1e3:6.2f} ms, {took['reduction'] / took['plain']:4.2f}"
-            f" of one all_reduce; beside the computation {took['beside'] / took['after']:4.2f} of"
-            " after it",
-            flush=True,
-        )
-    both.destroy()
+        row = {
+            "workload": name, "processes": dist.get_world_size(), "cores": len(everywhere),
+            "pinned": pinned, "weak_scaling": took["alone"] / took["job"],
+            "ddp_over_job": took["ddp"] / took["job"],
+            "ddp_compiled_over_job": took["ddp_compiled"] / took["job"],
+            "reduction_over_plain": took["reduction"] / took["plain"],
+            "beside_over_after": took["beside"] / took["after"],
+            "ms": {contestant: round(1e3 * seconds, 3) for contestant, seconds in took.items()},
+        }  # fmt: skip
+        shown = {key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}
+        print(json.dumps(shown), flush=True)
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), everywhere)
+    job.destroy()
+    one.destroy()
 
 
-def main() -> int:
-    """Start the two processes, or be one of them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=NAMES)
-    parser.add_argument("--backend", default="optimise")
-    parser.add_argument("--rounds", type=int, default=50)
-    chosen = parser.parse_args()
-    if "RANK" in os.environ:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        for name in chosen.names:
-            measure(name, chosen.backend, chosen.rounds)
-        return 0
+def start(count: int) -> int:
+    """Start a job of so many processes of this program; return how it ended."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
-    variables = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    variables |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    variables = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    variables |= {"MASTER_PORT": port, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen([sys.executable, *sys.argv], env={**variables, "RANK": str(rank)})
-        for rank in range(2)
+        for rank in range(count)
     ]
     return max(process.wait() for process in processes)
+
+
+def main() -> int:
+    """Start job after job, or be a process of one."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2], metavar="N")
+    parser.add_argument("--backend", default="optimise")
+    parser.add_argument("--rounds", type=int, default=30)
+    chosen = parser.parse_args()
+    if "RANK" not in os.environ:
+        return max(start(count) for count in chosen.processes)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name in chosen.names:
+        measure(name, chosen.backend, chosen.rounds)
+    return 0
 
 
 if __name__ == "__main__":
