@@ -1,13 +1,15 @@
-"""Two processes over a slow link: with the backward pass cut in two, without, and torch's DDP.
+"""Two processes over a slow link: with the backward pass cut in two, without, and torch's DDP; and
+which of both the library chooses, by what it measures of the link.
 With --curve N several over links of three latencies: the time of a call, and what was predicted.
 
 Usage: python benchmarks/link.py [NAME ...] [--rate 1gbit] [--rounds N] [--backend NAME]
+       python benchmarks/link.py [NAME ...] --delayed [--rate 200] [--rounds N] [--backend NAME]
        python benchmarks/link.py --curve N [--parts] [--rate 200] [--rounds N]
 
 The processes are in network namespaces, which needs root, ``ip`` and ``tc``; ``--rate none``
-has two on one machine, where the library itself does not cut. The curve's rate is in Mbit/s, and
-its packets go through this program, as not every kernel can delay them. Its models compute little:
-on few cores many processes take turns, and what one computes is measured while all do.
+has two on one machine. With ``--delayed``, and for a curve, the rate is in Mbit/s and packets go
+through this program, 1 ms one way, as not every kernel can delay them. The curve's models compute
+little: on few cores processes take turns, and what one computes is measured while all do.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import fcntl
 import heapq
 import itertools
+import math
 import os
 import select
 import signal
@@ -34,6 +37,7 @@ import torch.distributed as dist
 
 import poptorch
 from poptorch import _job
+from poptorch._place import early
 from processes import ddp, reductions, turns, wrapped
 from workloads import WORKLOADS, Workload
 
@@ -213,10 +217,15 @@ def curve(rate: float, rounds: int, parts: bool) -> None:
         print(f"median error {statistics.median(errors):.1%}")
 
 
-def compiled(work: Workload, backend: str, apart: bool) -> poptorch.PoplarExecutor:
-    """Return the wrapped model, compiled for machines of their own or for one."""
-    address = f"machine {dist.get_rank()}" if apart else "one machine"
-    with patch.object(_job, "own_address", lambda: address):
+CUTS = {"cut": -math.inf, "chosen": early.__globals__["LEAST"], "whole": math.inf}
+"""What has to be saved over the work, so that the library cuts."""
+
+
+def compiled(work: Workload, backend: str, least: float) -> poptorch.PoplarExecutor:
+    """Return the wrapped model, compiled for machines of their own."""
+    address = f"machine {dist.get_rank()}"
+    apart = patch.object(_job, "own_address", lambda: address)
+    with apart, patch.dict(early.__globals__, LEAST=least):
         model = wrapped(work, True, backend)
         model(*work.batch())
     return model
@@ -225,7 +234,10 @@ def compiled(work: Workload, backend: str, apart: bool) -> poptorch.PoplarExecut
 def measure(name: str, backend: str, rounds: int) -> None:
     """Print one row."""
     work = WORKLOADS[name]
-    cut, whole = compiled(work, backend, True), compiled(work, backend, False)
+    cut, chosen, whole = (compiled(work, backend, least) for least in CUTS.values())
+    chose = "whole" if "nothing overlaps" in str(chosen.plan().program) else "cut"
+    latency, bandwidth = chosen._session.now.compiled.plan.spec.target.link
+    chosen.destroy()
     batch, begin = work.batch(), reductions(whole)[1]
     took = turns(
         {
@@ -238,7 +250,8 @@ def measure(name: str, backend: str, rounds: int) -> None:
         print(
             f"{name:10s} whole {took['whole'] * 1e3:8.2f} ms a call, cut "
             f"{took['cut'] / took['whole']:4.2f} of that, DDP {took['ddp'] / took['cut']:4.2f} of "
-            f"the cut's; one all_reduce of its gradients {took['plain'] * 1e3:6.2f} ms",
+            f"the cut's; one all_reduce of its gradients {took['plain'] * 1e3:6.2f} ms; measured "
+            f"{1e3 * latency:.3g} ms, {8e-9 * bandwidth:.3g} Gb/s: {chose} chosen",
             flush=True,
         )
     cut.destroy()
@@ -268,18 +281,22 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--rate", help="default 1gbit, with --curve 200")
     parser.add_argument("--curve", type=int, metavar="N")
+    parser.add_argument("--delayed", action="store_true")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--backend", default="optimise")
     chosen = parser.parse_args()
-    rate = float(chosen.rate or 200) * 1e6 / 8 if chosen.curve else 0.0
+    count = chosen.curve or (2 if chosen.delayed else 0)
+    rate = float(chosen.rate or 200) * 1e6 / 8 if count else 0.0
     if "RANK" not in os.environ:
-        return start_curve(chosen.curve, rate) if chosen.curve else start(chosen.rate or "1gbit")
+        return start_curve(count, rate) if count else start(chosen.rate or "1gbit")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if chosen.curve:
         curve(rate, chosen.rounds, chosen.parts)
         return 0
+    if chosen.delayed and dist.get_rank() == 0:
+        os.kill(int(os.environ[FORWARDER]), signal.SIGUSR1)
     for name in chosen.names:
         measure(name, chosen.backend, chosen.rounds)
     return 0

@@ -239,7 +239,10 @@ def _layers(algorithm: Any) -> Case:
     return plan
 
 
-def _shared(hosts: int, change: Change, make: Any) -> Case:
+GIGABIT = (1e-5, 1.25e8)
+
+
+def _shared(link: tuple[float, float] | None, change: Change, make: Any) -> Case:
     """What one of two processes has, without the other."""
 
     def plan() -> Any:
@@ -247,12 +250,12 @@ def _shared(hosts: int, change: Change, make: Any) -> Case:
         model = Having(
             lambda m, x: poptorch.identity_loss(m.layers(x).square(), "mean"), layers=layers
         )
-        captured = Captured(model, (torch.ones(2, 300),), lambda m: make(m.parameters()))
+        captured = Captured(model, (torch.ones(2000, 300),), lambda m: make(m.parameters()))
         opts = poptorch.Options()
         opts.Distributed.configureProcessId(0, 2)
         change(opts)
         plain = captured.plan(opts)
-        spec = replace(plain.spec, target=replace(plain.spec.target, hosts=hosts))
+        spec = replace(plain.spec, target=replace(plain.spec.target, link=link))
         graph, optimizer = captured.micro.graph, captured.optim
         assert optimizer is not None
         optimizer, shards = weights.sharded(graph, spec, optimizer, False)
@@ -302,10 +305,10 @@ CASES: dict[str, Case] = {
     **{f"products of {rows}": _products(rows) for rows in (1, 2, 128)},
     "many layers, Adam": _layers(ADAM),
     "many layers, SGD": _layers(lambda p: torch.optim.SGD(p, lr=0.1)),
-    "processes": _shared(1, _nothing, SGD),
-    "hosts": _shared(2, _nothing, SGD),
-    "parts, LAMB": _shared(1, _in_parts, LAMB),
-    "parts, clipped": _shared(2, _in_parts, CLIPPED),
+    "processes": _shared(None, _nothing, SGD),
+    "hosts": _shared(GIGABIT, _nothing, SGD),
+    "parts, LAMB": _shared(None, _in_parts, LAMB),
+    "parts, clipped": _shared(GIGABIT, _in_parts, CLIPPED),
 }
 
 

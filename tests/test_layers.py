@@ -137,7 +137,7 @@ ROOMS = {
     "compile": {"_capture", "_cli", "_place"}, "conformance": {"_compile", "_session"},
     "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_job", "_lanes", "_ops", "_place"},
-    "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"},
+    "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"}, "place": {"_ipu_model"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
     "session": {"_compile", "_data", "_ipu_model", "_systems"}, "update": {"_compile"},
 }  # fmt: skip

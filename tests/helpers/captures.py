@@ -17,10 +17,8 @@ from poptorch.options.freeze import freeze
 def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1) -> Micro:
     tensors = _capture.tensors_of(module)
     state = tuple(
-        (slots.param if tied.is_parameter else slots.buffer)(
-            path, tied.tensor.shape, tied.tensor.dtype
-        )
-        for path, tied in tensors.items()
+        (slots.param if t.is_parameter else slots.buffer)(path, t.tensor.shape, t.tensor.dtype)
+        for path, t in tensors.items()
     )
     batch = tuple(slots.batch_input(i, tuple(x.shape), x.dtype) for i, x in enumerate(inputs))
     trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM and training)
@@ -31,12 +29,11 @@ def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1
 def labels(micro: Micro) -> list[tuple[str, str | None, bool]]:
     """Return (operator, id of its block, backward) of every node."""
     found = []
-    for node in micro.graph.module.graph.nodes:
-        if node.op == "call_function":
-            label = label_of(node)
-            known = label.visit is not None and label.visit >= 0
-            block = micro.visits[label.visit].block if known else None
-            found.append((node.target.__name__.split(".")[0], block, label.backward))
+    for node in micro.graph.operators:
+        label = label_of(node)
+        known = label.visit is not None and label.visit >= 0
+        block = micro.visits[label.visit].block if known else None
+        found.append((node.target.__name__.split(".")[0], block, label.backward))
     return found
 
 

@@ -1,5 +1,6 @@
 """What collectives cost over a link, and the curve of a model over numbers of processes."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -62,8 +63,8 @@ def test_a_curve_is_of_the_plan_s_own_gradients() -> None:
         assert row.exchanging == pytest.approx(ring(made.bytes, row.processes, link))
         own = made.computing / (made.computing + row.exchanging)
         assert (row.efficiency, row.bound) == (own, "latency")
-    (large,) = curve(64, wide=512)[0].rows  # some of these gradients are there early
-    assert row.exchanging < large.exchanging < ring(4 << 20, 64, link)
+    (large,) = curve(2, wide=1024)[0].rows  # some of these gradients are there early
+    assert large.exchanging < ring(8 << 20, 2, link, 2)
     (thrice,) = curve(64, options=poptorch.Options().deviceIterations(3))[0].rows
     assert thrice.exchanging == pytest.approx(3 * row.exchanging)
     (divided,) = curve(64, sharded=True)[0].rows  # which passes the weights on, too
@@ -77,9 +78,13 @@ def test_a_curve_is_of_the_plan_s_own_gradients() -> None:
     assert waits[2] == pytest.approx(ring(1e6, 8, WIRE))
 
 
-def test_links_are_read_with_units_and_what_cannot_be_is_refused() -> None:
+def test_links_are_read_with_units_or_found_from_sums_and_what_cannot_be_is_refused() -> None:
     assert link_of("2s", "100Gb") == link_of(2, "12.5 GB/s") == Link(2.0, 12.5e9)
     assert link_of("1.5ms", "200Mbit/s") == Link(1.5e-3, 2.5e7)
+    for link, n in itertools.product((Link(2e-5, 1e9), Link(1e-3, 2.5e7), Link(0.02, 1e9)), POWERS):
+        found = scaling.fitted(n, ring(4, n, link), n * 4e6, ring(n * 4e6, n, link))
+        assert 0.7 < found.latency / link.latency < 1.42  # the next power of two
+        assert 0.7 < found.bandwidth / link.bandwidth < 1.42
     for latency, bandwidth, name in (
         ("20", 1, "latency"), ("1Gb", 1, "latency"), (None, 1, "latency"), (-1, 1, "latency"),
         (0, 0, "bandwidth"), (0, "2us", "bandwidth"), (0, True, "bandwidth"),

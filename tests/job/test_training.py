@@ -140,13 +140,13 @@ def test_two_processes_train_as_one(tmp_path) -> None:
     assert program(results, "machines", ";") == [
         "repeat 2 iterations",
         "run gradients(param.*, batch[i,2 lanes], accum.*) -> loss, output.*, accum.*, value.*",
-        f"{reduce} 360960 bytes, while the next graph runs",
+        f"{reduce} 358912 bytes, while the next graph runs",
         "run gradients left(param.*, batch[i,2 lanes], accum.*, value.*) -> accum.*",
-        f"{reduce} 722944 bytes, after all gradients",
+        f"{reduce} 724992 bytes, after all gradients",
         "run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, optstate.*",
         "emit loss, output.* final",
     ]
-    assert "; 360960 bytes overlap; update divides" in program(results, "machines", "\n")[4]
+    assert "; 358912 bytes overlap; update divides" in program(results, "machines", "\n")[4]
     assert "nothing overlaps" in "".join(program(results, "exchanges over processes", "\n"))
 
 

@@ -48,8 +48,8 @@ def test_every_field_of_the_spec_has_a_row_and_a_reader() -> None:
     rows = [value for setting in settings(Options()) for value in setting.row.values]
     named = {path for value in rows for path in (value.field, value.decides) if path}
     # The small model's tiles come from a variable; ``training`` from the wrapper; which part this
-    # is from the index of the process; how many machines there are from the job.
-    elsewhere = {"training", "target.tiles", "target.part", "target.hosts"}
+    # is from the index of the process; what joins its machines from the job.
+    elsewhere = {"training", "target.tiles", "target.part", "target.link"}
     reached = {path for name in named for path in fields() if f"{path}.".startswith(f"{name}.")}
     assert reached | elsewhere == fields().keys()
     assert named - fields().keys() <= {path.rpartition(".")[0] for path in fields()}

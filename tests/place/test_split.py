@@ -1,5 +1,7 @@
 """A micro graph in two, and the parts of a cut program: what they compute, read and keep."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from helpers.captures import X, capture, options
 from helpers.staging import ROWS, STAGE_ZOO, Captured, sgd
 from helpers.workloads import backward, forward
 from helpers.wrapping import Having
+from poptorch._ipu_model.scaling import Link
 from poptorch._ir import verify
 from poptorch._ir.blocks import Direction, StagePass
 from poptorch._ir.graph import Graph
@@ -76,7 +79,6 @@ def test_a_stage_hands_its_result_to_the_next_and_its_gradient_back() -> None:
 
 
 def widen(model, x):
-    """The second stage makes much of little: better computed again than kept."""
     poptorch.Block.start("A", 0)
     x = model.narrow(x)
     poptorch.Block.start("B", 1)
@@ -93,13 +95,9 @@ def wide(drop: bool = False) -> Having:
 def kept(found: Staged, stage: int) -> int:
     """Return how many elements wait on a stage's chip between its two passes."""
     slots = {slot.key: slot for graph in found.graphs.values() for slot in graph.inputs}
-    return sum(slots[at].numel for at in values_read(found.graphs[backward(stage)]) - later(found))
-
-
-def later(found: Staged) -> set[str]:
-    """Keys of values that backward parts make."""
-    graphs = [graph for stage_pass, graph in found.graphs.items() if stage_pass.backward]
-    return set().union(*map(values_written, graphs))
+    later = (values_written(graph) for each, graph in found.graphs.items() if each.backward)
+    waiting = values_read(found.graphs[backward(stage)]).difference(*later)
+    return sum(slots[key].numel for key in waiting)
 
 
 @pytest.mark.slow
@@ -113,8 +111,6 @@ def test_pipelined_training_computes_activations_again() -> None:
 
 
 def last(keep: bool) -> Having:
-    """The last stage has two layers that make much of little, and a loss."""
-
     def forward(model, x):
         poptorch.Block.start("A", 0)
         x = model.narrow(x)
@@ -131,12 +127,11 @@ def last(keep: bool) -> Having:
 def test_the_last_stage_keeps_what_lies_behind_the_users_last_checkpoint() -> None:
     """It goes back at once; what is in front of a checkpoint it computes again."""
     whole, marked = (staged(last(keep), X, opts=options()) for keep in (False, True))
-    rows = X.shape[0]
-    assert kept(whole, 1) >= 2 * rows * 64  # a wide tensor of each layer
-    assert kept(marked, 1) < rows * 64
+    assert kept(whole, 1) >= 2 * len(X) * 64  # a wide tensor of each layer
+    assert kept(marked, 1) < len(X) * 64
     computed = [str(n.target) for n in marked.graphs[backward(1)].module.graph.nodes]
-    assert sum("tanh.default" in name for name in computed) == 2  # both layers, again
-    assert sum("exp.default" in name for name in computed) == 0
+    counts = [sum(f"{what}.default" in name for name in computed) for what in ("tanh", "exp")]
+    assert counts == [2, 0]  # both layers, again
 
 
 def test_what_was_drawn_is_kept() -> None:
@@ -163,6 +158,7 @@ def test_the_norm_of_all_gradients_is_one_exchange_there_and_one_back() -> None:
 
 
 LARGE = 300
+LINK = Link(0.0, 1e10, copying=0.0, waking=0.0)  # two layers take as long as the others' work
 
 
 def trained(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,7 +168,6 @@ def trained(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def deep(*between: nn.Module, size: int = LARGE) -> Having:
-    """Layers of one size, one after another, each followed by what is ``between``."""
     layers = (layer for _ in range(4) for layer in (nn.Linear(size, size), nn.Tanh(), *between))
     return Having(trained, layers=nn.Sequential(*layers))
 
@@ -208,7 +203,7 @@ def run(graph: Graph, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 def test_both_parts_compute_what_the_whole_does(module: nn.Module, shape: tuple[int, ...]) -> None:
     whole = captured(module, *shape)
     before = str(whole.module.graph)
-    parts = early(whole)
+    parts = early(whole, 2, LINK)
     assert str(whole.module.graph) == before
     assert parts is not None
     first, second = parts
@@ -228,16 +223,17 @@ def test_both_parts_compute_what_the_whole_does(module: nn.Module, shape: tuple[
         verify.verify_graph(part)
 
 
-def test_late_layers_come_first_and_early_ones_leave_work() -> None:
-    names = [{path[7] for path in gradients(part)} for part in early(captured(deep(), 4, LARGE))]
-    assert names == [{"4", "6"}, {"0", "2"}]
-
-
-def test_what_is_small_or_would_draw_in_the_second_part_stays_whole() -> None:
+def test_late_layers_leave_the_sooner_the_slower_the_link_unless_the_second_part_draws() -> None:
     """Its draws would be others: each run of a graph begins a sequence of its own."""
-    assert early(captured(deep(size=30), 4, 30)) is None
+    whole = captured(deep(), 4, LARGE)
+    for bandwidth, late in ((1e10, {"4", "6"}), (1e9, {"6"})):
+        parts = early(whole, 2, replace(LINK, bandwidth=bandwidth))
+        names = [{path[7] for path in gradients(part)} for part in parts]
+        assert names == [late, {"0", "2", "4", "6"} - late]
+    for fast in (replace(LINK, bandwidth=1e12), replace(LINK, waking=1e-4), Link(0.0, 1e10)):
+        assert early(whole, 2, fast) is None
     noisy = deep()
     noisy.layers[0].register_forward_hook(
         lambda layer, x, out: out.register_hook(lambda g: g + torch.rand_like(g)) and None
     )
-    assert early(captured(noisy, 4, LARGE)) is None
+    assert early(captured(noisy, 4, LARGE), 2, LINK) is None

@@ -12,6 +12,7 @@ import torch
 from .. import _job
 from .._base import log, trees
 from .._base.errors import Error
+from .._ipu_model.scaling import fitted
 from .._ir.plan import Plan
 from .._ir.spec import Spec
 from . import lanes
@@ -33,11 +34,14 @@ def meet(spec: Spec) -> None:
 
 
 def with_common(spec: Spec) -> Spec:
-    """Return settings with what depends on machines: memory for lanes, how many they are."""
+    """Return settings with what depends on machines: memory for lanes, and what joins them."""
     group, budget = _job.current(), spec.lane_memory or lanes.default_budget()
     memory = min(group.numbers(budget, "the memory for lanes"))
-    hosts = len({*group.texts(_job.own_address(), "their addresses")})
-    return replace(spec, lane_memory=memory, target=replace(spec.target, hosts=hosts))
+    link = None
+    if len({*group.texts(_job.own_address(), "their addresses")}) > 1:
+        found = fitted(group.count, *group.timings())
+        link = found.latency, found.bandwidth
+    return replace(spec, lane_memory=memory, target=replace(spec.target, link=link))
 
 
 def check_alike(

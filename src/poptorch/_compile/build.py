@@ -10,6 +10,7 @@ import torch
 
 from .. import _place, _update
 from .._base.errors import Error
+from .._ipu_model.scaling import Link
 from .._ir import slots
 from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
 from .._ir.graph import Graph, SlotFunction, compose, graph_module
@@ -54,8 +55,8 @@ def training_program(
         reduce = _reduction(graphs["micro"], spec, shards)
         body = (*window, *reduce, *_measuring(graphs, spec), Run("update"), *gather)
     elif loops.processes > 1:
-        pays = early and not shards and spec.target.hosts > 1
-        parts = (_place.early(micro) if pays else None) or (micro,)
+        link = None if shards or not early or not spec.target.link else Link(*spec.target.link)
+        parts = (link and _place.early(micro, loops.processes, link)) or (micro,)
         graphs = made.divided(parts)
         exchanged = _reduced([graphs[name] for name in _MADE[: len(parts)]], spec, shards)
         body = (*exchanged, *_measuring(graphs, spec), Run("update"), *gather)

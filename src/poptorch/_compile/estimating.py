@@ -14,7 +14,7 @@ from .._ipu_model.estimate import Estimate
 from .._ipu_model.pass_cost import Pass
 from .._ipu_model.pricing import price
 from .._ipu_model.products import Chip
-from .._ipu_model.scaling import Exchanged
+from .._ipu_model.scaling import Exchanged, Link
 from .._ipu_model.subject import Subject
 from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
@@ -107,9 +107,9 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
 
 
 @one_at_a_time()
-def exchanged(captured: Capture, spec: Spec) -> Exchanged:
-    """Return what an update exchanges if each of the job's processes has a machine of its own."""
-    spec = replace(spec, target=replace(spec.target, hosts=spec.loops.processes))
+def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
+    """Return what an update exchanges if such a link joins processes on machines of their own."""
+    spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
     by_stages = backends.works_by_stages(backends.choose(spec.target.backend))
     draft = passes.Draft(captured.request, spec, captured.optim, by_stages)
     draft.one = captured.micro

@@ -56,6 +56,21 @@ def ring(size: float, processes: int, link: Link, at_once: int = 1) -> float:
     return 2 * (first + ((processes - 1) * of_each / 2 - 1) * following)
 
 
+def fitted(processes: int, tiny: float, size: float, seconds: float) -> Link:
+    """Return the link over which sums of a few and of so many bytes take so long.
+
+    Both numbers are rounded to powers of two: runs that measure about the same decide the same.
+    """
+    step = tiny / (2 * (processes - 1))
+    latency = max(0.0, (step - WAKING) / 2)
+    low, high = 1.0, 1e12
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        slower = ring(size, processes, Link(latency, middle)) > seconds
+        low, high = (middle, high) if slower else (low, middle)
+    return Link(*(2.0 ** round(math.log2(each)) for each in (max(latency, 1e-6), low)))
+
+
 def tree(size: float, processes: int, link: Link, at_once: int = 1) -> float:
     """Whole tensors or, in twice the steps, halves of halves: whatever is faster."""
     if processes < 2 or not size:
@@ -127,6 +142,17 @@ class Exchanged:
         waited += sum(_summed(each, processes, link, by) for each in others)
         waited += sum(gather(size, processes, link) for size in self.gathered)
         return self.updates * waited
+
+
+def saved(early: float, late: float, left: float, processes: int, link: Link) -> float:
+    """Return the seconds saved if early bytes leave beside work of ``left`` seconds.
+
+    Only the link's part of a sum is hidden: handling it takes the processor from the work.
+    """
+    wire = replace(link, copying=0.0, waking=0.0)
+    whole, cut = Exchanged(late=((early + late,),)), Exchanged((early,), ((late,),), left=1.0)
+    waits = [own.seconds(left, processes, wire) for own in (whole, cut)]
+    return waits[0] - waits[1] - 2 * link.waking
 
 
 def _summed(sizes: Sequence[float], processes: int, link: Link, by: Collective) -> float:

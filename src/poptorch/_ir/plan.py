@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._base.tables import html_text, size_text, table
+from .._base.tables import html_text, size_text, table, time_text
 from .blocks import (
     Direction,
     Stage,
@@ -129,6 +129,10 @@ class Plan:
         lines += [self.tier] if self.tier else []
         lines += _indented(self.libraries)
         lines += [str(self.prepared or self.program), _headline(self), *_indented(_stages(self))]
+        if self.spec.target.link is not None:
+            latency, bandwidth = self.spec.target.link
+            speed = f"{time_text(latency)} one way, {8e-9 * bandwidth:.3g} Gb/s"
+            lines += [f"between machines, as measured: {speed}"]
         lines += ["homes", *_indented(_locations(self))]
         products = product_settings(self.layout.graph.module.graph)
         if products:

@@ -149,7 +149,7 @@ class Target:
     process_id: int = 0  # of processes with replicas; of groups, where several share stages
     parts: int = 1  # processes that share the stages of each replica
     part: int = 0  # which of these this one is
-    hosts: int = 1  # machines that the processes of the job are on, found out when they meet
+    link: tuple[float, float] | None = None  # latency, bytes a second between machines of the job
     device: str = "ipu"  # the system's chips; "model": the simulated device; "offline"
     generation: int | None = None  # of the chips: 1, 2 or 21; None for whatever the system has
     tiles: int | None = None  # per chip of the simulated device; None for the generation's own
@@ -228,7 +228,7 @@ class Spec:
 
     def for_cache(self) -> Spec:
         """Without what may change from run to run; the first process compiles for all."""
-        target = replace(self.target, seed=None, process_id=0, part=0)
+        target = replace(self.target, seed=None, process_id=0, part=0, link=None)
         return replace(self, target=target, runtime=Runtime())
 
 

@@ -26,6 +26,7 @@ dist = torch.distributed  # which torch has imported by itself
 MEETING = datetime.timedelta(minutes=10)  # from the start of the first process to that of the last
 _SLICE = datetime.timedelta(seconds=heartbeat.INTERVAL)
 _NEVER = datetime.timedelta(days=365)  # torch's own limit: the heartbeats are what counts
+_ENOUGH = 0.01  # seconds of a sum that measures the network
 _LONGEST_PAUSE = 0.05  # seconds between two looks for texts
 
 _group: ProcessGroup | None = None
@@ -71,6 +72,7 @@ class ProcessGroup:
         self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
         self._store = open_store(index, count, MEETING)
         self._texts_written = 0  # the exchange of this process's latest text
+        self._timings: tuple[float, float, float] | None = None
         self._heartbeat = Heartbeat(self._store, index, count, patience, store_owner())
         self._owner = os.getpid()
 
@@ -157,6 +159,27 @@ class ProcessGroup:
 
     def numbers(self, value: int, what: str) -> list[int]:
         return [int(part) for part in self.gather(torch.tensor([value]), what)]
+
+    def timings(self) -> tuple[float, float, float]:
+        """Return what process 0 measured: seconds of a tiny sum, bytes and seconds of a larger one.
+
+        That one grows until it takes a while, for links that let a little through at once.
+        """
+        if self._timings is None:
+            self._timed(1)  # connections are made
+            tiny, count = self._timed(1), self.count << 14
+            while (seconds := self._timed(count)) < _ENOUGH and count < self.count << 20:
+                count *= 4
+            self._timings = tiny, 4.0 * count, seconds
+        return self._timings
+
+    def _timed(self, count: int) -> float:
+        what, numbers, times = "sums that measure what joins them", torch.zeros(count), []
+        for _ in range(3):
+            began = time.perf_counter()
+            self.all_reduce([numbers], what)
+            times.append(time.perf_counter() - began)
+        return self.numbers(int(1e9 * sorted(times)[1]), what)[0] / 1e9
 
     def texts(self, text: str, what: str) -> list[str]:
         """Return each process's text, over the store: gloo would take another exchange's bytes."""

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._ipu_model.cycles import value_bytes
+from .._ipu_model.scaling import Link, saved
 from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
@@ -21,23 +22,21 @@ from .._ir.operators import acts, aten, draws, may_view, storage_root
 from .._ir.slots import Kind
 from .split import Cutter
 
-FEWEST_BYTES = 1 << 20
-"""Of all gradients: at 1 Gbit/s 8 ms, which is what compiling one more graph should be worth."""
-LEAST = 0.1
-"""The share of the gradients that has to be early, and of the work that has to be left then."""
+LEAST = 0.05
+"""What has to be saved, over the work: parts compute more slowly, and beside a sum both do."""
 
-_FLOPS, _BYTES = 50e9, 10e9  # of a core in a second: only what they are to each other counts
+_FLOPS, _BYTES = 100e9, 10e9  # of a core in a second
 
 
-def early(graph: Graph) -> tuple[Graph, Graph] | None:
-    """Cut a micro graph where much of the gradients is there and much of the work is left.
+def early(graph: Graph, processes: int, link: Link) -> tuple[Graph, Graph] | None:
+    """Cut a micro graph where gradients are there that a link can carry beside the work left.
 
     The first part makes the early gradients and what the host gets, the second the others from
     ``value.*``. None where that would not pay, or if the second would draw or have other effects.
     """
     graph = graph.copy()
     nodes = graph.operators
-    at = _best(graph)
+    at = _best(graph, processes, link)
     if at is None:
         return None
     before = set(nodes[:at])
@@ -57,7 +56,7 @@ def early(graph: Graph) -> tuple[Graph, Graph] | None:
     return made, left
 
 
-def _best(graph: Graph) -> int | None:
+def _best(graph: Graph, processes: int, link: Link) -> int | None:
     nodes = graph.operators
     order = {node: at for at, node in enumerate(nodes, 1)}
     sizes = {
@@ -66,15 +65,13 @@ def _best(graph: Graph) -> int | None:
         if slot.kind is Kind.GRADIENT and node in order
     }
     made = sum(sizes.values())
-    if made < FEWEST_BYTES:
-        return None
     work = [0.0, *itertools.accumulate(map(_seconds, nodes))]
-    best, share, there = None, LEAST, 0
+    best, most, there = None, LEAST * work[-1], 0
     for at in sorted(sizes):
         there += sizes[at]
-        hidden = min(there / made, 1 - work[at] / work[-1])
-        if hidden >= share:
-            best, share = at, hidden
+        gain = saved(there, made - there, work[-1] - work[at], processes, link)
+        if gain > most:
+            best, most = at, gain
     return best
 
 

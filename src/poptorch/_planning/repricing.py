@@ -50,7 +50,7 @@ class Repricer:
             options = self._options.clone()
             options.Distributed.configureProcessId(0, count)
             spec = replace(freeze(options, self._training), recompute=False)
-            exchanged[count] = _compile.exchanged(self._captures.capture(spec), spec)
+            exchanged[count] = _compile.exchanged(self._captures.capture(spec), spec, link)
         computing, source = priced.seconds, f"estimated for {priced.system}"
         if took:
             computing = statistics.median(took)
