@@ -22,8 +22,7 @@ from poptorch import MeanReductionStrategy, _job, _place
 from poptorch._ir.slots import Kind
 
 CALLS = 3
-LOCAL = 2
-"""Replicas of each process."""
+LOCAL = 2  # replicas of each process
 SAVED = "stages, half, scaled automatically"
 """The case whose model is saved; before that its processes are given different batches."""
 measured, SLOW = _job.group.ProcessGroup.timings, (0.0, 1e6, 1e-3)
@@ -221,11 +220,10 @@ CASES = {
         infers=True),
     "stages of two models": _staged(replicas=2),
 }  # fmt: skip
-REFUSED = Case(
+REFUSED = Case(  # what four processes cannot do
     lambda p: adam(p, lr=0.01), lambda replicas: Exchanging(replicas, 1), parts=2, replicas=1,
     accumulation=4, options=CASES[SAVED].options, backends=("auto", ""),
 )  # fmt: skip
-"""What four processes cannot do."""
 
 
 @dataclass
@@ -240,10 +238,8 @@ class Result:
     inferred: list[torch.Tensor] = field(default_factory=list)
     program: str = ""
     refused: str = ""
-    kept: dict[str, int] = field(default_factory=dict)
-    """Bytes in this process by kind of slot."""
-    exchanged: torch.Tensor | None = None
-    """What the script itself has added up."""
+    kept: dict[str, int] = field(default_factory=dict)  # bytes in this process by kind of slot
+    exchanged: torch.Tensor | None = None  # what the script itself has added up
 
 
 def rows(case: Case, replicas: int, call: int) -> list[torch.Tensor]:

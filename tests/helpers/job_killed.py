@@ -21,10 +21,7 @@ from helpers.resuming import Dropping, options
 from poptorch._job.heartbeat import Heartbeat
 
 STEPS, EVERY = 20, 3
-COMMAND = [
-    sys.executable, "-c",
-    "import sys; from helpers import job_killed; job_killed.main(*sys.argv[1:])",
-]  # fmt: skip
+COMMAND = [sys.executable, "-c", "import sys, helpers.job_killed as j; j.main(*sys.argv[1:])"]
 REDUCING = "exchanging the gradients of an update"
 
 

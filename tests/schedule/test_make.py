@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.workloads import backward, chain, forward, parsed
 from poptorch._ir.blocks import Direction, StagePass, stage_passes
+from poptorch._ir.plan import Staged
 from poptorch._ir.schedule import Schedule, Workload
 from poptorch._ir.spec import Placement, Strategy
 from poptorch._schedule import ScheduleError, check, make
@@ -104,6 +105,11 @@ def test_a_pipeline_idles_only_while_it_fills_and_drains() -> None:
     assert schedule.columns == micros + stages - 1
     assert schedule.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
     assert make(chain([0], 3), PIPELINED).bubble == 0
+    for interleaved in (False, True):  # processes wait for what they read, not for columns
+        work = chain(range(stages), micros)
+        schedule = make(work, Placement(Strategy.PIPELINED, interleaved=interleaved))
+        staged = Staged({}, {}, (), work, schedule, dict(enumerate(range(stages))))
+        assert staged.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
 
 
 @pytest.mark.spec("parallel", 16)

@@ -19,7 +19,7 @@ from .blocks import (
 )
 from .graph import Graph, slots_of
 from .program import Program
-from .schedule import Schedule, Workload
+from .schedule import Action, Schedule, Workload
 from .slots import Kind, Slot
 from .spec import Location, Spec, Strategy
 
@@ -67,6 +67,24 @@ class Staged:
 
     def part_of(self, stage_pass: StagePass) -> int:
         return self.parts.get(self.workload.chip_of(stage_pass), 0)
+
+    @property
+    def bubble(self) -> float:
+        """The share of time in which processes wait, if passes take alike and updates nothing.
+
+        None of them waits for the end of a column: only for what its next pass reads.
+        """
+        ends: dict[Action, int] = {}
+        free = dict.fromkeys(self.parts.values(), 0)
+        passes = [
+            action for _, _, action in self.schedule.cells() if not action.stage_pass.is_update
+        ]
+        for action in passes:
+            needs = () if action.traffic else self.workload.needs.get(action.stage_pass, ())
+            part = self.part_of(action.stage_pass)
+            ready = [ends[Action(need, action.micro_batch)] for need in needs]
+            free[part] = ends[action] = max([free[part], *ready]) + 1
+        return 1 - len(passes) / (len(free) * max(free.values()))
 
     def holders(self, key: str) -> list[int]:
         return sorted({self.parts.get(chip, 0) for chip in self.homes[key]})
@@ -296,8 +314,13 @@ def _schedule_line(staged: Staged) -> str:
     micro_batches = _count(staged.workload.micro_batches, "micro-batch")
     return (
         f"schedule of one {_period(staged)}: {micro_batches} in "
-        f"{_count(schedule.columns, 'column')}, bubble {schedule.bubble:.0%}"
+        f"{_count(schedule.columns, 'column')}, bubble {schedule.bubble:.0%}{_waiting(staged)}"
     )
+
+
+def _waiting(staged: Staged) -> str:
+    processes = len({*staged.parts.values()})
+    return f"; {processes} processes wait {staged.bubble:.0%} of the time" if processes > 1 else ""
 
 
 def _grid(schedule: Schedule) -> list[str]:
