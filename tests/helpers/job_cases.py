@@ -43,11 +43,11 @@ class Net(nn.Module):
         return out, self.loss(out.float() if out.dtype == torch.float16 else out, y)
 
 
-def blocks(layer: Callable[[], nn.Module] = nn.Tanh) -> Net:
+def blocks(layer: Callable[[], nn.Module], chips: int) -> Net:
     model = Net(6, nn.Linear(6, 6), layer(), nn.Linear(6, 6), layer())
     layers = model.layers
     for number, first in enumerate((layers[0], layers[1], layers[3], model.second)):
-        poptorch.BeginBlock(first, f"b{number}", ipu_id=number)
+        poptorch.BeginBlock(first, f"b{number}", ipu_id=min(number, chips - 1))
     return model
 
 
@@ -141,15 +141,17 @@ def _running(options: poptorch.Options) -> None:
     options.outputMode(poptorch.OutputMode.Sum)
 
 
-def _staged(strategy=poptorch.PipelinedExecution, optimizer=None, layer=nn.Tanh, **more) -> Case:
+def _staged(
+    strategy=poptorch.PipelinedExecution, optimizer=None, layer=nn.Tanh, chips=4, **more
+) -> Case:
     optimizer = optimizer or (lambda p: adamw(p, lr=0.01))
 
     def options(made: poptorch.Options) -> None:
         made.setExecutionStrategy(strategy()).outputMode(poptorch.OutputMode.All)
         made.Training.setAutomaticLossScaling(more.get("dtype") is torch.float16)
 
-    more = {"parts": 2, "replicas": 1, "backends": ("auto", "reference"), **more}
-    return Case(optimizer, lambda _: blocks(layer), accumulation=8, options=options, **more)
+    more = {"parts": 2, "replicas": 1, "accumulation": 8, "backends": ("auto", "reference"), **more}
+    return Case(optimizer, lambda _: blocks(layer, chips), options=options, **more)
 
 
 CASES = {
@@ -202,7 +204,9 @@ CASES = {
     "machines": Case(lambda p: sgd(p, lr=0.05, momentum=0.9), lambda replicas: deep(),
                      dtype=torch.float64, tolerance=relative(50, 10, torch.float64), apart=True),
     "all stages in each": _staged(parts=1, replicas=LOCAL, backends=("staged", "reference")),
-    "stages, grouped": _staged(infers=True),
+    "stages, grouped": _staged(chips=2, accumulation=4, infers=True),
+    "stages over three": _staged(lambda: poptorch.PipelinedExecution().useInterleavedSchedule(),
+                                 parts=3, infers=True),
     "stages, interleaved, clipped": _staged(
         lambda: poptorch.PipelinedExecution().useInterleavedSchedule(),
         lambda p: adamw(p, lr=0.01, max_grad_norm=0.1)),

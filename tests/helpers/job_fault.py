@@ -9,13 +9,11 @@ import torch
 import poptorch
 from helpers.patience import HANGS
 from poptorch._job import heartbeat
-from poptorch.backends.staged import Peers
+from poptorch.backends.peers import Passing
 
 STAGES = ("killed between stages", "interrupted between stages")
-DIFFERENCES = (
-    "other program", "other rate", "other length", "other weights", "other numbers", "other order",
-    "other written weights", "other loaded state",
-)  # fmt: skip
+DIFFERENCES = ("other program", "other rate", "other length", "other weights", "other numbers",
+               "other order", "other written weights", "other loaded state")  # fmt: skip
 
 
 class Small(torch.nn.Module):
@@ -80,9 +78,9 @@ def change_state(what: str, index: int, training: poptorch.PoplarExecutor) -> No
 
 def deliver_once(what: str) -> None:
     """Do something else than to exchange values the second time."""
-    deliver, calls = Peers.deliver, []
+    deliver, calls = Passing.deliver, []
 
-    def second(self: Peers, *values) -> None:
+    def second(self: Passing, *values) -> None:
         calls.append(1)
         if len(calls) == 2 and what == "killed between stages":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +88,7 @@ def deliver_once(what: str) -> None:
             raise KeyboardInterrupt
         deliver(self, *values)
 
-    Peers.deliver = second  # type: ignore[method-assign]
+    Passing.deliver = second  # type: ignore[method-assign]
 
 
 def main(what: str) -> None:

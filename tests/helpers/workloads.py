@@ -5,9 +5,7 @@ import re
 from poptorch._ir.blocks import Direction, Stage, StagePass
 from poptorch._ir.schedule import Action, Schedule, Streaming, Traffic, Workload, padded
 
-
-def forward(stage: int) -> StagePass:
-    return StagePass(stage)
+forward = StagePass
 
 
 def backward(stage: int) -> StagePass:

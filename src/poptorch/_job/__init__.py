@@ -1,4 +1,4 @@
 """One job of several processes: their rendezvous, their exchanges over gloo, their heartbeats."""
 
-from .group import Message, compare, current, data_length, join, note_data_length
+from .group import compare, current, data_length, join, note_data_length
 from .rendezvous import endpoint, from_poprun, in_job, membership, own_address

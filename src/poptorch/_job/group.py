@@ -20,7 +20,7 @@ from .._base import interrupts, log
 from .._base.errors import Error, StateError
 from . import heartbeat
 from .heartbeat import Heartbeat, Loss
-from .rendezvous import Background, Impatience, open_store, store_owner
+from .rendezvous import Impatience, Line, open_store, store_owner
 
 dist = torch.distributed  # which torch has imported by itself
 MEETING = datetime.timedelta(minutes=10)  # from the start of the first process to that of the last
@@ -30,9 +30,6 @@ _ENOUGH = 0.01  # seconds of a sum that measures the network
 _LONGEST_PAUSE = 0.05  # seconds between two looks for texts
 
 _group: ProcessGroup | None = None
-
-Message = tuple[torch.Tensor, int, int]
-"""A contiguous tensor, the process at its other end, and a number that both ends know it by."""
 
 
 def join(index: int, count: int, patience: float) -> ProcessGroup:
@@ -75,6 +72,7 @@ class ProcessGroup:
         self._timings: tuple[float, float, float] | None = None
         self._heartbeat = Heartbeat(self._store, index, count, patience, store_owner())
         self._owner = os.getpid()
+        self._line = Line()
 
     def connect(self) -> None:
         """Connect the processes; torch's default group is the script's, so nothing mixes."""
@@ -86,7 +84,7 @@ class ProcessGroup:
                 )
             return dist.new_group(backend="gloo", timeout=_NEVER)
 
-        with self._exchange("their addresses"):
+        with self.exchange("their addresses"):
             self._pg = self._outcome(connect_all, "their addresses")
         log.python.info("Process %d of %d: all have met", self.index, self.count)
 
@@ -100,7 +98,7 @@ class ProcessGroup:
         begun: Sequence[Any] = (),
     ) -> None:
         """Sum contiguous tensors in place over all processes or the members; wait for ``begun``."""
-        with self._exchange(what):
+        with self.exchange(what):
             works = _added(self._among(members, what), tensors)
             self._wait([*begun, *works], what)
 
@@ -117,7 +115,7 @@ class ProcessGroup:
     def all_gather(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         """Fill flat tensors with the processes' equal parts; each has its own in place."""
         # gloo's own gathering copies once more: 64 MB to another process in 268 ms, here in 72.
-        with self._exchange(what):
+        with self.exchange(what):
             parts = [enumerate(each.chunk(self.count)) for each in tensors]
             works = [
                 dist.broadcast(part, source, group=self._pg, async_op=True)
@@ -133,7 +131,7 @@ class ProcessGroup:
         source: int = 0,
         members: Sequence[int] = (),
     ) -> None:
-        with self._exchange(what):
+        with self.exchange(what):
             group = self._among(members, what)
             for tensor in tensors:
                 flat = tensor if tensor.is_contiguous() else tensor.contiguous()
@@ -141,19 +139,9 @@ class ProcessGroup:
                 if flat is not tensor:
                     tensor.copy_(flat)
 
-    def pass_on(self, sent: Sequence[Message], received: Sequence[Message], what: str) -> None:
-        """Exchange tensors with single processes; all call this, as it counts as an exchange."""
-        with self._exchange(what):
-            works: list[Any] = [
-                dist.irecv(t, other, self._pg, tag=number) for t, other, number in received
-            ]
-            works += [dist.isend(t, other, self._pg, tag=number) for t, other, number in sent]
-            if works:
-                self._outcome(lambda: [work.wait() for work in works], what)
-
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.count)]
-        with self._exchange(what):
+        with self.exchange(what):
             self._wait([dist.all_gather(parts, tensor, group=self._pg, async_op=True)], what)
         return parts
 
@@ -200,9 +188,24 @@ class ProcessGroup:
             self._texts_written = number
             return texts
 
-        with self._exchange(what):
+        with self.exchange(what):
             texts: list[str] = self._outcome(exchange, what)
         return texts
+
+    # Messages: contiguous tensors between two processes, which know each by a number.
+
+    def send(self, tensor: torch.Tensor, to: int, number: int) -> Any:
+        """Begin to send what nobody writes to before ``complete`` has waited."""
+        return self._pg.send([tensor], to, number)
+
+    def receive(self, tensor: torch.Tensor, source: int, number: int) -> Any:
+        """Begin to receive what the other process sends, now or later."""
+        return self._pg.recv([tensor], source, number)
+
+    def complete(self, messages: Sequence[Any], what: str, other: int) -> None:
+        """Wait for messages, which are part of an ``exchange``; from or to the other process."""
+        with self.unbroken(what):
+            self._outcome(lambda: [each.wait() for each in messages], what, other)
 
     def _among(self, members: Sequence[int], what: str) -> Any:
         if not members or len(members) == self.count:
@@ -213,13 +216,14 @@ class ProcessGroup:
             self._some[key] = self._outcome(lambda: make([*key], _NEVER, "gloo"), what)
         return self._some[key]
 
-    def _outcome(self, do: Callable[[], Any], what: str) -> Any:
-        doing = Background(do)
-        self._wait([doing], what)
+    def _outcome(self, do: Callable[[], Any], what: str, whom: int | None = None) -> Any:
+        doing = self._line.put(do)
+        self._wait([doing], what, whom)
         return doing.result()
 
     @contextlib.contextmanager
-    def _exchange(self, what: str) -> Iterator[None]:
+    def exchange(self, what: str) -> Iterator[None]:
+        """Something that all processes do, as often and in the same order."""
         with self.unbroken(what):
             self._heartbeat.begin(what)
             yield
@@ -242,7 +246,7 @@ class ProcessGroup:
                 self._heartbeat.stop(f"its part was interrupted by {type(error).__name__}", None)
             raise
 
-    def _wait(self, works: Sequence[Any], what: str) -> None:
+    def _wait(self, works: Sequence[Any], what: str, whom: int | None = None) -> None:
         impatience = Impatience(self.index)
         for work in works:
             while not self._is_done(work, what):
@@ -251,7 +255,7 @@ class ProcessGroup:
                 if loss is not None:
                     self._pending = True
                     raise self._loss(loss, what)
-                slow = ", ".join(map(str, self._heartbeat.slow()))
+                slow = ", ".join(map(str, self._heartbeat.slow() if whom is None else [whom]))
                 impatience.say(f"process {slow}" if slow else "", f"exchange {what}")
 
     def _is_done(self, work: Any, what: str) -> bool:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -104,16 +105,16 @@ def store_owner() -> int:
     return -1 if env.get("TORCHELASTIC_USE_AGENT_STORE") else 0
 
 
-class Background(Future[Any]):
-    """A daemon thread waited for as torch's works are: for calls without a usable limit."""
+class Outcome(Future[Any]):
+    """Of what a thread does, waited for as torch's works are: for calls without a usable limit."""
 
     def __init__(self, do: Callable[[], Any]) -> None:
         super().__init__()
-        Thread(target=self._finish, args=[do], name="poptorch messages", daemon=True).start()
+        self._do = do
 
-    def _finish(self, do: Callable[[], Any]) -> None:
+    def finish(self) -> None:
         try:
-            self.set_result(do())
+            self.set_result(self._do())
         except Exception as error:
             self.set_exception(error)
 
@@ -124,6 +125,31 @@ class Background(Future[Any]):
         if not concurrent.futures.wait([self], seconds).done:
             raise RuntimeError("the messages are still on their way")
         self.result()
+
+
+class Background(Outcome):
+    """In a daemon thread of its own."""
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        super().__init__(do)
+        Thread(target=self.finish, name="poptorch messages", daemon=True).start()
+
+
+class Line:
+    """A daemon thread that does one thing after another: it is there already."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Outcome] = SimpleQueue()
+        Thread(target=self._go_on, name="poptorch messages", daemon=True).start()
+
+    def put(self, do: Callable[[], Any]) -> Outcome:
+        outcome = Outcome(do)
+        self._queue.put(outcome)
+        return outcome
+
+    def _go_on(self) -> None:
+        while True:
+            self._queue.get().finish()
 
 
 class Impatience:

@@ -201,7 +201,7 @@ class Replica:
                 if target in self._chips:
                     self._sent.append((target, name, value))
                 else:
-                    self.leaving[name] = value
+                    self.leaving[name] = value.cpu().contiguous()
             if (chip.number, slot.key) not in self._read_on:
                 return
         chip.memory[name] = value

@@ -7,30 +7,25 @@ draw other numbers than in the fused run.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
-import zlib
 from collections.abc import Sequence
 
 import torch
 
-from .. import _job
 from .._base import interrupts
 from .._base.errors import Error
-from .._ir.blocks import StagePass
 from .._ir.plan import Plan, Report, Staged
 from .._ir.program import State
 from .._ir.schedule import Action
-from .._ir.slots import Kind, Slot
-from .._ir.spec import Spec
-from .chips import Name, Replica, devices
+from .._ir.slots import Kind
+from .chips import Replica, devices
 from .driver import Collector, Keys, Slices, Wanted, device_generator, program_report
+from .peers import Passing, Peers
 from .prepare import accept_strides, at_home
 from .protocol import Executable, Progress
 from .rollback import note
 
-_VALUES = "what stages hand to one another"
-_RESULTS = "the results of a call"
+Column = tuple[int, list[Action]]
 
 
 class ByStages:
@@ -61,6 +56,15 @@ def _check_results(plan: Plan, staged: Staged) -> None:
         )
 
 
+def _columns(staged: Staged, chips: Sequence[int]) -> list[Column]:
+    """Return the columns in which these chips do something, with what they do."""
+    columns: dict[int, list[Action]] = {}
+    for column, chip, action in staged.schedule.cells():
+        if chip in chips:
+            columns.setdefault(column, []).append(action)
+    return [*columns.items()]
+
+
 class StagedExecutable:
     def __init__(self, plan: Plan, staged: Staged, report: Report) -> None:
         self._plan = plan
@@ -80,6 +84,9 @@ class StagedExecutable:
             for slot in graph.outputs
             if slot.kind is Kind.BATCH
         }
+        self._columns = _columns(staged, chips)
+        updates = [at for at, _, each in staged.schedule.cells() if each.stage_pass.is_update]
+        self._update = min(updates, default=staged.schedule.columns)
         self._random = any(graph.random for graph in staged.graphs.values())
 
     def report(self) -> Report:
@@ -117,22 +124,38 @@ class StagedExecutable:
 
     def _flush(self, flush: int, replicas: Sequence[Replica], slices: Slices) -> None:
         """Do the whole schedule once: an update in training, all iterations in inference."""
-        schedule, loops = self._staged.schedule, self._plan.program.loops
-        reduced = not self._plan.spec.training
-        for column in range(schedule.columns):
-            interrupts.check()
-            actions = [row[column] for row in schedule.rows.values()]
-            doing = [action for action in actions if action is not None]
-            if not reduced and any(action.stage_pass.is_update for action in doing):
-                self._all_reduce(replicas)
-                reduced = True
-            steps = [loops.step(flush, each.micro_batch) for each in doing]
-            for replica in replicas:
-                for action, step in zip(doing, steps, strict=True):
-                    at = loops.slice_of(step, replica.number)
-                    replica.do(action, step, [of_input[at] for of_input in slices])
-                replica.exchange()
-            self._peers.deliver(replicas, list(zip(doing, steps, strict=True)))
+        loops = self._plan.program.loops
+        passing = Passing(self._peers, replicas, lambda micro: loops.step(flush, micro))
+        before = [each for each in self._columns if each[0] < self._update]
+        after = self._columns[len(before) :]
+        self._do(before, passing, flush, replicas, slices)
+        if self._update < self._staged.schedule.columns:
+            self._all_reduce(replicas)
+            self._do(after, passing, flush, replicas, slices)
+
+    def _do(
+        self,
+        columns: Sequence[Column],
+        passing: Passing,
+        flush: int,
+        replicas: Sequence[Replica],
+        slices: Slices,
+    ) -> None:
+        """Do what chips of this process do in some columns."""
+        loops = self._plan.program.loops
+        with self._peers.exchange():
+            for column, actions in columns:
+                interrupts.check()
+                passing.begin(column)
+                for replica in replicas:
+                    passing.take_in(column, replica)
+                    for action in actions:
+                        step = loops.step(flush, action.micro_batch)
+                        at = loops.slice_of(step, replica.number)
+                        replica.do(action, step, [of_input[at] for of_input in slices])
+                        passing.deliver(action, replica)
+                    replica.exchange()
+            passing.end()
 
     def _all_reduce(self, replicas: Sequence[Replica]) -> None:
         if self._plan.spec.loops.all_replicas == 1:
@@ -175,97 +198,3 @@ class StagedExecutable:
         for key, result in zip(keys, collected, strict=True):
             self._peers.share(key, result)
         return collected
-
-
-def _readers(staged: Staged, after: StagePass) -> dict[tuple[Slot, int], list[int]]:
-    """Return what leaves its process after a pass and for which one: chips that read it there."""
-    readers: dict[tuple[Slot, int], list[int]] = {}
-    for transfer in staged.transfers:
-        target = staged.parts.get(transfer.target, 0)
-        if transfer.source == after and target != staged.part_of(after):
-            readers.setdefault((transfer.value, target), []).append(transfer.target)
-    return readers
-
-
-class Peers:
-    """This process among those that share the stages of its replicas.
-
-    After every column of the schedule all of them meet in one exchange of the values that others
-    read. Schedules and shapes are the same everywhere, so that nobody has to be told what comes.
-    """
-
-    def __init__(self, staged: Staged, spec: Spec) -> None:
-        self._staged = staged
-        self._part, self._parts = spec.target.part, spec.target.parts
-        first = spec.process - self._part
-        self._members = range(first, first + self._parts)
-        # Those that run the same chips of other replicas, which add up the same gradients.
-        self._twins = range(self._part, spec.processes, self._parts)
-        self._makers = staged.makers()
-        self._readers = {each: _readers(staged, each) for each in staged.graphs}
-
-    @property
-    def chips(self) -> list[int]:
-        own, parts = self._part, self._staged.parts
-        return [chip for chip in self._staged.workload.chips if parts.get(chip, 0) == own]
-
-    def check_alike(self, batch: Sequence[torch.Tensor]) -> None:
-        if self._parts == 1:
-            return
-        own = 0
-        for value in batch:
-            own = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy().data, own)
-        sums = _job.current().numbers(own, "checksums of their batches")
-        others = [i for i, other in enumerate(sums) if other != sums[i - i % self._parts]]
-        if others:
-            first = others[0] - others[0] % self._parts
-            raise Error(
-                "Processes that share the stages of a model were given different batches",
-                got=f"process {others[0]} not that of process {first}",
-                fix=(
-                    "let poptorch.DataLoader shuffle, with the same options.randomSeed everywhere",
-                    "seed what the data set draws alike in all processes",
-                ),
-            )
-
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        """A call: when one process leaves it in the middle, no other can go on."""
-        alone = self._parts == 1
-        return contextlib.nullcontext() if alone else _job.current().unbroken(_VALUES)
-
-    def deliver(self, replicas: Sequence[Replica], doing: Sequence[tuple[Action, int]]) -> None:
-        if self._parts == 1:
-            return
-        sent: list[_job.Message] = []
-        received: list[_job.Message] = []
-        arrived: list[tuple[Replica, list[int], Name, torch.Tensor]] = []
-        made = [(each.stage_pass, step) for each, step in doing if each.traffic is None]
-        number = 0  # of a message, alike in all processes
-        for (stage_pass, step), replica in itertools.product(made, replicas):
-            source = self._staged.part_of(stage_pass)
-            for (slot, target), chips in self._readers[stage_pass].items():
-                name, number = (slot.key, step), number + 1
-                if source == self._part:
-                    value = replica.leaving[name].cpu().contiguous()
-                    sent.append((value, self._members[target], number))
-                elif target == self._part:
-                    value = torch.empty(slot.shape, dtype=slot.dtype)
-                    received.append((value, self._members[source], number))
-                    arrived.append((replica, chips, name, value))
-        _job.current().pass_on(sent, received, _VALUES)
-        for replica, chips, name, value in arrived:
-            replica.take_in(chips, name, value)
-        for replica in replicas:
-            replica.leaving.clear()
-
-    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
-        if len(self._twins) > 1:
-            _job.current().all_reduce(totals, "the gradients of an update", self._twins)
-
-    def is_maker(self, key: str) -> bool:
-        return self._makers[key] == self._part
-
-    def share(self, key: str, results: torch.Tensor) -> None:
-        if self._parts > 1:
-            source = self._members[self._makers[key]]
-            _job.current().broadcast([results], _RESULTS, source, self._members)

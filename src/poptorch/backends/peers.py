@@ -1,0 +1,212 @@
+"""This process among those that share the stages of its replicas, and what goes between them.
+
+A value is sent as soon as it is made, and waited for when it is read. Nobody waits for more than
+what an earlier column of the schedule does elsewhere, so whoever is furthest behind can go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _job
+from .._base.errors import Error
+from .._ir.blocks import StagePass
+from .._ir.plan import Staged, values_read
+from .._ir.schedule import Action
+from .._ir.slots import Slot
+from .._ir.spec import Spec
+from .chips import Name, Replica
+
+_VALUES = "what stages hand to one another"
+_RESULTS = "the results of a call"
+# A value leaves its process when there is room for it. There is so many columns before it is made:
+# a process that is behind by fewer holds nobody up.
+_AHEAD = 2
+_TOGETHER = 4  # messages whose end is waited for at once: a wait takes 0.2 ms
+
+
+class Transit(NamedTuple):
+    """A value of one micro-batch that goes to another process."""
+
+    slot: Slot
+    maker: Action
+    source: int  # which of the processes of this model
+    target: int
+    chips: list[int]  # that read it there
+    made: int  # columns of the schedule
+    read: int
+
+
+def transits(staged: Staged) -> list[Transit]:
+    """Return all values that go from process to process, in the order in which they are made."""
+    streaming, reads = staged.workload.streaming, defaultdict[tuple[str, int, int], list[int]](list)
+    keys = {
+        each: {*values_read(graph), *streaming.loads.get(each, ()), *streaming.stores.get(each, ())}
+        for each, graph in staged.graphs.items()
+    }
+    for column, chip, action in staged.schedule.cells():
+        for key in keys[action.stage_pass]:
+            reads[key, chip, action.micro_batch].append(column)
+    readers = {each: _readers(staged, each) for each in staged.graphs}
+    found = []
+    for made, _, maker in staged.schedule.cells():
+        if maker.traffic is None:
+            source = staged.part_of(maker.stage_pass)
+            for (slot, target), chips in readers[maker.stage_pass].items():
+                columns = [at for chip in chips for at in reads[slot.key, chip, maker.micro_batch]]
+                read = min(column for column in columns if column > made)
+                found.append(Transit(slot, maker, source, target, chips, made, read))
+    return found
+
+
+def _readers(staged: Staged, after: StagePass) -> dict[tuple[Slot, int], list[int]]:
+    """Return what leaves its process after a pass and for which one: chips that read it there."""
+    readers: dict[tuple[Slot, int], list[int]] = {}
+    for transfer in staged.transfers:
+        target = staged.parts.get(transfer.target, 0)
+        if transfer.source == after and target != staged.part_of(after):
+            readers.setdefault((transfer.value, target), []).append(transfer.target)
+    return readers
+
+
+class Peers:
+    """This process among others; schedules and shapes are the same everywhere."""
+
+    def __init__(self, staged: Staged, spec: Spec) -> None:
+        self._staged = staged
+        self.part, self._parts = spec.target.part, spec.target.parts
+        first = spec.process - self.part
+        self.members = range(first, first + self._parts)
+        # Those that run the same chips of other replicas, which add up the same gradients.
+        self._twins = range(self.part, spec.processes, self._parts)
+        self._makers = staged.makers()
+        self.numbered = list(enumerate(transits(staged) if self._parts > 1 else ()))
+
+    @property
+    def chips(self) -> list[int]:
+        own, parts = self.part, self._staged.parts
+        return [chip for chip in self._staged.workload.chips if parts.get(chip, 0) == own]
+
+    def check_alike(self, batch: Sequence[torch.Tensor]) -> None:
+        if self._parts == 1:
+            return
+        own = 0
+        for value in batch:
+            own = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy().data, own)
+        sums = _job.current().numbers(own, "checksums of their batches")
+        others = [i for i, other in enumerate(sums) if other != sums[i - i % self._parts]]
+        if others:
+            first = others[0] - others[0] % self._parts
+            raise Error(
+                "Processes that share the stages of a model were given different batches",
+                got=f"process {others[0]} not that of process {first}",
+                fix=(
+                    "let poptorch.DataLoader shuffle, with the same options.randomSeed everywhere",
+                    "seed what the data set draws alike in all processes",
+                ),
+            )
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """A call: when one process leaves it in the middle, no other can go on."""
+        alone = self._parts == 1
+        return contextlib.nullcontext() if alone else _job.current().unbroken(_VALUES)
+
+    def exchange(self) -> contextlib.AbstractContextManager[None]:
+        """A part of the schedule, which all processes do."""
+        alone = self._parts == 1
+        return contextlib.nullcontext() if alone else _job.current().exchange(_VALUES)
+
+    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
+        if len(self._twins) > 1:
+            _job.current().all_reduce(totals, "the gradients of an update", self._twins)
+
+    def is_maker(self, key: str) -> bool:
+        return self._makers[key] == self.part
+
+    def share(self, key: str, results: torch.Tensor) -> None:
+        if self._parts > 1:
+            source = self.members[self._makers[key]]
+            _job.current().broadcast([results], _RESULTS, source, self.members)
+
+
+@dataclass(eq=False)
+class _Message:
+    transit: Transit
+    replica: Replica
+    value: torch.Tensor  # which nobody frees or writes to before it has come or gone
+    other: int  # the process at its other end
+    work: Any
+
+
+def _complete(messages: Sequence[_Message]) -> None:
+    by_process = defaultdict[int, list[Any]](list)
+    for message in messages:
+        by_process[message.other].append(message.work)
+    for other, works in by_process.items():
+        _job.current().complete(works, _VALUES, other)
+
+
+class Passing:
+    """What goes to and from other processes in one run of the schedule."""
+
+    def __init__(
+        self, peers: Peers, replicas: Sequence[Replica], step: Callable[[int], int]
+    ) -> None:
+        self._members, self._replicas, self._step = peers.members, replicas, step
+        self._expected = deque(each for each in peers.numbered if each[1].target == peers.part)
+        self._made = defaultdict[Action, list[tuple[int, Transit]]](list)
+        for number, transit in peers.numbered:
+            if transit.source == peers.part:
+                self._made[transit.maker].append((number, transit))
+        self._coming: list[_Message] = []
+        self._going: list[_Message] = []
+
+    def begin(self, column: int) -> None:
+        """Make room for what is made soon, and free that of what others have read by now."""
+        while self._expected and self._expected[0][1].made <= column + _AHEAD:
+            number, transit = self._expected.popleft()
+            other = self._members[transit.source]
+            for replica in self._replicas:
+                value = torch.empty(transit.slot.shape, dtype=transit.slot.dtype)
+                work = _job.current().receive(value, other, self._tag(number, replica))
+                self._coming.append(_Message(transit, replica, value, other, work))
+        gone = [message for message in self._going if message.transit.read < column]
+        if len(gone) >= _TOGETHER:
+            self._let_go(gone)
+
+    def take_in(self, column: int, replica: Replica) -> None:
+        """Wait for what a replica reads in a column."""
+        due = [m for m in self._coming if m.transit.read <= column and m.replica is replica]
+        _complete(due)
+        for message in due:
+            self._coming.remove(message)
+            replica.take_in(message.transit.chips, self._name(message.transit), message.value)
+
+    def deliver(self, action: Action, replica: Replica) -> None:
+        """Send what an action has made."""
+        for number, transit in self._made[action]:
+            other, value = self._members[transit.target], replica.leaving[self._name(transit)]
+            work = _job.current().send(value, other, self._tag(number, replica))
+            self._going.append(_Message(transit, replica, value, other, work))
+        replica.leaving.clear()
+
+    def end(self) -> None:
+        """Wait until all has gone that was sent."""
+        self._let_go([*self._going])
+
+    def _let_go(self, messages: Sequence[_Message]) -> None:
+        _complete(messages)
+        self._going = [message for message in self._going if message not in messages]
+
+    def _name(self, transit: Transit) -> Name:
+        return transit.slot.key, self._step(transit.maker.micro_batch)
+
+    def _tag(self, number: int, replica: Replica) -> int:
+        return number * len(self._replicas) + replica.number
