@@ -35,6 +35,7 @@ from poptorch._base import private  # noqa: E402
 from poptorch._compile import weights  # noqa: E402
 from poptorch._compile.build import training_program  # noqa: E402
 from poptorch._ir.blocks import label_of  # noqa: E402
+from poptorch._ir.indices import preconditions  # noqa: E402
 from poptorch._ir.operators import name_of  # noqa: E402
 from poptorch.backends.calls import with_fewer_calls  # noqa: E402
 from poptorch.backends.inductor import Inductor, compiler, libraries, lowering, writes  # noqa: E402
@@ -80,6 +81,9 @@ def _graph(title: str, module: fx.GraphModule, labels: bool = False) -> Iterator
 
 def lines_of(plan: Any) -> Iterator[str]:
     yield from (f"  {line}".rstrip() for line in str(plan.program).splitlines())
+    for name, ranges in preconditions(plan.program.graphs, checked=True).items():
+        if ranges != ():
+            yield f"  {name} may fail when it has begun: its state is copied before"
     ready = Inductor().prepared(plan).program
     for name, graph in plan.program.graphs.items():
         yield from _graph(name, graph.module, labels=True)

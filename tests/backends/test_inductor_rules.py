@@ -151,6 +151,19 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     assert exp.meta["val"].is_contiguous()  # the code generator stores it by its dimensions
 
 
+def test_what_repeats_in_memory_is_computed_once() -> None:
+    def spread(x: torch.Tensor) -> Tensors:
+        y = x[:, None].expand(3, 5, 4)
+        return y.lgamma(), y.digamma() * y.log(), y.pow(2.5), torch.pow(2.0, y)
+
+    module = make_fx(spread, tracing_mode="fake")(x := torch.rand(3, 4) + 0.1)
+    same(OrderedReplay(module, {}).run(x), spread(x))
+    traced = make_fx(OrderedReplay(module, {}).run, tracing_mode="fake")(x)
+    elements = {n.target: n.meta["val"].numel() for n in traced.graph.nodes if n.users}
+    costly = aten.lgamma, aten.digamma, aten.log
+    assert [elements[each.default] for each in costly] == [12, 12, 12]
+
+
 @pytest.mark.parametrize("groups,space", [(1, ()), (2, ()), (2, (3, 4)), (6, (7,))])
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norm_of_what_has_the_batch_innermost(groups, affine, space) -> None:

@@ -56,8 +56,8 @@ def lower(
 _LEAST_SPREAD = 8  # elements that are computed with each of a small operand
 _COSTLY = {
     aten.rsqrt.default, aten.sqrt.default, aten.reciprocal.default, aten.div.Tensor,
-    aten.exp.default, aten.log.default, aten.lgamma.default, aten.pow.Tensor_Scalar,
-    aten.pow.Scalar,
+    aten.exp.default, aten.log.default, aten.lgamma.default, aten.digamma.default,
+    aten.pow.Tensor_Scalar, aten.pow.Scalar,
 }  # fmt: skip
 
 
@@ -171,10 +171,18 @@ def _is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
     return torch.Tag.pointwise in target.tags
 
 
+def _once(target: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Compute with each element that is one in memory once: of distributions, parameters repeat."""
+    once = value[tuple(slice(None if step else 1) for step in value.stride())]
+    return target(once, *args, **kwargs).expand(value.shape)
+
+
 def _pointwise(target: Any, args: Any, kwargs: Any) -> Any:
     leaves: list[Any] = []
     map_aggregate((args, kwargs), leaves.append)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if target in _COSTLY and len(tensors) == 1 and tensors[0] is args[0] and 0 in args[0].stride():
+        return _once(target, *args, **kwargs)
     largest = max(tensors, key=lambda t: (t.dim(), t.numel()), default=None)
     order = None if largest is None else memory_order(largest)
     rank = len(order or ())
