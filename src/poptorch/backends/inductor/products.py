@@ -61,7 +61,11 @@ def _lowered(usual: Any, *operands: Any) -> Any:
     *bias, a, b = operands
     is_row = not bias or list(bias[0].get_size()) == list(b.get_size())[1:]
     chosen = _by_onednn(a, b, bias[0] if bias else None) if is_row else None
-    return private.lowerings[usual](*operands) if chosen is None else chosen
+    if chosen is not None:
+        return chosen
+    if bias and is_row and a.get_dtype() == torch.float32:
+        return private.lowerings[aten.add.Tensor](private.lowerings[aten.mm.default](a, b), *bias)
+    return private.lowerings[usual](*operands)
 
 
 def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
