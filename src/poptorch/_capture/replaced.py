@@ -46,8 +46,9 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]
     """Without ``values`` nothing comes from a device for it: what the tensors hold is not read."""
     items = operator.methodcaller("items") if values else dict.items
     by_identity: dict[int, tuple[str, ModelTensor]] = {}
+    modules = [*module.named_modules()]
     for holder in _HOLDERS:
-        for prefix, owner in module.named_modules(remove_duplicate=True):
+        for prefix, owner in modules:
             for name, tensor in items(getattr(owner, holder)):
                 if tensor is None:
                     continue
