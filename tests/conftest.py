@@ -149,5 +149,14 @@ def _held() -> set[float]:
 
 
 @pytest.fixture(autouse=True)
-def _fixed_seed() -> None:
+def _process() -> Generator[None, None, None]:
+    """A fixed seed; and what a test has set for the whole process is as before."""
+    from poptorch import setLogLevel
+
     torch.manual_seed(0)
+    yield
+    setLogLevel("WARN")
+    gc.enable()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)

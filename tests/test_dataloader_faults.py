@@ -158,16 +158,13 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
 
 def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
     gc.disable()
-    try:
-        made = accessor(sets.Acting(4, 2, sets.cannot_be_read))
-        for _ in range(2):
-            with contextlib.suppress(AssertionError):
-                list(made)
-        assert len(descendants()) == 1
-        del made
-        assert descendants() == {}
-    finally:
-        gc.enable()
+    made = accessor(sets.Acting(4, 2, sets.cannot_be_read))
+    for _ in range(2):
+        with contextlib.suppress(AssertionError):
+            list(made)
+    assert len(descendants()) == 1
+    del made
+    assert descendants() == {}
 
 
 @pytest.mark.parametrize("number, workers", [(signal.SIGINT, 0), (signal.SIGTERM, 2)])

@@ -17,10 +17,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def _nothing_kept():
+def _nothing_kept(monkeypatch):
     """Torch keeps compiled graphs, whoever was chosen for them."""
     from torch._inductor import config
 
+    monkeypatch.setattr(libraries, "_known", {})
     with config.patch(fx_graph_cache=False):
         yield
 
@@ -99,7 +100,6 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
         return faster
 
     monkeypatch.setattr(libraries, "times_of", times)
-    monkeypatch.setattr(libraries, "_known", {})
     plan = trained().plan()
     assert sorted(measured) == ["256x64x512 tn"] * 2 + ["64x512x256 nt"] * 2
     assert "products by oneDNN: [64, 512] x [512, 256], [256, 64] x [64, 512]" in str(plan)
@@ -119,7 +119,6 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
 
 def test_a_neighbour_changes_no_library(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(libraries, "_known", {})
     disturbed = itertools.cycle([0.5, 1.0])  # one measurement of two
     monkeypatch.setattr(libraries, "times_of", lambda shape: {
         libraries.BLAS: 1.0, libraries.ONEDNN: next(disturbed)})  # fmt: skip
@@ -129,7 +128,6 @@ def test_a_neighbour_changes_no_library(monkeypatch, tmp_path) -> None:
 
 def test_measuring_that_fails_is_no_trouble(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(libraries, "_known", {})
     monkeypatch.setattr(libraries, "times_of", lambda shape: 1 / 0)
     (graph,) = trained().plan().program.graphs.values()
     chosen = libraries.choices(graph)
@@ -147,11 +145,8 @@ def test_times_are_of_both_libraries_and_leave_threads_alone(
     monkeypatch.setattr(libraries, "_cores", lambda runs: cores)
     monkeypatch.setattr(libraries, "_in_turn", lambda *a: clocks.append(a[1]) or in_turn(*a))
     torch.set_num_threads(threads)
-    try:
-        times = libraries.times_of(libraries.Shape(64, 512, 256, "nt"))
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(1)
+    times = libraries.times_of(libraries.Shape(64, 512, 256, "nt"))
+    assert torch.get_num_threads() == threads
     assert [each.__name__ for each in clocks] == [clock]
     assert sorted(times) == sorted([libraries.BLAS, libraries.ONEDNN])
     assert all(0 < seconds < float("inf") for seconds in times.values())

@@ -26,10 +26,8 @@ class Machine:
 
 
 @pytest.fixture(autouse=True)
-def two_threads():
+def two_threads() -> None:
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
 
 
 def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
@@ -38,10 +36,8 @@ def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
     torch.set_num_threads(3)
     assert machine.call() == 3
     torch.use_deterministic_algorithms(True)
-    try:
-        assert {machine.call() for _ in range(20)} == {3}
-    finally:
-        torch.use_deterministic_algorithms(False)
+    assert {machine.call() for _ in range(20)} == {3}
+    torch.use_deterministic_algorithms(False)
     with pytest.raises(ZeroDivisionError), machine.threads:
         raise ZeroDivisionError
     assert torch.get_num_threads() == 3

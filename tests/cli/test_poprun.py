@@ -30,10 +30,7 @@ from poptorch._cli.poprun import KILLED
 def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
     output = folder / "out"
     process = jobs.fork("helpers.jobs", arguments, output, jobs.environment(**more))
-    try:
-        return jobs.status(process), output.read_text()
-    finally:
-        jobs.end([process])
+    return jobs.status(process), output.read_text()
 
 
 @pytest.mark.slow
@@ -279,10 +276,7 @@ def test_two_processes_train_as_one_loop(tmp_path: Path, monkeypatch: pytest.Mon
     assert words[:4] == ["--num-instances", "2", "--num-replicas", "2"]
     settings = jobs.environment(POPTORCH_BACKEND="reference")
     process = jobs.fork("helpers.jobs", words, tmp_path / "out", settings)
-    try:
-        assert jobs.status(process) == 0, (tmp_path / "out").read_text()
-    finally:
-        jobs.end([process])
+    assert jobs.status(process) == 0, (tmp_path / "out").read_text()
 
     torch.manual_seed(0)
     x = torch.randn(64, 8)

@@ -41,11 +41,8 @@ def test_large_reductions_travel_in_pieces_of_one_type() -> None:
 
 def test_each_is_logged_with_its_time(caplog) -> None:
     poptorch.setLogLevel("TRACE")
-    try:
-        with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
-            training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
-    finally:
-        poptorch.setLogLevel("WARN")
+    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+        training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
     logged = [m.removeprefix("Pass ") for m in caplog.messages if m[:5] == "Pass "]
     assert logged == [each.name for each in passes.PASSES]
     (spent,) = [m.splitlines() for m in caplog.messages if m.startswith("Seconds in process")]

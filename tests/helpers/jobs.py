@@ -81,12 +81,15 @@ def start(module, arguments, count, folder, **more) -> list[BaseProcess]:
     return processes
 
 
-def status(process: BaseProcess, seconds: float = HANGS) -> int:
-    """Wait for a process; return its status, negative for a signal, or raise TimeoutError."""
-    process.join(seconds)
-    if process.exitcode is None:
-        raise TimeoutError(f"process {process.pid} has not ended")
-    return process.exitcode
+def status(process: BaseProcess, *others: BaseProcess) -> int:
+    """Wait for a process, end all; return its status, negative for a signal; or TimeoutError."""
+    try:
+        process.join(2 * HANGS)
+        if process.exitcode is None:
+            raise TimeoutError(f"process {process.pid} has not ended")
+        return process.exitcode
+    finally:
+        end((process, *others))
 
 
 def end(processes) -> None:
@@ -105,7 +108,7 @@ def run(module, arguments, count, folder, **more):
     """Run a job to its end; return exit status and output of each process."""
     processes = start(module, arguments, count, folder, **more)
     try:
-        codes = [status(process, 2 * HANGS) for process in processes]
+        codes = [status(process) for process in processes]
     finally:
         end(processes)
     return {index: (code, printed(folder, index)) for index, code in enumerate(codes)}

@@ -84,7 +84,7 @@ def on_hosts(folder, wire, program, *arguments: str, then=lambda output: None) -
     process = jobs.fork("helpers.job_hosts", words, output, jobs.environment(**variables))
     try:
         then(output)
-        return jobs.status(process, 2 * HANGS), output.read_text()
+        return jobs.status(process), output.read_text()
     finally:
         jobs.end([process])
 

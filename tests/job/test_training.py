@@ -198,10 +198,7 @@ def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_pat
 ])  # fmt: skip
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path) -> None:
     processes = jobs.start("helpers.job_fault", [what], 2, tmp_path)
-    try:
-        assert jobs.status(processes[0]) == 1
-    finally:
-        jobs.end(processes)
+    assert jobs.status(*processes) == 1
     text = jobs.printed(tmp_path, 0)
     assert "poptorch.Error: 'poptorch_py_error': Process 1 of the job is lost" in text
     assert "process 1 of 2: " in text
@@ -242,10 +239,7 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) ->
 ])  # fmt: skip
 def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tmp_path) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path)
-    try:
-        assert jobs.status(processes[2]) == 1, jobs.printed(tmp_path, 2)
-    finally:
-        jobs.end(processes)
+    assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
     text = jobs.printed(tmp_path, 2)
     assert "of the job is lost" in text
     assert said in text

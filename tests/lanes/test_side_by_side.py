@@ -187,24 +187,20 @@ DOUBLE += [("all batches", replace(IN_DOUBLE, optimizer=each)) for each in OPTIM
 def test_whatever_it_does_a_model_computes_what_eager_torch_does(name, way, backend, caplog):
     way, reason = replace(way, backend=backend), CASES[name][2]
     caplog.set_level("DEBUG", logger="poptorch:cpp")
-    before = torch.get_default_dtype()
     torch.set_default_dtype(way.dtype)
-    try:
-        make = functools.partial(model_of, name)
-        eager = Eager(make, lambda results: results[1], way)
-        close = near(300, 2, size=4, dtype=way.dtype)
-        with wrapped(make, way) as ours:
-            if name == "in eval mode":
-                for model in (ours.model, *eager.models):
-                    model.eval().training = way.training  # that of the outermost is the wrapper's
-            for batch in torch.randn(2, way.rows, WIDTH):
-                torch.testing.assert_close(ours(batch), eager(batch), **close)
-            torch.testing.assert_close(ours.state(), eager.state(), **close)
-            assert (ours.wrapper.plan().program.lanes is None) == (way == Way() or bool(reason))
-            assert not any("forward" in vars(layer) for layer in ours.model.modules())
-        assert reason in caplog.text
-    finally:
-        torch.set_default_dtype(before)
+    make = functools.partial(model_of, name)
+    eager = Eager(make, lambda results: results[1], way)
+    close = near(300, 2, size=4, dtype=way.dtype)
+    with wrapped(make, way) as ours:
+        if name == "in eval mode":
+            for model in (ours.model, *eager.models):
+                model.eval().training = way.training  # that of the outermost is the wrapper's
+        for batch in torch.randn(2, way.rows, WIDTH):
+            torch.testing.assert_close(ours(batch), eager(batch), **close)
+        torch.testing.assert_close(ours.state(), eager.state(), **close)
+        assert (ours.wrapper.plan().program.lanes is None) == (way == Way() or bool(reason))
+        assert not any("forward" in vars(layer) for layer in ours.model.modules())
+    assert reason in caplog.text
 
 
 def captured(model: nn.Module, *inputs) -> _capture.Micro:

@@ -241,7 +241,6 @@ def told(caplog: pytest.LogCaptureFixture):
     poptorch.setLogLevel("DEBUG")
     with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
         yield caplog.messages
-    poptorch.setLogLevel("WARN")
 
 
 @pytest.mark.spec("parallel", 9, 49)

@@ -332,22 +332,19 @@ def test_a_devices_tensors_go_when_it_goes(library) -> None:
     executor = poptorch.trainingModel(model, options(), optimizer)
     gc.collect()
     gc.disable()
-    try:
-        for way in ("detachFromDevice", "destroy", "destroy", "dropped"):
-            executor(P, Q)
-            optimizer.state_dict()
-            executor(P, Q)
-            held = written(executor)
-            if way == "dropped":
-                executor = None
-            else:
-                getattr(executor, way)()
-            kept = [] if executor is None else [*(executor._session.kept or {}).values()]
-            assert {id(each()) for each in held if each() is not None} <= {*map(id, kept)}
-            # The optimizer's, for the next device.
-            assert len(kept) == (9 if way == "detachFromDevice" else 0)
-    finally:
-        gc.enable()
+    for way in ("detachFromDevice", "destroy", "destroy", "dropped"):
+        executor(P, Q)
+        optimizer.state_dict()
+        executor(P, Q)
+        held = written(executor)
+        if way == "dropped":
+            executor = None
+        else:
+            getattr(executor, way)()
+        kept = [] if executor is None else [*(executor._session.kept or {}).values()]
+        assert {id(each()) for each in held if each() is not None} <= {*map(id, kept)}
+        # The optimizer's, for the next device.
+        assert len(kept) == (9 if way == "detachFromDevice" else 0)
 
 
 def test_a_model_that_reaches_its_executor_goes_with_it_and_leaves_what_was_trained() -> None:
@@ -378,16 +375,13 @@ def test_a_program_that_is_replaced_goes_at_once() -> None:
     executor(P, Q)
     gc.collect()
     gc.disable()
-    try:
-        program, held = weakref.ref(executor._session.now), written(executor)
-        moving = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-        executor.setOptimizer(moving)
-        executor(P, Q)
-        now = executor._session.weights.store.state.tensors.values()
-        assert program() is None
-        assert {id(each()) for each in held if each() is not None} <= {*map(id, now)}
-    finally:
-        gc.enable()
+    program, held = weakref.ref(executor._session.now), written(executor)
+    moving = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    executor.setOptimizer(moving)
+    executor(P, Q)
+    now = executor._session.weights.store.state.tensors.values()
+    assert program() is None
+    assert {id(each()) for each in held if each() is not None} <= {*map(id, now)}
 
 
 @pytest.mark.parametrize("way", ["swapped", "new storage"])
