@@ -160,3 +160,4 @@ def _process() -> Generator[None, None, None]:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")

@@ -295,14 +295,10 @@ def test_a_loader_with_workers_is_forked_where_torch_forks_them(workers, method,
 
 
 def test_torch_s_file_system_sharing_is_tolerated():
-    before = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
-    try:
-        made = loader(sets.Numbers(6), 2, mode=DataLoaderMode.Async, num_workers=1)
-        assert values(made) == [[0, 1], [2, 3], [4, 5]]
-        made.terminate()
-    finally:
-        torch.multiprocessing.set_sharing_strategy(before)
+    made = loader(sets.Numbers(6), 2, mode=DataLoaderMode.Async, num_workers=1)
+    assert values(made) == [[0, 1], [2, 3], [4, 5]]
+    made.terminate()
 
 
 @pytest.mark.spec("data", 30)

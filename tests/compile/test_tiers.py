@@ -94,8 +94,7 @@ def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(monkeypatch, 
 def test_graphs_that_others_have_compiled_take_over(eager_to_compile, monkeypatch, capsys):
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # it may not compile itself
     monkeypatch.setattr(tiers, "LOOKING", 0.0)
-    for cores in (tiers.Cores, tiers._cores):
-        monkeypatch.setattr(cores, "idle", lambda *_: 0.0)
+    monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
     model, reference = (training(b, accumulation=2, shown=True) for b in ("auto", "reference"))
     losses, runs = losses_of(model, 2), []
     for name, key in model._executable._code.keys.items():
@@ -141,8 +140,7 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
     idle, looks = [0.0], []
     if way == "dropped":  # what others compiled is no idle core
         (eager_to_compile / "of others.code").touch()
-    for cores in (tiers.Cores, tiers._cores):
-        monkeypatch.setattr(cores, "idle", lambda *_: idle[0])
+    monkeypatch.setattr(tiers.Cores, "idle", lambda *_: idle[0])
     monkeypatch.setattr(tiers, "SHARE", 1e9)
     monkeypatch.setattr(tiers, "LOOKING", 600.0)
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
