@@ -157,9 +157,19 @@ def test_means_stay_in_range_where_a_sum_overflows(kind, settings, dtype, want):
 COUNT = 20_000
 
 
-def weights(dtype=torch.float16):
+def weights(dtype=torch.float16, count=COUNT):
     return Having(lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
-                  weight=torch.nn.Parameter(torch.ones(COUNT, dtype=dtype)))  # fmt: skip
+                  weight=torch.nn.Parameter(torch.ones(count, dtype=dtype)))  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "after"), [(4_000_000, 0.5), (6_000_000, 2.0)])
+def test_of_ten_million_gradients_one_may_be_beyond(count, after):
+    """Of all in two micro-batches; these lie in one."""
+    model, x = weights(count=count), torch.zeros(2, count).half()
+    x[0, 0] = HALF_MAX
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    poptorch.trainingModel(model, automatic(accumulation=2).lanes(1), optimizer)(x)
+    assert factor(optimizer) == after
 
 
 def rounding(seed=1, enabled=True, **counts):
