@@ -79,6 +79,17 @@ BEYOND = (
 )  # fmt: skip
 
 
+def test_another_process_may_have_written_them_by_then(tmp_path, monkeypatch) -> None:
+    def texts(_) -> dict[str, str]:
+        (tmp_path / "headers-key" / "of another").mkdir(parents=True)
+        return {"own.h": ALL}
+
+    monkeypatch.setattr(headers, "texts", texts)
+    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
+    monkeypatch.setattr(headers, "_digest", lambda _: "key")
+    assert headers.folder("g++") == (tmp_path / "headers-key" if has_vectors() else None)
+
+
 @pytest.mark.parametrize("text", ENOUGH + BEYOND)
 def test_what_more_a_source_needs_is_told_by_name(text: str) -> None:
     assert headers.suffice(f"{ALL}{text}\n") is (text in ENOUGH)
