@@ -82,6 +82,14 @@ def test_sizes_and_layouts_make_a_class(a, b, expected: str | None) -> None:
     assert products.library_of(a, b) == (shape and libraries.by_rule(shape))
 
 
+@pytest.mark.parametrize("shape, library", [
+    ((128, 256, 512, "nt"), libraries.ONEDNN), ((128, 256, 384, "nt"), libraries.BLAS),
+    ((96, 256, 512, "nt"), libraries.BLAS), ((4, 512, 512, "nn"), libraries.ONEDNN),
+])  # fmt: skip
+def test_a_rule_decides_about_what_was_not_measured(shape, library: str) -> None:
+    assert libraries.by_rule(libraries.Shape(*shape)) == library
+
+
 def trained(rows: int = 64) -> poptorch.PoplarExecutor:
     model, opts = Regression(512, 256), options().backend("optimise")
     training = poptorch.trainingModel(model, opts, SGD(model.parameters()))
