@@ -91,6 +91,8 @@ def test_random_numbers_in_a_loop_differ_and_repeat_with_the_seed() -> None:
     assert len(set(first.tolist())) == 4
     assert torch.equal(first, draw(3))
     assert not torch.equal(first, draw(4))
+    with pytest.raises(poptorch.Error, match="value is needed while"):  # each turn has another
+        infer(lambda x: poptorch.for_loop(2, lambda a: a * bool(torch.rand(()) > 0), [x]), first)
 
 
 def around(x, y, weight):
