@@ -196,7 +196,7 @@ def program(x: torch.Tensor, at: torch.Tensor) -> tuple[Captured, Plan]:
     options = poptorch.Options()
     options.Distributed.configureProcessId(0, 2)
     plan = captured.plan(options)
-    spec = replace(plan.spec, target=replace(plan.spec.target, hosts=2))
+    spec = replace(plan.spec, target=replace(plan.spec.target, link=(1e-3, 1e6)))
     made = training_program(captured.micro.graph, spec, captured.optim, None, early=True)
     assert [node.waits for node in made.walk() if isinstance(node, Reduce)] == [False, True]
     return captured, replace(plan, program=made, spec=spec)
