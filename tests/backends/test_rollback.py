@@ -155,7 +155,7 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
     assert any("before this call" in note for note in caught.value.__notes__)
 
 
-SIZE = 300
+SIZE = 600
 
 
 def looks_up(model: nn.Module, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -196,7 +196,7 @@ def program(x: torch.Tensor, at: torch.Tensor) -> tuple[Captured, Plan]:
     options = poptorch.Options()
     options.Distributed.configureProcessId(0, 2)
     plan = captured.plan(options)
-    spec = replace(plan.spec, target=replace(plan.spec.target, link=(1e-3, 1e6)))
+    spec = replace(plan.spec, target=replace(plan.spec.target, link=(1e-6, 1e9)))
     made = training_program(captured.micro.graph, spec, captured.optim, None, early=True)
     assert [node.waits for node in made.walk() if isinstance(node, Reduce)] == [False, True]
     return captured, replace(plan, program=made, spec=spec)
