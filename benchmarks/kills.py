@@ -57,7 +57,7 @@ def _launched(draw: random.Random) -> Iterator[tuple[str, str | None]]:
         while status == -9 and not problem:
             process = jobs.fork(module, more, folder / "out", jobs.environment(**variables))
             try:
-                status = jobs.status(process, 5 * HANGS)
+                status = jobs.status(process, seconds=5 * HANGS)
             finally:
                 jobs.end([process])
             if not eventually(lambda: not _left(folder, temporary), PROMISED):
@@ -97,7 +97,7 @@ def _by_hand(draw: random.Random, folder: Path) -> tuple[str, str | None]:
     job_killed.plan(folder, kill)
     processes = jobs.start("helpers.job_killed", [folder], count, folder)
     try:
-        ended = jobs.status(processes[victim], 2 * HANGS)
+        ended = jobs.status(processes[victim])
         had_met = all("met" in _printed(folder, index).split() for index in range(count))
         others = [each for each in enumerate(processes) if had_met and each[0] != victim]
         ends = [_outlived(*each, victim, count, folder) for each in others]
@@ -115,7 +115,7 @@ def _by_hand(draw: random.Random, folder: Path) -> tuple[str, str | None]:
 def _outlived(index: int, process: BaseProcess, victim: int, count: int, folder: Path) -> str:
     """Return how a process ends that outlives another: "named" it, "finished", or what is wrong."""
     try:
-        status = jobs.status(process, PROMISED)
+        status = jobs.status(process, seconds=PROMISED)
     except TimeoutError:
         return f"process {index} has not ended after {PROMISED} s: {_printed(folder, index)[-300:]}"
     text = _printed(folder, index)

@@ -81,10 +81,10 @@ def start(module, arguments, count, folder, **more) -> list[BaseProcess]:
     return processes
 
 
-def status(process: BaseProcess, *others: BaseProcess) -> int:
+def status(process: BaseProcess, *others: BaseProcess, seconds: float = 2 * HANGS) -> int:
     """Wait for a process, end all; return its status, negative for a signal; or TimeoutError."""
     try:
-        process.join(2 * HANGS)
+        process.join(seconds)
         if process.exitcode is None:
             raise TimeoutError(f"process {process.pid} has not ended")
         return process.exitcode
