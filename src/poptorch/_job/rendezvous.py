@@ -136,7 +136,10 @@ class Background(Outcome):
 
 
 class Line:
-    """A daemon thread that does one thing after another: it is there already."""
+    """A daemon thread that does one thing after another: it is there already.
+
+    Python's executors wait for their threads at exit, and one that waits for a lost process stays.
+    """
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Outcome] = SimpleQueue()
