@@ -20,6 +20,7 @@ from .._base import interrupts, log
 from .._base.errors import Error, StateError
 from . import heartbeat
 from .heartbeat import Heartbeat, Loss
+from .memory import CommonMemory, Regions, add_up
 from .rendezvous import Impatience, Line, open_store, store_owner
 
 dist = torch.distributed  # which torch has imported by itself
@@ -67,6 +68,7 @@ class ProcessGroup:
         self._cause: Loss | None = None
         self._pending = False
         self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
+        self.memory = CommonMemory()
         self._store = open_store(index, count, MEETING)
         self._texts_written = 0  # the exchange of this process's latest text
         self._timings: tuple[float, float, float] | None = None
@@ -98,9 +100,31 @@ class ProcessGroup:
         begun: Sequence[Any] = (),
     ) -> None:
         """Sum contiguous tensors in place over all processes or the members; wait for ``begun``."""
+        regions = self._regions(tensors) if len(members) in (0, self.count) else []
         with self.exchange(what):
-            works = _added(self._among(members, what), tensors)
-            self._wait([*begun, *works], what)
+            if not regions:
+                works = _added(self._among(members, what), tensors)
+                self._wait([*begun, *works], what)
+                return
+            self._wait([*begun, self._met()], what)  # all have written what is to be added
+            for of_one in regions:
+                add_up(of_one, self.index)
+            self._wait([self._met()], what)
+
+    def _met(self) -> Any:
+        """Begin what ends when all processes have begun it."""
+        return self._pg.barrier()
+
+    def _regions(self, tensors: Sequence[torch.Tensor]) -> list[Regions]:
+        """Return where processes on one machine have these tensors; nothing if on several."""
+        names, what = self.memory.names(tensors), "where their sums lie"
+        regions = self.memory.regions(tensors) if names else []
+        if regions is None:
+            everyones = [json.loads(text) for text in self.texts(json.dumps(names), what)]
+            found = self.memory.find(tensors, everyones)
+            regions = found if all(self.numbers(len(found), what)) else []
+            self.memory.keep(tensors, regions)
+        return regions if all(regions) else []
 
     def begin(self, tensors: Sequence[torch.Tensor], what: str) -> list[Any]:
         """Begin a sum that ``all_reduce`` or ``finish`` waits for; nobody writes meanwhile."""

@@ -14,7 +14,7 @@ from .._compile import Compiled, agreement
 from .._ir import verify
 from .._ir.bundle import Member, View
 from .._ir.plan import Plan
-from .._ir.program import Program, State
+from .._ir.program import Program, Scatter, State
 from .._ir.slots import Kind, Slot
 from .._residency import Device, Event, unwatched
 from .weights import ModelTensors
@@ -155,6 +155,9 @@ class StateStore:
     @torch.inference_mode(False)  # later calls write to what the first one allocates
     def _allocate(self, compiled: Compiled) -> None:
         program, tensors = self._program, self.state.tensors
+        for key in _summed(compiled):  # zeros, as all that gradients are added to
+            slot = program.stored[key]
+            tensors[key] = _job.current().memory.zeros(slot.numel, slot.dtype)
         for key, slot in program.stored.items():
             if key not in tensors:
                 first = program.initial.get(key, 0.0)
@@ -399,6 +402,15 @@ class StateStore:
                 value.copy_(waiting[key])
             _job.current().broadcast([value], _OPTIMIZER)
             self.write(key, value)
+
+
+def _summed(compiled: Compiled) -> list[str]:
+    """Return the keys of what the processes of one machine add up, in memory of all of them."""
+    spec, program = compiled.plan.spec, compiled.plan.program
+    if spec.processes == 1 or spec.target.parts > 1 or spec.target.link or compiled.device.type != "cpu":
+        return []
+    wholes = [whole.key for node in program.nodes(Scatter) for whole, _ in node.pairs]
+    return [*(bucket.slot.key for bucket in program.buckets), *wholes]
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
