@@ -4,7 +4,8 @@ Usage: python benchmarks/pipeline.py [--processes 2 4] [--accumulation 4 8 16] [
 
 Each process has one thread, and a core where there are enough. In turn with the pipeline each runs
 all stages for itself, all at once. What that takes, divided by their number, is ideal: cores that
-share caches and power count in both. What is missing to it is the bubble, which the plan predicts.
+share caches and power count in both. Waiting is the time in which a process has nothing to compute,
+because what it reads next is made elsewhere: the bubble, which the plan predicts.
 Another checkout's package runs in jobs of its own, one after each of ours.
 """
 
@@ -16,15 +17,19 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import poptorch
+from poptorch.backends.peers import Passing, Peers
 
 ROOT = Path(__file__).resolve().parent.parent
+waited = [0.0]  # seconds of this process, for values of others
 WIDTH, LAYERS, SAMPLES, UPDATES = 512, 4, 128, 2  # of weights, a stage, a micro-batch, a call
 
 
@@ -63,26 +68,40 @@ def cores() -> list[int]:
     return [core for _, core in sorted(order)]
 
 
+def timed(wait: Callable[..., None]) -> Callable[..., None]:
+    def waiting(*given: Any) -> None:
+        start = time.perf_counter()
+        wait(*given)
+        waited[0] += time.perf_counter() - start
+
+    return waiting
+
+
 def measure(processes: int, accumulation: int, rounds: int, grouped: bool) -> None:
     both, one = (wrapped(processes, accumulation, grouped, alone) for alone in (False, True))
     torch.manual_seed(0)
     batch = torch.randn(2, UPDATES * accumulation * SAMPLES, WIDTH)
     contestants = {"both": both, "each": one, "one": one}
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+    times: dict[str, list[float]] = {name: [] for name in [*contestants, "waiting"]}
     for _ in range(rounds + 1):
         for name, executor in contestants.items():
             dist.barrier()
-            start = time.perf_counter()
+            start, waited[0] = time.perf_counter(), 0.0
             if name != "one" or dist.get_rank() == 0:
                 executor(*batch)
             times[name].append((time.perf_counter() - start) / UPDATES * 1e3)
-    took, each, alone = (statistics.median(of[1:]) for of in times.values())  # the first compiles
+            if name == "both":
+                share = torch.tensor(waited[0] / UPDATES * 1e3 / times[name][-1] / processes)
+                dist.all_reduce(share)
+                times["waiting"].append(share.item())
+    medians = (statistics.median(of[1:]) for of in times.values())  # the first compiles
+    took, each, alone, waiting = medians
     staged, ideal = both.plan().staged, each / processes
     if dist.get_rank() == 0 and staged is not None:
         print(
             f"{processes} processes, {accumulation:2d} micro-batches: {took:6.1f} ms an update, "
-            f"ideal {ideal:6.1f}, of one alone {alone / processes:6.1f}; "
-            f"bubble {1 - ideal / took:5.1%}, predicted {staged.bubble:5.1%}",
+            f"ideal {ideal:6.1f} ({1 - ideal / took:5.1%} are missing), of one alone "
+            f"{alone / processes:6.1f}; waiting {waiting:5.1%}, predicted {staged.bubble:5.1%}",
             flush=True,
         )
     both.destroy()
@@ -106,6 +125,8 @@ def main() -> int:
                 subprocess.run(command, env={**os.environ, **more}, check=True)
         return 0
     dist.init_process_group("gloo")
+    Passing.take_in, Passing.end = timed(Passing.take_in), timed(Passing.end)  # type: ignore[method-assign]
+    Peers.share = timed(Peers.share)  # type: ignore[method-assign]
     own, processes = cores(), dist.get_world_size()
     if len(own) >= processes:
         os.sched_setaffinity(0, {own[dist.get_rank()]})

@@ -362,7 +362,7 @@ def test_processes_that_share_the_stages_are_told() -> None:
     head = next(at for at, line in enumerate(lines) if line.split()[:1] == ["stage"])
     rows = [line.split() for line in lines[head : head + 3]]
     assert [row[rows[0].index("process")] for row in rows] == ["process", "0", "1"]
-    assert any("3 micro-batches in 4 columns, bubble 25%; 2 processes wait 25%" in s for s in lines)
+    assert any("3 micro-batches in 4 columns, bubble 25%; 2 processes wait 26%" in s for s in lines)
     opts = opts.clone()
     opts.Distributed.configureProcessId(1, 3).stageProcesses(3)
     with pytest.raises(poptorch.Error, match="more processes than chips"):

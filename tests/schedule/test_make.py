@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -45,13 +46,14 @@ chip 0: 0F0 0F1 0F2 .
 chip 1: .   1F0 1F1 1F2
 """
 PIPELINED = Placement(Strategy.PIPELINED)
+ONE_F_ONE_B = Placement(Strategy.PIPELINED, interleaved=True)
 EACH = Liveness.OffChipAfterEachPhase
 PHASED = chain([0, 1], 1, phased=True)
 
 
 @pytest.mark.parametrize("work, how, expected", [
     (chain([0, 1], 4), PIPELINED, GROUPED),
-    (chain([0, 1], 4), Placement(Strategy.PIPELINED, interleaved=True), INTERLEAVED),
+    (chain([0, 1], 4), ONE_F_ONE_B, INTERLEAVED),
     (chain([0, 1], 2), Placement(Strategy.SHARDED), SHARDED),
     (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=EACH), SERIAL),
     (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=Liveness.OffChipAfterFwd), LATE),
@@ -93,10 +95,12 @@ def test_interleaving_keeps_fewer_activations() -> None:
     stages = 4
     work = chain(range(stages), 16)
     grouped = make(work, PIPELINED)
-    interleaved = make(work, Placement(Strategy.PIPELINED, interleaved=True))
+    interleaved, spread = (make(work, ONE_F_ONE_B, over) for over in (False, True))
+    check(spread, work)
     for stage in range(stages):
         assert waiting(grouped, stage) == 2 * (stages - 1 - stage) + 1
         assert waiting(interleaved, stage) == stages - stage
+        assert waiting(spread, stage) == stages - stage + (stage < stages - 1)
 
 
 def test_a_pipeline_idles_only_while_it_fills_and_drains() -> None:
@@ -105,11 +109,14 @@ def test_a_pipeline_idles_only_while_it_fills_and_drains() -> None:
     assert schedule.columns == micros + stages - 1
     assert schedule.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
     assert make(chain([0], 3), PIPELINED).bubble == 0
-    for interleaved in (False, True):  # processes wait for what they read, not for columns
-        work = chain(range(stages), micros)
-        schedule = make(work, Placement(Strategy.PIPELINED, interleaved=interleaved))
-        staged = Staged({}, {}, (), work, schedule, dict(enumerate(range(stages))))
+    work, chips = chain(range(stages), micros), dict(enumerate(range(stages)))
+    for how, spread in ((PIPELINED, True), (ONE_F_ONE_B, False), (ONE_F_ONE_B, True)):
+        # Processes wait for what they read, not for columns; here the last stage is the slowest.
+        staged = Staged({}, {}, (), work, make(work, how, spread), chips)
         assert staged.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
+        slower = replace(staged, work={each: 1 + each.stage // 3 for each in work.passes})
+        took = 2 * 3 + micros * 2 * 2
+        assert slower.bubble == pytest.approx(1 - micros * 2 * (3 + 2) / (4 * took))
 
 
 @pytest.mark.spec("parallel", 16)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import _place, _schedule, _update
 from .._base.errors import Error
+from .._ipu_model.cycles import core_seconds
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph, compose
 from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
@@ -85,11 +86,12 @@ def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
         updates=tuple(stage_pass for stage_pass in graphs if stage_pass.is_update),
         streaming=_place.find_streaming(graphs, layout, spec),
     )
-    order = _schedule.make(workload, spec.placement)
+    order = _schedule.make(workload, spec.placement, spec.target.parts > 1)
     _schedule.check(order, workload)
     transfers = tuple(_transfers(graphs, workload))
     parts = _parts(workload.chips, spec.target.parts)
-    return Staged(graphs, homes, transfers, workload, order, parts)
+    work = {each: sum(map(core_seconds, graph.operators)) for each, graph in graphs.items()}
+    return Staged(graphs, homes, transfers, workload, order, parts, work)
 
 
 def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import fx
 
+from .._ir.operators import storage_root
 from .._ir.slots import Slot, narrowed
 from .._systems import ChipKind
 from .products import Chip, spread
@@ -38,6 +39,7 @@ class Cost(NamedTuple):
 
 
 FREE = Cost()
+_CORE_FLOPS, _CORE_BYTES = 100e9, 10e9  # of a processor's core in a second
 
 
 @functools.lru_cache(maxsize=16384)
@@ -87,3 +89,10 @@ def node_bytes(node: fx.Node) -> int:
 
 def value_bytes(node: fx.Node) -> int:
     return sum(tensor.nbytes for tensor in tensors(node))
+
+
+def core_seconds(node: fx.Node) -> float:
+    """Return about what a core of a processor takes: for comparisons within one graph."""
+    if storage_root(node) is not node:
+        return 0.0
+    return work_of(node).flops / _CORE_FLOPS + value_bytes(node) / _CORE_BYTES

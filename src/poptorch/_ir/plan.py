@@ -61,6 +61,7 @@ class Staged:
     workload: Workload
     schedule: Schedule
     parts: Mapping[int, int] = field(default_factory=dict)  # process of each chip; empty for one
+    work: Mapping[StagePass, float] = field(default_factory=dict)  # seconds, about; empty if alike
 
     def slots(self) -> dict[str, Slot]:
         return slots_of(self.graphs.values())
@@ -70,21 +71,23 @@ class Staged:
 
     @property
     def bubble(self) -> float:
-        """The share of time in which processes wait, if passes take alike and updates nothing.
+        """The share of time in which processes wait, if updates and messages take nothing.
 
         None of them waits for the end of a column: only for what its next pass reads.
         """
-        ends: dict[Action, int] = {}
-        free = dict.fromkeys(self.parts.values(), 0)
-        passes = [
-            action for _, _, action in self.schedule.cells() if not action.stage_pass.is_update
-        ]
-        for action in passes:
+        ends: dict[Action, float] = {}
+        free = dict.fromkeys(self.parts.values(), 0.0)
+        done = 0.0
+        for _, _, action in self.schedule.cells():
+            if action.stage_pass.is_update:
+                continue
+            takes = 0.0 if action.traffic else self.work.get(action.stage_pass, 1.0)
+            done += takes
             needs = () if action.traffic else self.workload.needs.get(action.stage_pass, ())
             part = self.part_of(action.stage_pass)
             ready = [ends[Action(need, action.micro_batch)] for need in needs]
-            free[part] = ends[action] = max([free[part], *ready]) + 1
-        return 1 - len(passes) / (len(free) * max(free.values()))
+            free[part] = ends[action] = max([free[part], *ready]) + takes
+        return 1 - done / (len(free) * max(free.values()))
 
     def holders(self, key: str) -> list[int]:
         return sorted({self.parts.get(chip, 0) for chip in self.homes[key]})

@@ -74,7 +74,7 @@ class ProcessGroup:
         self._timings: tuple[float, float, float] | None = None
         self._heartbeat = Heartbeat(self._store, index, count, patience, store_owner())
         self._owner = os.getpid()
-        self._line = Line()
+        self._line, self._arriving = Line(), Line()
 
     def connect(self) -> None:
         """Connect the processes; torch's default group is the script's, so nothing mixes."""
@@ -223,13 +223,19 @@ class ProcessGroup:
         return self._pg.send([tensor], to, number)
 
     def receive(self, tensor: torch.Tensor, source: int, number: int) -> Any:
-        """Begin to receive what the other process sends, now or later."""
-        return self._pg.recv([tensor], source, number)
+        """Begin to receive what the other process sends, now or later, but in this order."""
+        return self._arriving.put(self._pg.recv([tensor], source, number).wait)
 
-    def complete(self, messages: Sequence[Any], what: str, other: int) -> None:
-        """Wait for messages, which are part of an ``exchange``; from or to the other process."""
+    def sent(self, messages: Sequence[Any], what: str, other: int) -> None:
+        """Wait for messages to another process, which are part of an ``exchange``."""
         with self.unbroken(what):
             self._outcome(lambda: [each.wait() for each in messages], what, other)
+
+    def received(self, message: Any, what: str, other: int) -> None:
+        """Wait for a message from another process, which is part of an ``exchange``."""
+        with self.unbroken(what):
+            self._wait([message], what, other)
+            message.result()
 
     def _among(self, members: Sequence[int], what: str) -> Any:
         if not members or len(members) == self.count:

@@ -54,7 +54,9 @@ class CommonMemory:
         found = [self._regions.get(each.data_ptr()) for each in tensors]
         return None if None in found else found  # type: ignore[return-value]
 
-    def find(self, tensors: Sequence[torch.Tensor], names: Sequence[Sequence[str]]) -> list[Regions]:
+    def find(
+        self, tensors: Sequence[torch.Tensor], names: Sequence[Sequence[str]]
+    ) -> list[Regions]:
         """Return the regions that processes have so named; nothing if some are out of reach."""
         with contextlib.suppress(OSError):
             return [

@@ -13,9 +13,8 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from .._ipu_model.cycles import value_bytes
+from .._ipu_model.cycles import core_seconds
 from .._ipu_model.scaling import Link, saved
-from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import acts, aten, draws, may_view, storage_root
@@ -24,8 +23,6 @@ from .split import Cutter
 
 LEAST = 0.05
 """What has to be saved, over the work: parts compute more slowly, and beside a sum both do."""
-
-_FLOPS, _BYTES = 100e9, 10e9  # of a core in a second
 
 
 def early(graph: Graph, processes: int, link: Link) -> tuple[Graph, Graph] | None:
@@ -65,7 +62,7 @@ def _best(graph: Graph, processes: int, link: Link) -> int | None:
         if slot.kind is Kind.GRADIENT and node in order
     }
     made = sum(sizes.values())
-    work = [0.0, *itertools.accumulate(map(_seconds, nodes))]
+    work = [0.0, *itertools.accumulate(map(core_seconds, nodes))]
     best, most, there = None, LEAST * work[-1], 0
     for at in sorted(sizes):
         there += sizes[at]
@@ -73,12 +70,6 @@ def _best(graph: Graph, processes: int, link: Link) -> int | None:
         if gain > most:
             best, most = at, gain
     return best
-
-
-def _seconds(node: fx.Node) -> float:
-    if storage_root(node) is not node:
-        return 0.0
-    return work_of(node).flops / _FLOPS + value_bytes(node) / _BYTES
 
 
 def _sources(stack: list[fx.Node]) -> set[fx.Node]:

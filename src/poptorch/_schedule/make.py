@@ -14,10 +14,11 @@ from ..enums import Liveness
 _LATE = (Liveness.OffChipAfterFwd, Liveness.OffChipAfterFwdNoOverlap)
 
 
-def make(workload: Workload, placement: Placement) -> Schedule:
+def make(workload: Workload, placement: Placement, spread: bool = False) -> Schedule:
+    """Return the schedule; ``spread``: of stages that several processes share."""
     grid = _Grid(workload)
     if placement.strategy is Strategy.PIPELINED and placement.interleaved:
-        _interleaved(workload, grid)
+        _interleaved(workload, grid, spread)
     elif placement.strategy is Strategy.PIPELINED:
         _grouped(workload, grid)
     elif placement.strategy is Strategy.SHARDED:
@@ -72,13 +73,18 @@ def _grouped(workload: Workload, grid: _Grid) -> None:
                     grid.put_all(stage_pass, cycle - delay, start)
 
 
-def _interleaved(workload: Workload, grid: _Grid) -> None:
-    """1F1B: backward goes first; stage s of n runs at most n - s ahead (PipeDream, 2019)."""
+def _interleaved(workload: Workload, grid: _Grid, spread: bool) -> None:
+    """1F1B: backward goes first; stage s of n runs at most n - s ahead (PipeDream, 2019).
+
+    One more where values take time from process to process: then the next stage need not wait for
+    each (eager 1F1B; Zhuang et al., "On Optimizing the Communication of Model Parallelism", 2022).
+    """
+    spare = 1 if spread else 0
     done: Counter[StagePass] = Counter()  # every pass handles its micro-batches in order
     left = len(workload.passes) * workload.micro_batches
     while left:
         column, chosen = grid.columns, []
-        ready = [each for each in workload.passes if _is_ready(each, workload, done)]
+        ready = [each for each in workload.passes if _is_ready(each, workload, done, spare)]
         for chip in workload.chips:
             here = [each for each in ready if workload.chip_of(each) == chip]
             if here:
@@ -91,7 +97,9 @@ def _interleaved(workload: Workload, grid: _Grid) -> None:
         left -= len(chosen)
 
 
-def _is_ready(stage_pass: StagePass, workload: Workload, done: Counter[StagePass]) -> bool:
+def _is_ready(
+    stage_pass: StagePass, workload: Workload, done: Counter[StagePass], spare: int
+) -> bool:
     micro_batch = done[stage_pass]
     needs = workload.needs.get(stage_pass, ())
     if micro_batch == workload.micro_batches or any(done[need] <= micro_batch for need in needs):
@@ -99,7 +107,8 @@ def _is_ready(stage_pass: StagePass, workload: Workload, done: Counter[StagePass
     if stage_pass.backward or not workload.training:
         return True
     ahead = micro_batch - done[StagePass(stage_pass.stage, Direction.BACKWARD)]
-    return ahead < len(workload.stages) - stage_pass.stage
+    following = len(workload.stages) - 1 - stage_pass.stage
+    return ahead < 1 + following + (spare if following else 0)
 
 
 def _sharded(workload: Workload, grid: _Grid) -> None:

@@ -407,7 +407,12 @@ class StateStore:
 def _summed(compiled: Compiled) -> list[str]:
     """Return the keys of what the processes of one machine add up, in memory of all of them."""
     spec, program = compiled.plan.spec, compiled.plan.program
-    if spec.processes == 1 or spec.target.parts > 1 or spec.target.link or compiled.device.type != "cpu":
+    if (
+        spec.processes == 1
+        or spec.target.parts > 1
+        or spec.target.link
+        or compiled.device.type != "cpu"
+    ):
         return []
     wholes = [whole.key for node in program.nodes(Scatter) for whole, _ in node.pairs]
     return [*(bucket.slot.key for bucket in program.buckets), *wholes]

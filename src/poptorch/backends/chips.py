@@ -33,8 +33,8 @@ class Device:
     def working(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.stream(self.stream)  # nothing changes where it is None
 
-    def copy_of(self, value: torch.Tensor) -> torch.Tensor:
-        return value.to(self.torch_device, non_blocking=True, copy=True)
+    def copy_of(self, value: torch.Tensor, copy: bool = True) -> torch.Tensor:
+        return value.to(self.torch_device, non_blocking=True, copy=copy)
 
 
 def devices(chips: int) -> list[Device]:
@@ -214,11 +214,15 @@ class Replica:
         synchronise(devices)  # memory that is freed now may be used again anywhere
         self._sent.clear()
 
-    def take_in(self, chips: Sequence[int], name: Name, value: torch.Tensor) -> None:
+    def take_in(
+        self, chips: Sequence[int], name: Name, value: torch.Tensor, own: bool = False
+    ) -> None:
+        """Let chips have a value, or copies of it; ``own``: nobody else has the value."""
         for number in chips:
             chip = self._chips[number]
             with chip.device.working():
-                chip.memory[name] = chip.device.copy_of(value)
+                moved = chip.device.copy_of(value, copy=not own)
+            chip.memory[name], own = moved, False
 
     def _name(self, key: str, step: int) -> Name:
         return key, step if key in self._per_micro_batch else 0

@@ -145,14 +145,6 @@ class _Message:
     work: Any
 
 
-def _complete(messages: Sequence[_Message]) -> None:
-    by_process = defaultdict[int, list[Any]](list)
-    for message in messages:
-        by_process[message.other].append(message.work)
-    for other, works in by_process.items():
-        _job.current().complete(works, _VALUES, other)
-
-
 class Passing:
     """What goes to and from other processes in one run of the schedule."""
 
@@ -184,10 +176,12 @@ class Passing:
     def take_in(self, column: int, replica: Replica) -> None:
         """Wait for what a replica reads in a column."""
         due = [m for m in self._coming if m.transit.read <= column and m.replica is replica]
-        _complete(due)
         for message in due:
+            _job.current().received(message.work, _VALUES, message.other)
             self._coming.remove(message)
-            replica.take_in(message.transit.chips, self._name(message.transit), message.value)
+            replica.take_in(
+                message.transit.chips, self._name(message.transit), message.value, own=True
+            )
 
     def deliver(self, action: Action, replica: Replica) -> None:
         """Send what an action has made."""
@@ -202,7 +196,11 @@ class Passing:
         self._let_go([*self._going])
 
     def _let_go(self, messages: Sequence[_Message]) -> None:
-        _complete(messages)
+        by_process = defaultdict[int, list[Any]](list)
+        for message in messages:
+            by_process[message.other].append(message.work)
+        for other, works in by_process.items():
+            _job.current().sent(works, _VALUES, other)
         self._going = [message for message in self._going if message not in messages]
 
     def _name(self, transit: Transit) -> Name:
