@@ -95,11 +95,12 @@ ROWS = (
     "gpt2-8",
 )  # fmt: skip
 SMALL = ("cnn-1", "mlp-64")
+BY_RUNTIME = "poptorch, onnxruntime"
 
 
-def ours(model: nn.Module, inputs: Inputs) -> Run:
+def ours(model: nn.Module, inputs: Inputs, backend: str = "optimise") -> Run:
     """Compile at once."""
-    options = poptorch.Options().backend("optimise").showCompilationProgressBar(False)
+    options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     wrapped = poptorch.inferenceModel(model, options)
     wrapped(*inputs)
     return lambda: wrapped(*inputs)
@@ -166,6 +167,8 @@ def contestants(row: str, threads: int, folder: Path) -> dict[str, Run]:
         path = folder / "model.onnx"
         torch.onnx.export(model, inputs, str(path), dynamo=True, verbose=False)
         runs |= {title: each(path, inputs, threads) for title, each in wanted.items()}
+    if "ONNX Runtime" in runs:
+        runs[BY_RUNTIME] = ours(model, inputs, "onnxruntime")
     runs["poptorch"] = ours(model, inputs)
     expected = runs["eager"]()
     for run in runs.values():

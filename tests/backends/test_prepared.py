@@ -1,14 +1,18 @@
 """Compiled inference computes what depends on weights alone once, and anew when they change."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+import poptorch.testing
 from helpers.closeness import FUNCTION, near
 from helpers.memory import weights_of_inference
 from helpers.wrapping import Having, normal, options, training
+from poptorch.backends import onnx_runtime
 from poptorch.backends.inductor import Inductor, compiler, libraries, packing, windows
 
 pytestmark = pytest.mark.slow
@@ -54,8 +58,23 @@ def same(executor: poptorch.PoplarExecutor, model: nn.Module, x: torch.Tensor) -
     torch.testing.assert_close(executor(x), expected, **near(SUM, size=4))
 
 
-def compiled(model: nn.Module) -> poptorch.PoplarExecutor:
-    return poptorch.inferenceModel(model, options("inductor"))
+def compiled(model: nn.Module, backend: str = "inductor") -> poptorch.PoplarExecutor:
+    return poptorch.inferenceModel(model, options(backend))
+
+
+def change(executor: poptorch.PoplarExecutor, model: nn.Module, x: torch.Tensor) -> None:
+    """Give an executor new weights in every way, and look at what it computes with them."""
+    before = executor(x)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.25)
+    torch.testing.assert_close(executor(x), before, rtol=0, atol=0)
+    executor.copyWeightsToDevice()
+    same(executor, model, x)
+    executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
+    same(executor, model, x)
+    executor(x)[2].zero_()  # a result is the caller's
+    same(executor, model, x)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +93,43 @@ def test_new_weights_are_prepared_however_they_come(library, monkeypatch) -> Non
     assert described.count("packed_convolution.default(") == 3
     assert described.count("packed_product.default(") == 2 * (library == libraries.ONEDNN)
     assert described.count("in  value.clone_default") == (library == libraries.TURNED)
-    before = executor(x)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(1.25)
-    torch.testing.assert_close(executor(x), before, rtol=0, atol=0)
-    executor.copyWeightsToDevice()
+    change(executor, model, x)
+
+
+def test_onnx_runtime_evaluates_models(tmp_path) -> None:
+    model, x = Mixed().eval(), normal(2, 3, 6, 5)
+    executor = compiled(model, "onnxruntime")
     same(executor, model, x)
-    executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
-    same(executor, model, x)
-    executor(x)[2].zero_()  # a result is the caller's
-    same(executor, model, x)
+    change(executor, model, x)
+    assert "runs on the onnxruntime backend" in str(executor.plan())
+    executor.save(tmp_path / "model.poptorch")
+    same(poptorch.load(tmp_path / "model.poptorch"), model, x)
+    for check in ("inference", "results are new"):
+        poptorch.testing.CONFORMANCE[check]("onnxruntime")
+
+
+@pytest.mark.compiling_fails
+def test_what_onnx_lacks_runs_on_the_reference_backend(caplog) -> None:
+    same(compiled(Having(lambda m, x: torch.lgamma(x)), "onnxruntime"), torch.lgamma, normal(3))
+    assert re.search("reference backend: ONNX has no operator.*\n.*lgamma", caplog.text)
+
+
+@pytest.mark.parametrize("does, forward", [
+    ("trains", lambda m, x: poptorch.identity_loss(m.last(x), "mean")),
+    ("draws random numbers", lambda m, x: F.dropout(x, training=True)),
+    ("changes buffer.last.running_mean, ", lambda m, x: m.last(x)),
+])  # fmt: skip
+def test_onnx_runtime_refuses_what_is_no_evaluation(does: str, forward) -> None:
+    wrap = training if does == "trains" else poptorch.inferenceModel
+    executor = wrap(Having(forward, last=nn.BatchNorm1d(6)), options("onnxruntime"))
+    with pytest.raises(poptorch.Error, match=f"only evaluates models\n.*a program that {does}"):
+        executor(normal(4, 6))
+
+
+def test_onnx_runtime_is_an_extra(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(onnx_runtime, "_NEEDED", ("absent",))
+    compiled(nn.Linear(3, 2), "onnxruntime")(normal(1, 3))
+    assert "needs absent: pip install 'poptorch[onnxruntime]'" in caplog.text
 
 
 def test_columns_of_a_weight_lie_together_for_one_row() -> None:
@@ -97,7 +142,8 @@ def test_columns_of_a_weight_lie_together_for_one_row() -> None:
     assert "value.clone_default: float32[24, 40]" in described
 
 
-def test_weights_that_another_wrapper_trains_are_prepared_anew() -> None:
+@pytest.mark.parametrize("backend", ["inductor", "onnxruntime"])
+def test_weights_that_another_wrapper_trains_are_prepared_anew(backend: str) -> None:
     model, x = Mixed(), normal(2, 3, 6, 5)
 
     def loss(module, x):
@@ -105,7 +151,7 @@ def test_weights_that_another_wrapper_trains_are_prepared_anew() -> None:
 
     trained = Having(loss, inner=model)
     executor = training(trained, lr=0.01)
-    inference = compiled(model.eval())
+    inference = compiled(model.eval(), backend)
     for _ in range(2):
         inference(x)
         trained.train()
@@ -173,10 +219,12 @@ def test_factors_and_offsets_of_channels_go_into_weights(forward, left: str) -> 
     assert [name for name in names if name in ("mul", "add")] == left.split()
 
 
-@pytest.mark.parametrize("backend,rows", [("reference", 8), ("inductor", 8), ("inductor", 1)])
-def test_a_process_has_weights_of_inference_twice(backend, rows) -> None:
-    taken = weights_of_inference(backend, rows)
-    assert taken < 2.1, "the host's, and the device's plain, packed or turned"
+@pytest.mark.parametrize("backend, rows, most", [
+    ("reference", 8, 2), ("inductor", 8, 2), ("inductor", 1, 2), ("onnxruntime", 8, 3),
+])  # fmt: skip
+def test_a_process_has_weights_of_inference_twice(backend, rows, most) -> None:
+    """The host's, and the device's plain, packed or turned; ONNX Runtime's besides."""
+    assert weights_of_inference(backend, rows) < most + 0.1
 
 
 def test_a_program_that_packs_nothing_reads_the_values_that_were_packed() -> None:

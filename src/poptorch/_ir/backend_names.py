@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoints, entry_points
 from .._base.errors import Error
 
 AUTO, OPTIMISE = "auto", "optimise"
-_OWN = (AUTO, "inductor", OPTIMISE, "reference", "staged")
+_OWN = (AUTO, "inductor", "onnxruntime", OPTIMISE, "reference", "staged")
 
 
 def others() -> EntryPoints:

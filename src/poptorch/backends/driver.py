@@ -64,6 +64,7 @@ class LoopExecutable:
         self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
         self._in_flight: list[Any] = []
         self._threads = Threads()
+        self._prepares = plan.program.prepare is not None
         checked = plan.spec.precision.check_indices
         self._rollback = Rollback(plan.program, checked, self.by_call, in_place)
 
@@ -132,7 +133,7 @@ class LoopExecutable:
                 name: _BoundRun(name, function, state, self._plan, self._handed, ready)
                 for name, function in self._functions.items()
             }
-            since = None if self._program.prepare is None else state.writes.count
+            since = state.writes.count if self._prepares else None
             bound = state.bound = self, since, made
         runs: dict[str, _BoundRun] = bound[2]
         return runs

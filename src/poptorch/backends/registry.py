@@ -15,10 +15,11 @@ BEST = "inductor"  # what both mean; they differ in when it compiles
 @functools.cache
 def available() -> dict[str, Backend]:
     from .inductor import Inductor
+    from .onnx_runtime import OnnxRuntime
     from .reference import Reference
     from .staged import ByStages
 
-    own: tuple[Backend, ...] = (Reference(), Inductor(), ByStages())
+    own: tuple[Backend, ...] = (Reference(), Inductor(), ByStages(), OnnxRuntime())
     by_name = {backend.name: backend for backend in own}
     for point in backend_names.others():
         by_name[point.name] = point.load()()

@@ -1,0 +1,202 @@
+"""The onnxruntime backend: inference by ONNX Runtime, an extra of this package.
+
+A graph is exported once. Its weights become constants of a session, which folds them and lays them
+out for its kernels; when they change on the device, the next call makes a new session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+
+import torch
+
+from .._base.errors import Error
+from .._ir.graph import Graph
+from .._ir.plan import Plan, Report
+from .._ir.program import State
+from .driver import LoopExecutable, program_report
+from .prepare import accept_strides, without_writes, written
+from .process import Threads
+from .protocol import Code, Compiled, Executable, Progress
+
+_NEEDED = ("onnx", "onnxscript", "onnxruntime")
+_CONSTANT = "given to the session"
+
+
+class OnnxRuntime:
+    name = "onnxruntime"
+
+    def unavailable(self) -> str | None:
+        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+        text = "it needs {}: pip install 'poptorch[onnxruntime]'"
+        return text.format(", ".join(missing)) if missing else None
+
+    def compile(self, plan: Plan, progress: Progress) -> Executable:
+        start, graphs = time.perf_counter(), self.prepared(plan).program.graphs
+        functions = {name: self.build(graph).run for name, graph in graphs.items()}
+        progress(1.0)
+        return self.assemble(plan, functions, time.perf_counter() - start)
+
+    # For those who keep compiled graphs: see ``backends.Builder``.
+
+    def warm(self) -> None:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+
+        onnxruntime.set_default_logger_severity(3)  # errors: they are raised, too
+
+    def prepared(self, plan: Plan) -> Plan:
+        """Return the same plan; refuse one that does more than evaluate a model."""
+        graphs = plan.program.graphs.values()
+        changed = [
+            slot.key for graph in graphs
+            for slot, place in zip(graph.outputs, written(graph), strict=True) if place is not None
+        ]  # fmt: skip
+        does = {
+            "trains": plan.spec.training,
+            "draws random numbers": plan.program.random,
+            f"changes {', '.join(changed)}": bool(changed),
+        }
+        what = next((text for text, is_so in does.items() if is_so), None)
+        if what is not None:
+            raise Error(
+                "The onnxruntime backend only evaluates models", got=f"a program that {what}",
+                fix=("options.backend('optimise') for this model", "model.eval() before inference"),
+            )  # fmt: skip
+        return plan
+
+    def build(self, graph: Graph) -> Code:
+        """Export a graph, and make a session, so that what has no kernel shows."""
+        self.warm()
+        model = Model(_exported(graph))
+        model.session([torch.zeros(s.shape, dtype=s.dtype) for s in graph.inputs if s.is_state])
+        return Code(model, model.code)
+
+    def load(self, code: bytes) -> Compiled:
+        self.warm()
+        return Model(code)
+
+    def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
+        return Sessions(plan, functions, program_report(self.name, plan.program, seconds))
+
+    def conditions(self, graph: Graph) -> Mapping[str, str]:
+        return {name: version(name) for name in _NEEDED}
+
+
+def _exported(graph: Graph) -> bytes:
+    """Return a graph as an ONNX model that lacks the values of its constants."""
+    import onnx
+
+    module, _ = without_writes(graph)
+    names = [slot.key for slot in graph.inputs]
+    with _without_advice():
+        program = torch.export.export(accept_strides(module), tuple(graph.examples()), strict=False)
+        try:
+            exported = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
+        except torch.onnx.OnnxExporterError as error:
+            missing = sorted(
+                {*re.findall(r"No ONNX function found for <OpOverload\(op='(.+?)'", str(error))}
+            )
+            raise Error(
+                "ONNX has no operator for a part of this program",
+                got=", ".join(missing) or str(error).splitlines()[0],
+                fix="options.backend('optimise') for this model",
+            ) from error
+    assert exported is not None
+    model = exported.model_proto
+    inputs = [*model.graph.input]
+    del model.graph.input[:]
+    for slot, given in zip(graph.inputs, inputs, strict=True):
+        model.metadata_props.add(key=given.name, value=_CONSTANT if slot.is_state else "")
+        if not slot.is_state:
+            model.graph.input.append(given)
+            continue
+        kind = given.type.tensor_type.elem_type
+        constant = onnx.TensorProto(name=given.name, data_type=kind, dims=slot.shape)
+        constant.data_location = onnx.TensorProto.EXTERNAL
+        constant.external_data.add(key="location", value=_CONSTANT)
+        model.graph.initializer.append(constant)
+    return bytes(model.SerializeToString())
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Without what nobody here can act on: operators of packages that are not installed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+class Model:
+    """An exported graph, from whose arguments sessions take constants and inputs."""
+
+    def __init__(self, code: bytes) -> None:
+        import onnx
+
+        self.code = code
+        arguments = [*enumerate(onnx.ModelProto.FromString(code).metadata_props)]
+        self._constants = {each.key: at for at, each in arguments if each.value}
+        self._inputs = {each.key: at for at, each in arguments if not each.value}
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.session(arguments)(arguments)
+
+    def session(self, arguments: Sequence[torch.Tensor]) -> Compiled:
+        """Return the graph's function for these constants, which are copied where it pays."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # after each call
+        constants = [
+            onnxruntime.OrtValue.from_dlpack(arguments[at].detach().contiguous())
+            for at in self._constants.values()
+        ]
+        options.add_external_initializers([*self._constants], constants)
+        session = onnxruntime.InferenceSession(self.code, options, ["CPUExecutionProvider"])
+
+        def run(arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            given = {name: arguments[at].detach().numpy() for name, at in self._inputs.items()}
+            return [torch.from_numpy(result) for result in session.run(None, given)]
+
+        return run
+
+
+class Sessions(LoopExecutable):
+    def __init__(self, plan: Plan, models: Mapping[str, Compiled], report: Report) -> None:
+        super().__init__(plan, {}, report)
+        self._models = models
+        self._prepares, self._threads = True, _OwnThreads()
+
+    def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
+        """Make sessions for the weights of now."""
+        self._functions = {}  # old ones go before new ones come
+        for name, graph in self._program.graphs.items():
+            arguments = [state.read(s) if s.is_state else torch.empty(0) for s in graph.inputs]
+            model = self._models[name]
+            assert isinstance(model, Model), "only this backend's functions come here"
+            self._functions[name] = model.session(arguments)
+        return {}
+
+
+class _OwnThreads(Threads):
+    """ONNX Runtime's: as many as torch's when a session is made."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
