@@ -170,7 +170,7 @@ def test_other_inputs_on_a_later_call(inputs, caplog) -> None:
 
 def test_an_unknown_backend_is_named(inputs, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "fastest")
-    parts = r"Unknown backend\n.*'fastest'\n.*test_errors.py.*\n.*inductor, optimise, reference"
+    parts = r"Unknown backend\n.*'fastest'\n.*test_errors.py.*\n.*inductor, onnxruntime, optimise, reference"
     with pytest.raises(poptorch.Error, match=parts):
         poptorch.trainingModel(Net(), options("auto"))(*inputs)
 
