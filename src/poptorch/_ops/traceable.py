@@ -19,6 +19,8 @@ def _ctc(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     gradient = aten._ctc_loss_backward.Tensor(
         torch.ones_like(losses), *args[:4], losses, workspace, *args[4:]
     )
+    if args[-1]:  # ``zero_infinity``: torch's operator leaves it to its caller
+        losses = losses.masked_fill(losses.isinf(), 0.0)
     return losses, gradient.contiguous()
 
 
