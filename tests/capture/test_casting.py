@@ -365,6 +365,8 @@ def test_products_of_half_tensors_are_computed_in_float():
     got = wrapped(x)
     exact = F.linear(x.double(), layer.weight.detach().double(), layer.bias.detach().double())
     assert torch.equal(got, exact.float().half())  # rounded once
+    for chosen, kind in ((FLOAT, HALF), (HALF, FLOAT)):  # a choice is for mixtures
+        assert infer(copy.deepcopy(layer).to(kind), x.to(kind), opts=choosing(chosen)).dtype == kind
     products = [n for n in graph_of(wrapped).nodes if "addmm" in str(n.target)]
     assert products
     assert all(n.args[1].meta["val"].dtype == FLOAT for n in products)

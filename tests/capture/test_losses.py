@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import poptorch
-from helpers.wrapping import Having, options, training, trains_alike
+from helpers.wrapping import Having, options, training
 
 X, Y = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, -1.0]])
 MICRO_BATCHES = [(X, Y), (X.flip(1) / 2, Y + 0.25)]
@@ -224,22 +224,6 @@ def test_identity_loss_outside_a_wrapper_is_a_plain_reduction() -> None:
     torch.testing.assert_close(x.grad, torch.full((3,), 2 / 3))
     with pytest.raises(AssertionError, match="Unsupported reduction type!"):
         poptorch.identity_loss(x, "max")
-
-
-@pytest.mark.parametrize("lengths, reduction", [
-    ("tuples", "none"), ("tensors", "mean"), ("tensors", "sum")])  # fmt: skip
-def test_ctc_loss_of_scores_whose_batch_comes_first(lengths: str, reduction: str) -> None:
-    targets = torch.tensor([[1, 2, 2], [3, 1, 0]])
-    steps, labels = (6, 5), (3, 2)
-    if lengths == "tensors":
-        steps, labels = torch.tensor(steps), torch.tensor(labels)
-
-    def forward(model, x):
-        logs = (x + model.shift).log_softmax(-1).transpose(0, 1)
-        loss = F.ctc_loss(logs, targets, steps, labels, reduction=reduction)
-        return poptorch.identity_loss(loss, "sum")
-
-    trains_alike(Having(forward, shift=nn.Parameter(torch.zeros(4))), torch.randn(2, 6, 4))
 
 
 def test_inference_mode_is_named() -> None:

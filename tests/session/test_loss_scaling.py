@@ -5,7 +5,17 @@ import torch
 
 import poptorch
 from helpers.closeness import relative
-from helpers.wrapping import Calling, Graded, Having, Scaled, Twins, infer, options, training
+from helpers.wrapping import (
+    Calling,
+    Graded,
+    Having,
+    Scaled,
+    Twins,
+    agrees,
+    infer,
+    options,
+    training,
+)
 
 HALF = torch.float16
 HALF_MAX = torch.finfo(HALF).max
@@ -222,10 +232,13 @@ def test_half_accumulators_are_unbiased():
 
 
 def test_exact_values_and_float_results_stay():
-    x = torch.randn(1000).half()
-    got = infer(lambda x: (x.float().half(), x.float() * 3.1), x, opts=rounding())
-    assert torch.equal(got[0], x)
-    assert torch.equal(got[1], x.float() * 3.1)
+    def forward(x):
+        single, double, other = x.float() * 3.1, x.double() * 3.1, torch.bfloat16
+        copies = (torch.half, double), (other, single), (torch.float, x), (torch.half, x.float())
+        made = [torch.zeros(1000, dtype=dtype).copy_(value) for dtype, value in copies]
+        return single, double.half(), single.to(other), x.float().half(), made
+
+    agrees(forward, torch.randn(1000).half(), opts=rounding(), rtol=0, atol=0)
     assert trained(rounding(), lr=2.0**-11)[0].unique().tolist() == [1 - 4 * 2.0**-11]
 
 
@@ -234,7 +247,8 @@ def test_it_acts_in_inference_until_it_is_switched_off():
     between = 1 + 2.0**-12
     x = torch.full((COUNT,), between)
     products = torch.tensor([[1.0, 2.0**-12]]).half(), torch.ones(2, COUNT).half()
-    for function, inputs in ((torch.Tensor.half, (x,)), (torch.matmul, products)):
+    calls = (torch.Tensor.half, (x,)), (lambda x: torch.zeros(COUNT).half().copy_(x), (x,))
+    for function, inputs in (*calls, (torch.matmul, products)):
         wrapped = poptorch.inferenceModel(Calling(function), rounding())
         rounded, next_call = wrapped(*inputs).double(), wrapped(*inputs)
         assert not torch.equal(rounded, next_call.double())
