@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.cases import expressions
 from helpers.closeness import FUNCTION, near, relative
 from helpers.wrapping import Graded, Having, agrees, graph_of, infer, options, training
 
@@ -114,48 +115,8 @@ def test_half_activations_train_float_weights():
 
 INDEX, LABELS = torch.tensor([2, 0, 1, 3]), torch.arange(4)
 ROWS_OF = INDEX[:, None].expand(4, 4).contiguous()
-# Functions of a float and a half matrix, of which torch takes the mixture itself ...
-PROMOTING = {
-    "+": lambda a, h: a + h, "- reversed": lambda a, h: h - a, "*": torch.mul,
-    "/": lambda a, h: h / a, "%": lambda a, h: a % h,
-    "**": lambda a, h: h.abs() ** a, "maximum": torch.maximum, "max": torch.max,
-    "fmin": torch.fmin, "clamp": lambda a, h: a.clamp(max=h), "atan2": torch.atan2,
-    "hypot": torch.hypot, "copysign": torch.copysign, "logaddexp": torch.logaddexp,
-    "outer": lambda a, h: torch.outer(a[0], h[0]), "xlogy": lambda a, h: a.abs().xlogy(h.abs()),
-    "addcdiv": lambda a, h: h.addcdiv(a, a), "addcmul": lambda a, h: torch.addcmul(a, h, a),
-    "kron": torch.kron, "where": lambda a, h: torch.where(a > 0, h, a), "dist": torch.dist,
-    "cat": lambda a, h: torch.cat([h, a]), "stack": lambda a, h: torch.stack((a, h)),
-    "cosine": F.cosine_similarity, "pairwise": F.pairwise_distance,
-    "a number on a tensor": lambda a, h: h * a[0, 0],
-}  # fmt: skip
-# ... or refuses it.
-REFUSING = {
-    "@": lambda a, h: a @ h, "@ the other way": lambda a, h: h @ a, "matmul": torch.matmul,
-    "mm": torch.mm, "bmm": lambda a, h: torch.bmm(a[None], h[None]),
-    "mv": lambda a, h: a.mv(h[0]), "dot": lambda a, h: a[0].dot(h[1]), "inner": torch.inner,
-    "addmm": lambda a, h: torch.addmm(a, h, a), "addmm bias": lambda a, h: torch.addmm(h, a, a),
-    "addmv": lambda a, h: torch.addmv(a[0], h, a[1]),
-    "addbmm": lambda a, h: torch.addbmm(a, h[None], a[None]),
-    "baddbmm": lambda a, h: torch.baddbmm(a[None], a[None], h[None]),
-    "einsum": lambda a, h: torch.einsum("ij,kj->ik", a, h),
-    "einsum of a list": lambda a, h: torch.einsum("ij,kj->ik", [h, a]),
-    "tensordot": lambda a, h: torch.tensordot(a, h, 1),
-    "multi_dot": lambda a, h: torch.linalg.multi_dot([a, h, a]),
-    "vecdot": torch.linalg.vecdot, "lerp": lambda a, h: torch.lerp(a, h, 0.3),
-    "cross": lambda a, h: torch.linalg.cross(a[:, :3], h[:, :3]),
-    "attention": lambda a, h: F.scaled_dot_product_attention(a[None], h[None], h[None]),
-    "embedding_bag": lambda a, h: F.embedding_bag(
-        INDEX[None], a, per_sample_weights=h[:1], mode="sum"),
-    "index_add": lambda a, h: a.index_add(0, INDEX, h),
-    "scatter": lambda a, h: h.scatter(0, ROWS_OF, a),
-    "scatter_add": lambda a, h: a.scatter_add(0, ROWS_OF, h),
-    "index_put": lambda a, h: a.index_put((INDEX,), h),
-    "nll with weights": lambda a, h: F.nll_loss(h, LABELS, weight=a[0].detach().abs()),
-    "bce": lambda a, h: F.binary_cross_entropy(a.sigmoid(), h.abs() / 4),
-    "huber": F.huber_loss, "mse": F.mse_loss, "l1": F.l1_loss, "smooth l1": F.smooth_l1_loss,
-    "with logits": lambda a, h: F.binary_cross_entropy_with_logits(a, h.abs()),
-    "kl_div": lambda a, h: F.kl_div(a, h.abs(), reduction="sum"),
-}  # fmt: skip
+HELD = {"INDEX": INDEX, "LABELS": LABELS, "ROWS_OF": ROWS_OF}
+PROMOTING, REFUSING = (expressions(kind, "a, h", **HELD) for kind in ("promoting", "refusing"))
 MIXED = PROMOTING | REFUSING
 
 
@@ -177,7 +138,7 @@ def test_mixed_operands_get_one_type(trained, chosen):
     wrapped = training(model, opts, lr=1.0) if trained else poptorch.inferenceModel(model, opts)
     outs, _ = wrapped()
     for name, got, *after in zip(MIXED, outs, model.a, model.h, strict=True):
-        kind = FLOAT if chosen and name != "a number on a tensor" else HALF
+        kind = FLOAT if chosen and name != "h * a[0, 0]" else HALF
         assert got.dtype == kind, name  # torch's rule: a number does not change a tensor's type
         # Half results are those of float32, rounded: half itself adds up too coarsely to compare.
         leaves = [a.clone(), h.half() if chosen and name in PROMOTING else h.clone()]

@@ -12,7 +12,7 @@ from torch.nn.utils import rnn
 
 import poptorch
 from helpers.beside import Eager, Way, follow, wrapped
-from helpers.cases import long
+from helpers.cases import long, together
 from helpers.closeness import near
 from helpers.wrapping import Calling, Having, agrees, infer, normal, options, training, trains_alike
 from poptorch._session.random import first_state
@@ -59,14 +59,6 @@ def test_it_trains_as_in_torch(function, shape: tuple[int, ...], state) -> None:
     trains_alike(Having(function, **state), normal(*shape), lr=0.05)
 
 
-def integers_and_bools(a, b, t):
-    return (
-        a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc"), a / b, a << 1,
-        a & b, ~a, a**2, -a, a > b, t & ~t, t ^ True, t + t, t.sum().int(), a * t, a.bool() | t,
-        torch.where(t, a, b), a.float() // b, a.clamp(-2, 3), (a * 2.5).to(torch.int8),
-    )  # fmt: skip
-
-
 def test_arithmetic_is_torchs() -> None:
     def complex_numbers(z):
         inverse = torch.linalg.inv(z + 3 * torch.eye(3))
@@ -74,7 +66,8 @@ def test_arithmetic_is_torchs() -> None:
 
     agrees(complex_numbers, torch.complex(normal(3, 3), normal(3, 3, seed=1)))
     numbers = torch.tensor([[-7, -1, 0, 5, 7], [3, -2, 4, -5, 2]], dtype=torch.int32)
-    agrees(integers_and_bools, *numbers, torch.tensor([True, False, True, True, False]))
+    truths = torch.tensor([True, False, True, True, False])
+    agrees(together("integers", "a, b, t"), *numbers, truths)
 
 
 def test_memory_formats_mean_values_only() -> None:
@@ -190,15 +183,7 @@ SEED = 5
 
 
 def draws(x):
-    drawn = (
-        F.dropout(x, 0.5), torch.bernoulli(x.sigmoid()), torch.rand(3), torch.rand_like(x.t()),
-        x.new_empty(4).uniform_(-1, 1), torch.randn(17), torch.randn_like(x),
-        x.new_empty(2, 3).normal_(1, 2), torch.randint(9, (3,)), torch.randint(-9, 9, (3,)),
-        torch.randint_like(x, 9), torch.randint_like(x, -9, 9), x.new_empty(3).exponential_(2),
-        F.dropout(x.t(), 0.3), F.dropout(x.view(2, 2, 5).permute(2, 0, 1)),
-        torch.bernoulli(x.t().sigmoid()),
-    )  # fmt: skip
-    return torch.cat([each.float().flatten() for each in drawn])[None]
+    return torch.cat([each.float().flatten() for each in together("draws", "x")(x)])[None]
 
 
 @pytest.mark.parametrize("function, lanes, replicas, backend", [

@@ -163,21 +163,6 @@ def test_slices_that_eager_torch_makes_shorter_are_refused(backend: str) -> None
             model(x, torch.tensor(start))
 
 
-@pytest.mark.spec("supported_ops", 9)
-def test_what_a_mask_assigns_gets_its_gradient() -> None:
-    def filled(model, x):
-        y, z = x * 1, torch.stack([x, x])
-        y[x > 1] = model.value
-        z[torch.tensor([True, False])] = model.value * 3
-        rows = z.T * model.value
-        rows[y > 0] = model.row
-        rows[x.sum() > 9] = model.value
-        return poptorch.identity_loss((y.sum() + z * rows.T).sum(), "none")
-
-    values = {"value": nn.Parameter(torch.tensor(2.0)), "row": nn.Parameter(torch.randn(2))}
-    trains_alike(Having(filled, **values), torch.tensor([0.0, 2.0, 3.0]))
-
-
 def short_cut(model, x):
     y = x * model.weight if (model.mask == 1).all() else x * model.weight * model.mask
     if model.changes:

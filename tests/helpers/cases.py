@@ -1,6 +1,11 @@
-"""Cases of a test of which some are enough for ``make test``."""
+"""Cases of a test of which some are enough for ``make test``; expressions that are cases."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 
 def long(*case):
@@ -11,3 +16,19 @@ def long(*case):
 def few(cases, *kept):
     """Return all cases, those that are not kept marked long."""
     return [case if case in kept else long(case) for case in cases]
+
+
+EXPRESSIONS = Path(__file__).parents[1] / "capture" / "expressions.txt"
+
+
+def expressions(section: str, arguments: str, **names: Any) -> dict[str, Callable[..., Any]]:
+    """Return functions of the arguments by the text of the expressions of a section."""
+    _, _, rest = EXPRESSIONS.read_text().partition(f"[{section}]")
+    lines = rest.partition("\n\n")[0].splitlines()[1:]
+    names |= {"torch": torch, "F": torch.nn.functional}
+    return {line: eval(f"lambda {arguments}: {line}", names) for line in lines}
+
+
+def together(section: str, arguments: str, **names: Any) -> Callable[..., list[Any]]:
+    functions = expressions(section, arguments, **names).values()
+    return lambda *given: [function(*given) for function in functions]
