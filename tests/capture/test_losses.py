@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import poptorch
+from helpers.cases import expressions, pairs
 from helpers.wrapping import Having, options, training
 
 X, Y = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, -1.0]])
@@ -133,23 +134,8 @@ def known(name: str) -> nn.Module:
     return TORCHS[name](*KNOWN[name][0]).requires_grad_(False)
 
 
-RETURNED = {
-    "plus a penalty": lambda out, y: mse(out, y) + 0.1 * out.square().sum(),
-    "scaled by the share that is no padding": lambda out, y: mse(out, y) * out.size(1) / 2,
-    "a mean of three": lambda out, y: sum(f(out, y) for f in (mse, F.l1_loss, F.huber_loss)) / 3,
-    "of losses without reduction": lambda out, y: each(out, y).sum().exp(),
-    "marked, with a penalty": lambda o, y: marked(F.nll_loss(o, CLASS) + 0.1 * o.square().sum()),
-    "marked, without a reduction": lambda o, y: marked(each(o, y) * 3, "sum"),
-    "marked, its shape kept": lambda out, y: poptorch.identity_loss(by_hand(out, y)),
-    "marked, both": lambda out, y: marked(sum(apart(out, y)), "sum"),
-    "torch's own": lambda out, y: torch.poisson_nll_loss(out, y.abs(), True, False, 1e-8, 1),
-    # Torch promises a shape of (1,) for it.
-    "a margin loss of one sample": lambda out, y: marked(
-        (F.multilabel_margin_loss(out[0], torch.tensor([0, -1, 1]), reduction="none") * 2).square(),
-        "sum"),
-    "times a copied one": lambda out, y: marked(
-        out.square() * torch.tensor(0.0).add_(F.l1_loss(out, y).detach()), "sum"),
-    **{name: lambda o, y, name=name: KNOWN[name][1](known(name), o, y) for name in TORCHS},
+RETURNED = expressions("returned", "o, y", **globals()) | {
+    name: lambda o, y, name=name: KNOWN[name][1](known(name), o, y) for name in TORCHS
 }  # fmt: skip
 
 
@@ -163,34 +149,10 @@ def penalised(out, y):
     return mse(out, y) + 0.1 * out.square().sum()
 
 
-FOLLOWED = {
-    "all but what is detached": (lambda o, y: (o, penalised(o, y), mse(o, y).detach()), penalised),
-    "as a dict": (lambda o, y: {"all": penalised(o, y), "part": mse(o, y).detach(), "out": o},
-                  penalised),
-    "beside a copy": (lambda o, y: (mse(o, y).detach(), 3 * mse(o, y)), lambda o, y: 3 * mse(o, y)),
-    "the entry": (lambda o, y: {"a": F.l1_loss(o, y), "loss": mse(o, y), "b": [mse(o, y)]}, mse),
-    "the outer entry": (lambda o, y: {"part": {"loss": F.l1_loss(o, y)}, "loss": by_hand(o, y)},
-                        by_hand),
-    "the mean of samples": (lambda o, y: (lambda rows: (rows, rows.mean()))(each(o, y)), mse),
-    "a mark beside a metric": (lambda o, y: (torch.no_grad()(F.l1_loss)(o, y), marked(mse(o, y))),
-                               mse),
-    "a mark beside a loss": (lambda o, y: (*apart(o, y), marked(by_hand(o, y))), by_hand),
-    "a step": (lambda o, y: (o, adapted(o, y)[0]), lambda o, y: adapted(o, y)[0]),
-    "a step and its inner loss": (adapted, lambda o, y: adapted(o, y)[0]),
-    "a step and its inner marked": (lambda o, y: tuple(map(marked, adapted(o, y))),
-                                    lambda o, y: adapted(o, y)[0]),
-    "not what is left over": (lambda o, y: (F.l1_loss(o, y), mse(o, y))[1:], mse),
-    # What is made of a loss may be returned beside it.
-    "the loss, too": (lambda o, y: (lambda loss: (loss * 2, {"loss": loss}))(mse(o, y)), mse),
-    "a mean of one value": (lambda o, y: mse(o, y).mean(), mse),
-    "another shape": (lambda o, y: mse(o, y).reshape(1, 1).squeeze(), mse),
-    "a copy": (lambda o, y: (lambda loss: (loss.clone(), loss.detach() * 3))(mse(o, y)), mse),
-    "a gradient of ones": (lambda o, y: marked(F.gelu(o), "sum"), lambda o, y: F.gelu(o).sum()),
-    "a number for the log": (lambda o, y: (o, mse(o, y).detach() * 100), mse),
-    "nothing of it": (lambda o, y: (mse(o, y), [o])[1], mse),
-    **{name: (lambda o, y, loss=loss: (o, {"loss": loss(o, y)}), loss)
-       for name, loss in RETURNED.items()},
-}  # fmt: skip
+FOLLOWED = pairs("followed", "o, y", **globals()) | {
+    name: (lambda o, y, loss=loss: (o, {"loss": loss(o, y)}), loss)
+    for name, loss in RETURNED.items()
+}
 
 
 @pytest.mark.spec("ops", 1, 2, 3, 4)

@@ -23,10 +23,18 @@ EXPRESSIONS = Path(__file__).parents[1] / "capture" / "expressions.txt"
 
 def expressions(section: str, arguments: str, **names: Any) -> dict[str, Callable[..., Any]]:
     """Return functions of the arguments by the text of the expressions of a section."""
+    return {line: functions[0] for line, functions in pairs(section, arguments, **names).items()}
+
+
+def pairs(section: str, arguments: str, **names: Any) -> dict[str, list[Callable[..., Any]]]:
+    """Return the functions on both sides of an arrow by the text of a line of a section."""
+    names |= {"torch": torch, "F": torch.nn.functional}
     _, _, rest = EXPRESSIONS.read_text().partition(f"[{section}]")
     lines = rest.partition("\n\n")[0].splitlines()[1:]
-    names |= {"torch": torch, "F": torch.nn.functional}
-    return {line: eval(f"lambda {arguments}: {line}", names) for line in lines}
+    return {
+        line: [eval(f"lambda {arguments}: {part}", names) for part in line.split(" -> ")]
+        for line in lines
+    }
 
 
 def together(section: str, arguments: str, **names: Any) -> Callable[..., list[Any]]:
