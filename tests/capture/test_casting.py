@@ -115,8 +115,7 @@ def test_half_activations_train_float_weights():
 
 INDEX, LABELS = torch.tensor([2, 0, 1, 3]), torch.arange(4)
 ROWS_OF = INDEX[:, None].expand(4, 4).contiguous()
-HELD = {"INDEX": INDEX, "LABELS": LABELS, "ROWS_OF": ROWS_OF}
-PROMOTING, REFUSING = (expressions(kind, "a, h", **HELD) for kind in ("promoting", "refusing"))
+PROMOTING, REFUSING = (expressions(k, "a, h", **globals()) for k in ("promoting", "refusing"))
 MIXED = PROMOTING | REFUSING
 
 

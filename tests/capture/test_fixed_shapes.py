@@ -11,6 +11,7 @@ from helpers.cases import together
 from helpers.wrapping import Having, inference, trains_alike
 
 X = torch.arange(120.0).view(5, 6, 4).sin()
+COUNTS, LABELS = torch.tensor([2, 0, 1]), torch.tensor([[2, 0, 1], [0, 2, 2]])
 PAIRS = torch.arange(30).view(5, 6) % 3 == 0
 
 
@@ -26,15 +27,9 @@ def filled(x, index, value=-1.0):
     return x
 
 
-NAMES = {
-    "COUNTS": torch.tensor([2, 0, 1]), "LABELS": torch.tensor([[2, 0, 1], [0, 2, 2]]),
-    "PAIRS": PAIRS, "padded": padded, "filled": filled,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("section", ["sequences", "losses", "masks"])
 def test_values_and_gradients_are_those_of_torch(section: str) -> None:
-    function = together(section, "x, i, l, t, r, p, w", **NAMES)
+    function = together(section, "x, i, l, t, r, p, w", **globals())
 
     def forward(model, x, start):
         (i,), x = start, x * model.weight
@@ -51,7 +46,7 @@ def test_values_and_gradients_are_those_of_torch(section: str) -> None:
 
 @pytest.mark.parametrize("section", ["choices", "windows"])
 def test_values_are_those_of_torch(section: str) -> None:
-    function = together(section, "x, i", **NAMES)
+    function = together(section, "x, i", **globals())
     model = inference(function)
     for start in torch.tensor([1, 2]):
         torch.testing.assert_close(model(X, start), function(X, start), check_dtype=False)

@@ -65,25 +65,16 @@ def switched_off(out, y):
 
 NOT_FOLLOWED, SEVERAL = "not the loss that training would follow", "Multiple independent losses"
 NO_GRADIENT, NO_SCALAR = "has no gradient", "must be a scalar"
+NOT_FOUND = "Couldn't find a loss in graph"
 REFUSED = {
-    "times two": (lambda o, y: marked(o.sum() ** 2) * 2, NOT_FOLLOWED),
-    "in a tuple": (lambda o, y: (o, {"total": [marked(o.sum() ** 2) / 4]}), NOT_FOLLOWED),
-    "two changed of one": (lambda o, y: (lambda loss: (loss.exp(), loss * 2))(mse(o, y)), SEVERAL),
-    "apart": (apart, SEVERAL),
-    "two marked": (lambda o, y: tuple(map(marked, apart(o, y))), SEVERAL),
-    "two that are called so": (lambda o, y: [{"loss": each} for each in apart(o, y)], SEVERAL),
-    "a vector of both": (lambda o, y: torch.stack(apart(o, y)) * 2, SEVERAL),
-    "without a reduction": (lambda o, y: (each(o, y), mse(o, y)), SEVERAL),
-    "a vector": (each, NO_SCALAR),
-    "by hand": (by_hand, "Couldn't find a loss in graph"),
-    "only gradients of it": (lambda o, y: torch.autograd.grad(mse(o, y), o)[0],
-                             "Couldn't find a loss in graph"),
+    line: (losses, title)
+    for title in (NOT_FOLLOWED, SEVERAL, NO_GRADIENT, NO_SCALAR, NOT_FOUND)
+    for line, losses in expressions(title, "o, y", **globals()).items()
+} | {
     "detached": (lambda o, y: mse(o.detach() * 2, y), NO_GRADIENT, "o.detach() * 2"),
     "of a choice": (lambda o, y: marked(o.argmax(1).float().mean()), NO_GRADIENT, "argmax"),
     "switched off": (switched_off, NO_GRADIENT, "# here"),
-    "in no_grad": (torch.no_grad()(mse), NO_GRADIENT),
-    "of nothing trained": (lambda o, y: (o.sum(), mse(y, y + 1)), NO_GRADIENT),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spec("ops", 1, 2, 3, 4)
@@ -98,30 +89,6 @@ def test_what_training_would_not_follow_is_an_error(name: str) -> None:
     assert "poptorch.identity_loss" in str(caught.value) or title is NO_GRADIENT
 
 
-def after(*rest):
-    """Arguments of the loss's class, none, and its call with the output and these."""
-    return (), lambda f, o, y: f(o, *rest)
-
-
-KNOWN = {
-    **dict.fromkeys(("L1Loss", "MSELoss", "SmoothL1Loss", "HuberLoss"), after(Y)),
-    **dict.fromkeys(("NLLLoss", "CrossEntropyLoss", "MultiMarginLoss"), after(CLASS)),
-    **dict.fromkeys(("BCEWithLogitsLoss", "PoissonNLLLoss", "MultiLabelSoftMarginLoss"),
-                    after(Y.abs())),
-    **dict.fromkeys(("HingeEmbeddingLoss", "SoftMarginLoss"), after(Y.sign())),
-    **dict.fromkeys(("TripletMarginLoss", "TripletMarginWithDistanceLoss"), after(Y, Y + 1)),
-    "CosineEmbeddingLoss": after(Y, torch.ones(1)),
-    "MultiLabelMarginLoss": after(torch.tensor([[0, -1, 1]])),
-    "NLLLoss2d": ((), lambda f, o, y: f(o.view(1, 3, 1, 1), CLASS.view(1, 1, 1))),
-    "BCELoss": ((), lambda f, o, y: f(o.sigmoid(), Y.abs())),
-    "KLDivLoss": ((None, None, "sum"), lambda f, o, y: f(o, Y.abs())),
-    "GaussianNLLLoss": ((), lambda f, o, y: f(o, Y, o.abs())),
-    "MarginRankingLoss": ((), lambda f, o, y: f(o, 2 * o, Y.sign())),
-    "LinearCrossEntropyLoss": ((3, 4), lambda f, o, y: f(o, CLASS)),
-    "CTCLoss": ((), lambda f, o, y: f(
-        o.view(3, 1, 1).expand(3, 1, 2).log_softmax(2) * o.view(3, 1, 1),
-        torch.ones(1, 1, dtype=torch.long), (3,), (1,))),
-}  # fmt: skip
 TORCHS = {
     name: cls for name, cls in vars(torch.nn.modules.loss).items()
     if isinstance(cls, type) and issubclass(cls, nn.Module) and not name.startswith("_")
@@ -129,13 +96,21 @@ TORCHS = {
 }  # fmt: skip
 
 
+def scores_of(o):
+    return o.view(3, 1, 1).expand(3, 1, 2).log_softmax(2) * o.view(3, 1, 1)
+
+
+CLASSES = pairs("classes", "f, o", **globals(), **TORCHS)
+KNOWN = {line.partition("(")[0]: made_and_called for line, made_and_called in CLASSES.items()}
+
+
 @functools.cache
 def known(name: str) -> nn.Module:
-    return TORCHS[name](*KNOWN[name][0]).requires_grad_(False)
+    return KNOWN[name][0](None, None).requires_grad_(False)
 
 
 RETURNED = expressions("returned", "o, y", **globals()) | {
-    name: lambda o, y, name=name: KNOWN[name][1](known(name), o, y) for name in TORCHS
+    name: lambda o, y, name=name: KNOWN[name][1](known(name), o) for name in TORCHS
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import types
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from helpers.wrapping import Scaled, options, training
 from helpers.zoo import ZOO
 from poptorch._base import json_codec
 from poptorch._cli.main import main
-from poptorch._compile import build, helper, passes
+from poptorch._compile import agreement, build, helper, passes
 from poptorch._ir import graph_json, slots, verify
 from poptorch._ir.plan import Plan
 from poptorch._ir.slots import Kind, Slot
@@ -37,6 +38,33 @@ def test_large_reductions_travel_in_pieces_of_one_type() -> None:
     ]
     assert [b.slot.dtype for b in buckets] == [torch.float32] * 3 + [torch.float16]
     assert all(b.slot.bytes <= MOST or len(b.members) == 1 for b in buckets)
+
+
+@pytest.mark.parametrize("count, more", [(1, ""), (3, ""), (4, "process 2: and 1 more")])
+def test_what_differs_from_process_0_is_listed(count: int, more: str, monkeypatch) -> None:
+    facts = {str(at): "a" for at in range(5)}
+    there = {0: facts, 2: facts | {str(at): "b" for at in range(count)}}
+    monkeypatch.setattr(agreement._job, "compare", lambda *_: there)
+    with pytest.raises(poptorch.Error) as caught:
+        agreement.check_written(facts)
+    said = str(caught.value)
+    assert said.count("process 2, against process 0 ('there'): ") == min(count, 3)
+    assert "0: b here, a there" in said
+    assert [line.strip() for line in said.splitlines() if "more" in line] == [more] * bool(more)
+
+
+@pytest.mark.parametrize("data, said", [
+    ([(0, None), (0, None)], None), ([(-1, None), (4, None)], None), ([(4, 1), (4, 1)], None),
+    ([(4, 0), (4, None)], None), ([(0, None), (4, None)], "process 0: 0; process 1: 4"),
+    ([(4, 0), (4, 1)], "process 0: 0; process 1: 1"),
+])  # fmt: skip
+def test_data_of_processes_is_of_one_length_and_one_order(data, said, monkeypatch) -> None:
+    group = types.SimpleNamespace(texts=lambda *_: [*map(json.dumps, data)])
+    monkeypatch.setattr(agreement._job, "current", lambda: group)
+    if said is None:
+        return agreement._check_data()
+    with pytest.raises(poptorch.Error, match=said):
+        agreement._check_data()
 
 
 def test_each_is_logged_with_its_time(caplog) -> None:
