@@ -22,7 +22,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def pure(
-    recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool, runs: bool = True
+    recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool, runs: bool
 ) -> fx.GraphModule:
     """What was recorded is replayed, two fifths of a capture's time, only where it is not pure."""
     _make_lone_writes_pure(recorded.graph)
@@ -213,7 +213,7 @@ def _cast(value: torch.Tensor, *, dtype: torch.dtype | None = None, **kwargs: An
     return _at_random(value)
 
 
-def _copied(target: torch.Tensor, value: torch.Tensor, non_blocking: bool = False) -> Any:
+def _copied(target: torch.Tensor, value: torch.Tensor, *_: bool) -> Any:
     if target.dtype != torch.float16 or value.dtype != torch.float32:
         return NotImplemented
     return aten.copy.default(target, _at_random(value))

@@ -194,7 +194,7 @@ def end_kept() -> None:
 
 class CompileJob:
     def __init__(
-        self, graphs: Mapping[str, Graph], backend: str, store: Store, processes: int = 1
+        self, graphs: Mapping[str, Graph], backend: str, store: Store, processes: int
     ) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self.processes: list[CompilerProcess] = []

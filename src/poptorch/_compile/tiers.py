@@ -151,7 +151,7 @@ class Tiered:
     nobody knows how many calls will come.
     """
 
-    def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
+    def __init__(self, slow: Executable, code: PlanCode, idle: int) -> None:
         self._current = self._slow_tier = slow
         self._code, self._tell = code, code.tell
         self._job: CompileJob | None = None
