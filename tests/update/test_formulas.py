@@ -147,6 +147,7 @@ BY_HAND = {
     "LAMB trusts the update of a zero weight": (
         ("LAMB", {"lr": 0.1}, 0.0, [1.0]), (pytest.approx(-0.1), {})),
     "LAMB takes a zero update": (("LAMB", {"lr": 0.1}, 0.0, [0.0]), (0.0, {})),
+    "of any weight": (("LAMB", {"lr": 0.1, "weight_decay": 0.0}, 1.0, [0.0]), (1.0, {})),
     "1 - 0.999 in float32 is off by 5e-5": (
         ("LAMB", PLAIN_LAMB, 0.0, [1.0]), (UNCORRECTED, PRECISE)),
     "of a variable, too": (("LAMB", {**PLAIN_LAMB, "betas": (0.9, 0.999)}, 0.0, [1.0]),

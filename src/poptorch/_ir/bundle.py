@@ -46,10 +46,10 @@ def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:
     return tuple(members), end
 
 
-def in_chunks(slots: Iterable[Slot], most: int) -> list[list[Slot]]:
+def in_chunks(slots: Iterable[Slot], most: float) -> list[list[Slot]]:
     """Return tensors in runs of so many bytes at most, unless a single one has more."""
     chunks: list[list[Slot]] = []
-    room = 0
+    room = 0.0
     for slot in slots:
         if not chunks or room < slot.bytes:
             chunks.append([])

@@ -6,6 +6,7 @@ compiled in a second instead of half a minute.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ def flatten(
     params: Sequence[Slot],
     name: str = "~",
     multiple: int = ALIGNMENT,
-    most: int = 1 << 62,
+    most: float = math.inf,
 ) -> tuple[OptimSpec, tuple[Bundle, ...]]:
     """Return the optimizer over bundles of ``params``, and the bundles, both for ``lower``.
 
