@@ -1,13 +1,17 @@
 """What is trained and what is not: gradients of one's own, weights in lists, dicts and closures."""
 
 import copy
+import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import poptorch
 from harden.parts import Reversed
 from helpers.wrapping import Having, agrees, normal, training, trains_alike
+from poptorch._capture import ModelTensor, micro
 
 X = normal(4, 3)
 
@@ -158,3 +162,27 @@ def test_a_view_that_was_made_before_is_refused() -> None:
     with pytest.raises(poptorch.Error, match=r"(?s)a view of a weight .*'layer\.weight'"):
         training(model)(A, B)
     agrees(model, A, B)
+
+
+DIM = st.tuples(st.integers(0, 4), st.integers(0, 4))  # length and stride
+KIND = st.sampled_from([torch.float, torch.int, torch.half])
+STORAGE = torch.zeros(64)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.lists(DIM, max_size=2), KIND), max_size=4))
+def test_tensors_in_the_memory_of_others_are_found(views) -> None:
+    """With elements of another size these may lie in between."""
+    tensors, memory = {}, {}
+    for path, (first, dims, dtype) in enumerate(views):
+        shape, strides = [length for length, _ in dims], [stride for _, stride in dims]
+        tensors[path] = ModelTensor(STORAGE.view(dtype).as_strided(shape, strides, first), True)
+        starts = torch.arange(128).as_strided(shape, strides, first).flatten() * dtype.itemsize
+        memory[path] = {start + at for start in starts.tolist() for at in range(dtype.itemsize)}
+    wanted = set()
+    for pair in itertools.combinations(filter(memory.get, memory), 2):
+        one, two = (memory[path] for path in pair)
+        if len({views[path][2].itemsize for path in pair}) > 1:
+            one, two = ({*range(min(each), max(each) + 1)} for each in (one, two))
+        if one & two:
+            wanted.add(pair)
+    assert {tuple(sorted(pair)) for pair in micro._overlaps(tensors)} == wanted

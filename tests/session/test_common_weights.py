@@ -2,20 +2,16 @@
 
 import copy
 import functools
-import itertools
 import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Graded, Having, Twins, compilations, normal, options
-from poptorch._capture import ModelTensor, micro
 
 adam = functools.partial(torch.optim.Adam, lr=0.05)
 
@@ -187,30 +183,6 @@ def test_parameters_in_one_memory_are_common(cut, rows: int, late: bool) -> None
             torch.testing.assert_close(ours + 0, theirs + 0, **near(16, 8))
     for layer, eager in zip(layers[::-1], plain[::-1], strict=True):
         torch.testing.assert_close(layer.state_dict(), eager.state_dict(), **near(16, 8))
-
-
-DIM = st.tuples(st.integers(0, 4), st.integers(0, 4))  # length and stride
-KIND = st.sampled_from([torch.float, torch.int, torch.half])
-STORAGE = torch.zeros(64)
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.lists(DIM, max_size=2), KIND), max_size=4))
-def test_tensors_in_the_memory_of_others_are_found(views) -> None:
-    """With elements of another size these may lie in between."""
-    tensors, memory = {}, {}
-    for path, (first, dims, dtype) in enumerate(views):
-        shape, strides = [length for length, _ in dims], [stride for _, stride in dims]
-        tensors[path] = ModelTensor(STORAGE.view(dtype).as_strided(shape, strides, first), True)
-        starts = torch.arange(128).as_strided(shape, strides, first).flatten() * dtype.itemsize
-        memory[path] = {start + at for start in starts.tolist() for at in range(dtype.itemsize)}
-    wanted = set()
-    for pair in itertools.combinations(filter(memory.get, memory), 2):
-        one, two = (memory[path] for path in pair)
-        if len({views[path][2].itemsize for path in pair}) > 1:
-            one, two = ({*range(min(each), max(each) + 1)} for each in (one, two))
-        if one & two:
-            wanted.add(pair)
-    assert {tuple(sorted(pair)) for pair in micro._overlaps(tensors)} == wanted
 
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
