@@ -23,7 +23,7 @@ SHOWN = {
     "the arguments of a saved model are pickled": "session/test_files.py::test_arguments_of_plain_types",
     "`save` fails for a model that cannot be pickled": "session/test_files.py::test_files_without_the_model",
     "an executable is found by an undocumented key, and the cache grows for ever": "compile/test_cache.py::test_hits_and_misses_that_say_what_differs",
-    "hyper-parameters are uploaded while detached at the next attach, errors included": "optim/test_replacement.py::test_set_optimizer_refuses_and_changes_nothing",
+    "hyper-parameters are uploaded while detached at the next attach, errors included": "optim/test_classes.py::test_set_optimizer_refuses_and_changes_nothing",
     "loading recorded the first batch in the file": "session/test_files.py::test_where_files_go_and_what_is_not_in_them",
     "random numbers of the device": "session/test_lifecycle.py::test_random_state",
     "SGD with dampening: the first step was dampened too": "update/test_formulas.py::test_equals_plain_float64",
