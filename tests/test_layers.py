@@ -129,7 +129,7 @@ NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
 # Tests beside src's folders, and what they are about; then tests that also read other rooms.
 ROOMS = {
     "checkpoints": {"_session"}, "dataloader_faults": {"_data"}, "conftest": {"_pod"},
-    "estimates": {"_ipu_model", "_session"}, "hardware": {"_pod"},
+    "estimates": {"_ipu_model", "_session"},
     "ipu_model": {"_systems"}, "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"},
     "sweep": {"_ops"}, "backends": {"_compile", "_job", "_update"},
     "base": {"_capture", "_compile"}, "capture": {"_session"},

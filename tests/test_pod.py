@@ -1,4 +1,4 @@
-"""Acquiring devices: which one, errors, waiting, and holders that die."""
+"""Devices: acquiring, waiting, holders that die; what scripts ask, and how executors hold them."""
 
 import gc
 import json
@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 import poptorch
 from helpers.patience import HANGS, eventually
 from helpers.source_tree import PACKAGE
+from helpers.wrapping import options
 from poptorch import _pod, _systems
 
 # A process that holds devices loads the pod's own modules only, not torch.
@@ -229,3 +232,103 @@ def test_collecting_a_lease_while_another_is_acquired_loses_nothing(monkeypatch)
     second = _pod.acquire(1)
     assert held() == list(second.chips)
     assert _systems.current().chips == 4
+
+
+X = torch.ones(1, 2)
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod of two chips."""
+    monkeypatch.setenv("POPTORCH_POD", "2")
+
+
+def model(ipu_id: int | None = None) -> poptorch.PoplarExecutor:
+    opts = options()
+    if ipu_id is not None:
+        opts.useIpuId(ipu_id)
+    return poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
+
+
+@pytest.mark.spec("runtime", 9, 10)
+@pytest.mark.usefixtures("two")
+def test_availability_is_presence_of_a_device_and_the_version_its_generation(monkeypatch) -> None:
+    assert [n for n in (0, 1, 2, 3, 4) if poptorch.ipuHardwareIsAvailable(n)] == [1, 2]
+    lease = _pod.acquire(2)
+    assert poptorch.ipuHardwareIsAvailable(2)
+    lease.release()
+    with pytest.raises(TypeError, match="takes a number of IPUs"):
+        poptorch.ipuHardwareIsAvailable(2.0)
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    assert not poptorch.ipuHardwareIsAvailable()
+    monkeypatch.delenv("POPTORCH_IPU_MODEL")
+    monkeypatch.setenv("POPTORCH_POD", "0")
+    assert not poptorch.ipuHardwareIsAvailable()
+    for text, generation in (("mk1:2", 1), ("2", 2), ("bow:4", 2), ("c600:1", 21)):
+        monkeypatch.setenv("POPTORCH_POD", text)
+        assert poptorch.ipuHardwareVersion() == generation
+    monkeypatch.setenv("POPTORCH_POD", "0")
+    with pytest.raises(AssertionError, match="No IPU hardware available"):
+        poptorch.ipuHardwareVersion()
+    for wrong in ("many", "gpu:4", "mk2:", "-1"):
+        monkeypatch.setenv("POPTORCH_POD", wrong)
+        with pytest.raises(poptorch.Error, match="POPTORCH_POD describes no system"):
+            poptorch.ipuHardwareVersion()
+
+
+@pytest.mark.slow
+@pytest.mark.spec("runtime", 11)
+@pytest.mark.usefixtures("two")
+def test_two_executors_cannot_hold_one_device(monkeypatch) -> None:
+    first, second = model(0), model(0)
+    first(X)
+    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 0"):
+        second(X)
+    first.detachFromDevice()
+    second(X)
+    second.destroy()
+    first.attachToDevice()
+    monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+    threading.Timer(0.3, first.detachFromDevice).start()
+    second(X)  # waits
+    assert not first.isAttachedToDevice()
+    assert [holder.device for holder in _pod.holders()] == [0]
+
+
+@pytest.mark.spec("runtime", 1, 34)
+@pytest.mark.usefixtures("two")
+def test_a_device_is_held_from_acquisition_to_release() -> None:
+    executors = [model(), model()]
+    assert _pod.holders() == []
+    for executor in executors:
+        executor(X)
+    assert sorted(holder.device for holder in _pod.holders()) == [0, 1]
+    with pytest.raises(poptorch.Error, match=r"Failed to acquire 1 IPU\(s\)"):
+        model()(X)
+    executors[0].destroy()
+    assert [holder.device for holder in _pod.holders()] == [1]
+    executors.pop()
+    del executor
+    assert _pod.holders() == []  # collected
+
+
+@pytest.mark.spec("runtime", 32)
+@pytest.mark.usefixtures("two")
+def test_ids_are_the_machines_and_block_devices_the_models_own() -> None:
+    def blocks(x):
+        with poptorch.Block("A", ipu_id=0):
+            x = x * 2
+        with poptorch.Block("B", ipu_id=1):
+            return x + 1
+
+    executor = poptorch.inferenceModel(blocks, options(iterations=2).useIpuId(2))
+    assert torch.equal(executor(torch.ones(2)), torch.full((2,), 3.0))
+    assert [(holder.device, holder.chips) for holder in _pod.holders()] == [(2, (0, 1))]
+
+
+def test_a_machine_without_devices_still_simulates(monkeypatch) -> None:
+    monkeypatch.setenv("POPTORCH_POD", "0")
+    with pytest.raises(poptorch.Error, match="No IPU detected in the system"):
+        model()(X)
+    poptorch.inferenceModel(torch.nn.Linear(2, 2), options().useIpuModel(True))(X)
+    assert _pod.holders() == []
