@@ -1,7 +1,7 @@
 """Imports go only downwards and in no circles; torch's private names stay in their place.
 
 The order of the house is in ``pyproject.toml``, ``[tool.importlinter]``; so are ruff's rules on the
-environment and on heavy imports.
+environment and on heavy imports. Every test can fail, and none because the machine is busy.
 """
 
 import ast
@@ -11,9 +11,13 @@ import sys
 import grimp
 import networkx
 import pytest
+import torch
 
+import poptorch
 from helpers.source_tree import PACKAGE, ROOT, dotted_names, imports, parse, top_level
+from helpers.wrapping import options, runs_compiled
 from poptorch._base import private
+from poptorch.backends import inductor
 
 PRIVATE_TORCH = PACKAGE / "_base" / "private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -129,11 +133,10 @@ NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
 # Tests beside src's folders, and what they are about; then tests that also read other rooms.
 ROOMS = {
     "checkpoints": {"_session"}, "dataloader_faults": {"_data"}, "conftest": {"_pod"},
-    "estimates": {"_ipu_model", "_session"},
-    "ipu_model": {"_systems"}, "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"},
-    "sweep": {"_ops"}, "backends": {"_compile", "_job", "_update"},
-    "base": {"_capture", "_compile"}, "capture": {"_session"},
-    "cli": {"_ipu_model", "_migrate", "_pod"},
+    "estimates": {"_ipu_model", "_session"}, "ipu_model": {"_systems"}, "pod": {"_systems"},
+    "pva": {"_ipu_model", "_systems"}, "sweep": {"_ops"},
+    "backends": {"_compile", "_job", "_update"}, "base": {"_capture", "_compile"},
+    "capture": {"_session"}, "cli": {"_ipu_model", "_migrate", "_pod"},
     "compile": {"_capture", "_cli", "_place"}, "conformance": {"_compile", "_session"},
     "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_job", "_lanes", "_ops", "_place"},
@@ -155,3 +158,74 @@ def test_private_names_are_imported_by_the_tests_of_their_room() -> None:
             if owner == "poptorch" and private[:1] == "_" and private not in {*own, "__version__"}:
                 found.add((room, private))
     assert not found
+
+
+TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py") if path.name != "__main__.py")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+# Run for the errors that they would raise.
+MUST_NOT_RAISE = {"test_a_loader_that_could_not_be_made_is_collected_silently"}
+# Helpers of the package itself that assert for whoever calls them.
+CHECKS = {"CONFORMANCE", "raises", "warns", "fail", "assert_close", "check_backend"}
+
+
+def functions(tree: ast.AST):
+    yield from (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def called(function: Function) -> set[str]:
+    """Return the last part of the name of everything that a function calls."""
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    names = {node.attr for node in calls if isinstance(node, ast.Attribute)}
+    return names | {n.id for node in calls for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def checking(trees: list[ast.Module]) -> set[str]:
+    """Return the names of functions that assert or raise, themselves or through another one."""
+    uses: dict[str, set[str]] = {}
+    checks = set(CHECKS)
+    for function in (function for tree in trees for function in functions(tree)):
+        uses.setdefault(function.name, set()).update(called(function))
+        if any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(function)):
+            checks.add(function.name)
+    while more := {name for name, used in uses.items() if name not in checks and used & checks}:
+        checks |= more
+    return checks
+
+
+def without_a_check(trees: list[ast.Module]) -> set[str]:
+    """Return the tests that nothing can make fail but an error."""
+    names = {function.name for tree in trees for function in functions(tree)}
+    return {name for name in names if name.startswith("test_")} - checking(trees)
+
+
+def own_numbers(tree: ast.Module, names: tuple[str, ...]) -> list[int]:
+    """Return the lines where one of these arguments is a constant, but for a zero."""
+    words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
+    return [word.value.lineno for word in words if word.arg in names
+            and isinstance(word.value, ast.Constant) and word.value.value != 0]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_test_checks_something() -> None:
+    assert without_a_check([parse(path) for path in TESTS]) <= MUST_NOT_RAISE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("timeout",), ("rtol", "atol")], ids=["limits", "tolerances"])
+def test_nobody_has_limits_or_tolerances_of_their_own(names) -> None:
+    """Waiting would end on a busy machine; a number says nothing of what is rounded."""
+    assert not {path: lines for path in TESTS if (lines := own_numbers(parse(path), names))}
+
+
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="conftest fails it")
+def test_what_should_be_compiled_and_is_not_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its results are right, and its backend is another."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("on strike")
+
+    monkeypatch.setattr(inductor, "compile_graph", broken)
+    executor = poptorch.inferenceModel(torch.nn.ReLU(), options("optimise"))
+    assert executor(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+    assert not runs_compiled(executor)
