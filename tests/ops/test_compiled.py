@@ -10,7 +10,7 @@ from torch import nn
 import poptorch
 from helpers import custom_functions
 from helpers.wrapping import Having, Several, options, runs_compiled, training
-from ops import test_collectives, test_control, test_known
+from ops import test_control, test_known
 from ops.test_debug import show
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def alignment(a):
 PRODUCT = poptorch.MatMulSerializationMode.OutputChannels
 SIDE_BY_SIDE = {
     **{name: (known, x) for name, (known, _, x) in test_known.CASES.items()},
-    **{name: (test_collectives.CASES[name][0], X) for name in ("gather", "strided", "to all")},
+    **{name: (test_known.EXCHANGES[name][0], X) for name in ("gather", "strided", "to all")},
     "product": (lambda a: poptorch.serializedMatMul(a, MATRICES[0], PRODUCT, 4), X),
     "products of groups": (lambda a: F.grouped_mm(F.pad(a, (0, 2)), GROUPS, offs=ENDS), X),
     "alignment": (alignment, X),
@@ -58,7 +58,7 @@ def test_operators_train_side_by_side_as_interpreted() -> None:
     functions, inputs = zip(*SIDE_BY_SIDE.values(), strict=True)
     # A last operator that makes no error larger: sin(exp(a)) makes one unit of exp a thousandth.
     turning = [lambda a, f=f: f(a).square().log1p() for f in functions]
-    trained_alike(turning, inputs, test_collectives.REPLICAS)
+    trained_alike(turning, inputs, test_known.REPLICAS)
 
 
 def printed(capfd) -> list[str]:
