@@ -123,9 +123,8 @@ class Replica:
             slot.key: slot for graph in self._staged.graphs.values() for slot in graph.outputs
             if slot.is_state and slot.key in state.tensors and self._homes(slot.key)
         }  # fmt: skip
-        for key, slot in written.items():
-            if slot.replicas > 1 or self.number == 0:
-                state.read(slot, self.number).copy_(self.read(key))
+        for key, slot in written.items():  # what replicas have together is the same in all
+            state.read(slot, self.number).copy_(self.read(key))
 
     def read(self, key: str) -> torch.Tensor:
         return self._rests(self._homes(key)[0], key)[key, 0]
