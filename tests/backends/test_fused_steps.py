@@ -127,6 +127,14 @@ def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: boo
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
 
 
+def test_a_moment_of_another_square_is_not_adams() -> None:
+    module, _ = graph("adam", False, {}, nothing)
+    weight, *_ = module.graph.find_nodes(op="placeholder")
+    (square,) = (node for node in module.graph.nodes if len(set(node.args)) < len(node.args))
+    square.args = (square.args[0], weight)
+    assert not is_taken(fused_steps.fuse_steps(module))
+
+
 @pytest.mark.parametrize("change", [
     torch.Tensor.double, torch.Tensor.t, lambda value: value[:1], lambda value: value[:, ::2],
 ])  # fmt: skip

@@ -60,14 +60,14 @@ class Staged:
     transfers: tuple[Transfer, ...]
     workload: Workload
     schedule: Schedule
-    parts: Mapping[int, int] = field(default_factory=dict)  # process of each chip; empty for one
+    parts: Mapping[int, int]  # process of each chip
     work: Mapping[StagePass, float] = field(default_factory=dict)  # seconds, about; empty if alike
 
     def slots(self) -> dict[str, Slot]:
         return slots_of(self.graphs.values())
 
     def part_of(self, stage_pass: StagePass) -> int:
-        return self.parts.get(self.workload.chip_of(stage_pass), 0)
+        return self.parts[self.workload.chip_of(stage_pass)]
 
     @property
     def bubble(self) -> float:
@@ -90,7 +90,7 @@ class Staged:
         return 1 - done / (len(free) * max(free.values()))
 
     def holders(self, key: str) -> list[int]:
-        return sorted({self.parts.get(chip, 0) for chip in self.homes[key]})
+        return sorted({self.parts[chip] for chip in self.homes[key]})
 
     def last_readers(self) -> dict[tuple[int, str], StagePass]:
         return {

@@ -70,7 +70,7 @@ def _readers(staged: Staged, after: StagePass) -> dict[tuple[Slot, int], list[in
     """Return what leaves its process after a pass and for which one: chips that read it there."""
     readers: dict[tuple[Slot, int], list[int]] = {}
     for transfer in staged.transfers:
-        target = staged.parts.get(transfer.target, 0)
+        target = staged.parts[transfer.target]
         if transfer.source == after and target != staged.part_of(after):
             readers.setdefault((transfer.value, target), []).append(transfer.target)
     return readers
@@ -92,7 +92,7 @@ class Peers:
     @property
     def chips(self) -> list[int]:
         own, parts = self.part, self._staged.parts
-        return [chip for chip in self._staged.workload.chips if parts.get(chip, 0) == own]
+        return [chip for chip in self._staged.workload.chips if parts[chip] == own]
 
     def check_alike(self, batch: Sequence[torch.Tensor]) -> None:
         if self._parts == 1:

@@ -524,8 +524,8 @@ class Options(Container):
             name: ``"optimise"`` compiles first: the first call already runs optimised code.
                 ``"reference"`` runs operators one by one, always. ``"auto"`` follows
                 POPTORCH_BACKEND; without it operators run one by one at once, and optimised code
-                takes over when it is ready. ``"onnxruntime"`` evaluates models by ONNX Runtime, of the
-                extra of that name. Other packages can register more backends.
+                takes over when it is ready. ``"onnxruntime"``, an extra, evaluates models by
+                ONNX Runtime. Other packages can register more backends.
 
         Raises:
             poptorch.Error: there is no such backend.
