@@ -35,9 +35,9 @@ def training_program(
     spec: Spec,
     optim: OptimSpec,
     lanes: Lanes | None,
-    bundles: tuple[Bundle, ...],
-    shards: tuple[Shard, ...],
-    early: bool,
+    bundles: tuple[Bundle, ...] = (),
+    shards: tuple[Shard, ...] = (),
+    early: bool = False,
 ) -> Program:
     """Return the training step: one graph, or a micro step that adds gradients up and an update."""
     loops = spec.loops
