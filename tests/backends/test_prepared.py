@@ -106,6 +106,9 @@ def test_onnx_runtime_evaluates_models(tmp_path) -> None:
     same(poptorch.load(tmp_path / "model.poptorch"), model, x)
     for check in ("inference", "results are new"):
         poptorch.testing.CONFORMANCE[check]("onnxruntime")
+    weight = nn.Parameter(normal(6, 4).t())  # which is copied; the constant comes after the input
+    model = Having(lambda m, x: x @ m.weight * torch.tensor([1.0, 2, 3, 4, 5, 6]), weight=weight)
+    same(compiled(model, "onnxruntime"), model, normal(3, 4))
 
 
 @pytest.mark.compiling_fails

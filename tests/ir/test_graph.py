@@ -363,6 +363,10 @@ def test_processes_that_share_the_stages_are_told() -> None:
     rows = [line.split() for line in lines[head : head + 3]]
     assert [row[rows[0].index("process")] for row in rows] == ["process", "0", "1"]
     assert any("3 micro-batches in 4 columns, bubble 25%; 2 processes wait 26%" in s for s in lines)
+    trained = Captured(two(), (torch.randn(2, 4),), lambda m: torch.optim.SGD(m.parameters(), 0.1))
+    opts.setExecutionStrategy(poptorch.PipelinedExecution().useInterleavedSchedule())
+    opts.Training.gradientAccumulation(4)  # one more forward than on one
+    assert "chip 0: 0F0 0F1 0F2 0B0 0F3 0B1 .   0B2 .   0B3" in str(trained.plan(opts))
     opts = opts.clone()
     opts.Distributed.configureProcessId(1, 3).stageProcesses(3)
     with pytest.raises(poptorch.Error, match="more processes than chips"):

@@ -125,6 +125,8 @@ def test_two_processes_train_as_one(tmp_path) -> None:
     check_stages(results, alone[SAVED], tmp_path / "saved.poptorch")
     assert "because updated weights are anchored" in printed
     assert "reduce accum.* sum over 2 processes" in program(results, "sgd, sum")
+    for name, regions in {"sgd, sum": 1, "adamw, clipped, anchors": 2, "machines": 0}.items():
+        assert [own[name]["kept"]["regions"] for own in results] == [regions, regions], name
     for name, size in {"adamw in parts, clipped, float64": 8, "lamb in parts": 24}.items():
         line = f"reduce squares sum over 2 processes  # 1 bucket, {size} bytes"
         assert line in program(results, name, "\n")

@@ -235,7 +235,6 @@ class ProcessGroup:
         """Wait for a message from another process, which is part of an ``exchange``."""
         with self.unbroken(what):
             self._wait([message], what, other)
-            message.result()
 
     def _among(self, members: Sequence[int], what: str) -> Any:
         if not members or len(members) == self.count:

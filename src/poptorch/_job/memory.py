@@ -57,11 +57,14 @@ class CommonMemory:
     def find(
         self, tensors: Sequence[torch.Tensor], names: Sequence[Sequence[str]]
     ) -> list[Regions]:
-        """Return the regions that processes have so named; nothing if some are out of reach."""
+        """Return the regions that processes have so named; nothing if some are out of reach.
+
+        This process's are opened again: its tensors go when the program's state lets them go.
+        """
         with contextlib.suppress(OSError):
             return [
-                [tensor if name == own else _opened(name, tensor) for name in of_one]
-                for tensor, own, *of_one in zip(tensors, self.names(tensors), *names, strict=True)
+                [_opened(name, tensor) for name in of_one]
+                for tensor, *of_one in zip(tensors, *names, strict=True)
             ]
         return []
 

@@ -76,7 +76,7 @@ class OnnxRuntime:
         """Export a graph, and make a session, so that what has no kernel shows."""
         self.warm()
         model = Model(_exported(graph))
-        model.session([torch.zeros(s.shape, dtype=s.dtype) for s in graph.inputs if s.is_state])
+        model.session([torch.zeros(slot.shape, dtype=slot.dtype) for slot in graph.inputs])
         return Code(model, model.code)
 
     def load(self, code: bytes) -> Compiled:
