@@ -60,8 +60,8 @@ def _launched(draw: random.Random) -> Iterator[tuple[str, str | None]]:
                 status = jobs.status(process, seconds=5 * HANGS)
             finally:
                 jobs.end([process])
-            if not eventually(lambda: not _left(folder, temporary), PROMISED):
-                problem = f"left: {_left(folder, temporary)}"
+            if not eventually(lambda: not left(folder, temporary), PROMISED):
+                problem = f"left: {left(folder, temporary)}"
         text = (folder / "out").read_text()
         if not problem and (status or job_killed.digests([text]) != {undisturbed(count)}):
             problem = f"status {status}, or other weights: {text[-2000:]}"
@@ -79,7 +79,7 @@ def _kill(draw: random.Random, count: int, launcher: bool) -> dict[str, object]:
             "launcher": launcher}  # fmt: skip
 
 
-def _left(folder: Path, temporary: Path) -> list[Path]:
+def left(folder: Path, temporary: Path) -> list[Path]:
     """Return the processes that work in a folder, and what launchers keep in another one."""
     found = [*temporary.glob("poprun-*")]
     for path in Path("/proc").glob("[0-9]*/cwd"):

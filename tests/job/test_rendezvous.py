@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hosts
+import kills
 import poptorch
 from helpers import job_hosts, job_killed, jobs
 from helpers.patience import HANGS, eventually
@@ -90,7 +91,7 @@ def on_hosts(folder, wire, program, *arguments: str, then=lambda output: None) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more, ends", [([], 1), (["--min-instances=1"], 0)])
+@pytest.mark.parametrize("more, ends", [([], 1), (["--max-restarts=2", "--min-instances=1"], 0)])
 def test_a_cut_link_ends_a_job_or_leaves_it_one_host(more, ends, tmp_path) -> None:
     with two_hosts() as wire:
 
@@ -100,6 +101,7 @@ def test_a_cut_link_ends_a_job_or_leaves_it_one_host(more, ends, tmp_path) -> No
 
         program = [*job_killed.COMMAND, tmp_path, "1", "0"]
         status, printed = on_hosts(tmp_path, wire, program, *more, then=cut)
+        assert eventually(lambda: not kills.left(tmp_path, tmp_path))  # on the other host, too
     assert status == ends, printed
     assert "of the job is lost" in printed
     assert ("going on with 1 of 2 instances, and each does the work of 2" in printed) == (not ends)

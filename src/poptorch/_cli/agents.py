@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import socket
+from pathlib import Path
 from typing import Any
 
 BACKEND = "poptorch"  # for ``LaunchConfig.rdzv_backend``; ``place`` is a host's among them
+_CUT = 15_000  # milliseconds without an answer after which a connection is cut
 _BYTES = hashlib.sha256().digest_size
 
 
@@ -52,7 +56,9 @@ def _handler(parameters: Any) -> Any:
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+    before = {*_connections()}
     inner, store = create_backend(parameters)
+    _give_up_cut({*_connections()} - before)
     signed = SignedBackend(inner, str(parameters.get("key")).encode())
     handler = create_handler(store, signed, parameters)  # type: ignore[arg-type]
     meet: Any = handler.next_rendezvous
@@ -65,3 +71,16 @@ def _handler(parameters: Any) -> Any:
 
     handler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
     return handler
+
+
+def _connections() -> list[int]:
+    links = [(path.name, os.path.realpath(path)) for path in Path("/proc/self/fd").iterdir()]
+    return [int(name) for name, file in links if "socket:" in file]
+
+
+def _give_up_cut(connections: set[int]) -> None:
+    """Let the kernel say that nobody answers: torch's store would wait for it without a limit."""
+    for number in connections:
+        with socket.socket(fileno=os.dup(number)) as each:
+            if each.type == socket.SOCK_STREAM and each.family != socket.AF_UNIX:
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CUT)

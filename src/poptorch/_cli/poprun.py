@@ -29,7 +29,7 @@ from .commands import command, page
 KILLED = 128  # what a shell adds to the number of the signal that ended a program
 NODES = Path("/sys/devices/system/node")
 _LOST = signal.SIGUSR1  # what a lost host is for the agent of this one
-_UNREACHED = 255  # ssh's status of a host that it does not reach, or not any more
+_UNREACHED = 255  # ssh's status where a host is not reached, or not any more; and that host's
 _MEETING = 120  # seconds from the first host until the last is there, at a start and a restart
 _PATIENCE = 20  # seconds from asking processes to end to ending them
 _OPENMPIS = {  # its words for torchrun's, which scripts read themselves
@@ -300,7 +300,7 @@ def _go_on(job: Job) -> int:
             return status
         for place, how in lost.items():
             print(f"poprun: host {job.hosts[place]} is lost: {how}", file=sys.stderr)
-        smaller = None if lost and restarts else fewer(job, lost)
+        smaller = fewer(job, lost)
         if smaller is not None:
             job, restarts = smaller, job.max_restarts
             of_each = f"each does the work of {job.whole // job.num_instances}"
@@ -411,7 +411,7 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
 
 def _run(job: Job) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     level = {0: logging.CRITICAL, 1: logging.WARNING}.get(job.verbosity, logging.INFO)
@@ -431,9 +431,11 @@ def _run(job: Job) -> int:
     except ChildFailedError as error:
         return _say_failed(job, error)
     except RendezvousError as error:
-        why = str(error) or f"not within {_MEETING} s"
+        cut = isinstance(error, RendezvousConnectionError)
+        first = f"{job.hosts[0]}:{job.port} is not reached from {job.hosts[job.rendezvous]}"
+        why = first if cut else str(error) or f"not within {_MEETING} s"
         print(f"poprun: the hosts do not meet: {why}", file=sys.stderr)
-        return 1
+        return _UNREACHED if cut else 1
     finally:
         watching.communicate()
     return 0
