@@ -103,7 +103,7 @@ def _spread(
 
     Gradients of eager torch have the shape of their value: kernels rely on that, or crash.
     """
-    value = node.meta["val"]
+    value = node.meta.get("val")  # none of a check
     of_gradient = str(node.target).partition(".")[2].partition(".")[0].endswith("_backward")
     if not of_gradient or not isinstance(value, torch.Tensor):
         return {}
