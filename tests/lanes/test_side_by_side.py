@@ -152,6 +152,8 @@ CASES = {
     "in eval mode": (lambda m, x: m.norm(x), norm, ""), "rebound": (rebound, None, ""),
     "replaced": (replaced, None, ""), "looked up": (looked_up, None, "aten._embedding_bag.default"),
     "placed": (placed, None, ""),
+    "several results": (lambda m, x: x + sum(x.detach().frexp()), None, ""),
+    "turned number": (lambda m, x: x * x.sum().transpose(0, -1), None, ""),
     "solved": (lambda m, x: torch.linalg.solve(x.T @ x + torch.eye(WIDTH), x.T).T, None, ""),
 }  # fmt: skip
 

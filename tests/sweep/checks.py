@@ -7,15 +7,17 @@ from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
 from helpers.closeness import near
-from helpers.wrapping import options, training
+from helpers.wrapping import Calling, options, training
 from poptorch._ops import streams
 
 SEED = 42  # the database seeds its random samples with it too
 NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 LONGEST = 800  # sum of the samples: of a row of two transformer layers, or a window of pixels
+LARGEST = 81.0  # product of two numbers of the database, which are below 9
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keyword arguments
 
 
@@ -94,6 +96,35 @@ def check_inference(model: torch.nn.Module, inputs: Inputs, values: bool = True)
     compare(model.state_dict(), eager.state_dict(), narrow=False)
 
 
+class Draws(TorchDispatchMode):
+    seen = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def check_lanes(function: Any, tensors: list[torch.Tensor]) -> None:
+    """Compare two micro-batches side by side with one after the other, where nothing is drawn."""
+
+    def one(*parts: torch.Tensor) -> list[torch.Tensor]:
+        out = function(*(part.squeeze(0).clone() for part in parts))
+        return [*map(torch.atleast_1d, pytree.tree_leaves(out))]
+
+    pairs = [torch.stack([t, t * 0.75 if is_float(t) else t]) for t in tensors]
+    try:
+        with Draws() as draws:
+            lanes = [one(*(pair[at : at + 1] for pair in pairs)) for at in range(2)]
+        expected = [*map(torch.cat, zip(*lanes, strict=True))]
+    except Exception as error:
+        raise NotTried from error
+    if draws.seen:
+        raise NotTried
+    opts = options(iterations=2).outputMode(poptorch.OutputMode.All)
+    got = poptorch.inferenceModel(Calling(one), opts)(*cloned(pairs))
+    compare(got, expected, size=LARGEST)
+
+
 def check_training(model: torch.nn.Module, batches: list[Inputs], lr: float) -> None:
     """Compare steps of gradient descent of a model whose last result is its loss."""
     eager, expected = copy.deepcopy(model), []
@@ -114,7 +145,7 @@ def check_training(model: torch.nn.Module, batches: list[Inputs], lr: float) -> 
     compare(model.state_dict(), eager.state_dict(), narrow=False)
 
 
-def compare(got: Any, expected: Any, narrow: bool = True) -> None:
+def compare(got: Any, expected: Any, narrow: bool = True, size: float = 0.1) -> None:
     """Compare outputs of any structure; 64-bit numbers come back in 32 bits."""
     got_leaves, expected_leaves = pytree.tree_leaves(got), pytree.tree_leaves(expected)
     assert len(got_leaves) == len(expected_leaves)
@@ -126,7 +157,7 @@ def compare(got: Any, expected: Any, narrow: bool = True) -> None:
         torch.testing.assert_close(
             ours.detach(),
             (theirs.to(NARROW.get(theirs.dtype, theirs.dtype)) if narrow else theirs).contiguous(),
-            equal_nan=True, **near(LONGEST, size=0.1), check_stride=False,
+            equal_nan=True, **near(LONGEST, size=size), check_stride=False,
         )  # fmt: skip
 
 

@@ -117,6 +117,8 @@ def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
         checks.check_training(model, [model.inputs], 0.1)
 
     ways["inference"] = functools.partial(inferred, function)
+    if tensors and checks.sizable(tensors) and sample.operator not in UNINITIALISED:
+        ways["lanes"] = functools.partial(checks.check_lanes, function, tensors)
     shapes = [tensor.shape for tensor in tensors[:1]]
     if sample.in_place and isinstance(expected, torch.Tensor) and [expected.shape] == shapes:
         ways["in place"] = functools.partial(inferred, sample.in_place)

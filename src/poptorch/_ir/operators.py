@@ -64,8 +64,11 @@ def draws(node: fx.Node) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
+    """Whether it has one result, of which each element is made of those in its place."""
     target = node.target
-    return isinstance(target, Operator) and torch.Tag.pointwise in target.tags
+    if not isinstance(target, Operator) or torch.Tag.pointwise not in target.tags:
+        return False
+    return len(target._schema.returns) == 1
 
 
 def name_of(node: fx.Node) -> str:

@@ -16,7 +16,7 @@ from torch import fx
 
 from .._base import private, source
 from .._ir import blocks
-from .._ir.operators import RESHAPES, Operator
+from .._ir.operators import RESHAPES, Operator, is_pointwise
 from .._ops import exchanges
 from .._ops.traceable import lstm_layer, lstm_layer_backward
 from .recorder import ORDERS, Writes
@@ -130,7 +130,7 @@ def batched(call: Call) -> Any:
         raise NotVectorisable("loops and branches run one micro-batch at a time")
     rule = RULES.get(target)
     result = NotImplemented if rule is None else rule(call)
-    if result is NotImplemented and torch.Tag.pointwise in target.tags:
+    if result is NotImplemented and is_pointwise(call.node):
         result = _pointwise(call)
     return vectorised(call) if result is NotImplemented else result
 

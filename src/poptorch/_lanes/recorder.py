@@ -119,9 +119,9 @@ class Recorder:
 
 
 def _swapped(x: torch.Tensor, first: int, second: int) -> tuple[int, ...]:
-    order = list(range(x.dim()))
+    order = list(range(max(x.dim(), 1)))  # a number takes dimension 0, too
     order[first], order[second] = order[second], order[first]
-    return tuple(order)
+    return tuple(order[: x.dim()])
 
 
 ORDERS: dict[Any, _Order] = {
