@@ -108,7 +108,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/zoo.py
 	$(BIN)/python benchmarks/processes.py
-	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/waiting.py
 	if [ "$$(id -u)" = 0 ]; then $(BIN)/python benchmarks/link.py; else echo "benchmarks/link.py needs root"; fi
 
 bench-quick: $(STAMP)

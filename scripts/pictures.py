@@ -96,7 +96,7 @@ def legend(names: Sequence[str], y: int) -> str:
             f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{COLOURS[name]}"/>'
         )
         parts.append(_text(x + 18, y + 11, name))
-        x += 34 + 8 * len(name)
+        x += 28 + 7 * len(name)
     return "".join(parts)
 
 

@@ -190,6 +190,16 @@ def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
     assert not torch.equal(first[2], second[2])
 
 
+def test_statistics_that_are_written_and_never_read_are_written() -> None:
+    model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64, momentum=1.0))
+    executor, x = poptorch.inferenceModel(model, options("inductor", iterations=4)), normal(12, 4)
+    executor(x)
+    executor.copyWeightsToHost()
+    assert "when weights change" in executor.plan().describe()
+    mean = model[0](x[-3:]).mean(0)
+    torch.testing.assert_close(model[1].running_mean, mean, **near(4 + FUNCTION))
+
+
 def of(function, call="layer"):
     """A function of a product with 6 columns, or of 6 channels of 6 by 6."""
     return lambda m, x: function(m, m.layer(x) if call == "layer" else m.conv(x.view(3, 2, 6, 6)))

@@ -11,7 +11,6 @@ OPERATORS = {
     "__getitem__": "a mask of bools selects so many elements as its values say; refused by design",
     "index_fill": "the gradient of a filling tensor looks for unique indices, whose number varies",
     "index_put": "the gradient of values that are put where a mask says selects with the mask",
-    "item": "a number compiled in would be wrong for other inputs; refused by design",
     "repeat_interleave": "repetitions that are an input of the model: as tensor_split",
     "tensor_split": "sections that are an input of the model: sizes would depend on values",
 }

@@ -128,8 +128,8 @@ def _prepare(graph: Graph, hoisted: list[fx.Node]) -> Graph:
 
 
 def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
-    """Return the graph with prepared values as inputs, without weights that it no longer reads."""
-    own, places = graph.module.graph, graph.arguments
+    """Return the graph with prepared values as inputs, without weights that it does not use."""
+    own, places, written = graph.module.graph, graph.arguments, graph.updates
     first = next(node for node in own.nodes if node.op != "placeholder")
     for node, slot in zip(hoisted, prepare.outputs, strict=True):
         with own.inserting_before(first):
@@ -139,7 +139,7 @@ def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
         places[given] = slot
     own.eliminate_dead_code(is_impure_node=acts)
     for node in [node for node, slot in places.items() if slot.kind in _WEIGHTS]:
-        if not node.users:
+        if not node.users and places[node].key not in written:
             own.erase_node(node)
     inputs = tuple(places[node] for node in own.nodes if node.op == "placeholder")
     return Graph(graph.name, graph_module(graph.module, own), inputs, graph.outputs)

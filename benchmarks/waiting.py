@@ -1,6 +1,6 @@
 """Equal stages on several processes: the time of an update, and how long processes wait for others.
 
-Usage: python benchmarks/pipeline.py [--processes 2 4] [--accumulation 4 8 16] [--against CHECKOUT]
+Usage: python benchmarks/waiting.py [--processes 2 4] [--accumulation 4 8 16] [--against CHECKOUT]
 
 Each process has one thread, and a core where there are enough. In turn with the pipeline each runs
 all stages for itself, all at once. What that takes, divided by their number, is ideal: cores that
