@@ -68,7 +68,7 @@ def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen
 @pytest.mark.parametrize("a,b,expected", [
     (((512, 256), (256, 1)), ((256, 1000), (1, 256)), "512x256x1024 nt"),  # a forward pass
     (((784, 512), (1, 784)), ((512, 256), (256, 1)), "768x512x256 tn"),  # a weight's gradient
-    (((9000, 768), (768, 1)), ((768, 50257), (50257, 1)), "512x768x512 nn"),  # as large as needed
+    (((9000, 768), (768, 1)), ((768, 50257), (50257, 1)), "2048x768x2048 nn"),  # as large as needed
     (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), None),  # little work
     (((512, 256), (0, 1)), ((256, 1024), (1, 256)), None),  # rows that lie on each other
     (((512, 256), (512, 2)), ((256, 1024), (1, 256)), None),  # with gaps

@@ -13,6 +13,7 @@ import torch
 from .._base import env, log
 
 TRIAL, ROUNDS = 0.25, 2  # seconds of trying, and how often each number is tried at least
+CLEAR = 0.8  # what several threads take of one's time where one round of trying is enough
 AGAIN = 50  # times as long as it took to try, until it is tried anew: a neighbour may be gone
 # Seconds of a call below which several threads are not tried. A perceptron's row whose weights fit
 # two cores' caches and not one's takes 0.07 ms with two and 0.17 with one.
@@ -84,13 +85,19 @@ class Threads:
 
 
 def _tried(user: int) -> Generator[int, float, tuple[dict[int, float], float]]:
-    """Try one thread and ``user`` in turn; return the median seconds of each, and all of them."""
+    """Try one thread and ``user`` in turn; return the median seconds of each, and all of them.
+
+    A neighbour slows the larger number down most. So that one is believed at once where it is much
+    faster: a call of seconds is not tried for long.
+    """
     spent, times = 0.0, dict[int, list[float]]({1: [], user: []})
-    while spent < TRIAL or len(times[user]) < ROUNDS:
+    while spent < TRIAL or (len(times[user]) < ROUNDS and times[user][0] > CLEAR * times[1][0]):
         for number, seconds in times.items():
-            first, second = (yield number), (yield number)  # the first wakes sleeping threads
-            seconds.append(min(first, second))
-            spent += first + second
+            runs = [(yield number)]
+            if runs[0] < TRIAL:  # the first wakes sleeping threads
+                runs.append((yield number))
+            seconds.append(min(runs))
+            spent += sum(runs)
             if times[1][0] < SHORT:
                 return {1: times[1][0]}, spent
     return {number: statistics.median(seconds) for number, seconds in times.items()}, spent
