@@ -1,19 +1,20 @@
 """Products by either library: the same numbers; which, is measured once."""
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
-from torch.optim import SGD
 
 import poptorch
 from helpers.cases import few
 from helpers.inductor_graphs import Tensors, check
-from helpers.wrapping import Regression, normal, options
+from helpers.wrapping import Regression, normal, options, training
 from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor, libraries, products, toolchain
 
 pytestmark = pytest.mark.slow
+TRIED = libraries.ONEDNN, libraries.LOOPS
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def step(w, x, g, b) -> tuple[Tensors, Tensors]:
     return everything, [w - 0.1 * (g.t() @ x)]
 
 
-@pytest.mark.parametrize("chosen", few([libraries.BLAS, libraries.ONEDNN], True))
+@pytest.mark.parametrize("chosen", few([libraries.BLAS, *TRIED], *TRIED))
 def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     from torch._inductor.lowering import lowerings
 
@@ -69,6 +70,7 @@ def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen
     (((512, 256), (256, 1)), ((256, 1000), (1, 256)), "512x256x1024 nt"),  # a forward pass
     (((784, 512), (1, 784)), ((512, 256), (256, 1)), "768x512x256 tn"),  # a weight's gradient
     (((9000, 768), (768, 1)), ((768, 50257), (50257, 1)), "2048x768x2048 nn"),  # as large as needed
+    (((1, 1024), (1024, 1)), ((1024, 512), (1, 1024)), "1x1024x512 nt"),  # loops, or a library
     (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), None),  # little work
     (((512, 256), (0, 1)), ((256, 1024), (1, 256)), None),  # rows that lie on each other
     (((512, 256), (512, 2)), ((256, 1024), (1, 256)), None),  # with gaps
@@ -90,11 +92,10 @@ def test_a_rule_decides_about_what_was_not_measured(shape, library: str) -> None
     assert libraries.by_rule(libraries.Shape(*shape)) == library
 
 
-def trained(rows: int = 64) -> poptorch.PoplarExecutor:
-    model, opts = Regression(512, 256), options().backend("optimise")
-    training = poptorch.trainingModel(model, opts, SGD(model.parameters()))
-    training.compile(normal(rows, 512), normal(rows, 256))
-    return training
+def trained() -> poptorch.PoplarExecutor:
+    wrapped = training(Regression(512, 256), options("optimise"))
+    wrapped.compile(normal(64, 512), normal(64, 256))
+    return wrapped
 
 
 def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_path, caplog) -> None:
@@ -125,13 +126,16 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     assert "products by MKL: [64, 512]" in str(trained().plan())
 
 
-def test_a_neighbour_changes_no_library(monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize("shape, other, times, taken", [
+    ((64, 512, 256, "nt"), libraries.ONEDNN, [0.5, 1.0], False),  # disturbed, one time of two
+    ((1, 512, 512, "nt"), libraries.LOOPS, [0.7], False),
+    ((1, 512, 512, "nt"), libraries.LOOPS, [0.6], True),
+])  # fmt: skip
+def test_what_is_clearly_faster_twice_is_taken(shape, other, times, taken, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    disturbed = itertools.cycle([0.5, 1.0])  # one measurement of two
-    monkeypatch.setattr(libraries, "times_of", lambda shape: {
-        libraries.BLAS: 1.0, libraries.ONEDNN: next(disturbed)})  # fmt: skip
-    (said,) = trained().plan().libraries
-    assert said.startswith(f"products by {libraries.BLAS}: ")
+    share, made = itertools.cycle(times), libraries.Shape(*shape)
+    monkeypatch.setattr(libraries, "times_of", lambda _: {libraries.BLAS: 1.0, other: next(share)})
+    assert libraries.chosen(Counter([made]), True) == {made: other if taken else libraries.BLAS}
 
 
 def test_measuring_that_fails_is_no_trouble(monkeypatch, tmp_path) -> None:

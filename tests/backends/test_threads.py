@@ -73,8 +73,7 @@ def test_short_calls_run_on_one_thread_at_once() -> None:
 @pytest.mark.parametrize("two, tried", [(2.0, 1), (2.9, 2), (4.0, 2)])
 def test_a_long_call_is_tried_once_where_threads_clearly_help(two: float, tried: int) -> None:
     machine = Machine(one=3.0, two=two)
-    calls = [machine.call() for _ in range(5)]
-    assert calls == [2] + [1, 2] * tried + [2, 2] * (2 - tried)
+    assert [machine.call() for _ in range(5)] == [2] + [1, 2] * tried + [2, 2] * (2 - tried)
     assert machine.threads.chosen == (1 if two > 3.0 else 2)
 
 

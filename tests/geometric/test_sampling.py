@@ -185,10 +185,7 @@ OF_SEEDS = {"num_nodes": 61, "num_edges": 800, "num_graphs": 2}
 
 
 def loader(**others) -> FixedSizeNeighborLoader:
-    arguments = {
-        "batch_size": 4,
-        "fixed_size_options": pg.FixedSizeOptions(**OF_SEEDS),
-    } | others
+    arguments = {"batch_size": 4, "fixed_size_options": pg.FixedSizeOptions(**OF_SEEDS)} | others
     return FixedSizeNeighborLoader(GRAPH, arguments.pop("num_neighbors", ALL), **arguments)
 
 

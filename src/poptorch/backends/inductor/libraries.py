@@ -4,6 +4,7 @@ Whether ATen's BLAS (MKL) or oneDNN is faster depends on the processor, the size
 lie: on an AMD EPYC with AVX512 oneDNN takes 0.6 to 1.1 of MKL's time; with AVX2 alone, 1.3 for
 large weights; on an Intel Xeon with AMX 1.0 to 1.3, and 2.5 for 3072 columns. Where both are about
 as fast, ATen's is taken, as eager torch does. Inductor's own template is for constant weights only.
+One row may be a product of loops: on the EPYC they take half of MKL's time, on the Xeon 1.0 to 1.8.
 
 A table in the user's cache has a row for each class of shapes that was met. It is made before the
 first code with that class is, and does not change, so that results are the same bits on a machine.
@@ -36,16 +37,19 @@ aten = torch.ops.aten
 Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
-TURNED = f"{BLAS} with weights row by row"
+TURNED, LOOPS = f"{BLAS} with weights row by row", "loops"
 
 _SMALLEST = 1 << 22  # multiplications: of fewer, a call costs more than a library saves
+_SMALLEST_ROW = 1 << 18  # the same, of one row
 _LONGEST, _LARGEST = 4096, 1 << 32  # a dimension, and multiplications, of what is measured
 _MANY_ROWS, _FEWEST_ROWS = 128, 4
 _LARGE_PRODUCT, _LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
 SECONDS, OF_ONE = 1.0, 0.05  # at most for all classes of a graph; for one, after a few rounds
 ROUNDS = 2, 12  # of runs in turn
 _PATIENCE = 30.0  # seconds for another process that measures
-_BETTER = 0.9  # what a library must take of the usual one's time, twice, to be taken for good
+# What another must take of the usual one's time, twice, to be taken for good. Nobody compiles loops
+# to measure them: they take longer than what stands for them, a sum of the weights.
+_BETTER, _BETTER_LOOPS = 0.9, 0.65
 _ALONE = 0.9  # of each thread's time is spent on a core, where nobody else wants it
 
 
@@ -69,19 +73,18 @@ class Shape(NamedTuple):
 
 
 def shape_of(a: Matrix, b: Matrix) -> Shape | None:
-    """Return the class of a product; None for a small one, and where operands have gaps.
-
-    One row with columns that lie each in one piece is a product of loops.
-    """
+    """Return the class of a product; None for a small one, and where operands have gaps."""
     lies = _lies(a) + _lies(b)
     sizes = *a[0], b[0][1]
-    if (
-        len(lies) < 2
-        or (sizes[0] == 1 and lies[1] == "t")
-        or sizes[0] * sizes[1] * sizes[2] < _SMALLEST
-    ):
+    if len(lies) < 2:
         return None
-    return class_of(sizes, lies)
+    smallest = _SMALLEST_ROW if is_row(sizes[0], lies) else _SMALLEST
+    return class_of(sizes, lies) if sizes[0] * sizes[1] * sizes[2] >= smallest else None
+
+
+def is_row(rows: int, lies: str) -> bool:
+    """Return whether it may be a product of loops: one row, columns that lie each in one piece."""
+    return rows == 1 and lies[1] == "t"
 
 
 def class_of(sizes: Iterable[int], lies: str = PREPARED) -> Shape:
@@ -215,8 +218,9 @@ class Table:
                 if _is_better(best, times, shape) and _is_better(best, times_of(shape), shape):
                     chosen = best
                 met[shape.lies] = chosen
-                share = times[ONEDNN] / times[BLAS]
-                told[shape] = f"{ONEDNN} takes {share:.2f} of {BLAS}'s {times[BLAS] * 1e3:.2f} ms"
+                other = LOOPS if LOOPS in times else ONEDNN
+                share = f"{times[other] / times[BLAS]:.2f} of {BLAS}'s {times[BLAS] * 1e3:.2f} ms"
+                told[shape] = f"{other} takes {share}"
                 log.engine.debug("Products %s: %s", shape, told[shape])
             else:  # what the last one took that lies so
                 chosen, told[shape] = met.get(shape.lies) or by_rule(shape), "not measured"
@@ -236,7 +240,8 @@ class Table:
 
 
 def _is_better(library: str, times: Mapping[str, float], shape: Shape) -> bool:
-    return times[library] < _BETTER * times[_usual(shape)]
+    enough = _BETTER_LOOPS if library == LOOPS else _BETTER
+    return times[library] < enough * times[_usual(shape)]
 
 
 def _usual(shape: Shape) -> str:
@@ -272,6 +277,12 @@ def _runs(shape: Shape) -> Mapping[str, Callable[[], object]]:
             BLAS: lambda: torch.mm(a, b, out=result),
             TURNED: lambda: torch.mm(a, by_row, out=result),
             ONEDNN: lambda: linear(a, packed, None, "none", [-1], ""),
+        }
+    if is_row(rows, lies):
+        sums = full((columns,))
+        return {
+            BLAS: lambda: torch.mm(a, b, out=result),
+            LOOPS: lambda: torch.sum(b.t(), 1, out=sums),
         }
     return {
         BLAS: lambda: torch.mm(a, b, out=result),

@@ -4,7 +4,7 @@ Measured on an AMD EPYC (Zen 4), one and two threads, against ATen: convolutions
 channels, channels-last as these are, take 0.45 to 0.95 of the time in oneDNN's own layouts. So do
 products of two rows or more there, where weights are large or rows many. An Intel Xeon (Sapphire
 Rapids) takes 0.8 of it with MKL and weights row by row, 1.0 to 2 with oneDNN's: the table knows.
-One row is a product of loops, which read columns of its weight. MKL's packed layout gains less.
+One row reads the plain weight. MKL's packed layout gains less.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import fx
 
 from ..._base import private
 from ..._ops import library
-from .libraries import ONEDNN, Matrix, Shape, by_rule, shape_of
+from .libraries import LOOPS, ONEDNN, Matrix, Shape, by_rule, shape_of
 from .packing import linear
 from .windows import stored
 
@@ -133,11 +133,12 @@ def attention_backward(
 def row_product(a: torch.Tensor, b: torch.Tensor) -> Any:
     """Return the product of one row as loops, which the code generator joins with what follows.
 
-    On an AMD EPYC MKL's kernel for vectors reads weights at half the speed. Columns must lie each
-    in one piece.
+    Columns must lie each in one piece; a library computes a large one where it is faster.
     """
     fits = a.shape[0] == 1 and b.stride()[0] == 1 and b.shape[0] >= _SHORTEST
     if not fits or a.dtype != torch.float32 or a.device.type != "cpu":
+        return NotImplemented
+    if library_of((a.shape, a.stride()), (b.shape, b.stride())) not in (None, LOOPS):
         return NotImplemented
     return (stored(a, *a.shape) * b.t()).sum(1).unsqueeze(0)
 
