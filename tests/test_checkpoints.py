@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import poptorch
 from helpers import jobs, resuming
 from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
-from helpers.wrapping import Having, training
+from helpers.wrapping import Having, options, training
 from poptorch._base import archive
 from poptorch._checkpoints import _Writing
 from poptorch._session import host_random
@@ -42,9 +43,9 @@ def plain() -> nn.Module:
     return Having(lambda m, x: poptorch.identity_loss(m.layer(x), "sum"), layer=nn.Linear(2, 1))
 
 
-def make(folder: Path, calls: int = 0, **stateful: object) -> poptorch.Checkpoints:
-    executor = training(plain())
-    checkpoints = poptorch.Checkpoints(folder, executor, [torch.ones(1, 2)] * 9, **stateful)
+def make(folder: Path, calls: int = 0, loader=None, **stateful: object) -> poptorch.Checkpoints:
+    executor, loader = training(plain()), loader or [torch.ones(1, 2)] * 9
+    checkpoints = poptorch.Checkpoints(folder, executor, loader, **stateful)
     for _, batch in zip(range(calls), checkpoints.batches(1), strict=False):
         executor(batch)
     return checkpoints
@@ -60,8 +61,7 @@ def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000005", "000000007"]
     shutil.copytree(tmp_path / "000000005", left)  # as of a process that was killed
     again = make(tmp_path)
-    assert again.resume()
-    assert again.step == 7
+    assert (again.resume(), again.step) == (True, 7)
     (batch,) = (batch for _, batch in zip(range(1), again.batches(1), strict=False))
     again._executor(batch)
     again.save()
@@ -70,10 +70,8 @@ def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> 
 
 def test_a_loop_that_was_left_goes_on_before_and_after_resuming(tmp_path: Path) -> None:
     def made() -> poptorch.Checkpoints:
-        checkpoints = make(tmp_path)
-        opts, rows = checkpoints._executor.options, torch.arange(18.0).view(9, 2)
-        checkpoints._loader = poptorch.DataLoader(opts.clone().randomSeed(1), rows, shuffle=True)
-        return checkpoints
+        opts, rows = options().randomSeed(1), torch.arange(18.0).view(9, 2)
+        return make(tmp_path, 0, poptorch.DataLoader(opts, rows, shuffle=True))
 
     def take(checkpoints: poptorch.Checkpoints, count: int) -> list[float]:
         batches = zip(range(count), checkpoints.batches(2), strict=False)
@@ -88,6 +86,19 @@ def test_a_loop_that_was_left_goes_on_before_and_after_resuming(tmp_path: Path) 
     assert again.resume()
     seen += take(again, 4)
     assert sorted(seen) == [2.0 * row for row in range(9)]
+
+
+@pytest.mark.parametrize("rows, others, same", [
+    (22, {}, True), (16, {"drop_last": False}, True), (18, {"drop_last": False}, False),
+    (16, {"auto_distributed_partitioning": False}, False),
+])  # fmt: skip
+def test_fewer_processes_read_what_all_read_or_say_so(rows, others, same, tmp_path, monkeypatch):
+    data = torch.ones(rows, 2)
+    make(tmp_path, 1, poptorch.DataLoader(options(), data, 4, **others)).save()
+    monkeypatch.setenv("POPDIST_PROCESSES_EACH", "2")
+    fewer = make(tmp_path, 0, poptorch.DataLoader(options(), data, 2, **others))
+    with nullcontext() if same else pytest.raises(poptorch.Error, match="with other batches"):
+        assert fewer.resume()
 
 
 def weight_of(checkpoints: poptorch.Checkpoints) -> torch.Tensor:

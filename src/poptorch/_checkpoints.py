@@ -23,6 +23,7 @@ import torch
 from . import _job
 from ._base import archive, log, trees
 from ._base.errors import AssertionFailure, Error
+from ._data.sharding import InTurn
 from ._job.rendezvous import Background
 from ._session import files, host_random, loading
 from .dataloader import DataLoader
@@ -119,8 +120,9 @@ class Checkpoints:
             Whether there was a checkpoint.
 
         Raises:
-            poptorch.Error: the model is compiled already, a file is damaged, or it belongs to
-                another model or optimizer. Nothing has changed then.
+            poptorch.Error: the model is compiled already, a file is damaged, it belongs to another
+                model or optimizer, or fewer processes would read other batches: of an iterable
+                data set, or with ``drop_last=False`` and a rest. Nothing has changed then.
         """
         executor = self._executor
         if executor.isCompiled():
@@ -154,13 +156,21 @@ class Checkpoints:
     def _check_share(self, facts: Mapping[str, Any]) -> None:
         """Processes that do the work of several must take the samples of all of these."""
         each = self._executor.options.Distributed._each
-        if each > 1 and facts["samples"] != self._samples:
-            raise Error(
-                "This job of fewer processes would train with another batch",
-                got=f"{self._samples} samples in each step, {facts['samples']} in the checkpoint; "
-                f"each process does the work of {each}",
-                fix="take the data from poptorch.DataLoader, which gives each process its share",
-            )
+        part = getattr(getattr(self._loader, "dataset", None), "part", None)
+        if each == 1:
+            return
+        if facts["samples"] != self._samples:
+            wrong = f"{self._samples} samples in each step, {facts['samples']} in the checkpoint"
+        elif not isinstance(part, InTurn):
+            wrong = "a loader that does not divide its data evenly"
+        else:
+            return
+        raise Error(
+            "This job of fewer processes would train with other batches",
+            got=f"{wrong}; each process does the work of {each}",
+            fix="take the data from a poptorch.DataLoader that divides them: of a map-style "
+            "data set, with drop_last=True unless all batches are whole",
+        )
 
     def _fill(self, saved: files.Saved, facts: Mapping[str, Any]) -> None:
         executor, optimizer = self._executor, self._executor._optimizer

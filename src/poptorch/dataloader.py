@@ -104,7 +104,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         processes = shares if auto_distributed_partitioning else 1
         each = options.Distributed._each if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
-        arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes)
+        arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes * each)
         loops = Loops(
             options.device_iterations, options.Training.gradient_accumulation,
             replicas(options), options.input_group_size,
@@ -238,7 +238,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             samples, plan.combined, plan.drop_last, process, processes
         )
         each = options.Distributed._each
-        if each > 1 and plan.drop_last:
+        if each > 1 and (plan.drop_last or not samples % (plan.combined * processes)):
             steps = options.device_iterations * options.Training.gradient_accumulation
             part = InTurn(part, each, plan.combined // (steps * each))
         if shuffles:

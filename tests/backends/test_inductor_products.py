@@ -103,12 +103,7 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     faster = {libraries.BLAS: 1.0, libraries.ONEDNN: 0.8}
     measured: list[str] = []
-
-    def times(shape: libraries.Shape) -> dict[str, float]:
-        measured.append(str(shape))
-        return faster
-
-    monkeypatch.setattr(libraries, "times_of", times)
+    monkeypatch.setattr(libraries, "times_of", lambda one: measured.append(str(one)) or faster)
     plan = trained().plan()
     assert sorted(measured) == ["256x64x512 tn"] * 2 + ["64x512x256 nt"] * 2
     assert "products by oneDNN: [64, 512] x [512, 256], [256, 64] x [64, 512]" in str(plan)
@@ -130,20 +125,13 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     ((64, 512, 256, "nt"), libraries.ONEDNN, [0.5, 1.0], False),  # disturbed, one time of two
     ((1, 512, 512, "nt"), libraries.LOOPS, [0.7], False),
     ((1, 512, 512, "nt"), libraries.LOOPS, [0.6], True),
+    ((128, 256, 512, "nt"), libraries.ONEDNN, [], True),  # measuring fails: the rule's
 ])  # fmt: skip
 def test_what_is_clearly_faster_twice_is_taken(shape, other, times, taken, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     share, made = itertools.cycle(times), libraries.Shape(*shape)
     monkeypatch.setattr(libraries, "times_of", lambda _: {libraries.BLAS: 1.0, other: next(share)})
     assert libraries.chosen(Counter([made]), True) == {made: other if taken else libraries.BLAS}
-
-
-def test_measuring_that_fails_is_no_trouble(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(libraries, "times_of", lambda shape: 1 / 0)
-    (graph,) = trained().plan().program.graphs.values()
-    chosen = libraries.choices(graph)
-    assert {libraries.by_rule(shape) for shape in chosen} == {*chosen.values()}
 
 
 @pytest.mark.parametrize("threads, cores, clock", [

@@ -64,17 +64,16 @@ def test_the_faster_number_stays_until_calls_collapse_or_it_is_tried_anew(caplog
     assert [text.partition("runs ")[2] for text in caplog.messages] == [decided, fallen, decided]
 
 
-def test_short_calls_run_on_one_thread_at_once() -> None:
-    machine = Machine(one=0.00004, two=0.00003)
-    assert [machine.call() for _ in range(9)] == [2] + [1] * 8
-    assert machine.threads.decision == "with one thread: 0.04 ms a call"
-
-
-@pytest.mark.parametrize("two, tried", [(2.0, 1), (2.9, 2), (4.0, 2)])
-def test_a_long_call_is_tried_once_where_threads_clearly_help(two: float, tried: int) -> None:
-    machine = Machine(one=3.0, two=two)
-    assert [machine.call() for _ in range(5)] == [2] + [1, 2] * tried + [2, 2] * (2 - tried)
-    assert machine.threads.chosen == (1 if two > 3.0 else 2)
+@pytest.mark.parametrize("one, two, calls, said", [
+    (4e-5, 3e-5, [2] + [1] * 8, "one thread: 0.04 ms a call"),
+    (3.0, 2.0, [2, 1, 2, 2, 2], "2 threads: 2000.00 ms a call, 3000.00 ms a call with one"),
+    (3.0, 2.9, [2, 1, 2, 1, 2], "2 threads: 2900.00 ms a call, 3000.00 ms a call with one"),
+    (3.0, 4.0, [2, 1, 2, 1, 2, 1], "one thread: 3000.00 ms a call, 4000.00 ms a call with 2"),
+])  # fmt: skip
+def test_short_calls_and_what_threads_clearly_help_are_not_tried_for_long(one, two, calls, said):
+    machine = Machine(one, two)
+    assert [machine.call() for _ in calls] == calls
+    assert machine.threads.decision == f"with {said}"
 
 
 def test_a_number_that_another_thread_sets_is_kept() -> None:
