@@ -133,6 +133,7 @@ def narrowing() -> Graph:
     ("G4", lambda: dataclasses.replace(
         graph(), inputs=(PARAM, dataclasses.replace(BATCH, shape=(4,))))),
     ("G5", narrowing),
+    ("G6", lambda: dataclasses.replace(graph(), inputs=(OUTPUT, BATCH))),
 ])  # fmt: skip
 def test_graph_rules(rule: str, broken) -> None:
     with expect(rule):

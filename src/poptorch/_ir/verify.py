@@ -21,6 +21,7 @@ RULES = {
     "G3": "a graph is pure: no operator in it writes to its arguments",
     "G4": "a slot has the shape and dtype of the traced value that it names",
     "G5": "an updated state tensor keeps its shape and dtype",
+    "G6": "a state tensor that a graph writes is one of its inputs: other outputs update nothing",
     "P1": "a program ends with its only emit",
     "P2": "every run names a graph of the program, and every graph is run",
     "P3": "a repeat has a count of at least 1 and a body",
@@ -61,6 +62,8 @@ def verify_graph(graph: Graph) -> None:
     for slot in graph.outputs:
         if slot.key in inputs and inputs[slot.key] != slot:
             raise _broken("G5", f"graph {graph.name}: {inputs[slot.key]} becomes {slot}")
+        if slot.is_state and slot.key not in inputs:
+            raise _broken("G6", f"graph {graph.name}: {slot}")
 
 
 def verify_program(program: Program) -> None:

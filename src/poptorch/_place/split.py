@@ -96,6 +96,8 @@ class Cutter:
         nodes = sorted({*own, *again}, key=self._order.__getitem__)
         results = self._results.get(stage_pass, []) + [(s, node) for node, s in handed_on.items()]
         used = {i for node in nodes for i in node.all_input_nodes} | {node for _, node in results}
+        written = {slot.key for slot, _ in results}  # an update is an input, too: rule G6
+        used |= {node for node, slot in self._inputs.items() if slot.key in written}
         reads = [(n, s) for n, s in self._inputs.items() if n in used and n not in values]
         reads += [(node, self._value(node)) for node in values]
         made = fx.Graph()

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ..._base import private
-from ..._ir import slots
+from ..._ir import slots, verify
 from ..._ir.graph import Graph, copy_node, graph_module, placeholder
 from ..._ir.operators import Operator, acts, draws, may_view, reachable, writes
 from ..._ir.program import Program, State
@@ -42,7 +42,9 @@ def prepared(program: Program, callable_from_cpp: Callable[[fx.GraphModule], boo
         return program
     prepare = _prepare(forward, hoisted)
     graphs = {"forward": _rest(forward, prepare, hoisted)}
-    return dataclasses.replace(program, graphs=graphs, prepare=prepare)
+    made = dataclasses.replace(program, graphs=graphs, prepare=prepare)
+    verify.verify_program(made)
+    return made
 
 
 def _fixed(graph: Graph) -> set[fx.Node]:
