@@ -129,20 +129,19 @@ class Batched(Numbers):
         return [torch.tensor(float(-i)) for i in indices]
 
 
-@pytest.mark.parametrize("size, others", [
-    (250, {}), (250, {"shuffle": True}), (192, {"drop_last": False}),
-])  # fmt: skip
-def test_who_does_the_work_of_two_reads_their_samples(size: int, others, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "n, others", [(250, {}), (250, {"shuffle": True}), (192, {"drop_last": False})]
+)
+def test_who_does_the_work_of_two_reads_their_samples(n: int, others, monkeypatch) -> None:
     def read(process: int, processes: int) -> list[torch.Tensor]:
         opts = loaders.options(2, 2, 3, process=process, processes=processes, seed=1)
-        made = loaders.loader(torch.arange(size), 2, opts=opts, **others)
-        each = 4 // processes  # by iteration, accumulation, process and replica
-        return [batch.view(2, 3, each, 4) for batch in made]
+        made = loaders.loader(torch.arange(n), 2, opts=opts, **others)
+        return [batch.view(2, 3, 4 // processes, 4) for batch in made]  # iteration, step, process
 
     of_four = [torch.cat(parts, 2) for parts in zip(*(read(i, 4) for i in range(4)), strict=True)]
     monkeypatch.setenv("POPDIST_PROCESSES_EACH", "2")
     of_two = [torch.cat(parts, 2) for parts in zip(*(read(i, 2) for i in range(2)), strict=True)]
-    assert len(of_two) == size // 96
+    assert len(of_two) == n // 96
     assert all(map(torch.equal, of_two, of_four))
     alone = loaders.options(2)
     alone.Distributed.disable()

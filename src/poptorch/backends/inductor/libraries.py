@@ -210,20 +210,21 @@ class Table:
         return told
 
     def _choose(self, shapes: Iterable[Shape], seconds: float) -> dict[Shape, str]:
-        told, end, met = {}, time.perf_counter() + seconds, dict[str, str]()
+        told, end, met = {}, time.perf_counter() + seconds, dict[tuple[str, bool], str]()
         for shape in shapes:
+            kind = shape.lies, is_row(shape.rows, shape.lies)
             if time.perf_counter() < end:
                 times = times_of(shape)
                 chosen, best = _usual(shape), min(times, key=times.__getitem__)
                 if _is_better(best, times, shape) and _is_better(best, times_of(shape), shape):
                     chosen = best
-                met[shape.lies] = chosen
+                met[kind] = chosen
                 other = LOOPS if LOOPS in times else ONEDNN
                 share = f"{times[other] / times[BLAS]:.2f} of {BLAS}'s {times[BLAS] * 1e3:.2f} ms"
                 told[shape] = f"{other} takes {share}"
                 log.engine.debug("Products %s: %s", shape, told[shape])
-            else:  # what the last one took that lies so
-                chosen, told[shape] = met.get(shape.lies) or by_rule(shape), "not measured"
+            else:  # what the last one of its kind took
+                chosen, told[shape] = met.get(kind) or by_rule(shape), "not measured"
             self._rows[str(shape)] = chosen
         return told
 
