@@ -69,8 +69,7 @@ def test_every_mode_yields_the_same_again_and_again(name, workers, mode):
     made = loader(dataset, num_workers=workers, **{**arguments, "opts": opts, "mode": mode})
     assert made.options is opts
     assert made.combinedBatchSize == (arguments["batch_size"] and len(expected[0]))
-    assert made.persistent_workers == (workers > 0)
-    assert len(made) == len(expected)
+    assert (made.persistent_workers, len(made)) == (workers > 0, len(expected))
     for stop in (len(expected), 1, len(expected) - 1):  # to the end, or broken off
         seen = [b.flatten().tolist() for b, _ in zip(made, range(stop), strict=False)]
         assert seen == expected[:stop]
@@ -411,8 +410,7 @@ class Backwards(Sampler):
         self.size = size
 
     def __iter__(self):
-        indices = list(range(self.size))[::-1]
-        return (indices[i : i + 2] for i in range(0, self.size, 2))
+        return (list(range(self.size))[::-1][i : i + 2] for i in range(0, self.size, 2))
 
 
 def batches(size, batch_size, drop_last=True):
@@ -465,8 +463,7 @@ def test_registered_types_are_joined(mode):
 def test_incomplete_groups(mode, drop_last, last):
     given = {"batch_sampler": batches(10, 2), "drop_last": drop_last}
     made = loader(sets.Numbers(10), opts=options(2), mode=mode, **given)
-    assert made.combinedBatchSize == 4
-    assert len(made) == 2 + len(last)
+    assert (made.combinedBatchSize, len(made)) == (4, 2 + len(last))
     for _ in range(2):
         assert values(made) == [[0, 1, 2, 3], [4, 5, 6, 7], *last]
 

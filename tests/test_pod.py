@@ -230,8 +230,7 @@ def test_collecting_a_lease_while_another_is_acquired_loses_nothing(monkeypatch)
 
     monkeypatch.setattr(_pod, "_written", collect_then_write)
     second = _pod.acquire(1)
-    assert held() == list(second.chips)
-    assert _systems.current().chips == 4
+    assert (held(), _systems.current().chips) == (list(second.chips), 4)
 
 
 X = torch.ones(1, 2)

@@ -165,5 +165,4 @@ def test_code_for_one_processor_is_not_used_on_another(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         names.add(toolchain.instructions())
         tables.add(libraries.Table().conditions)
-    assert len(names) == 3 * 3
-    assert len(tables) == 4 * 3
+    assert (len(names), len(tables)) == (3 * 3, 4 * 3)

@@ -67,6 +67,18 @@ def test_data_of_processes_is_of_one_length_and_one_order(data, said, monkeypatc
         agreement._check_data()
 
 
+@pytest.mark.parametrize("given", [1, 2])
+def test_other_replicas_than_poprun_gave_are_told(given: int, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "4")
+    monkeypatch.setenv("POPDIST_NUM_LOCAL_REPLICAS", str(given))
+    monkeypatch.setattr(agreement._job, "join", lambda *_: None)
+    opts = options(replicas=2)
+    opts.Distributed.configureProcessId(0, 2)
+    with pytest.raises(AssertionError, match="before they have met"):
+        training(Scaled(torch.tanh), opts).compile(torch.randn(4))
+    assert ("poprun gave this process 1 replicas" in caplog.text) == (given == 1)
+
+
 def test_each_is_logged_with_its_time(caplog) -> None:
     poptorch.setLogLevel("TRACE")
     with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):

@@ -121,6 +121,11 @@ def test_halves_are_smaller_and_faster() -> None:
     assert half.cycles < 0.6 * single.cycles
 
 
+def test_updates_that_read_the_gradients_of_two_weights_are_priced() -> None:
+    price = functools.partial(priced, lambda: Tower(1, 8, "tanh"), meta(4, 8), optimizer="AdamW")
+    assert price().cycles < price(max_grad_norm=1.0).cycles
+
+
 def _lasting(estimate: Estimate) -> float:
     """Bytes at the fullest moment but for what may be more in half, and the share for gaps."""
     peak = estimate.chips[0].peak
@@ -383,6 +388,5 @@ def test_a_browser_draws_every_view_inside_its_column(content, tmp_path, width, 
     page_text, colors = page.html(changed, content), f"preferredColorScheme={scheme}"
     seen = drawn(page_text, tmp_path, width, MEASURE, f"--blink-settings={colors}")
     assert (seen["ready"], seen["width"], seen["wide"]) == ("yes", str(width), "")
-    assert seen["views"].split() == list(VIEWS)
-    assert seen["color"] == color
+    assert (seen["views"].split(), seen["color"]) == (list(VIEWS), color)
     assert float(seen["fold"]) < 844

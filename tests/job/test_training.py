@@ -199,8 +199,7 @@ def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_pat
     long("weights written alone", "it exchanges digests of the weights that were written"),
 ])  # fmt: skip
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path) -> None:
-    processes = jobs.start("helpers.job_fault", [what], 2, tmp_path)
-    assert jobs.status(*processes) == 1
+    assert jobs.status(*jobs.start("helpers.job_fault", [what], 2, tmp_path)) == 1
     text = jobs.printed(tmp_path, 0)
     assert "poptorch.Error: 'poptorch_py_error': Process 1 of the job is lost" in text
     assert "process 1 of 2: " in text

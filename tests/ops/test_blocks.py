@@ -207,8 +207,7 @@ def test_annotations_are_shown_and_survive_copies_and_pickles(capsys) -> None:
     expected = plain.replace(" Linear", " BeginBlock(user_id=encoder, ipu_id=1) Linear")
     assert poptorch.module_repr(model) == expected
     poptorch.print(model)
-    assert capsys.readouterr().out == expected + "\n"
-    assert repr(model) == plain
+    assert (capsys.readouterr().out, repr(model)) == (expected + "\n", plain)
     layer = poptorch.BeginBlock(nn.Linear(4, 4), ipu_id=1)
     assert "user_id=None," in poptorch.module_repr(layer)
     ((first, _),) = {visits_of(layer)[0] for _ in range(2)}

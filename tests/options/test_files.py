@@ -177,5 +177,4 @@ def test_calls_rebuild_what_was_set(strategy):
     apply_calls(again, as_calls(options))
     assert repr(again) == repr(options)
     assert repr(again._execution_strategy) == repr(strategy)
-    assert as_calls(again) == as_calls(options)
-    assert as_calls(Options()) == ""
+    assert (as_calls(again), as_calls(Options())) == (as_calls(options), "")

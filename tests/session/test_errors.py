@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import poptorch
 from helpers import programs
-from helpers.wrapping import Graded, Scaled, infer, normal, options
+from helpers.wrapping import Graded, Scaled, infer, normal, options, training
 from poptorch._base import source
 from poptorch._base.errors import visible
 
@@ -138,6 +138,11 @@ def test_a_traceback_ends_in_the_users_line(tmp_path) -> None:
     assert set(short) == {str(script)}
     assert "'poptorch_py_error': A tensor's value is needed" in done.stderr
     assert "[critical]" not in done.stderr
+
+
+def test_what_torch_refuses_in_the_backward_pass_is_an_error_of_the_model() -> None:
+    with pytest.raises(poptorch.Error, match=r"of Scaled raised RuntimeError\n.*inplace op"):
+        training(Scaled(lambda x: x.exp().add_(1)), options())(X)
 
 
 WRONG = [

@@ -376,8 +376,7 @@ def test_a_program_that_is_replaced_goes_at_once() -> None:
     gc.collect()
     gc.disable()
     program, held = weakref.ref(executor._session.now), written(executor)
-    moving = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-    executor.setOptimizer(moving)
+    executor.setOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True))
     executor(P, Q)
     now = executor._session.weights.store.state.tensors.values()
     assert program() is None
@@ -477,8 +476,7 @@ def test_what_inference_counts_comes_down_when_it_is_asked_for(backend: str) -> 
         for mode in (True, False, True, False):
             executor.train(mode)
             counted, seen = counted + mode, seen + mode
-            assert executor(torch.ones(1)) == counted
-            assert model.count == before
+            assert (executor(torch.ones(1)), model.count) == (counted, before)
             model.seen.fill_(7.0)  # an edit that nobody copies to the device
         getattr(executor, way)()
         if way == "copyWeightsToDevice":

@@ -121,8 +121,7 @@ def check_lanes(function: Any, tensors: list[torch.Tensor]) -> None:
     if draws.seen:
         raise NotTried
     opts = options(iterations=2).outputMode(poptorch.OutputMode.All)
-    got = poptorch.inferenceModel(Calling(one), opts)(*cloned(pairs))
-    compare(got, expected, size=LARGEST)
+    compare(poptorch.inferenceModel(Calling(one), opts)(*cloned(pairs)), expected, size=LARGEST)
 
 
 def check_training(model: torch.nn.Module, batches: list[Inputs], lr: float) -> None:

@@ -105,29 +105,26 @@ class _TrainingGraphs:
 
     def fused(self) -> dict[str, Graph]:
         scaled = self._lowered(self.accumulation.scale(self.gradients))
-        return {"step": compose("step", [self.micro, scaled, self._update(scaled)])}
+        return {"step": compose("step", [self.micro, scaled, self._update()])}
 
     def _ending(self, descaling: Callable[[Sequence[Slot]], SlotFunction]) -> dict[str, Graph]:
         descaled = self._lowered(descaling(self.own))
-        graphs = {"update": compose("update", [descaled, self._update(descaled)])}
+        graphs = {"update": compose("update", [descaled, self._update()])}
         of_parts = [slot for slot in self.own if slot.weight in self.parts]
         if of_parts:
             parts = [slot for slot in self.updated if slot.path in self.parts]
             first = lower(descaling(of_parts))
-            dtype = gradient_dtype(descaled)
-            own = _update.own_squares(self.optim, parts, dtype)
+            own = _update.own_squares(self.optim, parts)
             if own is not None:
                 emptied = {slot.key for slot in first.outputs}
                 graphs["squares"] = compose("squares", [first, lower(own)], drop=emptied)
         return graphs
 
-    def _update(self, source: Graph) -> Graph:
-        rounding, dtype = self.spec.precision.stochastic_rounding, gradient_dtype(source)
+    def _update(self) -> Graph:
+        rounding = self.spec.precision.stochastic_rounding
         named = [short for short, long, *_ in self.spec.anchors if long == slots.NORM]
         norms = [slots.anchor(short, (), torch.float32) for short in named]
-        return self._lowered(
-            _update.lower(self.optim, self.updated, dtype, rounding, self.parts, norms)
-        )
+        return self._lowered(_update.lower(self.optim, self.updated, rounding, self.parts, norms))
 
     def _lowered(self, function: SlotFunction) -> Graph:
         self.initial |= function.initial
@@ -194,11 +191,6 @@ def _buckets(accums: Sequence[Slot], most: int, first: int) -> tuple[Bundle, ...
         members, size = laid_out(chunk)
         buckets.append(Bundle(slots.exchanged(index, size, chunk[0].dtype), members))
     return tuple(buckets)
-
-
-def gradient_dtype(source: Graph) -> torch.dtype | None:
-    dtypes = {slot.dtype for slot in source.gradients}
-    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

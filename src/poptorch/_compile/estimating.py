@@ -158,5 +158,4 @@ def _one_replica(spec: Spec) -> Spec:
 
 
 def _shortest(spec: Spec) -> Spec:
-    loops = replace(spec.loops, iterations=1, accumulation=min(spec.loops.accumulation, 2))
-    return replace(spec, loops=loops)
+    return replace(spec, loops=Loops(accumulation=min(spec.loops.accumulation, 2)))

@@ -13,7 +13,6 @@ from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
 from .._ir.schedule import Workload
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec, Strategy
-from .build import gradient_dtype
 from .lower import Make, lower, lower_by_example
 
 Graphs = Mapping[StagePass, Graph]
@@ -43,8 +42,7 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
         adding = traced(accumulation.accumulate, gradients, rounding)
         scale = accumulation.finish
     scaled = traced(scale, gradients)
-    dtype = gradient_dtype(scaled)
-    update = traced(lambda p: _update.lower(optim, p, dtype, rounding), micro.trained)
+    update = traced(lambda p: _update.lower(optim, p, rounding), micro.trained)
     return adding, compose("update", [scaled, update])
 
 

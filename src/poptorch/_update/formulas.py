@@ -52,6 +52,11 @@ def storage_dtype(settings: Settings, name: str) -> torch.dtype:
     return dtype
 
 
+def compute_dtype(stored: torch.dtype) -> torch.dtype:
+    """Arithmetic inside one update is float32, whatever the storage (or float64 for such)."""
+    return torch.promote_types(stored, torch.float32)
+
+
 def is_constant(value: Scalar, number: float) -> bool:
     return not isinstance(value, Tensor) and value == number
 

@@ -15,7 +15,7 @@ from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Reduction
 from ..enums import MeanReductionStrategy, ReductionType
-from .formulas import Scalar, materialised, plus_scaled, scaled, storage_dtype
+from .formulas import Scalar, compute_dtype, materialised, plus_scaled, scaled, storage_dtype
 
 _EDGE = 0.125 * torch.finfo(torch.float16).max
 _THRESHOLD = 1e-7
@@ -58,7 +58,7 @@ class Accumulation:
                 count = tensors[slots.MICRO.key].to(torch.float64 if wide else torch.float32) + 1
                 weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
             for gradient, accum in zip(gradients, accums, strict=True):
-                own = torch.promote_types(accum.dtype, torch.float32)
+                own = compute_dtype(accum.dtype)
                 old, new = tensors[accum.key].to(own), tensors[gradient.key].to(own)
                 result = plus_scaled(scaled(old, weights["kept"]), new, weights["share"])
                 results[accum.key] = result.to(accum.dtype)
@@ -92,7 +92,7 @@ class Accumulation:
         The results have at least float32: un-scaling in half would lose what the scale protected.
         """
         pairs = [
-            (source, slots.gradient(slot, torch.promote_types(slot.dtype, torch.float32)))
+            (source, slots.gradient(slot, compute_dtype(slot.dtype)))
             for source, slot in zip(sources, gradients, strict=True)
         ]
         watched = self._watched(gradients if counted else sources)

@@ -21,6 +21,7 @@ from .formulas import (
     Scalars,
     Settings,
     Tensors,
+    compute_dtype,
     materialised,
     scaled,
 )
@@ -33,7 +34,6 @@ _Step = tuple[torch.Tensor, torch.Tensor, Tensors, Scalars]
 def lower(
     spec: OptimSpec,
     params: Sequence[Slot],
-    gradient_dtype: torch.dtype | None = None,
     stochastic_rounding: bool = False,
     in_parts: Collection[str] = (),
     norms: Sequence[Slot] = (),
@@ -42,7 +42,6 @@ def lower(
 
     Args:
         params: the parameters that have a gradient; others, and those in no group, are left alone.
-        gradient_dtype: None for that of each parameter.
         stochastic_rounding: round what is stored in half at random; the function then advances
             ``rng.rounding``, a 0-d int64 that starts at the seed.
         in_parts: paths of those that are this process's parts of weights. Where norms of the whole
@@ -50,7 +49,7 @@ def lower(
         norms: where the norm of all gradients goes besides, where these are clipped by it.
     """
     algorithm = ALGORITHMS[spec.algorithm]
-    groups = _groups_of(spec, params, gradient_dtype)
+    groups = _groups_of(spec, params)
     weights = [weight for group in groups for weight in group.weights]
     partial = [weight for weight in weights if weight.slot.path in in_parts]
     squares = _squares_slot(spec, partial)
@@ -84,7 +83,7 @@ def lower(
             for weight, (value, gradient, state, values) in group.steps(clip, tensors):
                 if squares is not None and not spec.clips and weight.slot.path in places:
                     at = places[weight.slot.path]
-                    own = tensors[squares.key][at : at + SQUARES].to(weight.compute_dtype)
+                    own = tensors[squares.key][at : at + SQUARES].to(weight.gradient.dtype)
                     values = {**values, **{f"square_{i}": own[i] for i in range(SQUARES)}}
                 updated, state = algorithm.step(value, gradient, state, values)
                 stored = store(updated, weight.slot.dtype)
@@ -102,13 +101,8 @@ class _Weight:
     """A weight, or what stands for several or for a part of one."""
 
     slot: Slot
-    gradient: Slot
+    gradient: Slot  # of the type that the update computes in
     moments: tuple[tuple[Moment, Slot], ...]
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Arithmetic inside one update is float32, whatever the storage (or float64 for such)."""
-        return torch.promote_types(self.slot.dtype, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -131,15 +125,13 @@ class _Group:
         values = materialised(self.algorithm.prepare(self.settings, hyper, count))
         factor = -clip if self.settings["maximize"] else clip
         for weight in self.weights:
-            dtype = weight.compute_dtype
-            gradient = scaled(tensors[weight.gradient.key].to(dtype), factor)
+            dtype = weight.gradient.dtype
+            gradient = scaled(tensors[weight.gradient.key], factor)
             state = {m.name: tensors[slot.key].to(dtype) for m, slot in weight.moments}
             yield weight, (tensors[weight.slot.key].to(dtype), gradient, state, values)
 
 
-def _groups_of(
-    spec: OptimSpec, params: Sequence[Slot], gradient_dtype: torch.dtype | None
-) -> list[_Group]:
+def _groups_of(spec: OptimSpec, params: Sequence[Slot]) -> list[_Group]:
     algorithm = ALGORITHMS[spec.algorithm]
     by_path = {param.path: param for param in params}
     groups = []
@@ -150,7 +142,7 @@ def _groups_of(
         weights = tuple(
             _Weight(
                 param,
-                slots.gradient(param, gradient_dtype),
+                slots.gradient(param, compute_dtype(param.dtype)),
                 tuple((m, slots.moment(m.name, param, _kept_in(m, param))) for m in moments),
             )
             for param in (by_path[path] for path in group.params if path in by_path)
@@ -189,17 +181,15 @@ def _squares_slot(spec: OptimSpec, partial: Sequence[_Weight]) -> Slot | None:
     if not partial or not (spec.clips or measures):
         return None
     assert not (spec.clips and measures), "what is clipped by a norm has none of its own"
-    wide = any(weight.compute_dtype == torch.float64 for weight in partial)
+    wide = any(weight.gradient.dtype == torch.float64 for weight in partial)
     count = 1 if spec.clips else len(partial) * SQUARES
     return slots.squares(count, torch.float64 if wide else torch.float32)
 
 
-def own_squares(
-    spec: OptimSpec, parts: Sequence[Slot], gradient_dtype: torch.dtype | None
-) -> SlotFunction | None:
+def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
     """Return the function to the squares of a process's parts of weights, if the update has any."""
     measure = ALGORITHMS[spec.algorithm].squares
-    groups = _groups_of(spec, parts, gradient_dtype)
+    groups = _groups_of(spec, parts)
     weights = [weight for group in groups for weight in group.weights]
     squares = _squares_slot(spec, weights)
     if squares is None:
@@ -222,7 +212,7 @@ def own_squares(
 
 
 def _sums_of_squares(weights: Iterable[_Weight], tensors: _Tensors) -> list[torch.Tensor]:
-    gradients = [tensors[w.gradient.key].to(w.compute_dtype) for w in weights]
+    gradients = [tensors[w.gradient.key] for w in weights]
     return [(each * each).sum() for each in gradients]
 
 

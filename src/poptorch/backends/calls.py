@@ -5,6 +5,7 @@ Bits stay, but for steps of Adam: see ``fused_steps``.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -71,13 +72,11 @@ def _compute_in_place(graph: fx.Graph) -> None:
     nothing.
     """
     storages = _Storages(graph)
-    order = storages.order
-    last = max((at for node, at in order.items() if not _cannot_fail(node)), default=-1)
+    late = set(itertools.takewhile(_cannot_fail, reversed(graph.nodes)))
     for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
         place, value = copy.args
         is_returned = any(user.op == "output" for user in storages.readers(value))
-        late = order.get(value, -1) > last and not is_returned
-        if late and storages.compute_into(value, place, copy):
+        if value in late and not is_returned and storages.compute_into(value, place, copy):
             graph.erase_node(copy)
     for node in graph.nodes:
         for operand in node.all_input_nodes:
