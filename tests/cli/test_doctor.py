@@ -114,7 +114,7 @@ def test_a_script_runs_to_its_end_with_its_arguments(script, capsys) -> None:
 
 MODULES = """
 print("at the top")
-made = torch.nn.Linear(2, 1)
+made, torchs = torch.nn.Linear(2, 1), torch.nn.AdaptiveLogSoftmaxWithLoss(4, 4, [2])
 class Product(torch.nn.Module):
     def forward(self, x):
         return x @ torch.ones(5, 2)
@@ -138,7 +138,7 @@ class Named(torch.nn.Linear):
     (["--calls", "3", "FILE", "--epochs", "1"], 2,
      "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n"),
     (["FILE:made"], 0, "Importing FILE, to make made and search its source\nat the top\n"),
-    (["FILE:made"], 0, "With shapes forward is tried"),
+    (["FILE:torchs"], 0, "With shapes forward is tried"),
     (["FILE:made", "3,2"], 0, "Importing FILE, to make made and run its forward once\n"),
     (["FILE:Product", "2,3"], 1, "mat1 and mat2 shapes cannot be multiplied"),
     (["FILE:Refusing", "2,3"], 1, "ValueError: rows of three only"),

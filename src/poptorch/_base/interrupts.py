@@ -30,17 +30,13 @@ class deferred:  # noqa: N801 (used as a function)
     __slots__ = ("_mine", "_swapped")
 
     def __enter__(self) -> None:
-        global _depth, _handlers, _theirs
+        global _depth
         self._swapped: dict[int, Handler] = {}
         self._mine = threading.get_ident() == _main
         if not self._mine:
             return
         if not _depth:
-            handlers = list(map(_signal.getsignal, _NUMBERS))
-            if handlers != _handlers:
-                present = zip(_NUMBERS, handlers, strict=True)
-                _theirs = {number: handler for number, handler in present if callable(handler)}
-                _handlers = handlers
+            self._look()
             self._swapped = _theirs
             try:
                 for number in _theirs:
@@ -50,6 +46,14 @@ class deferred:  # noqa: N801 (used as a function)
                 raise
         _depth += 1
 
+    def _look(self) -> None:
+        global _handlers, _theirs
+        handlers = list(map(_signal.getsignal, _NUMBERS))
+        if handlers != _handlers:
+            present = zip(_NUMBERS, handlers, strict=True)
+            _theirs = {number: handler for number, handler in present if callable(handler)}
+            _handlers = handlers
+
     def __exit__(self, *_: object) -> None:
         global _depth
         if not self._mine:
@@ -58,6 +62,19 @@ class deferred:  # noqa: N801 (used as a function)
         if not _depth:
             _put_back(self._swapped)
             check()
+
+
+class deferred_known(deferred):  # noqa: N801
+    """Of signals whose handlers are as they were: looking at all takes longer than a small model.
+
+    For what writes no weights: a handler that is new since then runs at once.
+    """
+
+    __slots__ = ()
+
+    def _look(self) -> None:
+        if not _theirs or any(_signal.getsignal(n) is not known for n, known in _theirs.items()):
+            super()._look()
 
 
 def _put_back(handlers: dict[int, Handler]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -107,6 +107,16 @@ class Inputs:
             given = bound.tensors
         return given, self._prepare(given)
 
+    def as_before(self, arguments: Arguments) -> list[torch.Tensor] | None:
+        """Return the tensors of a call that may go to the device as they are, or None."""
+        given = self._quick(arguments)
+        if given is None:
+            return None
+        for tensor, ready in zip(given, self._ready, strict=True):
+            if not _is_ready(tensor, ready):
+                return None
+        return given
+
     def takes(self, arguments: Arguments) -> bool:
         """Tell whether a call is of this kind."""
         given = self._quick(arguments)
@@ -147,20 +157,9 @@ class Inputs:
     def _prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         result = []
         for at, (tensor, ready) in enumerate(zip(tensors, self._ready, strict=True)):
-            dtype, shape, strides, is_cpu = ready
-            try:
-                if (
-                    tensor.dtype is dtype
-                    and tensor.shape == shape
-                    and tensor.is_cpu is is_cpu
-                    and tensor.stride() == strides
-                    and not tensor.requires_grad
-                    and tensor.data_ptr()
-                ):
-                    result.append(tensor)
-                    continue
-            except RuntimeError:  # from tensors that have no memory, or no shape
-                pass
+            if _is_ready(tensor, ready):
+                result.append(tensor)
+                continue
             self._compare(at, tensor)
             result.append(self._device_form(at, tensor))
         return result
@@ -203,6 +202,22 @@ class Inputs:
     def _device_dtype(self, dtype: torch.dtype) -> torch.dtype:
         # Integers stay: torch's own operators want 64-bit indices and labels.
         return narrowed(dtype) if self._narrow and dtype.is_floating_point else dtype
+
+
+def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
+    """Whether a tensor is what the device reads, as it is."""
+    dtype, shape, strides, is_cpu = ready
+    try:
+        return (
+            tensor.dtype is dtype
+            and tensor.shape == shape
+            and tensor.is_cpu is is_cpu
+            and tensor.stride() == strides
+            and not tensor.requires_grad
+            and bool(tensor.data_ptr())
+        )
+    except RuntimeError:  # from tensors that have no memory, or no shape
+        return False
 
 
 def _mismatch(title: str, detail: str) -> None:

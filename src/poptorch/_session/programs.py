@@ -36,6 +36,14 @@ class Variant:
         self.indices = Indices(compiled.ranges(), compiled.preconditions, paths)
         self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
+        runtime = self.spec.runtime
+        # Whether calls are so alike that one like the last one needs nothing looked up.
+        self.repeats = not (
+            self.spec.training or self.spec.runs_together or self.spec.anchors
+            or runtime.report is not None or runtime.cycle_count or runtime.programs > 1
+            or mode[1] is not None or self.indices.ranges or self.changed_inputs
+            or self.synthetic is not None
+        )  # fmt: skip
 
     def tensor_names(self) -> list[str]:
         """Return the names of the program's tensors, those that can be anchored first."""

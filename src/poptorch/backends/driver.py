@@ -92,6 +92,31 @@ class LoopExecutable:
                 raise
         return collector.results()
 
+    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Do a call like the last one; None where it takes more than one graph's results."""
+        bound, name = state.bound, self._alone
+        if not name or bound is None or bound[0] is not self:
+            return None
+        if bound[1] not in (None, state.writes.count) or stopwatch.is_on():
+            return None
+        with torch.set_grad_enabled(False), self._threads:
+            return list(bound[2][name].call(batch))
+
+    @functools.cached_property
+    def _alone(self) -> str:
+        """The graph that is the whole program, which writes and draws nothing; "" if there is none.
+
+        So there is nothing to gather, to seed or to roll back.
+        """
+        program, wanted = self._program, self._wanted
+        several = len(self._points) > 1 or len(program.graphs) > 1 or program.lanes is not None
+        if several or self._writes or self._random:
+            return ""
+        ((name, graph),) = program.graphs.items()
+        emitted = [slot.key for slot in returned(graph)]
+        whole = emitted == list(wanted.modes) and all(map(wanted.of(0).get, emitted))
+        return name if whole and not wanted.sums else ""
+
     def _loop(self, state: State, slices: Slices, collector: Collector) -> None:
         runs = self._bind(state)
         if self._random:
@@ -201,16 +226,26 @@ class _BoundRun:
             arguments[place] = torch.tensor(float(count), device=self._device)
         for place, key in self._taken:
             arguments[place] = self._handed.pop(key)
+        results = self._results(arguments)
+        for place, key in self._given:
+            self._handed[key] = results[place]
+        return results
+
+    def call(self, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run where a batch is what one run reads."""
+        arguments = list(self._arguments[0])
+        for place, given in self._batch:
+            arguments[place] = batch[given]
+        return self._results(arguments)
+
+    def _results(self, arguments: list[torch.Tensor | None]) -> Sequence[torch.Tensor]:
         try:
-            results = self._function(arguments)  # type: ignore[arg-type]
+            return self._function(arguments)  # type: ignore[arg-type]
         except (RuntimeError, IndexError) as error:
             better = explained(error, self._graph, arguments)
             if better is error:
                 raise
             raise better from error
-        for place, key in self._given:
-            self._handed[key] = results[place]
-        return results
 
     def _before(self, point: Point) -> int:
         """How many runs of its kind came before this one in the same update."""

@@ -39,6 +39,15 @@ class Executable(Protocol):
         ...
 
 
+def repeated(
+    executable: Executable, state: State, batch: Sequence[torch.Tensor]
+) -> list[torch.Tensor] | None:
+    """Do a call like the last one briefly, if the executable can; nothing has happened since."""
+    repeat = getattr(executable, "repeat", None)
+    results: list[torch.Tensor] | None = None if repeat is None else repeat(state, batch)
+    return results
+
+
 def device_of(executable: Executable) -> torch.device:
     """Return where an executable wants the device's tensors: the CPU, if it does not say."""
     return getattr(executable, "device", torch.device("cpu"))
