@@ -18,7 +18,7 @@ from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
-from ..backends.protocol import repeated
+from ..backends.protocol import repeats
 from ..backends.reference import Reference
 from . import helper
 from .cache import Store, key_of, store_of
@@ -185,10 +185,13 @@ class Tiered:
                 self._slow.append(seconds)
         return results
 
-    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        if self.waiting or self._fast is not None:
-            return None
-        return repeated(self._current, state, batch)
+    @property
+    def repeats(self) -> bool:
+        return not self.waiting and self._fast is None and repeats(self._current)
+
+    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        assert repeats(self._current)
+        return self._current.repeat(state, batch)
 
     def report(self) -> Report:
         if not self.waiting:

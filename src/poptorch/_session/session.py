@@ -15,7 +15,7 @@ from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error
 from .._ir.spec import Spec
 from .._residency import Event, locked
-from ..backends.protocol import repeated
+from ..backends.protocol import Repeating, repeats
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting, wrapping
@@ -190,11 +190,11 @@ class Session:
     def _call(self, arguments: Arguments) -> Any:
         started = time.perf_counter()
         now = self.programs.all[-1]
-        if now.repeats and (batch := self._as_before(now, arguments)):
+        executable = now.compiled.executable
+        if now.repeats and repeats(executable) and (batch := self._as_before(now, arguments)):
             taken = time.perf_counter()
-            again = self._repeat(now, batch)
-            if again is not None:
-                return self._returned(now, again, started, taken)
+            results = self._repeat(now, executable, batch)
+            return self._returned(now, results, (started, taken, time.perf_counter()))
         now = self._program_for(arguments)
         started = time.perf_counter()
         device = self.weights.device
@@ -203,11 +203,12 @@ class Session:
         given, batch = now.inputs.convert(arguments)
         taken = time.perf_counter()
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
+        ready = time.perf_counter()
         if self.optimizer is not None:
             self.reports.look_at_loss(now, results)
         if now.changed_inputs and now.synthetic is None:
             return_inputs(now.changed_inputs, given, batch)
-        return self._returned(now, results, started, taken)
+        return self._returned(now, results, (started, taken, ready))
 
     def _as_before(self, now: Variant, arguments: Arguments) -> list[torch.Tensor] | None:
         """Return the batch of a call before which nothing has happened since the last one."""
@@ -219,23 +220,25 @@ class Session:
         faults.check("run")
         return now.inputs.as_before(arguments)
 
-    def _repeat(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    def _repeat(
+        self, now: Variant, executable: Repeating, batch: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
         assert now.store is not None
         try:
             with interrupts.deferred_known():
-                return repeated(now.compiled.executable, now.store.state, batch)
+                return executable.repeat(now.store.state, batch)
         except BaseException as error:
             now.indices.explain(error, batch, now.store.state)
             raise
 
     def _returned(
-        self, now: Variant, results: list[torch.Tensor], started: float, taken: float
+        self, now: Variant, results: list[torch.Tensor], before: tuple[float, float, float]
     ) -> Any:
-        ready = time.perf_counter()
+        """Return what ``forward`` does; ``before``: when the call began, ran and was ready."""
         returned = now.outputs.build(results[: now.outputs.count])
-        moments = (started, taken, ready, time.perf_counter())
+        moments = (*before, time.perf_counter())
         self.last = moments, now.anchors(results) if now.spec.anchors else {}
-        self.took.append(moments[-1] - started)
+        self.took.append(moments[-1] - moments[0])
         if now.spec.runtime.report is not None or now.spec.runtime.cycle_count:
             self.reports.called(now, moments)
         return returned

@@ -92,30 +92,21 @@ class LoopExecutable:
                 raise
         return collector.results()
 
-    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Do a call like the last one; None where it takes more than one graph's results."""
-        bound, name = state.bound, self._alone
-        if not name or bound is None or bound[0] is not self:
-            return None
-        if bound[1] not in (None, state.writes.count) or stopwatch.is_on():
-            return None
-        with torch.set_grad_enabled(False), self._threads:
-            return list(bound[2][name].call(batch))
-
     @functools.cached_property
-    def _alone(self) -> str:
-        """The graph that is the whole program, which writes and draws nothing; "" if there is none.
-
-        So there is nothing to gather, to seed or to roll back.
-        """
+    def repeats(self) -> bool:
+        """Whether one graph is all, which writes and draws nothing: there is nothing to undo."""
         program, wanted = self._program, self._wanted
         several = len(self._points) > 1 or len(program.graphs) > 1 or program.lanes is not None
-        if several or self._writes or self._random:
-            return ""
-        ((name, graph),) = program.graphs.items()
+        if several or self._writes or self._random or self.by_call or wanted.sums:
+            return False
+        (graph,) = program.graphs.values()
         emitted = [slot.key for slot in returned(graph)]
-        whole = emitted == list(wanted.modes) and all(map(wanted.of(0).get, emitted))
-        return name if whole and not wanted.sums else ""
+        return emitted == list(wanted.modes) and all(map(wanted.of(0).get, emitted))
+
+    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.set_grad_enabled(False), self._threads:
+            (run,) = self._bind(state).values()
+            return list(stopwatch.action(run.name, run.call, batch))
 
     def _loop(self, state: State, slices: Slices, collector: Collector) -> None:
         runs = self._bind(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -39,13 +39,18 @@ class Executable(Protocol):
         ...
 
 
-def repeated(
-    executable: Executable, state: State, batch: Sequence[torch.Tensor]
-) -> list[torch.Tensor] | None:
-    """Do a call like the last one briefly, if the executable can; nothing has happened since."""
-    repeat = getattr(executable, "repeat", None)
-    results: list[torch.Tensor] | None = None if repeat is None else repeat(state, batch)
-    return results
+class Repeating(Executable, Protocol):
+    """One that does a call like the last one, with nothing in between, in a shorter way."""
+
+    repeats: bool  # whether it can, now
+
+    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Do such a call of a program that writes no state."""
+        ...
+
+
+def repeats(executable: Executable) -> TypeGuard[Repeating]:
+    return getattr(executable, "repeats", False)
 
 
 def device_of(executable: Executable) -> torch.device:

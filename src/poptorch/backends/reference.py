@@ -105,9 +105,6 @@ class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an
 class _CheckedExecutable(LoopExecutable):
     by_call = True
 
-    def repeat(self, *_: object) -> None:
-        """Have each call done the long way, which says where it fails."""
-
     def _run(self, run: Any, point: Point, slices: Any, collector: Collector) -> None:
         try:
             super()._run(run, point, slices, collector)

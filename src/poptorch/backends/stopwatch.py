@@ -70,10 +70,6 @@ def timing(watch: Stopwatch | None) -> contextlib.AbstractContextManager[None]:
     return holding(_current, watch)
 
 
-def is_on() -> bool:
-    return _current.get() is not None
-
-
 def action(name: str, do: Callable[..., Any], *args: object) -> Any:
     watch = _current.get()
     return do(*args) if watch is None else watch.action(name, do, *args)
