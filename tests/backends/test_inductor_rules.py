@@ -38,12 +38,12 @@ GEOMETRIES = [((9, 8), (kernel, kernel + 1), stride, padding, dilation)
 OTHER_DIMENSIONS = [(space, (3,) * len(space), 2, 1, 1) for space in ((11,), (5, 4, 6))]
 
 
-@pytest.mark.parametrize("rows", [BATCH, 2])
+@pytest.mark.parametrize("rows, channels", [(BATCH, 3), (2, 3), (2, 8)])
 @pytest.mark.parametrize("geometry", GEOMETRIES + OTHER_DIMENSIONS)
-def test_convolution(geometry: tuple, rows: int) -> None:
+def test_convolution(geometry: tuple, rows: int, channels: int) -> None:
     space, kernel, *numbers = geometry
     rank = len(space)
-    x, w, b = torch.randn(rows, 3, *space), torch.randn(5, 3, *kernel), torch.randn(5)
+    x, w, b = torch.randn(rows, channels, *space), torch.randn(5, channels, *kernel), torch.randn(5)
     args = (*([number] * rank for number in numbers), False, [0] * rank, 1)
     y = aten.convolution(x, w, b, *args)
     same(convolution(x, w, b, *args), y)
@@ -55,11 +55,18 @@ def test_convolution(geometry: tuple, rows: int) -> None:
     same(convolution(x, w, None, *args), aten.convolution(x, w, None, *args))
 
 
-def test_what_takes_less_than_a_call_of_a_library_is_loops() -> None:
+@pytest.mark.parametrize("outputs, size, kernel, is_product", [
+    (16, 6, 3, True), (64, 20, 3, False), (8, 40, 3, False), (64, 40, 1, True), (4096, 1, 1, False),
+])  # fmt: skip
+def test_what_takes_less_than_a_call_of_a_library(outputs, size, kernel, is_product) -> None:
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    looped = make_fx(lambda *inputs: convolution(*inputs, None, *args))
-    found = looped(torch.randn(1, 16, 6, 6), torch.randn(16, 16, 3, 3)).graph.nodes
-    assert aten.convolution.default not in {node.target for node in found}
+    traced = make_fx(lambda *inputs: convolution(*inputs, None, *args), tracing_mode="fake")
+    found = traced(torch.empty(1, 64, size, size), torch.empty(outputs, 64, kernel, kernel))
+    targets = {node.target for node in found.graph.nodes}
+    assert (aten.mm.default in targets) is (aten.convolution.default not in targets) is is_product
+
+
+def test_a_row_with_columns_in_one_piece_is_loops() -> None:
     row, weight = torch.randn(1, 40), torch.randn(24, 40).t()
     same(row_product(row, weight), row @ weight)
     others = [(row.double(), weight), (torch.randn(2, 40), weight), (row, weight.contiguous())]
@@ -71,6 +78,7 @@ def test_convolutions_left_to_the_library(
     channels: int, outputs: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(windows, "_SMALL", 0)
+    monkeypatch.setattr(windows, "_MOST_GATHERED", 0)
     x, w = torch.randn(BATCH - 1, channels, 5, 6), torch.randn(outputs, channels // groups, 3, 3)
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], groups)
     y = convolution(x, w, None, *args)

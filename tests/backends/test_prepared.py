@@ -90,10 +90,22 @@ def test_new_weights_are_prepared_however_they_come(library, monkeypatch) -> Non
     assert when in str(executor.plan())
     described = executor.plan().describe().partition("graph forward")[2]
     assert "norm" not in described
-    assert described.count("packed_convolution.default(") == 3
+    assert described.count("packed_convolution.default(") == 2
     assert described.count("packed_product.default(") == 2 * (library == libraries.ONEDNN)
     assert described.count("in  value.clone_default") == (library == libraries.TURNED)
     change(executor, model, x)
+
+
+def test_small_convolutions_read_weights_that_lie_tap_by_tap(monkeypatch) -> None:
+    monkeypatch.setattr(windows, "_SMALL", 1 << 20)
+    model, x = nn.Sequential(nn.Conv2d(8, 6, 3, 2, 1), nn.BatchNorm2d(6)).eval(), normal(2, 8, 5, 6)
+    executor = compiled(model)
+    same(executor, model, x)
+    described = executor.plan().describe().partition("graph forward")[2]
+    assert described.count("in  value.clone_default: float32[3, 3, 8, 6]") == 1
+    assert not re.search("packed|batch_norm", described)
+    executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
+    same(executor, model, x)
 
 
 def test_onnx_runtime_evaluates_models(tmp_path) -> None:

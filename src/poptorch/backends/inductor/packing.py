@@ -147,10 +147,13 @@ class _Packing:
         stride, padding, dilation, transposed, _, groups = geometry
         known = self._fixed.issuperset(each for each in (weight, bias) if each is not None)
         value = x.meta["val"]  # type: ignore[union-attr]
-        if transposed or not known or not is_float(x, weight, bias) or value.dim() != 4:
-            return
         sizes = value, weight.meta["val"], *geometry  # type: ignore[union-attr]
-        if self._rules.windows(*sizes) is not None or self._rules.small(*sizes) is not None:
+        if transposed or not known or self._rules.windows(*sizes) is not None:
+            return
+        if self._rules.small(*sizes) is not None:
+            self._lay_taps(node, weight)  # type: ignore[arg-type]
+            return
+        if not is_float(x, weight, bias) or value.dim() != 4:
             return
         stride, padding, dilation = (_both(each) for each in (stride, padding, dilation))
         how = padding, stride, dilation, groups, list(value.shape)
@@ -202,11 +205,16 @@ class _Packing:
         """Let rows or columns of a weight lie each in one piece."""
         if weight.meta["val"].stride()[by_row] == 1:
             return
-        source = weight if by_row else call(node, aten.t.default, weight)
-        copy = call(node, aten.clone.default, source)
-        copy.kwargs = {"memory_format": torch.contiguous_format}
-        copy.meta["val"] = source.meta["val"].contiguous()
+        copy = _copy(node, weight if by_row else call(node, aten.t.default, weight))
         node.replace_input_with(weight, copy if by_row else call(node, aten.t.default, copy))
+
+    def _lay_taps(self, node: fx.Node, weight: fx.Node) -> None:
+        """Let a weight lie as the product of gathered windows reads it."""
+        dims = range(weight.meta["val"].dim())
+        order = *dims[2:], 1, 0
+        copy = _copy(node, call(node, aten.permute.default, weight, order))
+        back = tuple(order.index(each) for each in dims)
+        node.replace_input_with(weight, call(node, aten.permute.default, copy, back))
 
     def _pack(self, node: fx.Node, reorder: Any, weight: Any, *how: Any) -> fx.Node:
         """Return the packed weight, the same for those who read it alike."""
@@ -220,6 +228,14 @@ class _Packing:
             plain.meta = packed.meta = {**node.meta, "val": value}
             self._packed[key] = packed
         return self._packed[key]
+
+
+def _copy(like: fx.Node, source: fx.Node) -> fx.Node:
+    """Add a copy that lies row by row."""
+    copy = call(like, aten.clone.default, source)
+    copy.kwargs = {"memory_format": torch.contiguous_format}
+    copy.meta["val"] = source.meta["val"].contiguous()
+    return copy
 
 
 def _both(sizes: Any) -> list[int]:
