@@ -37,8 +37,7 @@ def report(priced: Estimate, tmp_path_factory: pytest.TempPathFactory) -> pva.Re
 def test_target_and_memory(report: pva.Report, priced: Estimate) -> None:
     target = report.compilation.target
     assert (target.numTiles, target.numIPUs, target.numReplicas) == (2 * 1472, 2, 1)
-    assert target.totalMemory == 2 * 1472 * (624 << 10)
-    assert target.clockFrequency == 1.85e9
+    assert (target.totalMemory, target.clockFrequency) == (2 * 1472 * (624 << 10), 1.85e9)
     assert target.architecture == pva.IPU.Architecture.Ipu2
     tiles = report.compilation.tiles
     assert len(tiles) == target.numTiles

@@ -247,8 +247,7 @@ def test_all_of_it_is_imported_without_hiding_anything_of_python_or_torch() -> N
     del names["__builtins__"]
     assert not names.keys() & vars(builtins).keys()
     assert not [name for name, value in names.items() if inspect.ismodule(value)]
-    assert names.keys() == set(poptorch.__all__)
-    assert len(poptorch.__all__) == len(names)
+    assert (names.keys(), len(poptorch.__all__)) == (set(poptorch.__all__), len(names))
     public = {name for name in vars(poptorch) if not name.startswith("_")}
     modules = {name for name in public if inspect.ismodule(getattr(poptorch, name))}
     assert public - modules - names.keys() == {"print"}

@@ -178,8 +178,7 @@ def test_a_model_stops_fitting_where_its_fullest_tile_does() -> None:
     assert max(eleven.chips[0].tiles) <= 624 << 10 < max(fourteen.chips[0].tiles)
     culprit = fourteen.culprit
     assert (culprit.category, culprit.module, culprit.chip) == ("weights", "layers.0", 0)
-    assert culprit.bytes == 14 * wide * wide * 4
-    assert culprit.tensor == "param.layers.0.weight"
+    assert (culprit.bytes, culprit.tensor) == (14 * wide * wide * 4, "param.layers.0.weight")
     assert "layer(x)" in culprit.line
     assert fourteen.chips[0].limit == limit
     assert culprit.over == pytest.approx(100 * (fourteen.chips[0].bytes / limit - 1))
@@ -206,8 +205,7 @@ def test_pipelines_keep_more_the_earlier_the_stage_but_for_what_is_off_chip() ->
 def test_files(pipeline: Estimate, tmp_path) -> None:
     pipeline.to_json(tmp_path / "estimate.json")
     read = json.loads((tmp_path / "estimate.json").read_text())
-    assert read["format"] == profile.FORMAT
-    assert read["estimated"]["cycles"] == pipeline.cycles
+    assert (read["format"], read["estimated"]["cycles"]) == (profile.FORMAT, pipeline.cycles)
     assert read["estimated"]["chips"][1]["peak"]["weights"] == pipeline.chips[1].peak["weights"]
     pipeline.to_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

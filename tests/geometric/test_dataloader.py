@@ -38,8 +38,7 @@ def test_the_batch_size_includes_the_padding_graph_and_the_rest_is_filled_with_i
         pg.FixedSizeDataLoader(GRAPHS, batch_size=3, fixed_size_options=made.sizes())
     loader = pg.FixedSizeDataLoader(made.graphs(5), 4, drop_last=False)
     batches = list(loader)
-    assert len(loader) == 2
-    assert made.shapes(batches[0]) == made.shapes(batches[1])
+    assert (len(loader), made.shapes(batches[0])) == (2, made.shapes(batches[1]))
     assert batches[1].graphs_mask.tolist() == [True, True, False, False]
     assert len(list(pg.FixedSizeDataLoader(made.graphs(5), 4))) == 1
 
@@ -465,8 +464,7 @@ def test_trimming_nodes_keeps_one_of_each_sample() -> None:
 def test_trimming_edges_keeps_nodes_and_no_graph_is_left_empty() -> None:
     samples = [made.graph(5, 0), made.graph(2, 1)]
     fewer = FixedSizeCollater(made.sizes(9, 4, 3), True, trim_edges=True)(samples)
-    assert fewer.edges_mask.tolist() == [True] * 4
-    assert fewer.nodes_mask.sum() == 7
+    assert (fewer.edges_mask.tolist(), fewer.nodes_mask.sum()) == ([True] * 4, 7)
     assert {1.0, 2.0} <= set(fewer.edge_attr[:, 0].tolist())
     both = FixedSizeCollater(made.sizes(6, 2, 3), True, trim_nodes=True, trim_edges=True)(samples)
     assert (both.num_nodes, both.num_edges, both.num_graphs) == (6, 2, 3)
@@ -638,5 +636,4 @@ def test_combined_batches_are_cut_into_micro_batches() -> None:
     opts = options(iterations=2).outputMode(poptorch.OutputMode.All)
     (batch,) = pg.FixedSizeDataLoader(made.graphs(6), 4, options=opts)
     out = infer(forward, batch, opts=opts)
-    assert seen == [(13, 4, (2, 13))]
-    assert out.tolist() == [2, 6, 12, 0, 8, 15, 24, 0]
+    assert (seen, out.tolist()) == ([(13, 4, (2, 13))], [2, 6, 12, 0, 8, 15, 24, 0])

@@ -113,8 +113,7 @@ def test_pooling_of_the_best_nodes_has_an_upper_bound(kind, ratio, least) -> Non
     expected, theirs, _ = network(*inputs)
     out, chosen, numbers = infer(network, *inputs)
     torch.testing.assert_close(out, expected.detach(), **near(24, 3))
-    assert len(chosen) == batch.num_nodes
-    assert chosen[: len(theirs)].tolist() == theirs.tolist()
+    assert (len(chosen), chosen[: len(theirs)].tolist()) == (batch.num_nodes, theirs.tolist())
     assert (chosen[len(theirs) :] == -1).all()
     assert ((numbers < 0) == (chosen < 0)).all()
 

@@ -39,8 +39,7 @@ def test_all_neighbours_are_the_whole_neighbourhood() -> None:
     assert torch.equal(edges_of(out), GRAPH.edge_index[:, out.edge])
     inner = out.node[: sum(out.num_sampled_nodes[:2])]
     assert len(out.edge) == torch.isin(GRAPH.edge_index[1], inner).sum()
-    assert out.num_sampled_nodes[0] == 2
-    assert sum(out.num_sampled_nodes) == len(out.node)
+    assert (out.num_sampled_nodes[0], sum(out.num_sampled_nodes)) == (2, len(out.node))
     assert sum(out.num_sampled_edges) == len(out.edge)
     induced = sample(GRAPH, [-1, -1], [3, 7], subgraph_type="induced")
     assert len(induced.edge) == torch.isin(GRAPH.edge_index, nodes).all(0).sum()
@@ -81,8 +80,7 @@ def test_weights_say_how_likely() -> None:
 def test_disjoint_seeds_have_trees_of_their_own() -> None:
     out = sample(GRAPH, [-1], [3, 3], disjoint=True)
     neighbours = int((GRAPH.edge_index[1] == 3).sum())
-    assert out.node[:2].tolist() == [3, 3]
-    assert len(out.node) == 2 + 2 * neighbours
+    assert (out.node[:2].tolist(), len(out.node)) == ([3, 3], 2 + 2 * neighbours)
     assert out.batch.bincount().tolist() == [1 + neighbours] * 2
     assert torch.equal(out.batch[out.row], out.batch[out.col])
 
@@ -229,8 +227,7 @@ def test_seeds_of_one_type() -> None:
     )  # fmt: skip
     assert (sampled.input_type, len(sampled)) == ("v0", 3)
     batch = next(iter(sampled))
-    assert batch["v0"].batch_size == 5
-    assert batch["v0"].input_id.tolist() == [*range(10)]
+    assert (batch["v0"].batch_size, batch["v0"].input_id.tolist()) == (5, [*range(10)])
     assert "batch_size" not in batch["v1"]
     assert batch["v0"].n_id[:5].tolist() == [*range(5)]
     for kind in made.EDGES:

@@ -51,8 +51,7 @@ def test_a_file_is_a_list_of_calls(config):
     """)
     options = Options()
     assert options.loadFromFile(path) is options
-    assert options.device_iterations == 8
-    assert options.Training.gradient_accumulation == 2
+    assert (options.device_iterations, options.Training.gradient_accumulation) == (8, 2)
     assert options.output_mode == OutputMode.All
     assert options.connection_type == ConnectionType.OnDemand
     assert options.TensorLocations.location_weight == {"onChip": 0}
@@ -128,8 +127,7 @@ def test_json_maps_setters_to_arguments():
     options = Options()
     assert options.from_json(json.dumps(calls)) is options
     assert (options.device_iterations, options.output_mode) == (4, OutputMode.All)
-    assert options.log_dir == "not.anEnum"
-    assert options.available_memory_proportion == {1: 0.25}
+    assert (options.log_dir, options.available_memory_proportion) == ("not.anEnum", {1: 0.25})
     assert options._module_namescope_enabled is False
     assert options._Popart.options["outlineThreshold"] == 10.0
     assert options._Popart.options["enableFloatingPointChecks"] is True
@@ -175,6 +173,5 @@ def test_calls_rebuild_what_was_set(strategy):
     options._Popart.set("dotChecks", ["A", "B"]).set("outlineThreshold", 1.5)
     again = Options()
     apply_calls(again, as_calls(options))
-    assert repr(again) == repr(options)
-    assert repr(again._execution_strategy) == repr(strategy)
+    assert (repr(again), repr(again._execution_strategy)) == (repr(options), repr(strategy))
     assert (as_calls(again), as_calls(Options())) == (as_calls(options), "")

@@ -280,8 +280,7 @@ def test_what_values_hold_is_copied_too() -> None:
         twin.anchored_tensors["x"][0] = "changed"
         twin._Popart.options["engineOptions"]["k"] = "w"
         twin._execution_strategy.stage("a").ipu(3)
-        assert twin._execution_strategy.phase(0).stage(0)._ipu == 3
-        assert repr(options) == text
+        assert (twin._execution_strategy.phase(0).stage(0)._ipu, repr(options)) == (3, text)
 
 
 def test_to_dict_merges_every_group_flat() -> None:

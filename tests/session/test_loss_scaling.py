@@ -79,8 +79,7 @@ def test_the_automatic_factor_follows_the_gradients():
         scales.append(float(wrapped.getAnchoredTensor("scale").flatten()[-1]))
         factors.append(factor(optimizer))
     # 600 x 16 lies beyond an eighth of the largest half number (8188), and so does 600 x 8 x 2.
-    assert factors == [2.0, 4.0, 2.0, 4.0, 8.0]
-    assert scales == [4.0, 8.0, 16.0, 8.0, 16.0]
+    assert (factors, scales) == ([2.0, 4.0, 2.0, 4.0, 8.0], [4.0, 8.0, 16.0, 8.0, 16.0])
     assert weight(model) == pytest.approx(-(3 * 2.0**-6 + 2 * 600), rel=relative(1, dtype=HALF))
 
 

@@ -244,8 +244,7 @@ def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
             fault = poptorch.testing.injected_fault(place, no_answer())
             with fault, pytest.raises(poptorch.RecoverableError) as caught:
                 wrapper(X[:2], Y[:2])
-            assert str(caught.value) == REPORT
-            assert caught.value.recovery_action == "IPU_RESET"
+            assert (str(caught.value), caught.value.recovery_action) == (REPORT, "IPU_RESET")
             assert caught.value.type == "poplar_recoverable_runtime_error"
             assert not wrapper.isCompiled()
             assert not wrapper.isAttachedToDevice()

@@ -73,7 +73,7 @@ class deferred_known(deferred):  # noqa: N801
     __slots__ = ()
 
     def _look(self) -> None:
-        if not _theirs or any(_signal.getsignal(n) is not known for n, known in _theirs.items()):
+        if not _theirs or [*map(_signal.getsignal, _theirs)] != [*_theirs.values()]:
             super()._look()
 
 

@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import math
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -173,7 +174,10 @@ class Structure:
         )
 
     @functools.cached_property
-    def plain(self) -> type | None:
+    def plain(self) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+        """What makes a tensor, or a tuple or list of tensors, of its tensors; else None."""
+        if self.kind is torch.Tensor:
+            return operator.itemgetter(0)
         flat = all(child.kind is torch.Tensor for child in self.children)
         return self.kind if flat and self.kind in (tuple, list) else None
 
