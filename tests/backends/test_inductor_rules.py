@@ -77,8 +77,7 @@ def test_a_row_with_columns_in_one_piece_is_loops() -> None:
 def test_convolutions_left_to_the_library(
     channels: int, outputs: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_SMALL", 0)
-    monkeypatch.setattr(windows, "_MOST_GATHERED", 0)
+    monkeypatch.setattr(windows, "_SMALL_GATHERED", 0)
     x, w = torch.randn(BATCH - 1, channels, 5, 6), torch.randn(outputs, channels // groups, 3, 3)
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], groups)
     y = convolution(x, w, None, *args)
