@@ -98,12 +98,14 @@ def test_new_weights_are_prepared_however_they_come(library, monkeypatch) -> Non
 
 def test_small_convolutions_read_weights_that_lie_tap_by_tap(monkeypatch) -> None:
     monkeypatch.setattr(windows, "_SMALL", 1 << 20)
-    model, x = nn.Sequential(nn.Conv2d(8, 6, 3, 2, 1), nn.BatchNorm2d(6)).eval(), normal(2, 8, 5, 6)
-    executor = compiled(model)
+    model = nn.Sequential(nn.Conv2d(8, 9, 3, 2, 1), nn.BatchNorm2d(9), nn.Conv2d(9, 4, 2)).eval()
+    executor = poptorch.inferenceModel(model, options("inductor").programs(2))
+    x = normal(2, 8, 5, 6)
     same(executor, model, x)
     described = executor.plan().describe().partition("graph forward")[2]
-    assert described.count("in  value.clone_default: float32[3, 3, 8, 6]") == 1
+    assert described.count("in  value.clone_default: float32[3, 3, 8, 9]") == 1
     assert not re.search("packed|batch_norm", described)
+    same(executor, model, x[:1])  # another program, which reads the plain weights
     executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
     same(executor, model, x)
 

@@ -427,5 +427,4 @@ def test_replicas_are_a_loop_of_their_own_and_inference_has_no_update() -> None:
     opts = options(iterations=2, replicas=3).autoRoundNumIPUs(True)
     opts.outputMode(poptorch.OutputMode.EveryN, 2)
     assert printed("linear", opts.lanes(1), 6) == REPLICAS
-    opts = options(iterations=2).lanes(1)
-    assert printed("conv_batchnorm", opts, 2, training=False) == INFERENCE
+    assert printed("conv_batchnorm", options(iterations=2).lanes(1), 2, training=False) == INFERENCE

@@ -26,6 +26,7 @@ from .packing import is_packing, pack
 
 aten = torch.ops.aten
 _WEIGHTS = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
+_TURNS = (aten.t.default, aten.permute.default)
 
 
 def prepared(program: Program, callable_from_cpp: Callable[[fx.GraphModule], bool]) -> Program:
@@ -172,30 +173,32 @@ class _Preparation(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n in self._alone:
-            slot, turns = self._alone[n]
+            slot, views = self._alone[n]
             weight = self._state.read(slot)
             whole = weight.untyped_storage().nbytes() == weight.nbytes
             if whole and (value.is_mkldnn or n.target is aten.clone.default):
-                self._state.writes.release(slot.key, weight.t() if turns else weight, value)
+                for view in views:
+                    weight = view.target(weight, *view.args[1:])  # type: ignore[operator]
+                self._state.writes.release(slot.key, weight, value)
         return value
 
 
-def copied_alone(program: Program) -> dict[fx.Node, tuple[Slot, bool]]:
-    """Return the copies of weights that nothing else reads, and whether they are turned."""
+def copied_alone(program: Program) -> dict[fx.Node, tuple[Slot, list[fx.Node]]]:
+    """Return the copies of weights that nothing else reads, and the views that they are of."""
     prepare = program.prepare
     if prepare is None:
         return {}
     read = {slot.key for graph in program.graphs.values() for slot in graph.inputs}
     alone = {}
     for node, slot in prepare.arguments.items():
-        passed, own = [], node
+        passed, own = list[fx.Node](), node
         while len(own.users) == 1 and not _copies(own):
             own = next(iter(own.users))
-            passed.append(own.target)
-        turns = passed[:1] == [aten.t.default]
-        moved = _copies(own) and passed[turns:-1] in ([], [aten.contiguous.default])
+            passed.append(own)
+        views = [each for each in passed[:-1] if each.target is not aten.contiguous.default]
+        moved = _copies(own) and all(view.target in _TURNS for view in views)
         if moved and slot.key not in read:
-            alone[own] = slot, turns
+            alone[own] = slot, views
     return alone
 
 
