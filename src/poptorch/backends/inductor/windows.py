@@ -177,9 +177,9 @@ class Convolutions:
     ResNet-18's shape takes 1.06 times as long without); so do the first layers of a network of
     such, as what stands where layouts meet cannot be vectorised (1.29 times).
 
-    A call of oneDNN takes about 40 us before it computes. What is small is a product of gathered
-    windows there, too, channels innermost: one image takes that ResNet 0.86 ms instead of 1.3, a
-    step with one 4.3 instead of 5.2.
+    A call of oneDNN takes about 40 us before it computes: what is small is a product of gathered
+    windows, too, channels innermost. One image takes that ResNet 0.86 ms instead of 1.3, a step
+    with one 4.3 instead of 5.2.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
