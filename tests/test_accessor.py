@@ -175,8 +175,7 @@ def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload):
         iter(made)
     assert eventually(lambda: data.count == 4)
     time.sleep(0.05)
-    assert data.count == 4
-    assert next(made) == 0
+    assert (data.count, next(made)) == (4, 0)
     assert values(made) == [[float(i)] for i in range(9)]
 
 
