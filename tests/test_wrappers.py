@@ -54,8 +54,7 @@ def test_options_are_frozen_and_copied() -> None:
 @pytest.mark.spec("options", 24)
 @pytest.mark.spec("programs", 11)
 def test_settings_are_checked_at_compile() -> None:
-    model = Net()
-    opts = options()
+    model, opts = Net(), options()
     opts._Popart.set("enableOutlinng", True)
     wrapper = poptorch.inferenceModel(model, opts)
     with pytest.raises(poptorch.Error, match=r"Unknown bool option: enableOutlinng"):

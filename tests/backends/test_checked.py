@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, agrees, infer, normal, options, training
+from helpers.wrapping import Calling, Having, agrees, infer, normal, options, training
 
 INF, NAN = float("inf"), float("nan")
 
@@ -38,6 +38,15 @@ def test_causes(cause, function, x, y):
     torch.testing.assert_close(got, want, equal_nan=True)  # off by default
     with pytest.raises(poptorch.Error, match=f"Floating-point exception: {cause}"):
         infer(function, x, y, opts=checking())
+
+
+@pytest.mark.spec("precision", 10)
+def test_a_call_like_the_one_before_is_checked():
+    executor = poptorch.inferenceModel(Calling(torch.reciprocal), checking())
+    for _ in range(3):
+        assert executor(torch.full((2,), 4.0)).tolist() == [0.25, 0.25]
+    with pytest.raises(poptorch.Error, match="operator reciprocal"):
+        executor(torch.zeros(2))
 
 
 @pytest.mark.spec("precision", 10)

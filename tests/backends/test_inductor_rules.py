@@ -13,18 +13,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from helpers.cases import few
 from helpers.closeness import near
 from helpers.inductor_graphs import Step, Tensors, check, graph
-from poptorch.backends.inductor import windows
+from poptorch.backends.inductor import convolutions
 from poptorch.backends.inductor.digamma import digamma
 from poptorch.backends.inductor.lowering import OrderedReplay, fakes, lower, memory_order
 from poptorch.backends.inductor.norms import group_norm, group_norm_backward
 from poptorch.backends.inductor.products import row_product
-from poptorch.backends.inductor.windows import Convolutions, batch_first, max_pool
+from poptorch.backends.inductor.windows import batch_first, max_pool, max_pool_backward
 from poptorch.backends.inductor.writes import place_writes
 
 pytestmark = pytest.mark.slow
 aten = torch.ops.aten
 BATCH = 8
-ALONE = Convolutions(torch.fx.Graph())
+ALONE = convolutions.Convolutions(torch.fx.Graph())
 convolution, convolution_backward = ALONE.convolution, ALONE.convolution_backward
 
 
@@ -77,7 +77,7 @@ def test_a_row_with_columns_in_one_piece_is_loops() -> None:
 def test_convolutions_left_to_the_library(
     channels: int, outputs: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_SMALL_GATHERED", 0)
+    monkeypatch.setattr(convolutions, "_FEW_GATHERED", 0)
     x, w = torch.randn(BATCH - 1, channels, 5, 6), torch.randn(outputs, channels // groups, 3, 3)
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], groups)
     y = convolution(x, w, None, *args)
@@ -108,10 +108,9 @@ def test_max_pool_picks_the_same_elements(kernel, stride, padding, dilation, lay
     best, index = aten.max_pool2d_with_indices(x, *args)
     ours = max_pool(x, *args)
     torch.testing.assert_close(ours, (best, index), check_stride=False, equal_nan=True)
-    grad = torch.randn_like(best)
-    stride = stride or kernel
+    grad, stride = torch.randn_like(best), stride or kernel
     backward = (grad, x, kernel, stride, padding, dilation, False, index)
-    same(windows.max_pool_backward(*backward), aten.max_pool2d_with_indices_backward(*backward))
+    same(max_pool_backward(*backward), aten.max_pool2d_with_indices_backward(*backward))
 
 
 def test_max_pool_left_alone_where_a_window_reaches_over_the_end() -> None:

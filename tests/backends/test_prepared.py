@@ -13,7 +13,7 @@ from helpers.closeness import FUNCTION, near
 from helpers.memory import weights_of_inference
 from helpers.wrapping import Having, normal, options, training
 from poptorch.backends import onnx_runtime
-from poptorch.backends.inductor import Inductor, compiler, libraries, packing, windows
+from poptorch.backends.inductor import Inductor, compiler, convolutions, libraries, packing
 
 pytestmark = pytest.mark.slow
 SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
@@ -25,7 +25,7 @@ def library(monkeypatch, request) -> str:
     name = getattr(request, "param", libraries.ONEDNN)
     monkeypatch.setattr(packing, "_LARGE_WEIGHT", 0)
     monkeypatch.setattr(libraries, "chosen", lambda work, measures: dict.fromkeys(work, name))
-    monkeypatch.setattr(windows, "_SMALL", 0)
+    monkeypatch.setattr(convolutions, "SMALLEST", 0)
     return name
 
 
@@ -97,7 +97,7 @@ def test_new_weights_are_prepared_however_they_come(library, monkeypatch) -> Non
 
 
 def test_small_convolutions_read_weights_that_lie_tap_by_tap(monkeypatch) -> None:
-    monkeypatch.setattr(windows, "_SMALL", 1 << 20)
+    monkeypatch.setattr(convolutions, "SMALLEST", 1 << 20)
     model = nn.Sequential(nn.Conv2d(8, 9, 3, 2, 1), nn.BatchNorm2d(9), nn.Conv2d(9, 4, 2)).eval()
     executor = poptorch.inferenceModel(model, options("inductor").programs(2))
     x = normal(2, 8, 5, 6)

@@ -58,8 +58,7 @@ def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_
 
 @pytest.mark.spec("supported_ops", 13, 14)
 def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(caplog) -> None:
-    executor = training(two())
-    x = X.clone().requires_grad_()
+    executor, x = training(two()), X.clone().requires_grad_()
     out, loss = executor(x)
     executor(x)
     assert caplog.text.count("requires_grad") == 1

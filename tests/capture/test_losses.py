@@ -142,8 +142,7 @@ def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(losses,
 @pytest.mark.spec("ops", 5)
 def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
     def nested(out, y):
-        total = marked(out * y, "sum")
-        each = marked((out - y).abs())
+        total, each = marked(out * y, "sum"), marked((out - y).abs())
         return marked(total.square() + each.sum()), total, each, out
 
     torch.testing.assert_close(follows(nested, lambda o, y: nested(o, y)[0]), value_of(nested))

@@ -14,8 +14,7 @@ CLOSED_OVER = torch.tensor([10.0, 20.0])
 
 
 def constants(x):
-    literal = torch.tensor([3, 4])
-    grid = torch.arange(4).view(2, 2)
+    literal, grid = torch.tensor([3, 4]), torch.arange(4).view(2, 2)
     grid[0] += 5
     assert (grid.tolist(), CLOSED_OVER.numpy().tolist()) == ([[5, 6], [2, 3]], [10.0, 20.0])
     assert float(CLOSED_OVER.max()) == 20.0
@@ -110,8 +109,7 @@ def test_numbers_explain_themselves() -> None:
 def test_a_number_may_be_checked_and_decide_and_its_line_is_named(caplog) -> None:
     def checked(model, x):
         assert x.isnan().sum().item() == 0
-        count = (x > -9).sum().item()
-        most = x.max().item()
+        count, most = (x > -9).sum().item(), x.max().item()
         scale = 2 if count - 1 > 0 and min(most / 2, 7) < 5 and f"{most:.1f}" else 3
         return F.mse_loss(scale * model.weight * x, x)
 

@@ -315,8 +315,7 @@ def linear(script) -> str:
 
 
 def test_the_first_model_is_priced_and_the_script_ends(linear: str, tmp_path, capsys) -> None:
-    before = list(sys.argv)
-    file = str(tmp_path / "estimate.json")
+    before, file = list(sys.argv), str(tmp_path / "estimate.json")
     assert main(["estimate", "--system", "mk2:1", "--json", file, linear, "8"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("script.py: Linear, inference, on mk2:1: 1 replicas of 1 IPUs")

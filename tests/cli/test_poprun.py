@@ -278,8 +278,7 @@ def test_two_processes_train_as_one_loop(tmp_path: Path, monkeypatch: pytest.Mon
 
     torch.manual_seed(0)
     x = torch.randn(64, 8)
-    y = x.sum(1, keepdim=True)
-    model = torch.nn.Linear(8, 1)
+    y, model = x.sum(1, keepdim=True), torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     halves = torch.arange(64).view(2, 4, 8)  # of two processes, each in batches of 8
     for batch in range(4 * 20):

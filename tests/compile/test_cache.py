@@ -42,8 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def trained(folder: Path, *, factor=1.0, lr=0.1, rows=8, times=1, edit=lambda opts: None):
-    model = Net(factor)
-    opts = options().enableExecutableCaching(folder)
+    model, opts = Net(factor), options().enableExecutableCaching(folder)
     edit(opts)
     training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=lr))
     return training(X[:rows], Y[:rows], times)

@@ -208,8 +208,7 @@ def is_there(pid: int) -> bool:
 
 
 def test_one_process_serves_program_after_program(kept) -> None:
-    first = helper.acquire("b")
-    other = helper.acquire("b")
+    first, other = helper.acquire("b"), helper.acquire("b")
     for keys in (["a"], ["b", "c"]):
         assert outcomes(first, *keys) == dict.fromkeys(keys, ("stored", ""))
         helper.give_back([first, other])

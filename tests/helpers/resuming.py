@@ -58,8 +58,7 @@ class Run:
         self.alone = processes == 1
         torch.manual_seed(seed)
         random.seed(seed)
-        opts = options(process, processes)
-        model = Dropping(40)
+        opts, model = options(process, processes), Dropping(40)
         self.optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], 0.5)
         self.training = poptorch.trainingModel(model, opts, self.optimizer)

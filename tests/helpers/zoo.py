@@ -60,8 +60,7 @@ def embedding() -> nn.Module:
 
 
 def lstm() -> nn.Module:
-    rnn = nn.LSTM(5, 6, num_layers=2, batch_first=True)
-    head = nn.Linear(6, 3)
+    rnn, head = nn.LSTM(5, 6, num_layers=2, batch_first=True), nn.Linear(6, 3)
     return scored(lambda m, x: m.head(m.rnn(x)[0][:, -1]), F.cross_entropy, rnn=rnn, head=head)
 
 

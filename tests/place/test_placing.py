@@ -551,8 +551,7 @@ def run(graph: Graph, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 ], ids=["norm", "dropout", "attention"])  # fmt: skip
 def test_both_parts_compute_what_the_whole_does(module: nn.Module, shape: tuple[int, ...]) -> None:
     whole = captured(module, *shape)
-    before = str(whole.module.graph)
-    parts = early(whole, 2, LINK)
+    before, parts = str(whole.module.graph), early(whole, 2, LINK)
     assert str(whole.module.graph) == before
     assert parts is not None
     first, second = parts

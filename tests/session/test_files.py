@@ -40,8 +40,7 @@ def into(optimizer: str | None = None) -> dict:
 
 
 def training(optimizer: str = "poptorch", opts: poptorch.Options | None = None):
-    model = Net()
-    opts = opts or options(accumulation=2).randomSeed(3)
+    model, opts = Net(), opts or options(accumulation=2).randomSeed(3)
     return poptorch.trainingModel(model, opts, OPTIMIZERS[optimizer](model.parameters()))
 
 
@@ -287,8 +286,7 @@ def test_where_files_go_and_what_is_not_in_them(tmp_path, caplog) -> None:
 def test_compiled_code_travels_but_is_used_from_trusted_files_only(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "here"))
     first = poptorch.inferenceModel(nn.Linear(4, 4), options().backend("inductor"))
-    expected = first(X)
-    path = tmp_path / "model.poptorch"
+    expected, path = first(X), tmp_path / "model.poptorch"
     first.save(path)
     built = []
     build = Inductor.build

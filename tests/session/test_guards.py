@@ -259,8 +259,7 @@ def test_what_changes_between_wrapping_and_compiling_counts_in_training(caplog) 
 
 def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(caplog) -> None:
     model = Holds().eval()
-    expected = model(X).detach()
-    executor = inference(model)
+    expected, executor = model(X).detach(), inference(model)
     edit(model)
     triple(model)
     for _ in range(3):

@@ -336,8 +336,7 @@ def test_a_detached_model_and_its_optimizer_have_each_moment_once(library) -> No
         found = (each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter))
         return {each.data_ptr() for each in found if each.untyped_storage().nbytes() == 4 * size}
 
-    before = storages(61 * 67)
-    model = Net(61, 67)
+    before, model = storages(61 * 67), Net(61, 67)
     training = poptorch.trainingModel(model, options(), library.Adam(model.parameters(), lr=0.001))
     for _ in range(2):
         training(normal(8, 61), normal(8, 67))

@@ -34,6 +34,13 @@ SHAPES = [
 ]
 
 
+def test_sums_of_one_micro_batch_are_as_wide_as_of_several() -> None:
+    model = Calling(lambda x: x > 0)
+    executor = poptorch.inferenceModel(model, options().outputMode(OutputMode.Sum))
+    for _ in range(3):
+        assert executor(torch.tensor([1.0, -1.0])).dtype is torch.int32
+
+
 @pytest.mark.spec("executor", 10, 11, 12, 13, 14, 45)
 @pytest.mark.spec("programs", 13, 14, 26)
 @pytest.mark.parametrize(("d", "g", "r", "mode", "period", "count", "loss"), SHAPES)
@@ -166,8 +173,7 @@ ANCHORS = {
 
 def test_anchored_tensors() -> None:
     model = net()
-    eager = copy.deepcopy(model)
-    opts = options()
+    eager, opts = copy.deepcopy(model), options()
     for short, long in ANCHORS.items():
         opts.anchorTensor(short, long)
     training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -220,8 +226,7 @@ def test_anchors_have_output_modes_of_their_own() -> None:
 
 def test_the_norm_of_the_gradients_is_that_before_clipping() -> None:
     model = net()
-    eager = copy.deepcopy(model)
-    opts = options(accumulation=4)
+    eager, opts = copy.deepcopy(model), options(accumulation=4)
     opts.anchorTensor("norm", "GradientNorm")
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=0.01)
     training = poptorch.trainingModel(model, opts, optimizer)

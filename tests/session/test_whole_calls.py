@@ -94,8 +94,7 @@ def test_an_index_that_nobody_could_check_leaves_whole_updates(backend: str, lan
     trained = Trained(backend, True, lanes, iterations=3, accumulation=2)
     x, y = batch(24)
     trained.call(x, y)
-    whole = backend == "staged"
-    wrong = y.clone()
+    whole, wrong = backend == "staged", y.clone()
     wrong[-1] = 3
     with pytest.raises((IndexError, RuntimeError)) as caught:
         trained.call(x, wrong)

@@ -12,6 +12,7 @@ from ..._base import log, private
 from ..._ir.operators import Operator
 from ..protocol import Code
 from . import chains, shortcuts
+from .convolutions import Convolutions
 from .digamma import digamma
 from .library import code_of, code_with, entry_of
 from .lowering import Decompositions, fakes, lower
@@ -21,7 +22,7 @@ from .products import attention_backward, choose_library, row_product, row_produ
 from .refusals import refusing
 from .repeats import Piece, cut
 from .toolchain import explained
-from .windows import Convolutions, max_pool, max_pool_backward
+from .windows import max_pool, max_pool_backward
 from .writes import keep_dependencies, place_writes
 
 aten = torch.ops.aten

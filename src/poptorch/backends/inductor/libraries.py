@@ -39,11 +39,11 @@ _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-ca
 BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
 TURNED, LOOPS = f"{BLAS} with weights row by row", "loops"
 
-_SMALLEST = 1 << 22  # multiplications: of fewer, a call costs more than a library saves
+SMALLEST = 1 << 22  # multiplications: of fewer, a call costs more than a library saves
 _SMALLEST_ROW = 1 << 18  # the same, of one row
 _LONGEST, _LARGEST = 4096, 1 << 32  # a dimension, and multiplications, of what is measured
 _MANY_ROWS, _FEWEST_ROWS = 128, 4
-_LARGE_PRODUCT, _LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
+LARGE_PRODUCT, LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
 SECONDS, OF_ONE = 1.0, 0.05  # at most for all classes of a graph; for one, after a few rounds
 ROUNDS = 2, 12  # of runs in turn
 _PATIENCE = 30.0  # seconds for another process that measures
@@ -78,7 +78,7 @@ def shape_of(a: Matrix, b: Matrix) -> Shape | None:
     sizes = *a[0], b[0][1]
     if len(lies) < 2:
         return None
-    smallest = _SMALLEST_ROW if is_row(sizes[0], lies) else _SMALLEST
+    smallest = _SMALLEST_ROW if is_row(sizes[0], lies) else SMALLEST
     return class_of(sizes, lies) if sizes[0] * sizes[1] * sizes[2] >= smallest else None
 
 
@@ -114,9 +114,9 @@ def by_rule(shape: Shape) -> str:
         return ONEDNN
     if shape.lies[0] == "t" or shape.work >= _HUGE:
         return BLAS
-    if shape.rows >= _MANY_ROWS and shape.work >= _LARGE_PRODUCT:
+    if shape.rows >= _MANY_ROWS and shape.work >= LARGE_PRODUCT:
         return ONEDNN
-    few = shape.rows >= _FEWEST_ROWS and shape.inner * shape.columns >= _LARGE_WEIGHT
+    few = shape.rows >= _FEWEST_ROWS and shape.inner * shape.columns >= LARGE_WEIGHT
     return ONEDNN if few else BLAS
 
 
@@ -328,6 +328,6 @@ def calibrate() -> dict[Shape, str]:
     """Measure common classes, and choose again for those of the table."""
     table = Table()
     common = (Shape(*sizes, lies) for sizes in _COMMON for lies in ("nn", "nt", "tn", PREPARED))
-    shapes = {*table.rows(), *(shape for shape in common if shape.work >= _SMALLEST)}
+    shapes = {*table.rows(), *(shape for shape in common if shape.work >= SMALLEST)}
     told = table.measure(sorted(shapes), again=True)
     return {shape: f"{table.get(shape)}; {text}" for shape, text in told.items()}

@@ -22,9 +22,9 @@ from ..._base import private
 from ..._ir.operators import RESHAPES
 from ..._ops import library
 from . import libraries
+from .convolutions import BatchLast, Convolutions, taps_first
 from .folding import call, is_float, operands
 from .libraries import ONEDNN, TURNED, Shape, class_of
-from .windows import Convolutions
 
 aten = torch.ops.aten
 _FEWEST_ROWS = 2
@@ -148,9 +148,10 @@ class _Packing:
         known = self._fixed.issuperset(each for each in (weight, bias) if each is not None)
         value = x.meta["val"]  # type: ignore[union-attr]
         sizes = value, weight.meta["val"], *geometry  # type: ignore[union-attr]
-        if transposed or not known or self._rules.windows(*sizes) is not None:
+        gathered = self._rules.gathered(*sizes)
+        if transposed or not known or isinstance(gathered, BatchLast):
             return
-        if self._rules.small(*sizes) is not None:
+        if gathered is not None:
             self._lay_taps(node, weight)  # type: ignore[arg-type]
             return
         if not is_float(x, weight, bias) or value.dim() != 4:
@@ -210,10 +211,9 @@ class _Packing:
 
     def _lay_taps(self, node: fx.Node, weight: fx.Node) -> None:
         """Let a weight lie as the product of gathered windows reads it."""
-        dims = range(weight.meta["val"].dim())
-        order = *dims[2:], 1, 0
+        order = taps_first(weight.meta["val"].dim())
         copy = _copy(node, call(node, aten.permute.default, weight, order))
-        back = tuple(order.index(each) for each in dims)
+        back = tuple(map(order.index, range(len(order))))
         node.replace_input_with(weight, call(node, aten.permute.default, copy, back))
 
     def _pack(self, node: fx.Node, reorder: Any, weight: Any, *how: Any) -> fx.Node:

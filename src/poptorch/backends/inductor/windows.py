@@ -1,27 +1,21 @@
-"""Convolutions and pooling over sliding windows, with the batch or many channels innermost: every
-shift of a window moves by whole vectors, without masks or shuffles.
+"""Sliding windows, and pooling over them, with the batch or many channels innermost: every shift of
+a window moves by whole vectors, without masks or shuffles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
 
 from .lowering import memory_order
 
 aten = torch.ops.aten
 LEAST_INNERMOST = 8  # elements; fewer do not fill a vector
-_FEW_CHANNELS = 8
-_BLOCK = 16
-_MOST_GATHERED = 8 << 20  # bytes
-_SMALL, _SMALL_GATHERED = 1 << 22, 5 << 17  # multiplications, bytes
-_SMALL_POINTWISE, _LARGE_WEIGHT = 1 << 24, 1 << 18  # multiplications, elements
 
 
 def stored(value: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -164,166 +158,6 @@ class Windows:
         return whole
 
 
-class Convolutions:
-    """The rules for the convolutions of one graph, by operator.
-
-    oneDNN works on blocks of 16 channels: with very few most of a block is padding, and each call
-    repacks its operands. A product of the weights with the gathered windows wastes nothing: without
-    it a step of the tutorial's CNN (1 and 5 input channels) takes 1.75 times as long with a
-    micro-batch of 16, 1.45 with 8 of them. Windows that outgrow the caches lose that (8 channels,
-    batch 128: 60 ms instead of 33), those of a few images sooner.
-
-    Convolutions that fill the blocks run channels-last, which needs no repacking (a step of a
-    ResNet-18's shape takes 1.06 times as long without); so do the first layers of a network of
-    such, as what stands where layouts meet cannot be vectorised (1.29 times).
-
-    A call of oneDNN takes about 40 us before it computes: what is small is a product of gathered
-    windows, too, channels innermost. One image takes that ResNet 0.86 ms instead of 1.3, a step
-    with one 4.3 instead of 5.2.
-    """
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._follow_blocks = any(
-            min(node.args[1].meta["val"].shape[:2]) >= _BLOCK
-            for node in graph.find_nodes(op="call_function", target=aten.convolution.default)
-        )
-
-    @property
-    def rules(self) -> dict[Any, Callable[..., Any]]:
-        return {
-            aten.convolution.default: self.convolution,
-            aten.convolution_backward.default: self.convolution_backward,
-        }
-
-    def windows(self, x: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> Windows | None:
-        """Return the windows to gather with the batch innermost, or None."""
-        windows, elements = _gathered(x, weight, *geometry)
-        if x.shape[1] >= _FEW_CHANNELS or (self._follow_blocks and weight.shape[0] >= _BLOCK):
-            return None
-        most = _MOST_GATHERED if x.shape[0] >= LEAST_INNERMOST else _SMALL_GATHERED
-        return windows if elements * x.element_size() <= most else None
-
-    def small(self, x: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> Windows | None:
-        """Return the windows to gather with channels innermost; None if the library does better."""
-        windows, elements = _gathered(x, weight, *geometry)
-        work = elements * weight.shape[0]
-        if windows is None or not windows.are_elements:
-            is_small = work <= _SMALL and elements * x.element_size() <= _SMALL_GATHERED
-        else:
-            is_small = work <= _SMALL_POINTWISE and weight.numel() < _LARGE_WEIGHT
-        return windows if is_small else None
-
-    def convolution(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any
-    ) -> Any:
-        windows = self.windows(x, weight, *geometry)
-        if windows is None:
-            small = self.small(x, weight, *geometry)
-            if small is not None:
-                return _product(small, x, weight, bias)
-            x, weight = _library_layout(weight, x, weight)
-            return aten.convolution.default(x, weight, bias, *geometry)
-        columns = windows.columns(batch_last(x))
-        flat = torch.mm(weight.reshape(weight.shape[0], -1), columns)
-        y = batch_first(flat.view(weight.shape[0], *windows.count, x.shape[0]))
-        return y if bias is None else y + bias.view(-1, *(1,) * len(windows.space))
-
-    def convolution_backward(
-        self,
-        grad: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias_sizes: Sequence[int] | None,
-        *rest: Any,
-    ) -> Any:
-        *geometry, mask = rest
-        windows, small = (each(x, weight, *geometry) for each in (self.windows, self.small))
-        if windows is not None:
-            return _batched_backward(windows, grad, x, weight, mask)
-        if small is not None:
-            return _product_backward(small, grad, x, weight, mask)
-        operands = _library_layout(weight, grad, x, weight)
-        return aten.convolution_backward.default(*operands, bias_sizes, *rest)
-
-
-def _gathered(x: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> tuple[Windows | None, int]:
-    """Return the windows of a convolution in float32, and their elements; else None."""
-    stride, padding, dilation, transposed, _output_padding, groups = geometry
-    if transposed or groups > 1 or not x.dim() == weight.dim() > 2 or x.dtype != torch.float32:
-        return None, 0
-    windows = Windows.of(x.shape[2:], weight.shape[2:], stride, padding, dilation)
-    return windows, x.shape[0] * torch.Size(windows.count).numel() * weight[0].numel()
-
-
-def _batched_backward(
-    windows: Windows,
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mask: Sequence[bool],
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of a product of gathered windows, batch innermost."""
-    outputs, inputs = weight.shape[:2]
-    flat = stored(batch_last(grad), outputs, grad.numel() // outputs)
-    x_grad = weight_grad = bias_grad = None
-    if mask[1]:
-        columns = windows.columns(batch_last(x))
-        weight_grad = torch.mm(flat, columns.t()).view(weight.shape)
-    if mask[2]:
-        bias_grad = flat.sum(1)
-    if mask[0]:
-        products = torch.mm(weight.reshape(outputs, -1).t(), flat)
-        products = products.view(inputs, -1, *windows.count, x.shape[0])
-        x_last = windows.fold(products.unbind(1))
-        x_grad = batch_first(stored(x_last, *x_last.shape))
-    return x_grad, weight_grad, bias_grad
-
-
-def _product(
-    windows: Windows, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Return a convolution as a product of gathered windows, channels innermost."""
-    y = torch.mm(windows.rows(channels_last(x)), _by_tap(weight))
-    y = y.view(x.shape[0], *windows.count, -1)
-    return channels_first(y if bias is None else y + bias)
-
-
-def _product_backward(
-    windows: Windows,
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mask: Sequence[bool],
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of ``_product``."""
-    outputs, inputs = weight.shape[:2]
-    flat = stored(channels_last(grad), grad.numel() // outputs, outputs)
-    x_grad = weight_grad = bias_grad = None
-    if mask[1]:
-        taps = torch.mm(flat.t(), windows.rows(channels_last(x)))
-        weight_grad = channels_first(taps.view(outputs, *windows.kernel, inputs))
-    if mask[2]:
-        bias_grad = flat.sum(0)
-    if mask[0]:
-        products = torch.mm(flat, _by_tap(weight).t())
-        products = products.view(x.shape[0], *windows.count, -1, inputs)
-        x_last = windows.fold(products.unbind(-2))
-        x_grad = channels_first(stored(x_last, *x_last.shape))
-    return x_grad, weight_grad, bias_grad
-
-
-def _by_tap(weight: torch.Tensor) -> torch.Tensor:
-    """(output, input, *kernel) to (taps * input, output)."""
-    return weight.permute(*range(2, weight.dim()), 1, 0).reshape(-1, weight.shape[0])
-
-
-def _library_layout(weight: torch.Tensor, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the operands channels-last if the channels fill blocks, else row-major."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    layout = formats.get(weight.dim()) if weight.shape[0] >= _BLOCK else None
-    return tuple(t.contiguous(memory_format=layout or torch.contiguous_format) for t in operands)
-
-
 @dataclass(frozen=True)
 class _Pool:
     """One maximum pooling, by comparisons: a step of the tutorial's CNN takes 1.73 times as long
@@ -351,10 +185,10 @@ class _Pool:
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, channel, *space) to (outermost, *space, innermost)."""
-        return x.permute(0, 2, 3, 1) if self.channels_last else batch_last(x)
+        return channels_last(x) if self.channels_last else batch_last(x)
 
     def leave(self, y: torch.Tensor) -> torch.Tensor:
-        return y.permute(0, 3, 1, 2) if self.channels_last else batch_first(y)
+        return channels_first(y) if self.channels_last else batch_first(y)
 
     def taps(self, x: torch.Tensor) -> list[torch.Tensor]:
         padded = self.windows.padded(self.enter(x), float("-inf"))
