@@ -118,8 +118,7 @@ def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
     """The fastest division puts too many layers of 115 MiB on the first chip."""
     with torch.device("meta"):
         models = [lopsided().eval() for _ in range(2)]
-    x = torch.empty(4 * 64, 5500)
-    options = poptorch.Options().deviceIterations(4)
+    x, options = torch.empty(4 * 64, 5500), poptorch.Options().deviceIterations(4)
     options.setAvailableMemoryProportion({"IPU0": 0.1, "IPU1": 0.1})
 
     def estimate(model: nn.Module):

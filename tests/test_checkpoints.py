@@ -52,8 +52,7 @@ def make(folder: Path, calls: int = 0, loader=None, **stateful: object) -> popto
 
 
 def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> None:
-    checkpoints = make(tmp_path)
-    left = tmp_path / "unfinished-000000008"
+    checkpoints, left = make(tmp_path), tmp_path / "unfinished-000000008"
     for step, batch in enumerate(checkpoints.batches(1), 1):
         checkpoints._executor(batch)
         if step in (3, 5, 7):

@@ -384,8 +384,7 @@ def test_a_batch_gets_the_smallest_size_that_holds_it_tuples_too() -> None:
 
 
 def test_a_program_for_each_size() -> None:
-    chosen = quick().programs(2)
-    collate = poptorch.PadToSizes([4, 8], FILL)
+    chosen, collate = quick().programs(2), poptorch.PadToSizes([4, 8], FILL)
     batches = poptorch.DataLoader(chosen, PADDED, batch_size=2, collate_fn=collate)
     wrapper = poptorch.inferenceModel(
         lambda tokens, labels, kind: (tokens.sum(1) + kind, labels.ne(-100).sum(1)), chosen

@@ -277,8 +277,7 @@ def test_messages_are_quoted_as_they_are() -> None:
 
 
 def test_members_of_enums_are_shown() -> None:
-    text = (REFERENCE / "enums.md").read_text()
-    kinds = set(enums.__all__)
+    text, kinds = (REFERENCE / "enums.md").read_text(), set(enums.__all__)
     aliases = {name for name in kinds if getattr(enums, name).__name__ != name}
     members = r"^::: poptorch\.(\S+)\n    options: {show_if_no_docstring: true}$"
     shown = set(re.findall(members, text, re.M))
@@ -357,11 +356,21 @@ def test_the_stops_of_a_walk_run_in_its_order(title: str) -> None:
         assert stop in calls, f"{stop} is not called, or not after the stops before it"
 
 
-def test_repeated_calls_of_inference_go_a_short_way() -> None:
+def test_repeated_calls_of_inference_go_a_short_way(monkeypatch) -> None:
+    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 60.0)
     inner = torch.nn.Dropout()
     wrapped = poptorch.inferenceModel(torch.nn.Sequential(inner).eval(), options())
     assert torch.equal(wrapped(X), X)
     assert ("backends/driver.py", "LoopExecutable.run") not in called(lambda: wrapped(X))
+    with torch.autocast("cpu"):  # for which there is another program
+        assert ("backends/driver.py", "LoopExecutable.run") in called(lambda: wrapped(X))
     inner.train()  # past the wrapper
     assert not torch.equal(wrapped(X), X)
     assert ("backends/driver.py", "LoopExecutable.run") in called(lambda: wrapped(X))  # it draws
+    inner.forward = lambda x: X.nonsense if inner.training else x
+    wrapped = poptorch.inferenceModel(torch.nn.Sequential(inner.eval()).eval(), options())
+    assert torch.equal(wrapped(X), X)
+    inner.train()
+    for _ in range(2):
+        with pytest.raises(AttributeError):  # again: the other mode's program is not for this one
+            wrapped(X)

@@ -99,8 +99,7 @@ def test_repeated_logs(limit: int | None, shown: int, caplog) -> None:
 
 @pytest.mark.spec("runtime", 31)
 def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch) -> None:
-    wrapper = inference(torch.nn.Linear(2, 2))
-    path = tmp_path / "new" / "program.txt"
+    wrapper, path = inference(torch.nn.Linear(2, 2)), tmp_path / "new" / "program.txt"
     monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(path))
     wrapper.compile(torch.ones(2, 2))
     assert "addmm" in path.read_text()

@@ -42,8 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    folder = PACKAGE.parent
+    names, folder = set(zipfile.ZipFile(wheel).namelist()), PACKAGE.parent
     headers = (folder / "poptorch/backends/inductor/include").rglob("*")
     kinds = (folder.rglob(f"*.{ending}") for ending in ("py", "toml", "html", "css"))
     files = [*(each for own in kinds for each in own), *filter(Path.is_file, headers)]

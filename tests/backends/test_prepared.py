@@ -167,8 +167,7 @@ def test_weights_that_another_wrapper_trains_are_prepared_anew(backend: str) -> 
         return poptorch.identity_loss(sum(y.square().sum() for y in module.inner(x)), "sum")
 
     trained = Having(loss, inner=model)
-    executor = training(trained, lr=0.01)
-    inference = compiled(model.eval(), backend)
+    executor, inference = training(trained, lr=0.01), compiled(model.eval(), backend)
     for _ in range(2):
         inference(x)
         trained.train()

@@ -75,8 +75,7 @@ def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     before = copies(state.tensors)
     runs = {1: 2, 2: 6}[len(wrapper.plan().program.graphs)]  # of a call: micro-batches and updates
     last = in_place(wrapper, at=runs)
-    kept = last._rollback._keep
-    states = []
+    kept, states = last._rollback._keep, []
     last._rollback._keep = lambda state: states.append(copies(state.tensors)) or kept(state)
     with pytest.raises(RuntimeError, match="can't allocate") as caught:
         last.run(state, [X, Y])
@@ -134,8 +133,7 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
     tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))
     labels[0, 3] = -100
     wrapper.compile(tokens, labels)
-    state = wrapper._session.weights.store.state
-    executable = in_place(wrapper, at=0)
+    state, executable = wrapper._session.weights.store.state, in_place(wrapper, at=0)
     for _ in range(2):
         executable.run(state, [tokens, labels])
     assert not state.copies
@@ -192,8 +190,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
 def program(x: torch.Tensor, at: torch.Tensor) -> tuple[Captured, Plan]:
     torch.manual_seed(1)
     model = Having(looks_up, layers=nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(4))))
-    captured = Captured(model, (x, at), sgd)
-    options = poptorch.Options()
+    captured, options = Captured(model, (x, at), sgd), poptorch.Options()
     options.Distributed.configureProcessId(0, 2)
     plan = captured.plan(options)
     spec = replace(plan.spec, target=replace(plan.spec.target, link=(1e-6, 1e9)))

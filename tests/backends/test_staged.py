@@ -111,8 +111,7 @@ def test_random_models_equal_the_fused_program(case) -> None:
     opts.setExecutionStrategy(strategy_of(kind, chips, liveness))
     if not recompute:  # a pipeline does unless it is told not to
         opts._Popart.set("autoRecomputation", 0)
-    plan = captured.plan(opts)
-    rows = ROWS * accumulation * iterations * replicas
+    plan, rows = captured.plan(opts), ROWS * accumulation * iterations * replicas
     batches = [(torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)) for _ in range(2)]
     expected, states = captured.run_fused(plan, batches)
     results, ours, _ = captured.run_staged(plan, batches)
@@ -220,8 +219,7 @@ def test_a_module_may_be_called_like_a_moment() -> None:
     "accumulation, name", [(1, "GradientNorm"), (2, "UpdatedVar___layer.weight")]
 )
 def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: str) -> None:
-    model = layered(torch.tanh)
-    opts = options("staged", accumulation=accumulation)
+    model, opts = layered(torch.tanh), options("staged", accumulation=accumulation)
     opts.anchorTensor("w", name)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
     wrapper = poptorch.trainingModel(model, opts, optimizer)

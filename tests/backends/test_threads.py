@@ -19,9 +19,11 @@ class Machine:
         self.threads = Threads(lambda: self.now)
 
     def call(self) -> int:
-        with self.threads:
-            number = torch.get_num_threads()
-            self.now += self.one if number == 1 else self.two
+        return self.threads.run(self.work)
+
+    def work(self) -> int:
+        number = torch.get_num_threads()
+        self.now += self.one if number == 1 else self.two
         return number
 
 
@@ -38,8 +40,8 @@ def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
     torch.use_deterministic_algorithms(True)
     assert {machine.call() for _ in range(20)} == {3}
     torch.use_deterministic_algorithms(False)
-    with pytest.raises(ZeroDivisionError), machine.threads:
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        machine.threads.run(lambda: 1 / 0)
     assert torch.get_num_threads() == 3
     torch.set_num_threads(1)
     assert (machine.call(), machine.threads.decision) == (1, "")
@@ -87,15 +89,17 @@ def test_a_number_that_another_thread_sets_is_kept() -> None:
         limited.wait(60)
         numbers.append(torch.get_num_threads())
 
-    thread = threading.Thread(target=other)
-    machine = Machine(one=1.0, two=2.0)
+    thread, machine = threading.Thread(target=other), Machine(one=1.0, two=2.0)
     machine.call()
     thread.start()
     chosen.wait(60)
-    with machine.threads:
+
+    def one() -> None:
         assert torch.get_num_threads() == 1
         limited.set()
         thread.join(60)
+
+    machine.threads.run(one)
     assert numbers == [2]
 
 

@@ -78,8 +78,7 @@ def test_weights_follow_the_activations_and_both_what_was_chosen(activation, wei
     model = Having(together, layers=nn.ModuleList(layers))
     exact, exact_loss = model(*(x.to(kind).float() for x in inputs))
     model.to(weights)
-    before = [p.detach().clone() for p in model.parameters()]
-    opts = choosing(choice)
+    before, opts = [p.detach().clone() for p in model.parameters()], choosing(choice)
     opts.Training.gradientAccumulation(lanes)
     wrapped = poptorch.inferenceModel(model, opts) if choice else training(model, opts, lr=1.0)
     outs, loss = wrapped(*(torch.cat([x] * lanes) for x in inputs))

@@ -166,8 +166,7 @@ def test_new_tensors_need_no_device_and_those_from_outside_are_frozen() -> None:
         assert new.device == x.device
         return x + new + torch.linspace(0, 1, 3), x * outside
 
-    model = poptorch.inferenceModel(Calling(forward), options())
-    x = normal(3)
+    model, x = poptorch.inferenceModel(Calling(forward), options()), normal(3)
     first = model(x)
     torch.testing.assert_close(first, forward(x))
     outside.fill_(5.0)

@@ -29,8 +29,7 @@ def follows(losses, loss, lanes: int = 1) -> object:
     model, eager = model_of(losses), model_of(loss)
     for batch in MICRO_BATCHES[:lanes]:
         (eager(*batch) / lanes).backward()
-    before = model.weight.detach().clone()
-    out = step(model, lanes)
+    before, out = model.weight.detach().clone(), step(model, lanes)
     torch.testing.assert_close(before - model.weight.detach(), eager.weight.grad)
     return out
 

@@ -109,7 +109,8 @@ def test_numbers_explain_themselves() -> None:
 def test_a_number_may_be_checked_and_decide_and_its_line_is_named(caplog) -> None:
     def checked(model, x):
         assert x.isnan().sum().item() == 0
-        count, most = (x > -9).sum().item(), x.max().item()
+        count = (x > -9).sum().item()
+        most = x.max().item()
         scale = 2 if count - 1 > 0 and min(most / 2, 7) < 5 and f"{most:.1f}" else 3
         return F.mse_loss(scale * model.weight * x, x)
 

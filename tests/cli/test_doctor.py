@@ -497,8 +497,7 @@ def test_facts_in_json(capsys) -> None:
 
 
 def test_info_lists_devices_or_tells_about_one(capsys) -> None:
-    lease = _pod.acquire(2)
-    text = output(info, capsys, "--list-devices")
+    lease, text = _pod.acquire(2), output(info, capsys, "--list-devices")
     assert text == output(info, capsys)  # when it is asked for nothing
     lines = text.splitlines()
     assert (len(lines), lines[3]) == (7, "Id 3: single, IPU 3")

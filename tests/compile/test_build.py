@@ -125,8 +125,7 @@ def test_graphs_come_back(name: str) -> None:
     state = training._session.weights.store.state
     rng = state.rng.clone()
     before = {key: value.clone() for key, value in state.tensors.items()}
-    batch = training._session.now.inputs.convert(((x, y), {}))[1]
-    results = []
+    batch, results = training._session.now.inputs.convert(((x, y), {}))[1], []
     for each in (plan, again):
         for key, value in before.items():
             state.write(key, value)

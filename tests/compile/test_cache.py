@@ -70,8 +70,7 @@ def test_what_has_no_text_form_runs_and_a_miss_reads_a_few_entries(folder, monke
         (folder / f"{at}.popef").write_bytes(b"no entry")
     read, looked = archive.read, []
     monkeypatch.setattr(archive, "read", lambda path: looked.append(path) or read(path))
-    opts = options().enableExecutableCaching(folder)
-    drawn = torch.Generator()
+    opts, drawn = options().enableExecutableCaching(folder), torch.Generator()
     drawing = poptorch.inferenceModel(lambda x: x + torch.rand(x.shape, generator=drawn), opts)
     assert drawing(X).shape == X.shape
     assert len(looked) <= cache.NEAREST_OF + 5

@@ -118,8 +118,7 @@ def test_what_is_computed_again_is_no_useful_work() -> None:
 
 
 def test_the_schedule_is_what_staged_executes() -> None:
-    model = Stack(4, 16, 2).train()
-    options = poptorch.Options().backend("staged")
+    model, options = Stack(4, 16, 2).train(), poptorch.Options().backend("staged")
     options.Training.gradientAccumulation(4)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     executor = poptorch.trainingModel(model, options, optimizer)

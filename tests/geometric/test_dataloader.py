@@ -487,8 +487,7 @@ def test_trimming_draws_anew_follows_the_seed_and_leaves_samples_as_they_are() -
 
 @pytest.mark.spec("geometric", 36, 37, 39)
 def test_graphs_with_types_have_fixed_sizes_of_each_and_are_trimmed_by_type() -> None:
-    sizes = made.sizes(12, 14, 4, node_pad_value=-1)
-    samples = made.heteros(2)
+    sizes, samples = made.sizes(12, 14, 4, node_pad_value=-1), made.heteros(2)
     batch = FixedSizeCollater(sizes, add_masks_to_batch=True)(samples)
     assert type(batch) is HeteroDataBatch
     assert sizes.num_nodes == {"v0": 12, "v1": 12}

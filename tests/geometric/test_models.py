@@ -102,8 +102,7 @@ def test_edges_that_are_gone_do_not_count(name: str) -> None:
 def test_pooling_of_the_best_nodes_has_an_upper_bound(kind, ratio, least) -> None:
     batch = Batch.from_data_list(molecules(3))
     torch.manual_seed(1)
-    pool = kind(2, ratio=ratio, min_score=least)
-    layer = pyg.GraphConv(2, 3)
+    pool, layer = kind(2, ratio=ratio, min_score=least), pyg.GraphConv(2, 3)
 
     def network(x, edge_index, numbers):
         x, edge_index, _, numbers, chosen, _ = pool(x, edge_index, batch=numbers)
@@ -351,8 +350,7 @@ def test_sorted_numbers_are_taken_at_their_word() -> None:
     with pytest.raises(ValueError, match="not sorted"):
         pyg.aggr.Aggregation().assert_sorted_index(unsorted)
     aggregation = pyg.aggr.SortAggregation(k=2)
-    numbers = torch.tensor([0, 0, 0, 1, 1])
-    x = torch.rand(5, 3)
+    numbers, x = torch.tensor([0, 0, 0, 1, 1]), torch.rand(5, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         out = infer(lambda x: aggregation(x, numbers, dim_size=2, max_num_elements=4), x)

@@ -49,8 +49,7 @@ def test_all_neighbours_are_the_whole_neighbourhood() -> None:
 
 
 def test_so_many_neighbours_are_drawn_without_repetition() -> None:
-    degree = GRAPH.edge_index[1].bincount(minlength=60)
-    drawn = set()
+    degree, drawn = GRAPH.edge_index[1].bincount(minlength=60), set()
     for _ in range(20):
         out = sample(GRAPH, [3], [*range(60)])
         assert torch.equal(out.col.bincount(minlength=60), degree.clamp(max=3))

@@ -67,8 +67,7 @@ def options(strategy=None, *, accumulation=99, iterations=99, training=True) -> 
 
 
 def place(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options, training=True) -> Layout:
-    micro = capture(model, *inputs, training=training)
-    spec = freeze(opts, training)
+    micro, spec = capture(model, *inputs, training=training), freeze(opts, training)
     layout = _place.place(micro.graph, micro.visits, spec)
     _place.log_layout(layout, spec)
     return layout

@@ -257,8 +257,7 @@ def every_path(log_probs: torch.Tensor, blank: int) -> list[tuple[float, tuple[i
 
 
 def test_decoded_paths_are_exact_with_a_wide_beam() -> None:
-    blank = 2
-    scores = torch.randn(5, 3, 3).mul(2).log_softmax(-1)
+    blank, scores = 2, torch.randn(5, 3, 3).mul(2).log_softmax(-1)
     lengths = torch.tensor([5, 3, 1], dtype=torch.int32)
     results = agrees(lambda p, n: decoder(p, n, blank, 1000, 4), scores, lengths)
     probability, length, path = results
@@ -301,8 +300,7 @@ def test_the_start_of_a_slice_is_read_at_run_time(dtype: torch.dtype, shape) -> 
         torch.arange(24.0).view(4, 6),
     )
     for start in (2, 4):
-        at = torch.full(shape, start, dtype=dtype)
-        updated = x.clone()
+        at, updated = torch.full(shape, start, dtype=dtype), x.clone()
         updated[[start % 4, (start + 1) % 4]] = -1
         over = torch.cat([x, x], 1)
         wanted = over[:, start : start + 3 : 2], over[:, start : start + 4], updated, x

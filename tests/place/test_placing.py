@@ -326,8 +326,7 @@ SIZES = st.integers(0, 9)
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Unit]:
-    number = draw(st.integers(1, 7))
-    units = []
+    number, units = draw(st.integers(1, 7)), []
     for at in range(number):
         begins = None if at and draw(st.booleans()) else f"part{at}"
         units.append(Unit(begins, *(draw(SIZES) for _ in range(4)), joined=draw(st.booleans())))

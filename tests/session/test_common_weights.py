@@ -309,8 +309,7 @@ def test_the_least_recently_used_goes_first_and_modes_do_not_count() -> None:
 
 
 def test_what_does_not_divide_into_iterations_is_evaluated_in_one() -> None:
-    model = Net().eval()
-    chosen = options(iterations=4).programs(2)
+    model, chosen = Net().eval(), options(iterations=4).programs(2)
     wrapper = poptorch.inferenceModel(model, chosen)
     data = torch.utils.data.TensorDataset(normal(21, 4))
     loader = poptorch.DataLoader(chosen, data, batch_size=2, drop_last=False)

@@ -288,8 +288,7 @@ def test_compiled_code_travels_but_is_used_from_trusted_files_only(tmp_path, mon
     first = poptorch.inferenceModel(nn.Linear(4, 4), options().backend("inductor"))
     expected, path = first(X), tmp_path / "model.poptorch"
     first.save(path)
-    built = []
-    build = Inductor.build
+    built, build = [], Inductor.build
     monkeypatch.setattr(Inductor, "build", lambda *args: built.append(1) or build(*args))
     monkeypatch.setattr(cache, "_loaded", {})
     for folder, trusted, compiled in (("there", True, 0), ("elsewhere", False, 1)):
@@ -327,8 +326,7 @@ def made(value: float = 7.0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("saved") / "m"
-    target = made(0.25)
+    path, target = tmp_path_factory.mktemp("saved") / "m", made(0.25)
     executor = poptorch.trainingModel(target["model"], options(), target["optimizer"])
     executor.compileAndExport(path, Z)
     executor.destroy()

@@ -221,8 +221,7 @@ def layers() -> nn.Module:
 @contextlib.contextmanager
 def beside(*functions):
     """Call each function again and again in a thread of its own; what one raises is raised."""
-    ended = threading.Event()
-    begun = threading.Barrier(len(functions) + 1)
+    ended, begun = threading.Event(), threading.Barrier(len(functions) + 1)
 
     def loop(function) -> None:
         begun.wait()

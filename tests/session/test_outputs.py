@@ -184,8 +184,7 @@ def test_anchored_tensors() -> None:
     x, y = batch(2)
     out, loss = training(x, y)
     eager(x, y)[1].backward()
-    weight = eager.head.weight.detach()
-    hidden = eager.body(x).detach()
+    weight, hidden = eager.head.weight.detach(), eager.body(x).detach()
     expected = {
         "x": x, "loss": loss, "weight": weight, "grad": eager.head.weight.grad, "hidden": hidden,
         "new": weight - 0.1 * eager.head.weight.grad, "module": eager.body[0](x).detach(),

@@ -115,8 +115,7 @@ def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_p
 
 @pytest.mark.parametrize("backend", ["reference", "staged"])
 def test_actions_and_operators_of_the_first_calls_are_timed_here(ask, tmp_path, backend) -> None:
-    executor = training(ask(python=tmp_path).backend(backend))
-    ones = []
+    executor, ones = training(ask(python=tmp_path).backend(backend)), []
     for _ in range(4):
         executor(X, Y)
         ones.append(profile.read(tmp_path / "training")["measured"])

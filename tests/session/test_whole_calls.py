@@ -182,6 +182,25 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(monkeypatch, hand
     assert seen[-1] == "second"
 
 
+def test_a_handler_may_raise_anywhere_in_a_call_like_the_last_one(handled) -> None:
+    model, x, stopped = torch.nn.Linear(64, 4).eval(), normal(3, 64), 0
+    torch.set_num_threads(2)
+    executor = poptorch.inferenceModel(model, options())
+    expected = executor(x)
+    handled(signal.SIGALRM, raising)
+    for number in range(100):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 5e-6 + number * 3e-6)
+            for _ in range(50):
+                executor(x)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except StoppedError:
+            stopped += 1
+        assert (torch.get_num_threads(), torch.is_grad_enabled()) == (2, True)
+        assert torch.equal(executor(x), expected)
+    assert stopped > 30
+
+
 def test_ctrl_c_while_compiling() -> None:
     presses = [signal.SIGINT]
 
@@ -234,8 +253,7 @@ def wrapped(make, state) -> tuple[torch.nn.Module, torch.optim.Optimizer, poptor
 def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
     model, optimizer, wrapper = wrapped(make, None)
     wrapper(X, Y)
-    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    losses = []
+    kept, losses = copy.deepcopy((model.state_dict(), optimizer.state_dict())), []
     for fails in (False, True):
         model, optimizer, wrapper = wrapped(make, kept)
         before = copy.deepcopy(optimizer.state_dict())

@@ -36,7 +36,7 @@ class deferred:  # noqa: N801 (used as a function)
         if not self._mine:
             return
         if not _depth:
-            self._look()
+            _look()
             self._swapped = _theirs
             try:
                 for number in _theirs:
@@ -45,14 +45,6 @@ class deferred:  # noqa: N801 (used as a function)
                 _put_back(self._swapped)
                 raise
         _depth += 1
-
-    def _look(self) -> None:
-        global _handlers, _theirs
-        handlers = list(map(_signal.getsignal, _NUMBERS))
-        if handlers != _handlers:
-            present = zip(_NUMBERS, handlers, strict=True)
-            _theirs = {number: handler for number, handler in present if callable(handler)}
-            _handlers = handlers
 
     def __exit__(self, *_: object) -> None:
         global _depth
@@ -64,17 +56,13 @@ class deferred:  # noqa: N801 (used as a function)
             check()
 
 
-class deferred_known(deferred):  # noqa: N801
-    """Of signals whose handlers are as they were: looking at all takes longer than a small model.
-
-    For what writes no weights: a handler that is new since then runs at once.
-    """
-
-    __slots__ = ()
-
-    def _look(self) -> None:
-        if not _theirs or [*map(_signal.getsignal, _theirs)] != [*_theirs.values()]:
-            super()._look()
+def _look() -> None:
+    global _handlers, _theirs
+    handlers = list(map(_signal.getsignal, _NUMBERS))
+    if handlers != _handlers:
+        present = zip(_NUMBERS, handlers, strict=True)
+        _theirs = {number: handler for number, handler in present if callable(handler)}
+        _handlers = handlers
 
 
 def _put_back(handlers: dict[int, Handler]) -> None:

@@ -18,7 +18,7 @@ from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
-from ..backends.protocol import repeats
+from ..backends.protocol import Again, repeating
 from ..backends.reference import Reference
 from . import helper
 from .cache import Store, key_of, store_of
@@ -186,12 +186,8 @@ class Tiered:
         return results
 
     @property
-    def repeats(self) -> bool:
-        return not self.waiting and self._fast is None and repeats(self._current)
-
-    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        assert repeats(self._current)
-        return self._current.repeat(state, batch)
+    def repeating(self) -> Again | None:
+        return None if self.waiting or self._fast is not None else repeating(self._current)
 
     def report(self) -> Report:
         if not self.waiting:

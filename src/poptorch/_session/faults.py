@@ -6,23 +6,23 @@ import contextlib
 from collections.abc import Iterator
 
 PLACES = ("compile", "attach", "run")
-_armed: list[tuple[str, BaseException]] = []
+armed: list[tuple[str, BaseException]] = []
 
 
 @contextlib.contextmanager
 def injected(place: str, error: BaseException) -> Iterator[None]:
     """Let the next event of that place within the block fail with this error, once."""
     fault = (place, error)
-    _armed.append(fault)
+    armed.append(fault)
     try:
         yield
     finally:
-        if fault in _armed:
-            _armed.remove(fault)
+        if fault in armed:
+            armed.remove(fault)
 
 
 def check(place: str) -> None:
-    for fault in _armed:
+    for fault in armed:
         if fault[0] == place:
-            _armed.remove(fault)
+            armed.remove(fault)
             raise fault[1]

@@ -107,15 +107,15 @@ class Inputs:
             given = bound.tensors
         return given, self._prepare(given)
 
-    def as_before(self, arguments: Arguments) -> list[torch.Tensor] | None:
-        """Return the tensors of a call that may go to the device as they are, or None."""
-        given = self._quick(arguments)
-        if given is None:
-            return None
-        for tensor, ready in zip(given, self._ready, strict=True):
-            if not _is_ready(tensor, ready):
-                return None
-        return given
+    def are_ready(self, arguments: Arguments) -> bool:
+        """Whether a call gives tensors alone that may go to the device as they are."""
+        args, kwargs = arguments
+        if not self._tensors_only or kwargs or len(args) != len(self._ready):
+            return False
+        for tensor, ready in zip(args, self._ready, strict=True):
+            if type(tensor) is not torch.Tensor or not _is_ready(tensor, ready):
+                return False
+        return True
 
     def takes(self, arguments: Arguments) -> bool:
         """Tell whether a call is of this kind."""

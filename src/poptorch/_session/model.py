@@ -70,6 +70,7 @@ class Model:
         inference model that evaluates while the user's trains keeps the mode it had before: the
         layers are the same objects.
         """
+        self._flags = self._flags_now()
         users, own = self.users.training, self.module.training
         seen_users, seen_own = self._seen_training
         if users != seen_users and users is self._trained:
@@ -84,6 +85,17 @@ class Model:
                 "norms too. Call train() on the model, if that is not meant"
             )
         return self._mode
+
+    def _flags_now(self) -> Mode:
+        return (self.users.training, *map(_training, self._modules))
+
+    def is_still(self, mode: Mode) -> bool:
+        """Whether it has this mode, without autocast: nobody has touched a flag since it was asked.
+
+        Looking takes less than finding out.
+        """
+        autocast = torch.is_autocast_enabled("cpu")
+        return not autocast and self._mode == mode and self._flags == self._flags_now()
 
     def situation(self) -> Situation:
         """Return what there is a program each for."""

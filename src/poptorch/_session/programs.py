@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from .._base import log
 from .._base.errors import Error
 from .._ir.plan import Plan
 from .._ir.slots import NORM, Kind
+from ..backends.protocol import Again
 from .guards import Guard
 from .inputs import Indices
 from .model import Situation, Task
@@ -37,7 +39,9 @@ class Variant:
         self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
         runtime = self.spec.runtime
-        # Whether calls are so alike that one like the last one needs nothing looked up.
+        # Whether calls are so alike that one like the last one needs nothing looked up; and how, as
+        # soon as the executable says it.
+        self.again: Again | None = None
         self.repeats = not (
             self.spec.training or self.spec.runs_together or self.spec.anchors
             or runtime.report is not None or runtime.cycle_count or runtime.programs > 1
@@ -54,7 +58,7 @@ class Variant:
             names += [NORM] if self.task.optim.clips else []
         return names
 
-    def anchors(self, results: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def anchors(self, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the anchored ones of a call's results by short name."""
         names = (short for short, *_ in self.spec.anchors)
         return dict(zip(names, results[self.outputs.count :], strict=True))

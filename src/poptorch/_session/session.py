@@ -15,7 +15,7 @@ from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error
 from .._ir.spec import Spec
 from .._residency import Event, locked
-from ..backends.protocol import Repeating, repeats
+from ..backends.protocol import repeating
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting, wrapping
@@ -190,11 +190,16 @@ class Session:
     def _call(self, arguments: Arguments) -> Any:
         started = time.perf_counter()
         now = self.programs.all[-1]
-        executable = now.compiled.executable
-        if now.repeats and repeats(executable) and (batch := self._as_before(now, arguments)):
-            taken = time.perf_counter()
-            results = self._repeat(now, executable, batch)
-            return self._returned(now, results, (started, taken, time.perf_counter()))
+        if now.again is not None and self._is_like_last(now, arguments):
+            assert now.store is not None
+            taken, state, tensors = time.perf_counter(), now.store.state, arguments[0]
+            try:
+                again = now.again(state, tensors)
+            except BaseException as error:
+                now.indices.explain(error, tensors, state)
+                raise
+            if again is not None:
+                return self._returned(now, again, (started, taken, time.perf_counter()))
         now = self._program_for(arguments)
         started = time.perf_counter()
         device = self.weights.device
@@ -208,31 +213,21 @@ class Session:
             self.reports.look_at_loss(now, results)
         if now.changed_inputs and now.synthetic is None:
             return_inputs(now.changed_inputs, given, batch)
+        if now.repeats and now.again is None:
+            now.again = repeating(now.compiled.executable)
         return self._returned(now, results, (started, taken, ready))
 
-    def _as_before(self, now: Variant, arguments: Arguments) -> list[torch.Tensor] | None:
-        """Return the batch of a call before which nothing has happened since the last one."""
+    def _is_like_last(self, now: Variant, arguments: Arguments) -> bool:
+        """Whether nothing has happened since the last call, and this one is of its kind."""
         weights, device = self.weights, self.weights.device
         if weights.store is None or weights.store is not now.store or device.near or device.stale:
-            return None
-        if time.monotonic() >= weights.checks.due or self.model.situation() != now.mode:
-            return None
-        faults.check("run")
-        return now.inputs.as_before(arguments)
-
-    def _repeat(
-        self, now: Variant, executable: Repeating, batch: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        assert now.store is not None
-        try:
-            with interrupts.deferred_known():
-                return executable.repeat(now.store.state, batch)
-        except BaseException as error:
-            now.indices.explain(error, batch, now.store.state)
-            raise
+            return False
+        if time.monotonic() >= weights.checks.due or faults.armed:
+            return False
+        return self.model.is_still(now.mode[0]) and now.inputs.are_ready(arguments)
 
     def _returned(
-        self, now: Variant, results: list[torch.Tensor], before: tuple[float, float, float]
+        self, now: Variant, results: Sequence[torch.Tensor], before: tuple[float, float, float]
     ) -> Any:
         """Return what ``forward`` does; ``before``: when the call began, ran and was ready."""
         returned = now.outputs.build(results[: now.outputs.count])

@@ -7,13 +7,13 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _job
-from .._base import interrupts
+from .._base import interrupts, private
 from .._base.threads import RenewedLock
 from .._ir import slots
 from .._ir.loops import Lanes, Loops
@@ -26,7 +26,7 @@ from . import stopwatch
 from .failing import explained
 from .prepare import returned
 from .process import Threads
-from .protocol import Compiled
+from .protocol import Again, Compiled
 from .rollback import Rollback
 
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
@@ -79,21 +79,36 @@ class LoopExecutable:
         slices = program.loops.cut(batch, program.lanes)
         loop = device_generator()(self._loop) if self._random else self._loop
         # The first context is half the price of no_grad(), 2 us less.
-        with torch.set_grad_enabled(False), self._threads:
-            self._rollback.begin(state, batch)
-            try:
-                loop(state, slices, collector)
-                interrupts.check()
-            except BaseException as error:
-                try:
-                    self._give_up()
-                finally:
-                    self._rollback.roll_back(state, error)
-                raise
+        with torch.set_grad_enabled(False):
+            self._threads.run(self._whole, loop, state, batch, slices, collector)
         return collector.results()
 
+    def _whole(
+        self,
+        loop: Callable[[State, Slices, Collector], None],
+        state: State,
+        batch: Sequence[torch.Tensor],
+        slices: Slices,
+        collector: Collector,
+    ) -> None:
+        """Run all of it, or leave everything as it was."""
+        self._rollback.begin(state, batch)
+        try:
+            loop(state, slices, collector)
+            interrupts.check()
+        except BaseException as error:
+            try:
+                self._give_up()
+            finally:
+                self._rollback.roll_back(state, error)
+            raise
+
+    @property
+    def repeating(self) -> Again | None:
+        return self._repeat if self._repeats else None
+
     @functools.cached_property
-    def repeats(self) -> bool:
+    def _repeats(self) -> bool:
         """Whether one graph is all, which writes and draws nothing: there is nothing to undo."""
         program, wanted = self._program, self._wanted
         several = len(self._points) > 1 or len(program.graphs) > 1 or program.lanes is not None
@@ -101,12 +116,25 @@ class LoopExecutable:
             return False
         (graph,) = program.graphs.values()
         emitted = [slot.key for slot in returned(graph)]
-        return emitted == list(wanted.modes) and all(map(wanted.of(0).get, emitted))
+        self._enable_grad = private.optional("set_grad_enabled")
+        kept = emitted == list(wanted.modes) and all(map(wanted.of(0).get, emitted))
+        return kept and self._enable_grad is not None
 
-    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.set_grad_enabled(False), self._threads:
-            (run,) = self._bind(state).values()
-            return list(stopwatch.action(run.name, run.call, batch))
+    def _repeat(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        """Run the graph as the last time. A signal's handler may raise anywhere here."""
+        bound = state.bound
+        if bound is None or bound[0] is not self or stopwatch.current.get() is not None:
+            return None
+        if bound[1] is not None and bound[1] != state.writes.count:
+            return None
+        runs: dict[str, _BoundRun] = bound[2]
+        (run,) = runs.values()
+        enabled = torch.is_grad_enabled()
+        try:
+            self._enable_grad(False)
+            return self._threads.run(run.call, batch)
+        finally:
+            self._enable_grad(enabled)
 
     def _loop(self, state: State, slices: Slices, collector: Collector) -> None:
         runs = self._bind(state)
@@ -224,7 +252,7 @@ class _BoundRun:
 
     def call(self, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run where a batch is what one run reads."""
-        arguments = list(self._arguments[0])
+        arguments = self._arguments[0].copy()
         for place, given in self._batch:
             arguments[place] = batch[given]
         return self._results(arguments)

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 import torch
@@ -23,7 +23,7 @@ from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .driver import LoopExecutable, program_report
 from .prepare import accept_strides, without_writes, written
-from .process import Threads
+from .process import P, R, Threads
 from .protocol import Code, Compiled, Executable, Progress
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -195,8 +195,5 @@ class Sessions(LoopExecutable):
 class _OwnThreads(Threads):
     """ONNX Runtime's: as many as torch's when a session is made."""
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)

@@ -7,10 +7,15 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping
+from typing import ParamSpec, TypeVar
 
 import torch
 
-from .._base import env, log
+from .._base import env, interrupts, log
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Numbers = Generator[tuple[int, int], list[float], None]
 
 TRIAL, ROUNDS = 0.25, 2  # seconds of trying, and how often each number is tried at least
 CLEAR = 0.8  # what several threads take of one's time where one round of trying is enough
@@ -26,12 +31,14 @@ _LARGEST = 32 << 20  # bytes of one block: the most that glibc takes
 
 
 class Threads:
-    """A context for each call of one executable: the process's number of threads, or one.
+    """Runs the calls of one executable on the process's number of threads, or one.
 
     Small graphs run best on one; with a busy neighbour so do large ones, whose barriers wait for
     the displaced thread. The shortest calls take one. For others both are tried, and the faster
     stays until calls collapse, or has run for so long that trying anew costs little. Nothing is
     tried where deterministic results are asked for: the number shows in the last bits of sums.
+
+    A handler of a signal may raise anywhere here: the process's number stays as it was.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -40,39 +47,42 @@ class Threads:
         self.chosen = 0  # the number of the next call
         self.decision = ""  # in words, with what it comes from
 
-    def __enter__(self) -> None:
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         user = torch.get_num_threads()
-        self._active = user > 1 and not torch.are_deterministic_algorithms_enabled()
-        if not self._active:
+        if user == 1 or torch.are_deterministic_algorithms_enabled():
             self._user, self.decision = 0, ""
-            return
+            return function(*args, **kwargs)
         if user != self._user:
-            self._user, self.decision, self._numbers = user, "", self._found(user)
-            self.chosen = next(self._numbers)
-        if self.chosen == 1:
-            self._levels = limit(1)
-        self._start = self._clock()
+            self._begin(user)
+        start = self._clock()
+        result = (alone(function, *args, **kwargs) if self.chosen == 1
+                  else function(*args, **kwargs))  # fmt: skip
+        self._seconds.append(self._clock() - start)
+        if len(self._seconds) >= self._calls:
+            self._go_on()
+        return result
 
-    def __exit__(self, *_: object) -> None:
-        if not self._active:
-            return
-        seconds = self._clock() - self._start
-        if self.chosen == 1:
-            limit(self._user, self._levels)
-        self.chosen = self._numbers.send(seconds)
+    def _begin(self, user: int) -> None:
+        self.decision, self._numbers = "", self._found(user)
+        self.chosen, self._calls = next(self._numbers)
+        self._seconds = list[float]()
+        self._user = user  # from here on
 
-    def _found(self, user: int) -> Generator[int, float, None]:
-        """Yield each call's number of threads; what is sent is the seconds that it took."""
-        yield user  # the first call of all pays for caches and says nothing
+    def _go_on(self) -> None:
+        with interrupts.deferred():
+            self.chosen, self._calls = self._numbers.send(self._seconds)
+            self._seconds = []
+
+    def _found(self, user: int) -> Numbers:
+        """Yield a number of threads and for how many calls; what is sent are their seconds."""
+        yield user, 1  # the first call of all pays for caches and says nothing
         while True:
             middle, spent = yield from _tried(user)
             best = min(middle, key=middle.__getitem__)
             self._decide(best, middle)
             ran, recent = 0.0, [0.0]
             while ran < AGAIN * spent and statistics.median(recent) <= COLLAPSED * middle[best]:
-                recent = []
-                for _ in range(WINDOW):
-                    recent.append((yield best))
+                recent = yield best, WINDOW
                 ran += sum(recent)
 
     def _decide(self, best: int, middle: Mapping[int, float]) -> None:
@@ -84,7 +94,7 @@ class Threads:
             log.engine.info("From the next call on the program runs %s", self.decision)
 
 
-def _tried(user: int) -> Generator[int, float, tuple[dict[int, float], float]]:
+def _tried(user: int) -> Generator[tuple[int, int], list[float], tuple[dict[int, float], float]]:
     """Try one thread and ``user`` in turn; return the median seconds of each, and all of them.
 
     A neighbour slows the larger number down most. So that one is believed at once where it is much
@@ -93,9 +103,9 @@ def _tried(user: int) -> Generator[int, float, tuple[dict[int, float], float]]:
     spent, times = 0.0, dict[int, list[float]]({1: [], user: []})
     while spent < TRIAL or (len(times[user]) < ROUNDS and times[user][0] > CLEAR * times[1][0]):
         for number, seconds in times.items():
-            runs = [(yield number)]
+            runs = yield number, 1
             if runs[0] < TRIAL:  # the first wakes sleeping threads
-                runs.append((yield number))
+                runs += yield number, 1
             seconds.append(min(runs))
             spent += sum(runs)
             if times[1][0] < SHORT:
@@ -109,24 +119,33 @@ def _word(number: int) -> str:
 
 def use_one() -> None:
     torch.set_num_threads(1)
-    limit(1)
+    if (openmp := _openmp()) is not None:
+        openmp.omp_set_max_active_levels(0)
 
 
-def limit(number: int, levels: int | None = None) -> int | None:
-    """Set how many threads run this thread's operators; return the nesting allowed before.
+def alone(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function while one thread runs this thread's operators.
 
     Compiled code asks for its own number, unless regions may not nest. Torch's own function also
     sets with how many other threads of the process begin.
     """
-    openmp = _openmp()
+    user, openmp = torch.get_num_threads(), _openmp()
     if openmp is None:
-        torch.set_num_threads(number)
-        return None
-    openmp.omp_set_num_threads(number)
-    before: int = openmp.omp_get_max_active_levels()
-    if number == 1 or levels is not None:
-        openmp.omp_set_max_active_levels(0 if levels is None else levels)
-    return before
+        torch.set_num_threads(1)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_num_threads(user)
+    levels = openmp.omp_get_max_active_levels()
+    try:
+        openmp.omp_set_num_threads(1)
+        openmp.omp_set_max_active_levels(0)
+        return function(*args, **kwargs)
+    finally:
+        try:
+            openmp.omp_set_num_threads(user)
+        finally:
+            openmp.omp_set_max_active_levels(levels)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -39,18 +39,13 @@ class Executable(Protocol):
         ...
 
 
-class Repeating(Executable, Protocol):
-    """One that does a call like the last one, with nothing in between, in a shorter way."""
-
-    repeats: bool  # whether it can, now
-
-    def repeat(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Do such a call of a program that writes no state."""
-        ...
+# Does a call as the last one was done, in a shorter way; None where something has changed since.
+Again = Callable[[State, Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
 
 
-def repeats(executable: Executable) -> TypeGuard[Repeating]:
-    return getattr(executable, "repeats", False)
+def repeating(executable: Executable) -> Again | None:
+    """Return how an executable does such calls of a program that writes no state, if it can now."""
+    return getattr(executable, "repeating", None)
 
 
 def device_of(executable: Executable) -> torch.device:

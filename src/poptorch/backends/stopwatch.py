@@ -63,21 +63,21 @@ class Stopwatch:
             self.spans.append((name, start, seconds, is_action))
 
 
-_current: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
+current: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 
 
 def timing(watch: Stopwatch | None) -> contextlib.AbstractContextManager[None]:
-    return holding(_current, watch)
+    return holding(current, watch)
 
 
 def action(name: str, do: Callable[..., Any], *args: object) -> Any:
-    watch = _current.get()
+    watch = current.get()
     return do(*args) if watch is None else watch.action(name, do, *args)
 
 
 def run(module: fx.GraphModule, forward: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """Run a graph's code; where a stopwatch is on, the graph operator by operator."""
-    watch = _current.get()
+    watch = current.get()
     if watch is None:
         return forward(*arguments)
     return OneByOne(module, watch.operator).run(*arguments)

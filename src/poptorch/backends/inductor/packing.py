@@ -28,7 +28,7 @@ from .libraries import ONEDNN, TURNED, Shape, class_of
 
 aten = torch.ops.aten
 _FEWEST_ROWS = 2
-_LARGE_WEIGHT, _LARGE_PRODUCT = 1 << 17, 1 << 24  # elements, multiplications
+_LARGE_WEIGHT, _LARGE_PRODUCT = 1 << 16, 1 << 24  # elements, multiplications
 
 
 def _multiply(x: Any, weight: Any, bias: Any, activation: str, how: str) -> torch.Tensor:
