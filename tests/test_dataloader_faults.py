@@ -82,8 +82,7 @@ def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mod
     data = sets.Acting(12, 7, sets.cannot_be_read)
     with nothing_left():
         made = loader(data, 2, mode=mode, num_workers=workers)
-        pid = worker_pid(made)
-        iterator = iter(made)
+        pid, iterator = worker_pid(made), iter(made)
         assert values(next(iterator) for _ in range(3)) == [[0, 1], [2, 3], [4, 5]]
         for _ in range(2):
             with pytest.raises(AssertionError, match="occurred in the data fetcher") as caught:

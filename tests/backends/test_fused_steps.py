@@ -101,8 +101,7 @@ def is_taken(module: fx.GraphModule) -> bool:
 def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable: bool) -> None:
     """Also where the kernel's own formula has a division by zero; to the last bit for SGD."""
     module, arguments = graph(name, variable, change, nothing)
-    wanted = run(module, arguments)
-    got = run(fused_steps.fuse_steps(module), arguments)
+    wanted, got = run(module, arguments), run(fused_steps.fuse_steps(module), arguments)
     assert is_taken(module)
     assert len([n for n in module.graph.nodes if n.op == "call_function"]) <= 4  # with a decay
     close = {"rtol": 0, "atol": 0} if name == "sgd" else near(16, size=0.05)
@@ -173,8 +172,7 @@ def test_narrow_weights_are_computed_in_float32(name: str) -> None:
     arguments = [normal(WIDTH, WIDTH, seed=at) for at in range(4)]
     arguments = [*(each.bfloat16() for each in arguments[:2]), arguments[2], arguments[3].abs()]
     module = make_fx(function, tracing_mode="fake")(*arguments)
-    wanted = run(module, arguments)
-    got = run(fused_steps.fuse_steps(module), arguments)
+    wanted, got = run(module, arguments), run(fused_steps.fuse_steps(module), arguments)
     assert is_taken(module)
     casts = module.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
     assert len(casts) == (2 if name == "adam" else 0)  # its decay is part of the gradient

@@ -181,8 +181,7 @@ def mask(kind: str | None, columns: int) -> torch.Tensor | None:
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
     causal = kind == "causal"
-    shown = mask(None if causal else kind, columns)
-    tensors = operands(columns)
+    shown, tensors = mask(None if causal else kind, columns), operands(columns)
     options = {"attn_mask": shown, "scale": scale}
     forward = aten._scaled_dot_product_flash_attention_for_cpu
     out, logsumexp = forward(*tensors, 0.0, causal, **options)

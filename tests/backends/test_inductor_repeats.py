@@ -24,8 +24,7 @@ def training(small: torch.Tensor, *rest: torch.Tensor) -> tuple[Tensors, Tensors
     """Small weights of all layers are parts of one tensor; new values are written at the end."""
     weights, moments, x = rest[:LAYERS], rest[LAYERS:-1], rest[-1]
     parts = [small.as_strided((WIDTH,), (1,), at * WIDTH) for at in range(LAYERS)]
-    leaves = [w.detach().requires_grad_() for w in (*parts, *weights)]
-    y = x
+    leaves, y = [w.detach().requires_grad_() for w in (*parts, *weights)], x
     for scale, w in zip(leaves[:LAYERS], leaves[LAYERS:], strict=True):
         y = layer(y, scale, w)
     gradients = torch.autograd.grad(y.square().mean(), leaves)

@@ -97,8 +97,7 @@ def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None
     model.register_buffer("first", torch.zeros(1, 4, dtype=torch.int64), persistent=False)
     wrapper = training(model)
     wrapper.compile(X, Y)
-    state = wrapper._session.weights.store.state
-    undisturbed = in_place(wrapper, at=0)
+    state, undisturbed = wrapper._session.weights.store.state, in_place(wrapper, at=0)
     undisturbed.run(state, [X, Y])
     assert not state.copies
     state.tensors["buffer.positions"][0, 3] = 9  # nobody takes it, but who knows

@@ -190,8 +190,7 @@ class Outer(torch.nn.Module):
         return self.inner(x)
 """)
     assert main(["doctor", f"{file}:Outer", "4,3"]) == 1
-    out = capsys.readouterr().out
-    inside = "acme/layers.py:7, return x * x.sum().item()"
+    out, inside = capsys.readouterr().out, "acme/layers.py:7, return x * x.sum().item()"
     assert f"script.py:9, return self.inner(x) (in {inside})\n    error: .item()" in out
     main(["doctor", f"{file}:Outer"])
     out = capsys.readouterr().out
@@ -485,8 +484,7 @@ def test_monitor_shows_devices_and_processes(capsys) -> None:
 
 
 def test_facts_in_json(capsys) -> None:
-    lease = _pod.acquire(1)
-    facts = json.loads(output(monitor, capsys, "--json"))
+    lease, facts = _pod.acquire(1), json.loads(output(monitor, capsys, "--json"))
     assert (facts["partition"], facts["ipus"], len(facts["cards"])) == ("virtual-mk2-4", 4, 4)
     (process,) = facts["processes"]
     assert (process["pid"], process["device"], process["ipus"]) == (os.getpid(), 0, [0])

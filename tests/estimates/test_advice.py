@@ -249,8 +249,7 @@ def wrapped(training: bool, norm: bool = False, **settings) -> poptorch.PoplarEx
 def expected(row: Variant, settings, training: bool, norm: bool) -> Variant:
     """The line that ``estimate`` gives."""
     dtype = getattr(torch, settings.get("precision", "float32"))
-    executor = wrapped(training, norm, dtype=dtype, **settings)
-    count = ROWS
+    executor, count = wrapped(training, norm, dtype=dtype, **settings), ROWS
     if "device_iterations" in settings:  # which does not follow from the samples
         steps = settings.get("accumulation", 8) if training else 1
         count = settings["device_iterations"] * steps * settings.get("micro_batch", 8)

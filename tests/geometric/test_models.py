@@ -25,8 +25,7 @@ from poptorch_geometric.masker import LayerMasker, Masker, NoMasker, PreLayerMas
 
 
 def molecules(count: int = 9) -> list[Data]:
-    generator = torch.Generator().manual_seed(3)
-    samples = made.graphs(count)
+    generator, samples = torch.Generator().manual_seed(3), made.graphs(count)
     for sample in samples:
         sample.x = torch.randn(sample.x.shape, generator=generator)
         sample.y = sample.x.sum().view(1)

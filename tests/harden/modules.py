@@ -126,8 +126,7 @@ def batches(case: Case) -> list[tuple[torch.Tensor, ...]]:
 
 
 def problem(case: Case) -> tuple[str, str | None]:
-    given = batches(case)
-    make = functools.partial(Model, case)
+    given, make = batches(case), functools.partial(Model, case)
     eager = Eager(make, ENDINGS[case.ending][1], case)
     refused = None
     try:

@@ -56,8 +56,7 @@ def heteros(count: int = 6) -> list[HeteroData]:
 
 
 def hetero_graph() -> HeteroData:
-    generator = torch.Generator().manual_seed(1)
-    data = HeteroData()
+    generator, data = torch.Generator().manual_seed(1), HeteroData()
     data["v0"].x = torch.randn(30, 2, generator=generator)
     data["v1"].x = torch.randn(40, 3, generator=generator)
     for source, name, target in EDGES:

@@ -302,8 +302,7 @@ def test_a_static_cache_needs_one_program_for_all_steps() -> None:
 
 
 def test_decorators_that_add_arguments_see_a_call_as_it_was() -> None:
-    model = transformers.LlamaModel(LlamaConfig(**SIZES)).eval()
-    ids = tokens(2, 4)
+    model, ids = transformers.LlamaModel(LlamaConfig(**SIZES)).eval(), tokens(2, 4)
     got = poptorch.inferenceModel(model, options())(input_ids=ids)
     torch.testing.assert_close(got.last_hidden_state, model(ids).last_hidden_state)
 

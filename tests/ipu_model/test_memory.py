@@ -171,8 +171,7 @@ def test_inputs_come_from_the_host_once_at_the_speed_of_the_gateway() -> None:
     """The backward pass reads the images again; the chip still has them."""
     fed, synthetic = (Priced(Row("", "mk2:1", 0, "", partial(small_cnn, synthetic=how))).estimate()
                       for how in (False, True))  # fmt: skip
-    images = 16 * 128 * 128 * 4 + 16 * 4
-    added = (fed.seconds - synthetic.seconds) / 50
+    images, added = 16 * 128 * 128 * 4 + 16 * 4, (fed.seconds - synthetic.seconds) / 50
     assert added == pytest.approx(images / DEFAULT.host_bytes, rel=0.02)
 
 

@@ -354,8 +354,7 @@ def test_no_value_of_a_profile_becomes_markup_wherever_it_stands(content) -> Non
         priced[name] = priced[name][:1]
     for chip in priced["chips"]:
         chip["largest"], chip["live"] = chip["largest"][:1], chip["live"][:1]
-    whole = page.html(small, small)
-    written = 0
+    whole, written = page.html(small, small), 0
     for hostile in with_markup(small):
         try:
             text = page.html(hostile, hostile)

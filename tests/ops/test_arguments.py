@@ -215,8 +215,7 @@ def test_fps_picks_the_farthest_points_of_each_segment(ratio: float) -> None:
 def test_fps_may_start_anywhere() -> None:
     src, ptr = torch.randn(40, 2), [0, 20, 40]
     anywhere = wrapping.Calling(lambda x: poptorch.fps(x, ptr, 0.2, random_start=True))
-    model = poptorch.inferenceModel(anywhere, options().randomSeed(1))
-    starts = set()
+    model, starts = poptorch.inferenceModel(anywhere, options().randomSeed(1)), set()
     for _ in range(8):
         picked = model(src).tolist()
         for segment, (low, own) in enumerate(((0, picked[:4]), (20, picked[4:]))):

@@ -41,8 +41,7 @@ SIDE_BY_SIDE = {
 def trained_alike(functions, inputs, replicas: int = 1) -> None:
     """Compare what both backends make of functions, each with a weight of its own."""
     weights = [torch.linspace(0.5, 1.5, x.shape[1]) for x in inputs]
-    batch = [torch.cat([x + at for at in range(replicas)]) for x in inputs]
-    found = []
+    batch, found = [torch.cat([x + at for at in range(replicas)]) for x in inputs], []
     for backend in ("reference", "inductor"):
         model = Several(functions, weights)
         executor = training(model, options(backend, replicas=replicas))

@@ -67,8 +67,7 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
     fresh = OPTIMIZERS[name](twin.parameters())
     fresh.load_state_dict(checkpoint["opt"])
     again = wrapped(twin, fresh)
-    expected = [again(X, Y) for _ in range(4)]
-    losses = [training(X, Y)]
+    expected, losses = [again(X, Y) for _ in range(4)], [training(X, Y)]
     training.detachFromDevice()
     losses += [training(X, Y) for _ in range(2)]
     training.destroy()
@@ -518,8 +517,7 @@ def test_a_structural_change_waits_for_set_optimizer_or_is_refused(caplog) -> No
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_double_precision_is_that_of_numbers_and_moments_too(name: str) -> None:
-    opts = options(accumulation=3)
-    running = poptorch.MeanReductionStrategy.Running
+    opts, running = options(accumulation=3), poptorch.MeanReductionStrategy.Running
     opts.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
     opts.Precision.narrow64Bit(False)
     twins = Twins(net().double(), MAKERS[name], opts, **near(8 + FUNCTION, 6, dtype=torch.float64))

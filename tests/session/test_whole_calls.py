@@ -182,6 +182,29 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(monkeypatch, hand
     assert seen[-1] == "second"
 
 
+def test_what_a_handler_raises_while_guards_are_looked_at_is_no_change(
+    monkeypatch, handled, caplog
+) -> None:
+    seed, armed = torch.initial_seed, list[int]()
+
+    def looked() -> int:
+        if armed:
+            os.kill(os.getpid(), armed.pop())
+        return seed()
+
+    monkeypatch.setattr(torch, "initial_seed", looked)
+    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
+    executor = poptorch.inferenceModel(torch.nn.Sequential(torch.nn.Dropout()), options())
+    executor.train()
+    executor(X)
+    handled(signal.SIGUSR1, raising)
+    armed.append(signal.SIGUSR1)
+    with pytest.raises(StoppedError):
+        executor(X)
+    executor(X)
+    assert "does not follow" not in caplog.text
+
+
 def test_a_handler_may_raise_anywhere_in_a_call_like_the_last_one(handled) -> None:
     model, x, stopped = torch.nn.Linear(64, 4).eval(), normal(3, 64), 0
     torch.set_num_threads(2)

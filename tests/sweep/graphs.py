@@ -33,8 +33,7 @@ def _inputs() -> dict[str, Any]:
     pairs = pairs[:, (batch[pairs[0]] == batch[pairs[1]]) & (pairs[0] != pairs[1])]
     pairs = torch.unique(torch.cat([pairs, pairs.flip(0)], dim=1), dim=1)
     pairs = pairs[:, pairs[1].argsort(stable=True)]
-    edges = pairs.shape[1]
-    x = torch.randn(NODES, CHANNELS, generator=generator)
+    edges, x = pairs.shape[1], torch.randn(NODES, CHANNELS, generator=generator)
     positions = torch.randn(NODES, 3, generator=generator)
     x0 = torch.randn(NODES, CHANNELS, generator=generator)
     dense = (torch.rand(GRAPHS, 5, 5, generator=generator) > 0.5).float()

@@ -204,8 +204,7 @@ def test_unbiased_between_the_two_neighbours(dtype):
 
 
 def test_streams():
-    values = torch.full((COUNT,), 1 + 2.0**-11)
-    stores = RandomRounding(torch.tensor(7))
+    values, stores = torch.full((COUNT,), 1 + 2.0**-11), RandomRounding(torch.tensor(7))
     first, second = stores(values, torch.float16), stores(values, torch.float16)
     again, later = store(values, 7), store(values, 8)
     assert torch.equal(first, again)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from .._base import log
+from .._base import interrupts, log
 from .._capture import Decision, ModelTensor, hooks_of, tensors_of
 from .._ir.graph import Graph
 from .._ir.operators import draws
@@ -105,7 +105,8 @@ class Checks:
         """Look, before a call; ``numbers``: of the optimizer, looked at each time."""
         moment = time.monotonic()
         if moment >= self.due or not (numbers is None or numbers.reported or numbers.holds()):
-            unwatched(check, [*rows, self._weights, *([numbers] if numbers else [])])
+            with interrupts.deferred():  # what a handler raises is no change
+                unwatched(check, [*rows, self._weights, *([numbers] if numbers else [])])
             self.due = moment + CHECK_EVERY * max(1.0, (time.monotonic() - moment) / CHEAP)
 
 
