@@ -246,7 +246,8 @@ def _is_better(library: str, times: Mapping[str, float], shape: Shape) -> bool:
 
 
 def _usual(shape: Shape) -> str:
-    return ONEDNN if shape.lies == PREPARED else BLAS
+    """Return ATen's; of few rows with a prepared weight oneDNN's, whose call joins what follows."""
+    return ONEDNN if shape.lies == PREPARED and shape.rows < _MANY_ROWS else BLAS
 
 
 def times_of(shape: Shape) -> dict[str, float]:
