@@ -252,8 +252,7 @@ def test_large_data_sets_travel_through_one_file():
 @pytest.mark.parametrize("whole", few([False, True], False))
 def test_what_workers_left_in_shared_memory_is_removed(whole):
     with nothing_left() as known:
-        made = loader(sets.Numbers(12), 1, persistent_workers=False, **LEAVING)
-        left = set()
+        made, left = loader(sets.Numbers(12), 1, persistent_workers=False, **LEAVING), set()
         for _ in range(2 if whole else 1):  # a new iteration has new workers
             for batch in made:
                 known.update(descendants())

@@ -125,6 +125,8 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     ((1, 512, 512, "nt"), libraries.LOOPS, [0.95], libraries.BLAS),
     ((1, 512, 512, "nt"), libraries.LOOPS, [0.85], libraries.LOOPS),
     ((128, 256, 512, "nt"), libraries.ONEDNN, [], libraries.ONEDNN),  # measuring fails: the rule's
+    ((64, 512, 256, "np"), libraries.ONEDNN, [1.05], libraries.ONEDNN),
+    ((128, 512, 256, "np"), libraries.ONEDNN, [0.95], libraries.BLAS),
 ])  # fmt: skip
 def test_what_is_clearly_faster_twice_is_taken(shape, other, times, taken, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -134,7 +136,21 @@ def test_what_is_clearly_faster_twice_is_taken(shape, other, times, taken, monke
     monkeypatch.setattr(libraries, "times_of", lambda _: time.sleep(0.2) or {
         libraries.BLAS: 1.0, other: next(share)})  # fmt: skip
     found = libraries.chosen(Counter({made: 3, later: 2, matrix: 1}), True)
-    assert found == {made: taken, later: taken, matrix: taken if shape[0] > 1 else libraries.ONEDNN}
+    alike = shape[0] > 1 and shape[3] == "nt"
+    assert found == {made: taken, later: taken, matrix: taken if alike else libraries.ONEDNN}
+
+
+@pytest.mark.parametrize("shape, alone", [
+    ((1, 512, 512, "nt"), 0), ((8, 512, 512, "nt"), 0), ((8, 512, 512, "np"), 0),
+    ((128, 512, 512, "nt"), 1)])  # fmt: skip
+def test_few_rows_are_measured_with_weights_that_no_cache_of_a_core_holds(
+    shape, alone, monkeypatch
+):
+    multiply, read = torch.mm, dict[int, int]()
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: read.update({b.data_ptr(): b.nbytes})
+                        or multiply(a, b, out=out))  # fmt: skip
+    libraries.times_of(libraries.Shape(*shape))
+    assert len(read) == 1 if alone else sum(read.values()) >= 16 << 20
 
 
 @pytest.mark.parametrize("threads, cores, clock", [

@@ -23,7 +23,7 @@ SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
 def library(monkeypatch, request) -> str:
     """Take one for products with small weights, too, whichever this processor likes."""
     name = getattr(request, "param", libraries.ONEDNN)
-    monkeypatch.setattr(packing, "_LARGE_WEIGHT", 0)
+    monkeypatch.setattr(packing, "_SMALLEST_WEIGHT", 0)
     monkeypatch.setattr(libraries, "chosen", lambda work, measures: dict.fromkeys(work, name))
     monkeypatch.setattr(convolutions, "SMALLEST", 0)
     return name

@@ -123,8 +123,7 @@ def test_random_models_equal_the_fused_program(case) -> None:
 def small_plan(strategy=None, processes: int = 1) -> tuple[Captured, Plan, list]:
     torch.manual_seed(0)
     example = STAGE_ZOO["mlp"]
-    captured = Captured(example.build(2), example.inputs(ROWS), sgd)
-    opts = poptorch.Options()
+    captured, opts = Captured(example.build(2), example.inputs(ROWS), sgd), poptorch.Options()
     opts.Distributed.configureProcessId(0, processes)
     opts.Training.gradientAccumulation(3)
     if strategy is not None:

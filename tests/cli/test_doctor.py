@@ -471,8 +471,7 @@ def test_monitor_shows_devices_and_processes(capsys) -> None:
     serials = [line.split("|")[2].strip() for line in text.splitlines() if "M2000" in line]
     assert serials == 2 * ["0000.0002.0000000"] + 2 * ["0000.0001.0000000"]
     assert "No attached processes in partition virtual-mk2-4" in text
-    lease = _pod.acquire(2)
-    lines = output(monitor, capsys, "--no-card-info").splitlines()
+    lease, lines = _pod.acquire(2), output(monitor, capsys, "--no-card-info").splitlines()
     assert "Attached processes in partition virtual-mk2-4" in lines[1]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[5:-1]]
     assert [row[0] for row in rows] == [str(os.getpid())] * 2

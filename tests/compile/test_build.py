@@ -123,8 +123,7 @@ def test_graphs_come_back(name: str) -> None:
     verify.verify_plan(again)
     assert str(again.program) == str(plan.program)  # where nodes run is not saved
     state = training._session.weights.store.state
-    rng = state.rng.clone()
-    before = {key: value.clone() for key, value in state.tensors.items()}
+    rng, before = state.rng.clone(), {key: value.clone() for key, value in state.tensors.items()}
     batch, results = training._session.now.inputs.convert(((x, y), {}))[1], []
     for each in (plan, again):
         for key, value in before.items():

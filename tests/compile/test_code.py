@@ -29,8 +29,7 @@ def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) 
         out = model.get_submodule(inner)(x) * factor
         return out, nn.functional.mse_loss(out, y)
 
-    net = Having(forward, **{inner: nn.Linear(4, 2)})
-    opts = options().deviceIterations(iterations)
+    net, opts = Having(forward, **{inner: nn.Linear(4, 2)}), options().deviceIterations(iterations)
     opts.outputMode(poptorch.OutputMode.All if iterations > 1 else poptorch.OutputMode.Final)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     training = poptorch.trainingModel(net, opts, optimizer)

@@ -193,8 +193,7 @@ def test_pipelines_keep_more_the_earlier_the_stage_but_for_what_is_off_chip() ->
     """
     how = {"layers": 6, "steps": 8, "micro": 4096}
     kept = trained(2, 4, **how).chips
-    off = trained(2, 4, **how, options=off_chip("Activation")).chips
-    value = 4096 * WIDE * 4
+    off, value = trained(2, 4, **how, options=off_chip("Activation")).chips, 4096 * WIDE * 4
     assert kept[0].peak["activations"] - kept[1].peak["activations"] == value
     assert kept[1].peak["activations"] - kept[2].peak["activations"] >= value
     assert kept[1].peak["activations"] - off[1].peak["activations"] >= 2 * value

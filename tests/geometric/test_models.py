@@ -55,8 +55,7 @@ class Network(torch.nn.Module):
 def test_training_on_padded_batches_is_training_on_the_graphs() -> None:
     samples, opts = molecules(), options(accumulation=3)
     model, eager = Network(4), Network(3)
-    trainer = training(model, opts, 0.01)
-    optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
+    trainer, optimizer = training(model, opts, 0.01), torch.optim.SGD(eager.parameters(), lr=0.01)
     (batch,) = pg.FixedSizeDataLoader(samples, 4, options=opts)
     for _ in range(3):
         _, loss = trainer(batch)

@@ -188,8 +188,7 @@ def loader(**others) -> FixedSizeNeighborLoader:
 
 @pytest.mark.spec("geometric", 68, 69, 70, 71)
 def test_seeds_come_first_and_are_never_trimmed() -> None:
-    nodes = torch.arange(0, 46, 2)
-    sizes = pg.FixedSizeOptions(**OF_SEEDS, node_pad_value=-1)
+    nodes, sizes = torch.arange(0, 46, 2), pg.FixedSizeOptions(**OF_SEEDS, node_pad_value=-1)
     sampled = loader(input_nodes=nodes, shuffle=True, fixed_size_options=sizes,
                      options=options(iterations=2))  # fmt: skip
     assert len(sampled) == 23 // 8

@@ -34,8 +34,7 @@ def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor):
 
 def wrapped(seed: int, lanes: int, **counts: int):
     torch.manual_seed(seed)
-    model = statistics(0.3)
-    opts = options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
+    model, opts = statistics(0.3), options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
     return model, poptorch.trainingModel(model, opts, optimizer)
 

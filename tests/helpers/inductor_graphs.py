@@ -34,8 +34,7 @@ def graph(step: Step, examples: Tensors) -> tuple[torch.fx.GraphModule, range]:
 def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> Code:
     """Compile, run beside the traced graph, also what is kept; compare all that can be seen."""
     module, places = graph(step, examples)
-    text = module.print_readable(print_output=False)
-    code = compile_graph(module, places, examples)
+    text, code = module.print_readable(print_output=False), compile_graph(module, places, examples)
     assert module.print_readable(print_output=False) == text
     write_last(module, places)
     want_state, got_state = [[t.clone() for t in examples] for _ in range(2)]

@@ -70,7 +70,6 @@ def fullest(estimate: poptorch.Estimate) -> float:
 
 
 def off_chip(kind: str) -> poptorch.Options:
-    options = poptorch.Options()
-    where = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    options, where = poptorch.Options(), poptorch.TensorLocationSettings().useOnChipStorage(False)
     getattr(options.TensorLocations, f"set{kind}Location")(where)
     return options

@@ -97,8 +97,7 @@ def trains_alike(model, *inputs, eager=None, opts=None, accumulation=1, steps=2,
     """Train a model that returns its loss last beside a copy (or ``eager``); compare everything."""
     eager, settings = eager or copy.deepcopy(model), {"lr": 0.1, **settings}
     plain = torch.optim.SGD(eager.parameters(), **settings)
-    optimizer = torch.optim.SGD(model.parameters(), **settings)
-    opts = (opts or options()).clone()
+    optimizer, opts = torch.optim.SGD(model.parameters(), **settings), (opts or options()).clone()
     opts.Training.gradientAccumulation(accumulation)
     executor = poptorch.trainingModel(model, opts, optimizer)
     for _ in range(steps):

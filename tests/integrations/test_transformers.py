@@ -41,8 +41,7 @@ def bert(dropout: float = 0.0, count: int = 8, layers: int = 0) -> tuple[torch.n
 
 
 def _sentence(index: int) -> dict[str, Any]:
-    draw = torch.Generator().manual_seed(index)
-    mask = (torch.arange(8) < 3 + index % 6).long()
+    draw, mask = torch.Generator().manual_seed(index), (torch.arange(8) < 3 + index % 6).long()
     tokens = torch.randint(1, 50, (8,), generator=draw) * mask
     return {"input_ids": tokens, "attention_mask": mask, "labels": torch.tensor(index % 2)}
 

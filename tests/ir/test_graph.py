@@ -270,8 +270,7 @@ def test_lanes_read_what_single_runs_would(loops: Loops, data):
     steps = data.draw(
         st.sampled_from([n for n in range(1, loops.steps + 1) if loops.steps % n == 0])
     )
-    lanes = Lanes(steps, loops.replicas)
-    value = torch.arange(loops.slices * 2).view(-1, 1)
+    lanes, value = Lanes(steps, loops.replicas), torch.arange(loops.slices * 2).view(-1, 1)
     (singly,) = loops.cut([value])
     (runs,) = loops.cut([value], lanes)
     assert len(runs) * lanes.count == loops.micro_batches
@@ -355,8 +354,7 @@ def test_homes_are_told() -> None:
 
 
 def test_processes_that_share_the_stages_are_told() -> None:
-    captured = Captured(two(), (torch.randn(2, 4),))
-    opts = poptorch.Options().deviceIterations(3)
+    captured, opts = Captured(two(), (torch.randn(2, 4),)), poptorch.Options().deviceIterations(3)
     opts.Distributed.configureProcessId(1, 2).stageProcesses(2)
     lines = str(captured.plan(opts)).splitlines()
     head = next(at for at, line in enumerate(lines) if line.split()[:1] == ["stage"])

@@ -225,8 +225,7 @@ def test_inference(name: str) -> None:
     known, eager = EXCHANGES[name]
     integers = torch.arange(3 * REPLICAS * ROWS * 3, dtype=torch.int32).view(-1, 3)
     for x in (batch(steps=3), integers):
-        opts = options(replicas=REPLICAS, iterations=3)
-        steps = x.view(3, REPLICAS, ROWS, 3)
+        opts, steps = options(replicas=REPLICAS, iterations=3), x.view(3, REPLICAS, ROWS, 3)
         expected = torch.cat([result for step in steps for result in eager(list(step))])
         model = poptorch.inferenceModel(Calling(known), opts)
         torch.testing.assert_close(model(x), expected)

@@ -92,8 +92,7 @@ def anyhow(seed: int) -> str:
 @pytest.mark.parametrize("script", [*SCRIPTS, *range(5)])
 def test_models_train_as_in_plain_torch(script: str | int) -> None:
     order, *words = (SCRIPTS[script] if isinstance(script, str) else anyhow(script)).split()
-    models = Wrapped(*(MAKERS[letter][0] for letter in order))
-    kind = poptorch.PoplarExecutor
+    models, kind = Wrapped(*(MAKERS[letter][0] for letter in order)), poptorch.PoplarExecutor
     do = {"h": kind.copyWeightsToHost, "d": kind.copyWeightsToDevice, "x": kind.detachFromDevice,
           "k": kind.destroy}  # fmt: skip
     for word in words:

@@ -58,8 +58,7 @@ def told(error: BaseException) -> str:
 @pytest.mark.parametrize("mode", IN_FORWARD)
 def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
     model = Net()
-    before = copy.deepcopy(model.state_dict())
-    training = poptorch.trainingModel(model, options())
+    before, training = copy.deepcopy(model.state_dict()), poptorch.trainingModel(model, options())
     monkeypatch.setattr(Net, "mode", mode)
     with pytest.raises((poptorch.Error, ValueError, RuntimeError)) as caught:
         training(*inputs)

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 
 import poptorch
 from helpers.wrapping import PAUSE, Calling, Graded, inference, options, training
+from poptorch._session import guards
 
 X, Y = torch.randn(2, 3), torch.randn(2, 2)
 TOLD = "The compiled program does not follow what changed on the host: "
@@ -21,7 +22,15 @@ TOLD = "The compiled program does not follow what changed on the host: "
 
 @pytest.fixture(autouse=True)
 def looking_as_often_on_a_busy_machine(monkeypatch) -> None:
-    monkeypatch.setattr("poptorch._session.guards.CHEAP", 60.0)
+    monkeypatch.setattr(guards, "CHEAP", 60.0)
+
+
+def test_a_long_look_puts_the_next_off(monkeypatch) -> None:
+    monkeypatch.undo()
+    checks = guards.Checks(guards.Guard(lambda: 0, lambda _: [], ""))
+    monkeypatch.setattr(time, "monotonic", iter([100.0, 100.01]).__next__)
+    checks.run([], None)
+    assert checks.due == pytest.approx(101.0)
 
 
 def run(executor: poptorch.PoplarExecutor, calls: int = 1):

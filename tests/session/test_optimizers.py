@@ -61,8 +61,7 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
         training.setOptimizer(optimizer)
     scheduler.step()
     training.setOptimizer(optimizer)
-    checkpoint = saved({"model": model.state_dict(), "opt": optimizer.state_dict()})
-    twin = Net()
+    checkpoint, twin = saved({"model": model.state_dict(), "opt": optimizer.state_dict()}), Net()
     twin.load_state_dict(checkpoint["model"])
     fresh = OPTIMIZERS[name](twin.parameters())
     fresh.load_state_dict(checkpoint["opt"])
@@ -123,8 +122,7 @@ def test_states_are_read_once_and_partial_ones_merge_when_they_are_used(caplog) 
         before = optimizer.state_dict()
         optimizer.state_dict()
     assert caplog.text.count("Writing optimiser state tensors from IPU to host") == 1
-    part = {WEIGHT: torch.full((2, 4), 7.0)}
-    stranger = {"Accl1___other": torch.ones(7), "x": None}
+    part, stranger = {WEIGHT: torch.full((2, 4), 7.0)}, {"Accl1___other": torch.ones(7), "x": None}
     optimizer.load_state_dict({**before, "ipu_state": {**part, **stranger}})
     assert set(state_of(optimizer)) == {*part, *stranger}
     optimizer.param_groups[0]["lr"] = 0.0

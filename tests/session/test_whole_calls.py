@@ -234,8 +234,7 @@ def test_ctrl_c_while_compiling() -> None:
             return super().forward(x, y)
 
     model = Interrupting()
-    before = model.layer.weight.clone()
-    training = poptorch.trainingModel(model, options())
+    before, training = model.layer.weight.clone(), poptorch.trainingModel(model, options())
     with pytest.raises(KeyboardInterrupt):
         training(*batch(8))
     assert not training.isCompiled()
@@ -296,8 +295,7 @@ def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
 
 def test_later_calls_that_fail_keep_the_program() -> None:
     wrapper = poptorch.inferenceModel(torch.nn.Linear(4, 4), options())
-    expected = wrapper(X)
-    fault = poptorch.testing.injected_fault("run", ValueError("x"))
+    expected, fault = wrapper(X), poptorch.testing.injected_fault("run", ValueError("x"))
     with fault, pytest.raises(ValueError, match="x"):
         wrapper(X)
     with pytest.raises(ValueError, match="No place is called"):

@@ -27,8 +27,7 @@ E = "edge_index"
 
 def _inputs() -> dict[str, Any]:
     """Return what is called what in the signatures of forward."""
-    generator = torch.Generator().manual_seed(0)
-    batch = torch.tensor([0] * 5 + [1] * 4 + [2] * 3)
+    generator, batch = torch.Generator().manual_seed(0), torch.tensor([0] * 5 + [1] * 4 + [2] * 3)
     pairs = torch.randint(NODES, (2, 60), generator=generator)
     pairs = pairs[:, (batch[pairs[0]] == batch[pairs[1]]) & (pairs[0] != pairs[1])]
     pairs = torch.unique(torch.cat([pairs, pairs.flip(0)], dim=1), dim=1)
@@ -261,8 +260,7 @@ def exported() -> dict[str, type[nn.Module]]:
 
 def _plain(kind: type[nn.Module]) -> Sample:
     """A sample whose arguments and inputs follow from the names of parameters."""
-    takes = inspect.signature(kind.forward).parameters
-    of_kind = kind.__module__.split(".")[2]
+    takes, of_kind = inspect.signature(kind.forward).parameters, kind.__module__.split(".")[2]
     given = OPTIONAL if of_kind in ("conv", "norm") else set()
 
     def wanted(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]) -> list[str]:

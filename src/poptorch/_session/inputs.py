@@ -109,13 +109,8 @@ class Inputs:
 
     def are_ready(self, arguments: Arguments) -> bool:
         """Whether a call gives tensors alone that may go to the device as they are."""
-        args, kwargs = arguments
-        if not self._tensors_only or kwargs or len(args) != len(self._ready):
-            return False
-        for tensor, ready in zip(args, self._ready, strict=True):
-            if type(tensor) is not torch.Tensor or not _is_ready(tensor, ready):
-                return False
-        return True
+        given = self._quick(arguments)
+        return given is not None and all(map(_is_ready, given, self._ready))
 
     def takes(self, arguments: Arguments) -> bool:
         """Tell whether a call is of this kind."""

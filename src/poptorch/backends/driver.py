@@ -64,6 +64,7 @@ class LoopExecutable:
         self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
         self._in_flight: list[Any] = []
         self._threads = Threads()
+        self._enable_grad = private.optional("set_grad_enabled")
         self._prepares = plan.program.prepare is not None
         checked = plan.spec.precision.check_indices
         self._rollback = Rollback(plan.program, checked, self.by_call, in_place)
@@ -116,7 +117,6 @@ class LoopExecutable:
             return False
         (graph,) = program.graphs.values()
         emitted = [slot.key for slot in returned(graph)]
-        self._enable_grad = private.optional("set_grad_enabled")
         kept = emitted == list(wanted.modes) and all(map(wanted.of(0).get, emitted))
         return kept and self._enable_grad is not None
 

@@ -5,8 +5,8 @@ lie: on an AMD EPYC with AVX512 oneDNN takes 0.6 to 1.1 of MKL's time; with AVX2
 large weights; on an Intel Xeon with AMX 1.0 to 1.3, and 2.5 for 3072 columns. Where both are about
 as fast, ATen's is taken, as eager torch does. Inductor's own template is for constant weights only.
 One row may be a product of loops: on the EPYC they take half of MKL's time, with AVX2 alone 0.5 to
-0.9. Few rows wait for the weights, which are far away: those of other layers came since. With such,
-a BERT of one row takes 0.84 of the time that choices by weights in the caches gave.
+0.9. Few rows wait for the weights, which other layers' have driven out of a core's caches: chosen
+by such, a BERT's row takes 0.84 of the time that weights in the caches had led to.
 
 A table in the user's cache has a row for each class of shapes that was met. It is made before the
 first code with that class is, and does not change, so that results are the same bits on a machine.
@@ -51,7 +51,7 @@ SECONDS, OF_ONE = 1.0, 0.05  # at most for all classes of a graph; for one, afte
 ROUNDS = 2, 12  # of runs in turn
 _PATIENCE = 30.0  # seconds for another process that measures
 _BETTER = 0.9  # of the usual one's time, twice: another that takes less is taken for good
-_AWAY = 16 << 20  # bytes of weights, of which a core's own caches have none when they come again
+_UNCACHED = 16 << 20  # bytes of weights: when they come again, a core's own caches have none
 _ALONE = 0.9  # of each thread's time is spent on a core, where nobody else wants it
 
 
@@ -268,7 +268,7 @@ def _runs(shape: Shape) -> Mapping[str, Run]:
     full = functools.partial(torch.full, fill_value=0.5, dtype=torch.float32, device="cpu")
     a = full((rows, inner)) if lies[0] == "n" else full((inner, rows)).t()
     b = full((inner, columns)) if lies[1] == "n" else full((columns, inner)).t()
-    weights = [b.clone() for _ in range(1 if rows >= _MANY_ROWS else 1 + _AWAY // b.nbytes)]
+    weights = [b.clone() for _ in range(1 if rows >= _MANY_ROWS else 1 + _UNCACHED // b.nbytes)]
     result, linear = full((rows, columns)), private.linear_pointwise
 
     def over(run: Callable[[torch.Tensor], object], operands: list[torch.Tensor]) -> Run:

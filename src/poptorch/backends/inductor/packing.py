@@ -24,11 +24,11 @@ from ..._ops import library
 from . import libraries
 from .convolutions import BatchLast, Convolutions, taps_first
 from .folding import call, is_float, operands
-from .libraries import ONEDNN, TURNED, Shape, class_of
+from .libraries import LARGE_PRODUCT, ONEDNN, TURNED, Shape, class_of
 
 aten = torch.ops.aten
 _FEWEST_ROWS = 2
-_LARGE_WEIGHT, _LARGE_PRODUCT = 1 << 16, 1 << 24  # elements, multiplications
+_SMALLEST_WEIGHT = 1 << 16  # elements: of fewer, only large products are prepared
 
 
 def _multiply(x: Any, weight: Any, bias: Any, activation: str, how: str) -> torch.Tensor:
@@ -173,7 +173,7 @@ class _Packing:
                 self._lay(node, weight, by_row=False)
                 continue
             size = inner * columns
-            if size >= _LARGE_WEIGHT or rows * size >= _LARGE_PRODUCT:
+            if size >= _SMALLEST_WEIGHT or rows * size >= LARGE_PRODUCT:
                 large[node] = class_of((rows, inner, columns))
                 work[large[node]] += large[node].work
         chosen = libraries.chosen(work, measures=True)
