@@ -157,8 +157,7 @@ lease.release()
 
 @pytest.mark.slow
 def test_processes_wait_for_chips_that_others_have() -> None:
-    processes = [start(WAITER, POPTORCH_POD="8") for _ in range(3)]
-    stays = []
+    processes, stays = [start(WAITER, POPTORCH_POD="8") for _ in range(3)], []
     for process in processes:
         output, _ = process.communicate(timeout=HANGS)
         assert process.returncode == 0

@@ -273,8 +273,7 @@ def test_operands_that_nothing_needs_make_room() -> None:
 
 def view_of_what_moved(x: Any, y: Any) -> Any:
     shifted = (x @ y) + 1.0
-    turned = shifted.t()
-    return (shifted * 2.0 + turned,)
+    return (shifted * 2.0 + shifted.t(),)
 
 
 def the_same_under_another_name(x: Any, y: Any) -> Any:

@@ -25,8 +25,7 @@ def views(x, y):
     x[0:4:2, :, 1::2] += 1
     x.transpose(0, 1)[1, 0].copy_(y[0])
     x[2].chunk(2)[1].add_(1)
-    view = x[3].unsqueeze(0).expand(1, 2, 3)
-    view[0, 1].index_fill_(0, torch.tensor([0, 2]), 4.0)
+    x[3].unsqueeze(0).expand(1, 2, 3)[0, 1].index_fill_(0, torch.tensor([0, 2]), 4.0)
     return x * 1
 
 

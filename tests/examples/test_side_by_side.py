@@ -186,8 +186,7 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
     kinds = sb3.SAC, train.CompiledSAC
     agents = [agent(kind, 16, target_update_interval=interval) for kind in kinds]
     for one in agents:
-        rows = iter(range(16))
-        fetch = one.replay_buffer._get_samples
+        rows, fetch = iter(range(16)), one.replay_buffer._get_samples
         monkeypatch.setattr(one.replay_buffer, "sample", lambda size, env, rows=rows, fetch=fetch:
                             fetch(np.array([next(rows) for _ in range(size)]), env))  # fmt: skip
         monkeypatch.setattr(one, "_update_learning_rate", lambda optimizers: None)
@@ -210,8 +209,7 @@ def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(train, tmp_path
         first.save(tmp_path / "model.zip")
         other = kind.load(tmp_path / "model.zip", env=first.get_env())
         equal(other, first, rtol=0, atol=0)
-        updates = other._n_updates
-        first = other.learn(24)
+        updates, first = other._n_updates, other.learn(24)
         assert first._n_updates == updates + 8
         assert first.actor.optimizer.state_dict()["state"][0]["step"] == first._n_updates
 

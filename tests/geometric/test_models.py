@@ -252,8 +252,7 @@ def test_nearest_points_come_first_and_missing_ones_are_marked() -> None:
     assert pairs_of(near) == expected
     assert ((near[0] == -1) == (near[1] == -1)).all()
     assert (near.view(2, 7, 4)[:, 2:4, 2:] == -1).all()
-    apart = (POINTS[near[1]] - OTHERS[near[0]]).norm(dim=1).view(7, 4)
-    assert (apart[0].diff() >= 0).all()
+    assert ((POINTS[near[1]] - OTHERS[near[0]]).norm(dim=1).view(7, 4)[0].diff() >= 0).all()
     got = infer(lambda x, y: ops.knn(x, y, 4, GROUPS, OTHER_GROUPS), POINTS, OTHERS)
     assert torch.equal(got, near.int())
     same = ops.knn(torch.zeros(3), torch.zeros(2), 5)

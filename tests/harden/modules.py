@@ -127,8 +127,7 @@ def batches(case: Case) -> list[tuple[torch.Tensor, ...]]:
 
 def problem(case: Case) -> tuple[str, str | None]:
     given, make = batches(case), functools.partial(Model, case)
-    eager = Eager(make, ENDINGS[case.ending][1], case)
-    refused = None
+    eager, refused = Eager(make, ENDINGS[case.ending][1], case), None
     try:
         expected = [eager(*batch) for batch in given]
     except RuntimeError as error:

@@ -165,8 +165,7 @@ class Weighted(Trainer):
     """A loss of the user's own."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs.pop("labels")
-        outputs = model(**inputs)
+        labels, outputs = inputs.pop("labels"), model(**inputs)
         weight = torch.tensor([1.0, 3.0])
         loss = torch.nn.functional.cross_entropy(outputs["logits"], labels, weight=weight)
         return (loss, outputs) if return_outputs else loss

@@ -173,8 +173,7 @@ def test_products_of_groups_and_in_pieces_are_products_which_take_longer() -> No
     made = cost(lambda x: F.grouped_mm(x, weights, offs=ends), rows, wide)
     assert flops(made) == 2 * rows * wide * out
     assert sum("grouped_product" in row.name for row in made.operators) == 1
-    mode = poptorch.MatMulSerializationMode.OutputChannels
-    whole = cost(lambda x: x @ x.T, 64, 32)
+    mode, whole = poptorch.MatMulSerializationMode.OutputChannels, cost(lambda x: x @ x.T, 64, 32)
     pieces = cost(lambda x: poptorch.serializedMatMul(x, x.T, mode, 4), 64, 32)
     assert flops(whole) == flops(pieces) == 2 * 64 * 64 * 32
     assert cycles(pieces) > 2 * cycles(whole)

@@ -134,8 +134,7 @@ def test_automatic_ids_restart_only_when_asked() -> None:
 @pytest.mark.spec("parallel", 44)
 def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
     model = layers()
-    second = model.second
-    assert poptorch.BeginBlock(model.second, "B", 1) is second
+    assert poptorch.BeginBlock(model.second, "B", 1) is model.second
     poptorch.BeginBlock(model.third, user_id="C", ipu_id=2)
     found = labels(capture(model, X, X, training=True))
     forward = [block for _, block, backward in found if not backward]

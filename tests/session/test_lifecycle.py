@@ -372,3 +372,15 @@ def test_training_wrapping_and_destroying_keep_nothing() -> None:
         some()
     assert live_tensors() <= tensors
     assert resident() <= before * 1.02
+
+
+@pytest.mark.skipif(not RESIDENT.exists(), reason="nothing says what is resident")
+def test_what_a_program_freed_is_given_back_when_it_is_destroyed() -> None:
+    chain = nn.Sequential(nn.Linear(1, 1), *(nn.Tanh() for _ in range(20)))
+    model = with_loss(chain, lambda y: poptorch.identity_loss(y, "mean"))
+    for _ in range(2):  # the first gives back what others freed
+        training, before = poptorch.trainingModel(model, options()), resident()
+        training(torch.ones(1 << 22, 1))
+        kept = resident() - before
+        training.destroy()
+    assert resident() - before < 50 << 20 < kept / 6

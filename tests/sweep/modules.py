@@ -20,8 +20,7 @@ def names():
 
 def samples(name: str, most: int) -> Iterator[Sample]:
     """Yield samples of a module, at most so many, in evaluation and in training mode."""
-    info = names()[name]
-    every = []
+    info, every = names()[name], []
     for training in (False, True):
         torch.manual_seed(0)
         given = info.module_inputs_func(

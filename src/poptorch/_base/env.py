@@ -82,7 +82,7 @@ _ROWS = (
     Variable("POPTORCH_KEY_FILE", str, "",
         "file of the key that marks compiled code as this user's; made when it is first needed"),
     Variable("POPTORCH_KEEP_FREED_MEMORY", _flag, True,
-        "compiled programs let glibc keep freed memory for the next step, in the whole process"),
+        "compiled programs let glibc keep freed memory until `destroy()`, in the whole process"),
     Variable("POPTORCH_REMOTE_SHELL", str, "ssh -oServerAliveInterval=5 -oConnectTimeout=20",
              "command by which poprun reaches other hosts"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),

@@ -15,6 +15,7 @@ from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error
 from .._ir.spec import Spec
 from .._residency import Event, locked
+from ..backends import release_freed_memory
 from ..backends.protocol import repeating
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
@@ -406,6 +407,7 @@ class Session:
         if self.optimizer is not None:
             self.optimizer.spec = None
         self.programs.all, self.last, self.kept = [], None, None
+        release_freed_memory()
         if self._wraps:
             self._wraps = False
             wrapping.unwrap(self.model.users)
