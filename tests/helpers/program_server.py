@@ -40,8 +40,7 @@ def attend(files: list[int]) -> bool:
     if os.fork():
         return False
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    status = files.pop()
-    program = os.fork()
+    status, program = files.pop(), os.fork()
     if not program:
         os.close(status)
         return True

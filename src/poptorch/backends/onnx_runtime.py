@@ -27,7 +27,7 @@ from .process import P, R, Threads
 from .protocol import Code, Compiled, Executable, Progress
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
-_CONSTANT = "given to the session"
+_INPUT, _CONSTANT, _UNREAD = "", "given to the session", "read by nothing"
 
 
 class OnnxRuntime:
@@ -110,13 +110,16 @@ def _exported(graph: Graph) -> bytes:
                 fix="options.backend('optimise') for this model",
             ) from error
     assert exported is not None
-    model = exported.model_proto
+    values, model = exported.model.graph.inputs, exported.model_proto
+    read = {each.name for each in values if each.uses() or each.is_graph_output()}
     inputs = [*model.graph.input]
     del model.graph.input[:]
     for slot, given in zip(graph.inputs, inputs, strict=True):
-        model.metadata_props.add(key=given.name, value=_CONSTANT if slot.is_state else "")
-        if not slot.is_state:
+        role = _INPUT if not slot.is_state else _CONSTANT if given.name in read else _UNREAD
+        model.metadata_props.add(key=given.name, value=role)
+        if role == _INPUT:
             model.graph.input.append(given)
+        if role != _CONSTANT:
             continue
         kind = given.type.tensor_type.elem_type
         constant = onnx.TensorProto(name=given.name, data_type=kind, dims=slot.shape)
@@ -148,8 +151,8 @@ class Model:
 
         self.code = code
         arguments = [*enumerate(onnx.ModelProto.FromString(code).metadata_props)]
-        self._constants = {each.key: at for at, each in arguments if each.value}
-        self._inputs = {each.key: at for at, each in arguments if not each.value}
+        self._constants = {each.key: at for at, each in arguments if each.value == _CONSTANT}
+        self._inputs = {each.key: at for at, each in arguments if each.value == _INPUT}
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.session(arguments)(arguments)
