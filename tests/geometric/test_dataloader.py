@@ -246,8 +246,7 @@ def loader(graphs, nodes: int, edges: int, count: int, **others) -> pg.FixedSize
 def test_packing_takes_as_many_as_fit_in_order() -> None:
     sampler = StreamPackingSampler(GRAPHS, 3, 8, 8)
     # Graphs have 2, 3, 4, 2, ... nodes: the third would make 9.
-    assert list(sampler) == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
-    assert len(sampler) == 5
+    assert (list(sampler), len(sampler)) == ([[0, 1], [2, 3], [4, 5], [6, 7], [8]], 5)
     assert list(StreamPackingSampler(GRAPHS, 3, 8, 8, base_sampler=[2, 1, 0])) == [[2, 1], [0]]
     with pytest.raises(NotImplementedError, match="random order"):
         len(StreamPackingSampler(GRAPHS, 3, 8, 8, base_sampler=RandomSampler(GRAPHS)))

@@ -398,18 +398,20 @@ def test_a_keyword_called_self() -> None:
     assert torch.equal(wrapper(X), X)
 
 
-def test_indices_that_are_checked_are_those_that_are_read() -> None:
+@pytest.mark.parametrize("iterations", [1, 2])  # one: a call like the last one
+def test_indices_that_are_checked_are_those_that_are_read(iterations: int) -> None:
     def forward(model, at: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
         ordered = model.rows(model.order).sum() * 0
         return model.rows(at.long()[:, None])[:, 0] + free[:, None] + ordered
 
     model = Having(forward, rows=torch.nn.Embedding(6, 2), order=torch.arange(6))
-    wrapper = poptorch.inferenceModel(model, options(iterations=2))
+    wrapper = poptorch.inferenceModel(model, options(iterations=iterations))
     at, free = torch.tensor([0, 5, 1, 2]), torch.tensor([99, -7, 3, 1000])
     wrapper(at, free)
-    with pytest.raises(poptorch.Error, match=r"\[1\] is 6; embedding takes 0 to 5"):
+    with pytest.raises(poptorch.Error, match=r"\[1\] is 6; embedding takes 0 to 5") as caught:
         wrapper(at + torch.tensor([0, 1, 0, 0]), free)
-    own = options(iterations=2)
+    assert caught.value.__cause__ is None, "nothing ran"
+    own = options(iterations=iterations)
     own.Precision.checkIndices(False)
     with pytest.raises(IndexError):
         poptorch.inferenceModel(model, own)(at + 1, free)

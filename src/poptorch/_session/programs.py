@@ -45,8 +45,7 @@ class Variant:
         self.repeats = not (
             self.spec.training or self.spec.runs_together or self.spec.anchors
             or runtime.report is not None or runtime.cycle_count or runtime.programs > 1
-            or mode[1] is not None or self.indices.ranges or self.changed_inputs
-            or self.synthetic is not None
+            or mode[1] is not None or self.changed_inputs or self.synthetic is not None
         )  # fmt: skip
 
     def tensor_names(self) -> list[str]:

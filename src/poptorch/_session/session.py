@@ -194,6 +194,7 @@ class Session:
         if now.again is not None and self._is_like_last(now, arguments):
             assert now.store is not None
             taken, state, tensors = time.perf_counter(), now.store.state, arguments[0]
+            now.indices.check(tensors, state)
             try:
                 again = now.again(state, tensors)
             except BaseException as error:
