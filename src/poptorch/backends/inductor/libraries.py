@@ -3,7 +3,8 @@
 Whether ATen's BLAS (MKL) or oneDNN is faster depends on the processor, the sizes, and how operands
 lie: on an AMD EPYC with AVX512 oneDNN takes 0.6 to 1.1 of MKL's time; with AVX2 alone, 1.3 for
 large weights; on an Intel Xeon with AMX 1.0 to 1.3, and 2.5 for 3072 columns. Where both are about
-as fast, ATen's is taken, as eager torch does. Inductor's own template is for constant weights only.
+as fast, ATen's is taken, as eager torch does. Inductor's own template is for constant weights only,
+and takes 1.2 to 1.5 of MKL's time with AVX2 alone.
 One row may be a product of loops: on the EPYC they take half of MKL's time, with AVX2 alone 0.5 to
 0.9. Few rows wait for the weights, which other layers' have driven out of a core's caches: chosen
 by such, a BERT's row takes 0.84 of the time that weights in the caches had led to.
