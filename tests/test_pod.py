@@ -142,8 +142,7 @@ def test_others_are_not_in_the_way_by_default(monkeypatch, tmp_path: Path, caplo
 @pytest.mark.slow
 def test_a_forked_copy_of_a_lease_gives_nothing_back() -> None:
     output, _ = start(COPYING).communicate(timeout=HANGS)
-    assert output == "1\n"
-    assert held() == []  # and its end gave it back
+    assert (output, held()) == ("1\n", [])
 
 
 WAITER = """

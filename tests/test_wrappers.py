@@ -195,8 +195,7 @@ def test_long_messages_go_into_a_file(tmp_path, monkeypatch) -> None:
     assert (title, first.split()) == ("Long", ["Got:", "line", "0"])
     assert [line.strip() for line in more] == [*(f"line {i}" for i in range(1, 8)), "..."]
     assert [where.strip(), fix.strip()] == ["Where:  train.py:3", "Fix:    shorten it"]
-    assert other.strip() == "Fix:    or that"
-    assert see == "See poptorch_error.log for details"
+    assert (other.strip(), see) == ("Fix:    or that", "See poptorch_error.log for details")
     assert "line 80" in (tmp_path / "poptorch_error.log").read_text()
     assert "line 79" in str(poptorch.Error("short", got="\n".join(text.splitlines()[1:80])))
 

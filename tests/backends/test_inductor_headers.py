@@ -11,7 +11,7 @@ from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor import headers, kernels
 from poptorch.backends.inductor.compiler import compile_graph, rules
 from poptorch.backends.inductor.lowering import fakes, lower
-from poptorch.backends.inductor.products import LONGEST, attention_backward
+from poptorch.backends.inductor.products import LONGEST, attention, attention_backward
 from poptorch.backends.inductor.toolchain import has_vectors
 
 ALL = '#include "torch/csrc/inductor/cpp_prefix.h"\n'
@@ -155,6 +155,7 @@ def test_other_sources_are_left_to_torch(source: str) -> None:
 
 
 aten = torch.ops.aten
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 THEIRS = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 BATCH, HEADS, ROWS, WIDTH = 2, 3, 9, 8
 
@@ -183,8 +184,7 @@ def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
     causal = kind == "causal"
     shown, tensors = mask(None if causal else kind, columns), operands(columns)
     options = {"attn_mask": shown, "scale": scale}
-    forward = aten._scaled_dot_product_flash_attention_for_cpu
-    out, logsumexp = forward(*tensors, 0.0, causal, **options)
+    out, logsumexp = FORWARD(*tensors, 0.0, causal, **options)
     grad = torch.randn_like(out)
     args = (grad, *tensors, out, logsumexp, 0.0, causal)
     ours, theirs = attention_backward(*args, **options), THEIRS(*args, **options)
@@ -195,6 +195,21 @@ def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
     for one, other, right in zip(ours, theirs, truth, strict=True):
         assert (one.dtype, one.shape) == (torch.bfloat16, right.shape)
         assert (one.double() - right).abs().max() <= 2 * (other.double() - right).abs().max()
+
+
+@pytest.mark.parametrize("kind", [None, "some", "nothing to be seen"])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_one_query_is_loops(kind: str | None, scale: float | None) -> None:
+    queries, *others = (tensor.float() for tensor in operands(12))
+    shown, query = mask(kind, 12), queries[:, :, 4:5]
+    options = {"attn_mask": None if shown is None else shown[:, :, 4:5].float(), "scale": scale}
+    torch.testing.assert_close(
+        attention(query, *others, **options), FORWARD(query, *others, **options)
+    )
+    left = (queries, *others), (query, *others, 0.0, True), (query, *others, 0.1)
+    assert all(attention(*each, **options) is NotImplemented for each in left)
+    fewer = (each[:, :1] for each in others)
+    assert attention(query, *fewer) is attention(*operands(12)) is NotImplemented
 
 
 @pytest.mark.slow

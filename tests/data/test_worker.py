@@ -93,8 +93,7 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
         return asked(seconds)
 
     monkeypatch.setattr(theirs, "receive", woken)
-    assert loading._claim() == "first"
-    assert passed == [0.001, 0.002, 0.004, "until a message comes"]
+    assert (loading._claim(), passed) == ("first", [0.001, 0.002, 0.004, "until a message comes"])
     ours.close()
     theirs.close()
 

@@ -208,8 +208,7 @@ def test_files(pipeline: Estimate, tmp_path) -> None:
     pipeline.to_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X" and event["cat"] == "action"]
-    assert len(bars) == len(pipeline.schedule)
-    assert {event["pid"] for event in bars} == {0, 1}
+    assert (len(bars), {event["pid"] for event in bars}) == (len(pipeline.schedule), {0, 1})
     first = next(event for event in bars if event["name"] == "0F0")
     microseconds = pipeline.schedule[0].cycles / pipeline.clock * 1e6
     assert first["dur"] == pytest.approx(microseconds, abs=0.01)

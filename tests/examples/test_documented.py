@@ -38,8 +38,7 @@ def test_a_training_model_of_the_first_release(replicas: int, monkeypatch) -> No
         torch.nn.functional.cross_entropy(eager(x), y).backward()
         optimizer.step()
     torch.testing.assert_close(model.state_dict(), eager.state_dict())
-    assert output.shape == (3 * replicas, 4)  # the last micro-batch of each replica
-    assert loss.numel() == replicas
+    assert (output.shape, loss.numel()) == ((3 * replicas, 4), replicas)
     wrapped = poptorch.inferenceModel(model, device_iterations=2, replication_factor=2)
     torch.testing.assert_close(wrapped(X), eager(X))
 

@@ -34,8 +34,7 @@ def edges_of(out) -> torch.Tensor:
 def test_all_neighbours_are_the_whole_neighbourhood() -> None:
     out = sample(GRAPH, [-1, -1], [3, 7])
     nodes, _, _, _ = k_hop_subgraph([3, 7], 2, GRAPH.edge_index)
-    assert out.node[:2].tolist() == [3, 7]
-    assert sorted(out.node.tolist()) == sorted(nodes.tolist())
+    assert (out.node[:2].tolist(), sorted(out.node.tolist())) == ([3, 7], sorted(nodes.tolist()))
     assert torch.equal(edges_of(out), GRAPH.edge_index[:, out.edge])
     inner = out.node[: sum(out.num_sampled_nodes[:2])]
     assert len(out.edge) == torch.isin(GRAPH.edge_index[1], inner).sum()
@@ -105,8 +104,7 @@ def test_types_are_sampled_each_with_its_number() -> None:
     data = made.hetero_graph()
     fanouts = {made.EDGES[0]: [2, 1], made.EDGES[1]: [3, 2], made.EDGES[2]: [1, 0]}
     out = sample(data, fanouts, [4, 9], input_type="v0")
-    assert out.node["v0"][:2].tolist() == [4, 9]
-    assert out.num_sampled_edges[made.EDGES[0]][0] == 0  # its targets are of the other type
+    assert (out.node["v0"][:2].tolist(), out.num_sampled_edges[made.EDGES[0]][0]) == ([4, 9], 0)
     for kind in made.EDGES:
         source, _, target = kind
         pairs = torch.stack([out.node[source][out.row[kind]], out.node[target][out.col[kind]]])
@@ -193,8 +191,7 @@ def test_seeds_come_first_and_are_never_trimmed() -> None:
                      options=options(iterations=2))  # fmt: skip
     assert len(sampled) == 23 // 8
     for batch in sampled:
-        assert (batch.batch_size, batch.input_id.shape) == (4, (8,))
-        assert batch.n_id.shape == (122,)
+        assert ((batch.batch_size, batch.input_id.shape), batch.n_id.shape) == ((4, (8,)), (122,))
         for at in range(2):
             seeds = nodes[batch.input_id[4 * at : 4 * at + 4]]
             assert torch.equal(batch.n_id[61 * at : 61 * at + 4], seeds)

@@ -50,8 +50,7 @@ def update() -> Graph:
 def test_what_one_part_writes_the_next_reads() -> None:
     step = compose("step", [forward(), update()])
     assert step.inputs == (PARAM, BATCH)
-    assert [s.key for s in step.outputs] == [OUTPUT.key, PARAM.key]
-    assert step.updates == {PARAM.key}
+    assert ([s.key for s in step.outputs], step.updates) == ([OUTPUT.key, PARAM.key], {PARAM.key})
     verify_graph(step)
     w, x = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
     result = step({PARAM.key: w, BATCH.key: x})

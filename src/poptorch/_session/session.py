@@ -224,9 +224,12 @@ class Session:
         weights, device = self.weights, self.weights.device
         if weights.store is None or weights.store is not now.store or device.near or device.stale:
             return False
-        if time.monotonic() >= weights.checks.due or faults.armed:
+        if faults.armed or not self.model.is_still(now.mode[0]):
             return False
-        return self.model.is_still(now.mode[0]) and now.inputs.are_ready(arguments)
+        if not now.inputs.are_ready(arguments):
+            return False
+        weights.checks.run(now.guards, None)
+        return True
 
     def _returned(
         self, now: Variant, results: Sequence[torch.Tensor], before: tuple[float, float, float]

@@ -18,7 +18,7 @@ from .library import code_of, code_with, entry_of
 from .lowering import Decompositions, fakes, lower
 from .norms import group_norm, group_norm_backward
 from .packing import CONVOLUTION, PRODUCT, is_packed, register
-from .products import attention_backward, choose_library, row_product, row_product_and
+from .products import attention, attention_backward, choose_library, row_product, row_product_and
 from .refusals import refusing
 from .repeats import Piece, cut
 from .toolchain import explained
@@ -44,6 +44,7 @@ def rules(graph: fx.Graph) -> Decompositions:
     return {
         **_packed_rules(graph),
         **Convolutions(graph).rules,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten.addmm.default: row_product_and,
         aten.digamma.default: digamma,

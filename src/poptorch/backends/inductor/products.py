@@ -1,4 +1,4 @@
-"""Products call the library that was measured to be faster; attention's backward pass."""
+"""Products call the library that was measured to be faster; attention as products or loops."""
 
 from __future__ import annotations
 
@@ -91,6 +91,36 @@ def library_of(a: Matrix, b: Matrix) -> str | None:
     if shape is None:
         return None
     return (_chosen.get() or {}).get(shape) or by_rule(shape)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Return what one query of each head finds, and the logarithms of the sums, as loops.
+
+    ATen calls a library for each head, which copies keys and values into another layout first.
+    """
+    several = query.shape[2] != 1 or query.shape[1] != key.shape[1]
+    if several or query.dtype != torch.float32 or dropout_p or is_causal:
+        return NotImplemented
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * key).sum(-1, keepdim=True) * scale
+    if attn_mask is not None:
+        scores = scores + attn_mask.mT
+    most = scores.amax(2, keepdim=True)
+    most = torch.where(most == -torch.inf, 0.0, most)  # a query that may see nothing finds zeros
+    weights = torch.exp(scores - most)
+    total = weights.sum(2, keepdim=True)
+    total = torch.where(total == 0, 1.0, total)
+    found = (weights / total * value).sum(2, keepdim=True)
+    return found, (total.log() + most).squeeze(-1)
 
 
 def attention_backward(
