@@ -222,6 +222,7 @@ def test_compiled_code_has_it() -> None:
         lowered = lower(given, [], fake, rules(given.graph), {})
     assert not lowered.graph.find_nodes(op="call_function", target=THEIRS)
     assert len(lowered.graph.find_nodes(op="call_function", target=aten.bmm.default)) == 5
+    assert rules(given.graph)[FORWARD] is attention
 
 
 def test_what_is_left_to_the_library() -> None:

@@ -452,8 +452,7 @@ def test_phases_of_blocks_and_of_stages_in_every_way_to_pass_them():
     ):  # fmt: skip
         assert placed(SerialPhasedExecution(*arguments)) == expected
     one = SerialPhasedExecution(["A", "B"])
-    assert [stage.blocks for stage in one.phase(0).stages] == [("A", "B")]
-    assert len(one._phases) == 1
+    assert ([stage.blocks for stage in one.phase(0).stages], len(one._phases)) == ([("A", "B")], 1)
     assert SerialPhasedExecution("A", "B").phase(1).stage(0).blocks == ("B",)
 
 
