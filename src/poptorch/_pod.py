@@ -18,7 +18,7 @@ from pathlib import Path
 import filelock
 
 from . import _systems
-from ._base import archive, env, log
+from ._base import archive, env, folders, log
 from ._base.errors import Error
 from ._base.processes import ProcessIdentity
 from ._systems import System
@@ -199,9 +199,9 @@ def _place(system: System) -> tuple[Path, str]:
     folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{os.getuid()}")
     if _own:
         folder = Path(_own[-1].name)
+    if not chosen and (why := folders.trouble(folder)) is not None:
+        raise OSError(f"{folder}: {why}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not chosen and folder.stat().st_uid != os.getuid():
-        raise OSError(f"{folder} belongs to another user")
     return folder, system.name
 
 

@@ -1,5 +1,7 @@
 """What compiled code is made of: few headers, kernels that Python calls, attention's products."""
 
+import os
+
 import pytest
 import torch
 import torch._inductor.config
@@ -87,6 +89,47 @@ def test_another_process_may_have_written_them_by_then(tmp_path, monkeypatch) ->
     monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
     monkeypatch.setattr(headers, "_digest", lambda _: "key")
     assert headers.folder("g++") == (tmp_path / "headers-key" if has_vectors() else None)
+
+
+@pytest.mark.parametrize("open_to_all", [False, True])
+def test_headers_are_written_for_the_user_alone(open_to_all: bool, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(headers, "texts", lambda _: {"folder/own.h": ALL})
+    monkeypatch.setattr(headers, "has_vectors", lambda: True)
+    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
+    before = os.umask(0 if open_to_all else 0o077)
+    try:
+        place = headers.folder("g++")
+    finally:
+        os.umask(before)
+
+    assert place is not None
+    assert [path.stat().st_mode & 0o022 for path in (place, *place.rglob("*"))] == [0, 0, 0]
+    assert headers.folder("g++") == place
+
+
+@pytest.mark.parametrize("spoiled", [".", "folder", "folder/own.h"])
+def test_headers_that_somebody_else_may_have_written_are_not_used(
+    spoiled: str, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(headers, "texts", lambda _: {"folder/own.h": ALL})
+    monkeypatch.setattr(headers, "has_vectors", lambda: True)
+    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
+    place = headers.folder("g++")
+    assert place is not None
+    (place / spoiled).chmod(0o777)
+
+    assert headers.folder("g++") is None
+
+
+def test_a_link_in_the_place_of_the_headers_is_not_followed(tmp_path, monkeypatch) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "headers-key").symlink_to("../theirs")
+    monkeypatch.setattr(headers, "has_vectors", lambda: True)
+    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path / "own")
+    monkeypatch.setattr(headers, "_digest", lambda _: "key")
+
+    assert headers.folder("g++") is None
 
 
 @pytest.mark.parametrize("text", ENOUGH + BEYOND)

@@ -1,11 +1,17 @@
-"""Folders of code that will be run: the user's own, and nobody else writes to them."""
+"""Folders of code that will be run: the user's own, and nobody else writes to them.
+
+A folder is judged with every directory and link that leads to it. If only the user and root can
+change those, nobody else can put another folder in its place, neither before nor after it is used.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
+import grp
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
@@ -15,20 +21,90 @@ from . import env, log
 # Torch's own folder is no choice of the user's: as soon as its compiler is imported, also by a mere
 # trace, the variable has it.
 _TORCHS, _TORCHS_OWN = "of-torchs-compiler", "torchinductor_"
+_ROOT = 0
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40  # on the way to a folder, as in Linux
 
 
-def trouble(folder: Path) -> str | None:
-    """Make a folder; return why code in it cannot be trusted, or cannot be written there."""
+def trouble(folder: Path, on_the_way: bool = True) -> str | None:
+    """Make a folder; return why code in it cannot be trusted, or cannot be written there.
+
+    Where each file carries a digest with the user's key, it is of no importance who can put another
+    folder in its place: then leave out what lies ``on_the_way``.
+    """
     try:
+        why = _trouble_on_the_way(folder) if on_the_way else None
+        if why is not None:
+            return why
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = _trouble_on_the_way(folder) if on_the_way else None
         status = folder.stat()
     except OSError as error:
         return error.strerror or str(error)
+    if why is not None:
+        return why
     if status.st_uid != os.getuid():
         return "it belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & _OTHERS_WRITE:
         return "others can write to it (chmod go-w)"
     return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
+
+
+def is_own(path: Path) -> bool:
+    """Tell whether a file or folder is the user's, no link, and nobody else can write to it."""
+    status = path.lstat()
+    return (
+        not stat.S_ISLNK(status.st_mode)
+        and status.st_uid == os.getuid()
+        and not status.st_mode & _OTHERS_WRITE
+    )
+
+
+def _trouble_on_the_way(folder: Path) -> str | None:
+    """Say who else decides where a path leads; None if nobody does, as far as the path exists."""
+    absolute = Path.cwd() / folder
+    at, left, links = Path(absolute.anchor), list(absolute.parts[1:]), 0
+    while left:
+        if (why := _who_else_changes(at, at.lstat())) is not None:
+            return why
+        name = left.pop(0)
+        at = at.parent if name == ".." else at / name
+        try:
+            status = at.lstat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISLNK(status.st_mode):
+            continue
+        links += 1
+        if status.st_uid not in (_ROOT, os.getuid()):
+            return f"{at} is a link of another user"
+        if links > _MOST_LINKS:
+            return f"{at} is a link that leads nowhere"
+        target = at.parent / os.readlink(at)
+        at, left = Path(target.anchor), [*target.parts[1:], *left]
+    return None
+
+
+def _who_else_changes(directory: Path, status: os.stat_result) -> str | None:
+    if status.st_uid not in (_ROOT, os.getuid()):
+        return f"{directory} belongs to another user"
+    if status.st_mode & stat.S_ISVTX:  # in it, as in /tmp, others cannot rename what is not theirs
+        return None
+    by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
+    if by_group or status.st_mode & stat.S_IWOTH:
+        return f"others can write to {directory} (chmod go-w)"
+    return None
+
+
+@functools.cache
+def _is_private(group: int) -> bool:
+    """Tell whether nobody but this user and root is in a group, as in those that go by users."""
+    try:
+        entry, user = grp.getgrgid(group), pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    named = entry.gr_name in ("root", user.pw_name) and group in (_ROOT, user.pw_gid)
+    return named and {*entry.gr_mem} <= {"root", user.pw_name}
 
 
 def temporary() -> str | None:

@@ -184,7 +184,7 @@ def store_of(directory: str | None) -> Store:
     folder = Path(directory)
     if not folder.exists():
         log.engine.warning('Specified directory not found. Creating "%s" directory', directory)
-    why = trouble(folder)
+    why = trouble(folder, on_the_way=False)  # only files with the user's digest are used
     return Store(folder if why is None else of_the_process(f"executable cache {folder}: {why}"))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ import torch
 
 _PIECE = 1 << 16  # elements that are added up at once: they stay in a core's cache
 _LINE = 64  # elements: parts do not meet within a line of the caches
+
+# What a process may name: a file of its own that has no name in a file system.
+_PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
+_CALLED = re.compile(r"poptorch-[0-9a-f]{32}")
 
 Regions = list[torch.Tensor]  # of one tensor: that of each process, in their order
 
@@ -30,8 +35,9 @@ class CommonMemory:
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat tensor in a region of its own."""
-        name = f"poptorch-{uuid.uuid4().hex}"
+        name = f"poptorch-{uuid.uuid4().hex}"  # what _CALLED describes
         descriptor = os.memfd_create(name)
+        os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, count * dtype.itemsize)
         path = f"/proc/{os.getpid()}/fd/{descriptor}"
         tensor = torch.from_file(path, shared=True, size=count, dtype=dtype)
@@ -74,10 +80,30 @@ class CommonMemory:
 
 
 def _opened(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Map the region that another process has named: only what ``zeros`` makes, nothing else.
+
+    Whoever writes to the store chooses the name. A name that could mean a file, a region of another
+    size or one of another user is refused, before anything is mapped or changed.
+    """
     path, _, called = name.partition(" ")
-    if called not in os.readlink(path):  # processes of other containers may have the same numbers
-        raise FileNotFoundError(name)
-    return torch.from_file(path, shared=True, size=like.numel(), dtype=like.dtype)
+    if not (_PATH.fullmatch(path) and _CALLED.fullmatch(called)):
+        raise FileNotFoundError(f"{name!r} names no region of a job")
+    _look(path, called)  # before it is opened: to open a device may do something
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        opened, status = f"/proc/self/fd/{descriptor}", os.fstat(descriptor)
+        _look(opened, called)
+        if status.st_nlink or status.st_uid != os.getuid() or status.st_size != like.nbytes:
+            raise FileNotFoundError(f"{name!r} is not a region of this user and of this size")
+        return torch.from_file(opened, shared=True, size=like.numel(), dtype=like.dtype)
+    finally:
+        os.close(descriptor)
+
+
+def _look(path: str, called: str) -> None:
+    """Refuse another file: processes of other containers may have the same numbers."""
+    if os.readlink(path) != f"/memfd:{called} (deleted)":
+        raise FileNotFoundError(f"{path} is not the region {called}")
 
 
 def add_up(regions: Regions, index: int) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shlex
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from ..._base import log
-from ..._base.folders import of_the_user
+from ..._base.folders import is_own, of_the_user
 from .library import generator
 from .toolchain import has_vectors
 
@@ -54,6 +55,7 @@ _AS_NUMBERS = (
     *("c10/util/MathConstants.h", "torch/headeronly/util/MathConstants.h"),
     *("ATen/NumericUtils.h", "ATen/native/Math.h", "ATen/native/cpu/zmath.h"),
 )
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _VECTORS = "ATen/cpu/vec/"
 _FORMS = ("vec256", "vec512")
 _EMPTY = (
@@ -211,24 +213,44 @@ def folder(compiler: str) -> Path | None:
     try:
         compilers = _of(compiler)
         place = of_the_user() / f"headers-{_digest(compilers)}"
-        if place.is_dir():
-            return place
-        files = texts(compilers)
+        if not _is_there(place):
+            _write(place, texts(compilers))
     except (LookupError, OSError, subprocess.CalledProcessError) as error:
         log.engine.debug("Torch's own headers are read, all of them: %s", error)
         return None
+    return place
+
+
+def _write(place: Path, files: Mapping[str, str]) -> None:
+    """Write the folder, which is whole when it appears, and which nobody else can write to."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as new:
         for name, text in files.items():
             path = Path(new, "of", name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+        for path in Path(new, "of").rglob("*"):
+            path.chmod(path.stat().st_mode & ~_OTHERS_WRITE)
+        Path(new, "of").chmod(0o700)
         try:
             os.rename(Path(new, "of"), place)
         except OSError:
-            if not place.is_dir():  # another process was not quicker
+            if not _is_there(place):  # another process was not quicker
                 raise
-    return place
+
+
+def _is_there(place: Path) -> bool:
+    """Tell whether the folder is there; refuse one in which somebody else wrote a file.
+
+    What these headers say is compiled and run. The folder above it may have been open to others
+    when it was written.
+    """
+    if not os.path.lexists(place):
+        return False
+    foreign = next((path for path in (place, *place.rglob("*")) if not is_own(path)), None)
+    if foreign is not None:
+        raise LookupError(f"{foreign} is not this user's alone; delete {place}")
+    return True
 
 
 def suffice(source: str) -> bool:
