@@ -94,6 +94,18 @@ class Exchanging(nn.Module):
         return out, poptorch.identity_loss(self.loss(out, y) + everyone.square().mean(), "none")
 
 
+def spectral(width: int = 400) -> Having:
+    """A classifier with complex weights."""
+
+    def forward(model, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = (torch.tanh(x.to(model.first.dtype) @ model.first) @ model.second).imag
+        return out, nn.functional.cross_entropy(out, y)
+
+    shapes = {"first": (6, width), "second": (width, 3)}
+    weights = {k: 0.1 * torch.randn(s, dtype=torch.complex64) for k, s in shapes.items()}
+    return Having(forward, **{name: nn.Parameter(weight) for name, weight in weights.items()})
+
+
 @dataclass(frozen=True)
 class Case:
     """One way to train."""
@@ -200,6 +212,9 @@ CASES = {
     "lamb in parts": Case(lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
                           lambda replicas: Net(400), accumulation=2,
                           options=_in_parts_and_every_second),
+    "complex, adamw in parts, clipped": Case(
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05), lambda replicas: spectral(),
+        accumulation=2, lanes=2, options=_in_parts),
     "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=4,
                                      apart=True),
     "groups over processes": Case(lambda p: adam(p, lr=0.01),
@@ -268,7 +283,8 @@ def wrapped(case: Case, process: int, processes: int, alone: bool) -> poptorch.P
     options.Distributed.stageProcesses(1 if alone else case.parts)
     case.options(options)
     torch.manual_seed(7 + process)  # the weights of process 0 are what counts
-    model = case.model(shares * case.replicas).to(case.dtype)
+    model = case.model(shares * case.replicas)
+    model = model if any(p.is_complex() for p in model.parameters()) else model.to(case.dtype)
     training = poptorch.trainingModel(model, options, case.optimizer(model.parameters()))
     if case.group:
         retrieval = poptorch.VariableRetrievalMode.OnePerGroup

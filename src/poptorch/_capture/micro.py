@@ -161,7 +161,8 @@ class _Recording:
             found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
         for slot, gradient in zip(trained, found, strict=True):
             if gradient is not None:
-                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                # Updates read complex numbers as pairs, which a lazy conjugate is not.
+                dense = gradient.to_dense() if gradient.is_sparse else gradient.resolve_conj()
                 self.slots.append(slots.gradient(slot, dense.dtype))
                 self.done.names.add(f"{GRADIENT}{slot.path}", dense)
                 gradients.append(dense)

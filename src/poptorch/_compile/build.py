@@ -83,7 +83,7 @@ class _TrainingGraphs:
     ) -> None:
         self.micro, self.spec, self.accumulation = micro, spec, accumulation
         self.optim = accumulation.optim
-        self.initial: dict[str, float] = {}
+        self.initial: dict[str, complex] = {}
         part_of = {member.slot.weight: s.part for s in shards for member in s.whole.members}
         self.parts = frozenset(part.path for part in part_of.values())
         self.gradients = micro.gradients

@@ -25,7 +25,7 @@ class SlotFunction:
     function: Callable[[Tensors], Tensors]  # by slot key, both
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]  # one that is also an input is an update of state
-    initial: Mapping[str, float] = field(default_factory=dict)  # of new state, by key; else 0
+    initial: Mapping[str, complex] = field(default_factory=dict)  # of new state, by key; else 0
 
 
 @dataclass(frozen=True, eq=False)

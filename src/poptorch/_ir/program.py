@@ -138,7 +138,7 @@ class Program:
     body: tuple[Node, ...]  # the last is the Emit
     graphs: Mapping[str, Graph]  # that runs name
     loops: Loops
-    initial: Mapping[str, float]  # first values of state that the update introduces, by slot key
+    initial: Mapping[str, complex]  # first values of state that the update introduces, by slot key
     lanes: Lanes | None = None
     bundles: tuple[Bundle, ...] = ()  # weights that share a storage
     prepare: Graph | None = None  # from weights to values, before a call where they have changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -69,16 +70,24 @@ def differences(one: Graph, several: Graph, lanes: Lanes, given: Tensors) -> lis
 
 
 def _nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if value.is_complex():
+        return torch.view_as_complex(_nudged(_parts(value), generator))
     if not value.is_floating_point():
         return value
     signs = torch.randn(value.shape, generator=generator).sign().to(value.dtype)
     return value + value * signs * max(_NUDGE, torch.finfo(value.dtype).eps)
 
 
+def _parts(value: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers as pairs of real ones."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+
 def _precision(graph: Graph) -> float:
     """Of the narrowest type in which the graph computes, over that of float32."""
     values = (node.meta.get("val") for node in graph.module.graph.nodes)
-    types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    types = {v.dtype.to_real() for v in values if isinstance(v, torch.Tensor)}
+    types = {each for each in types if each.is_floating_point}
     return max((torch.finfo(each).eps for each in types), default=0.0) / 2**-23
 
 
@@ -87,6 +96,9 @@ def _own(slot: Slot) -> bool:
 
 
 def _random(slot: Slot, generator: torch.Generator) -> torch.Tensor:
+    if slot.dtype.is_complex:
+        pairs = replace(slot, shape=(*slot.shape, 2), dtype=slot.dtype.to_real())
+        return torch.view_as_complex(_random(pairs, generator))
     if not slot.dtype.is_floating_point:
         return torch.randint(0, 2, slot.shape, generator=generator).to(slot.dtype)
     if slot.kind in (Kind.BUFFER, Kind.HYPER, Kind.OPTSTATE):  # variances and scales are positive
@@ -133,13 +145,14 @@ def _one_after_another(
     for slot in graph.outputs:
         stacked = torch.stack(results[slot.key])
         if slot.kind is Kind.GRADIENT:
-            expected[slot.key] = stacked.sum(0, dtype=slot.dtype), stacked.abs().sum(0)
+            size = _parts(stacked).double().abs().sum(0)
+            expected[slot.key] = stacked.sum(0, dtype=slot.dtype), size
             continue
         if slot.key in own:
             stacked = stacked[-lanes.replicas :]
         elif slot.key in state:
             stacked = stacked[-1]
-        expected[slot.key] = stacked, stacked.abs()
+        expected[slot.key] = stacked, _parts(stacked).abs()
     return expected
 
 
@@ -151,15 +164,16 @@ def _compared(
     near: torch.Tensor,
     precision: float,
 ) -> Difference | None:
-    known = torch.isfinite(wanted)
     alike = found.shape == wanted.shape and found.dtype == wanted.dtype
+    found, wanted, near = map(_parts, (found, wanted, near))
+    known = torch.isfinite(wanted)
     if not alike or not torch.equal(known, torch.isfinite(found)):
         return Difference(slot, float("inf"), 0.0)
     if not known.any():
         return None
     errors = (value.double() - wanted.double() for value in (found, near))
     most, moved, largest = (float(value.double()[known].abs().max()) for value in (*errors, size))
-    share = _TOLERANCE * precision if slot.dtype.is_floating_point else 0.0
+    share = _TOLERANCE * precision if wanted.dtype.is_floating_point else 0.0
     reach = _REACH * moved if moved < float("inf") else 0.0
     allowed = share * (1 + largest) + reach
     return Difference(slot, most, allowed) if most > allowed else None

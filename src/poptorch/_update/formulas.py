@@ -57,6 +57,20 @@ def compute_dtype(stored: torch.dtype) -> torch.dtype:
     return torch.promote_types(stored, torch.float32)
 
 
+def kept_dtype(tensor: torch.dtype, named: torch.dtype) -> torch.dtype:
+    """Return the type of state for a weight or a gradient, where an optimizer names a type.
+
+    An optimizer names types of single precision. Double precision and imaginary parts stay.
+    """
+    stays = tensor is torch.float64 or tensor.is_complex
+    return torch.promote_types(tensor, named) if stays else named
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return complex numbers as pairs of real ones: that is what every optimizer updates."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def is_constant(value: Scalar, number: float) -> bool:
     return not isinstance(value, Tensor) and value == number
 

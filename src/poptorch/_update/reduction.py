@@ -15,7 +15,15 @@ from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Reduction
 from ..enums import MeanReductionStrategy, ReductionType
-from .formulas import Scalar, compute_dtype, materialised, plus_scaled, scaled, storage_dtype
+from .formulas import (
+    Scalar,
+    compute_dtype,
+    kept_dtype,
+    materialised,
+    plus_scaled,
+    scaled,
+    storage_dtype,
+)
 
 _EDGE = 0.125 * torch.finfo(torch.float16).max
 _THRESHOLD = 1e-7
@@ -54,7 +62,7 @@ class Accumulation:
             results = {}
             weights: Mapping[str, Scalar] = {"kept": 1.0, "share": share_of_one}
             if running:
-                wide = any(accum.dtype is torch.float64 for accum in accums)
+                wide = any(accum.dtype.to_real() is torch.float64 for accum in accums)
                 count = tensors[slots.MICRO.key].to(torch.float64 if wide else torch.float32) + 1
                 weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
             for gradient, accum in zip(gradients, accums, strict=True):
@@ -125,10 +133,10 @@ class Accumulation:
         return (*((slots.LOSS_SCALE_FACTOR,) if watched else ()), *hyper)
 
     def _accumulator(self, gradient: Slot) -> Slot:
-        dtype = gradient.dtype
-        if self.optim.algorithm != "sgd_combined" and dtype != torch.float64:
-            dtype = storage_dtype(dict(self.optim.settings), "accum_type")
-        return slots.accumulator(gradient, dtype)
+        if self.optim.algorithm == "sgd_combined":
+            return slots.accumulator(gradient, gradient.dtype)
+        named = storage_dtype(dict(self.optim.settings), "accum_type")
+        return slots.accumulator(gradient, kept_dtype(gradient.dtype, named))
 
     @property
     def _parts(self) -> float:

@@ -21,7 +21,9 @@ from .formulas import (
     Scalars,
     Settings,
     Tensors,
+    as_real,
     compute_dtype,
+    kept_dtype,
     materialised,
     scaled,
 )
@@ -58,7 +60,7 @@ def lower(
     norms = norms if spec.clips and weights else ()
     outputs: list[Slot] = [slots.STEP] if any(group.counts for group in groups) else []
     outputs += [s for w in weights for s in (w.slot, *(slot for _, slot in w.moments))]
-    initial = {s.key: m.initial for w in weights for m, s in w.moments if m.initial}
+    initial = {s.key: _first(m, s) for w in weights for m, s in w.moments if m.initial}
     if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in outputs):
         outputs.append(slots.ROUNDING)
     inputs: list[Slot] = [] if squares is None else [squares]
@@ -83,7 +85,7 @@ def lower(
             for weight, (value, gradient, state, values) in group.steps(clip, tensors):
                 if squares is not None and not spec.clips and weight.slot.path in places:
                     at = places[weight.slot.path]
-                    own = tensors[squares.key][at : at + SQUARES].to(weight.gradient.dtype)
+                    own = tensors[squares.key][at : at + SQUARES].to(value.dtype)
                     values = {**values, **{f"square_{i}": own[i] for i in range(SQUARES)}}
                 updated, state = algorithm.step(value, gradient, state, values)
                 stored = store(updated, weight.slot.dtype)
@@ -126,9 +128,10 @@ class _Group:
         factor = -clip if self.settings["maximize"] else clip
         for weight in self.weights:
             dtype = weight.gradient.dtype
-            gradient = scaled(tensors[weight.gradient.key], factor)
-            state = {m.name: tensors[slot.key].to(dtype) for m, slot in weight.moments}
-            yield weight, (tensors[weight.slot.key].to(dtype), gradient, state, values)
+            gradient = scaled(as_real(tensors[weight.gradient.key]), factor)
+            state = {m.name: as_real(tensors[slot.key].to(dtype)) for m, slot in weight.moments}
+            value = as_real(tensors[weight.slot.key].to(dtype))
+            yield weight, (value, gradient, state, values)
 
 
 def _groups_of(spec: OptimSpec, params: Sequence[Slot]) -> list[_Group]:
@@ -162,8 +165,12 @@ def _common(spec: OptimSpec, weights: Sequence[Slot]) -> dict[str, tuple[str, ..
 
 
 def _kept_in(moment: Moment, weight: Slot) -> torch.dtype:
-    wide = weight.dtype is torch.float64
-    return weight.dtype if wide or moment.dtype is None else moment.dtype
+    named = moment.dtype
+    return weight.dtype if named is None else kept_dtype(weight.dtype, named)
+
+
+def _first(moment: Moment, slot: Slot) -> complex:
+    return complex(moment.initial, moment.initial) if slot.dtype.is_complex else moment.initial
 
 
 def _hypers_of(groups: Sequence[_Group]) -> list[Slot]:
@@ -181,7 +188,7 @@ def _squares_slot(spec: OptimSpec, partial: Sequence[_Weight]) -> Slot | None:
     if not partial or not (spec.clips or measures):
         return None
     assert not (spec.clips and measures), "what is clipped by a norm has none of its own"
-    wide = any(weight.gradient.dtype == torch.float64 for weight in partial)
+    wide = any(weight.gradient.dtype.to_real() is torch.float64 for weight in partial)
     count = 1 if spec.clips else len(partial) * SQUARES
     return slots.squares(count, torch.float64 if wide else torch.float32)
 
@@ -212,7 +219,7 @@ def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
 
 
 def _sums_of_squares(weights: Iterable[_Weight], tensors: _Tensors) -> list[torch.Tensor]:
-    gradients = [tensors[w.gradient.key] for w in weights]
+    gradients = [as_real(tensors[w.gradient.key]) for w in weights]
     return [(each * each).sum() for each in gradients]
 
 
@@ -229,6 +236,8 @@ class RandomRounding:
 
     def __call__(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         counter = self._counter
+        if dtype.is_complex:
+            return torch.view_as_complex(value).to(dtype)
         if counter is None or value.dtype != torch.float32 or dtype not in DROPPED_BITS:
             return value.to(dtype)
         places = torch.arange(self._drawn, self._drawn + value.numel(), device=counter.device)

@@ -153,7 +153,7 @@ def _freeze_group(
     trained = (path_of(p, paths) for p in group["params"] if p.requires_grad)
     params = tuple(dict.fromkeys(path for path in trained if path is not None))
     settings: dict[str, Setting] = {"maximize": bool(group.get("maximize", False))}
-    if any(parameter.dtype is torch.float64 for parameter in group["params"]):
+    if any(parameter.dtype.to_real() is torch.float64 for parameter in group["params"]):
         settings["wide"] = True
     variables = []
     whole = not isinstance(optimizer, Optimizer) and group.get("momentum") == 0

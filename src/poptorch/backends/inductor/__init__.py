@@ -82,22 +82,32 @@ class Inductor:
         }
 
 
+_ADVICE = {  # by the name of the logger that gives it
+    "torch.utils.cpp_extension": "No CUDA runtime",
+    "torch._inductor.ir": "is missing a c-shim implementation",
+}
+
+
 @contextlib.contextmanager
 def _without_torchs_advice() -> Iterator[None]:
     """Without what nobody here can act on, met while torch's compiler is imported and runs.
 
-    These are its own deprecations, and that there is no GPU for a torch that could use one.
+    These are its own deprecations, that there is no GPU for a torch that could use one, and that
+    operators on complex numbers call eager kernels.
     """
-    logger = logging.getLogger("torch.utils.cpp_extension")
+    loggers = [logging.getLogger(name) for name in _ADVICE]
 
-    def of_processors(record: logging.LogRecord) -> bool:
-        return "No CUDA runtime" not in record.getMessage()
+    def can_be_acted_on(record: logging.LogRecord) -> bool:
+        return _ADVICE[record.name] not in record.getMessage()
 
-    logger.addFilter(of_processors)
+    for logger in loggers:
+        logger.addFilter(can_be_acted_on)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)
+            warnings.filterwarnings("ignore", "Torchinductor does not support code .* complex")
             yield
     finally:
-        logger.removeFilter(of_processors)
+        for logger in loggers:
+            logger.removeFilter(can_be_acted_on)
