@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils import data
 
 import poptorch
-from helpers import jobs, resuming
+from harden import checkpoint_kills
+from helpers import cases, jobs, resuming
 from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
 from helpers.wrapping import Having, options, training
@@ -121,11 +123,13 @@ def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path: Path, monkeypat
 
 def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, caplog) -> None:
     ended: list[bool] = []
-    writing = _Writing({tmp_path / "own": {"a": b"1"}}, [], lambda: ended.append(True), HANGS)
+    own = {tmp_path / "own": {"a": b"1"}}
+    writing = _Writing(own, [], lambda: ended.append(True), lambda: None, HANGS)
     writing._leave()
     assert ended
     writing.wait()
-    others = _Writing({}, [tmp_path / "of others"], lambda: ended.append(True), 0.01)
+    of_others = [tmp_path / "of others"]
+    others = _Writing({}, of_others, lambda: ended.append(True), lambda: None, 0.01)
     others._leave()  # they have been killed
     others.wait()
     assert len(ended) == 1
@@ -149,13 +153,139 @@ def test_what_cannot_be_written_is_an_error_and_leaves_nothing(waits, tmp_path, 
         with pytest.raises(OSError, match="No space left"):
             checkpoints.save(wait=waits)
             checkpoints.wait()
-    names = [path.name for path in tmp_path.iterdir()]
-    assert [name for name in names if waits or "unfinished" not in name] == ["000000001"]
+    assert [path.name for path in tmp_path.iterdir()] == ["000000001"]
     checkpoints._executor(next(batches))
     assert checkpoints.save(wait=waits).name == "000000003"
     checkpoints.wait()
     again = make(tmp_path)
     assert (again.resume(), again.step) == (True, 3)
+
+
+def test_what_has_no_form_leaves_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, 1, counter=Counter(object()))
+    with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
+        checkpoints.save()
+    assert list(tmp_path.iterdir()) == []
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def advanced(checkpoints: poptorch.Checkpoints, step: int) -> Path:
+    """Save as at a later step."""
+    checkpoints.step = step
+    return checkpoints.save()
+
+
+def older_run(folder: Path, *steps: int) -> None:
+    checkpoints = make(folder, 1)
+    for step in steps:
+        advanced(checkpoints, step)
+
+
+def test_a_new_run_keeps_its_checkpoints_and_those_of_an_older_run_with_more_steps(
+    tmp_path: Path,
+) -> None:
+    older_run(tmp_path, 40, 50)
+    checkpoints = make(tmp_path, 1)
+    saved = [advanced(checkpoints, step) for step in (5, 10, 15)]
+    assert [path.exists() for path in saved] == [False, True, True]
+    assert names(tmp_path) == ["000000010", "000000015", "000000040", "000000050"]
+
+
+def test_resuming_takes_what_was_saved_last_not_what_has_most_steps(tmp_path: Path) -> None:
+    older_run(tmp_path, 40, 50)
+    advanced(make(tmp_path, 1), 5)
+    again = make(tmp_path)
+    assert again.resume()
+    assert again.step == 5
+
+
+def test_an_older_run_with_more_steps_is_one_warning_with_both_remedies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older_run(tmp_path, 40, 50)
+    checkpoints = make(tmp_path, 1)
+    advanced(checkpoints, 5)
+    advanced(checkpoints, 10)
+    (said,) = [record.getMessage() for record in caplog.records if "another run" in record.msg]
+    assert "more steps: 40, 50" in said
+    assert "call resume() before the first call" in said
+    assert "poptorch.Checkpoints('other', ...)" in said
+
+
+def test_an_older_run_is_removed_when_a_run_has_passed_it(tmp_path: Path) -> None:
+    older_run(tmp_path, 40, 50)
+    checkpoints = make(tmp_path, 1)
+    advanced(checkpoints, 45)
+    advanced(checkpoints, 55)
+    assert names(tmp_path) == ["000000045", "000000055"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_saving_again_at_a_step_replaces_its_checkpoint(keep: int, tmp_path: Path) -> None:
+    counter = Counter([1.0])
+    checkpoints = make(tmp_path, 1, keep=keep, counter=counter)
+    checkpoints.save()
+    counter.state = [2.0]
+    checkpoints.save()
+    assert names(tmp_path) == ["000000001"]
+    resumed = Counter([0.0])
+    assert make(tmp_path, counter=resumed).resume()
+    assert resumed.state == [2.0]
+
+
+def test_a_save_at_the_same_step_that_fails_leaves_the_older_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = Counter([1.0])
+    checkpoints = make(tmp_path, 1, counter=counter)
+    checkpoints.save()
+    counter.state = [2.0]
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name.startswith("unfinished-"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            checkpoints.save()
+    assert names(tmp_path) == ["000000001"]
+    resumed = Counter([0.0])
+    assert make(tmp_path, counter=resumed).resume()
+    assert resumed.state == [1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step, older", [(5, False), (6, True), cases.long(5, True), cases.long(6, False)]
+)
+def test_a_kill_before_any_file_operation_of_a_save_leaves_the_newest_checkpoint(
+    step: int, older: bool, tmp_path: Path
+) -> None:
+    """The checkpoint of step 5 is complete; it is saved once more, or the one after it."""
+    operation, killed = 0, True
+    while killed:
+        folder = tmp_path / str(operation)
+        if older:
+            checkpoint_kills.with_older_run(folder)
+        assert [*checkpoint_kills.saving(folder, 1, iter([5]))] == [1]
+
+        def save_again(folder: Path = folder) -> None:
+            checkpoints, number = checkpoint_kills.made(folder, 1)
+            checkpoints.resume()
+            checkpoints._executor.compile(torch.ones(1, 2))
+            number.number, checkpoints.step = 2, step
+            checkpoints.save()
+
+        killed = checkpoint_kills.killed_before(folder, operation, save_again)
+        assert checkpoint_kills.problem_of(folder, 1, 1 if killed else 2) is None
+        operation += 1
+    assert operation > 8
 
 
 class Counter:
@@ -204,11 +334,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     executor = make(tmp_path)._executor
     with pytest.raises(AssertionError, match="At least one"):
         poptorch.Checkpoints(tmp_path, executor, [], keep=0)
-    given = {"shuffle": True, "mode": poptorch.DataLoaderMode.Async}
-    loader = poptorch.DataLoader(poptorch.Options(), resuming.Noisy(), **given)
+
+
+IN_ANOTHER_PROCESS = {
+    "shuffled": {"shuffle": True},
+    "a subset": {"sampler": data.SubsetRandomSampler(range(14))},
+    "in batches": {"batch_sampler": data.BatchSampler(data.RandomSampler(range(14)), 2, True)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", IN_ANOTHER_PROCESS)
+def test_an_order_that_is_drawn_in_another_process_is_refused(order: str, tmp_path: Path) -> None:
+    given = IN_ANOTHER_PROCESS[order]
+    asynchronous = poptorch.DataLoaderMode.Async
+    loader = poptorch.DataLoader(options(), resuming.Noisy(), mode=asynchronous, **given)
     try:
         with pytest.raises(AssertionError, match="order of the data"):
-            poptorch.Checkpoints(tmp_path, executor, loader)
+            poptorch.Checkpoints(tmp_path, make(tmp_path)._executor, loader)
     finally:
         loader.terminate()
 

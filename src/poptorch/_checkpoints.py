@@ -12,13 +12,12 @@ import copy
 import functools
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.utils import data
 
 from . import _job
 from ._base import archive, log, trees
@@ -26,13 +25,14 @@ from ._base.errors import AssertionFailure, Error
 from ._data.sharding import InTurn
 from ._job.rendezvous import Background
 from ._session import files, host_random, loading
+from ._session.checkpoint_folder import CheckpointFolder
 from .dataloader import DataLoader
 from .executor import PoplarExecutor
 from .options.distributed import data_share
 
 __all__ = ["Checkpoints"]
 
-_MODEL, _FACTS, _UNFINISHED = "model.poptorch", "facts.json", "unfinished-"
+_MODEL, _FACTS = "model.poptorch", "facts.json"
 # Of numbers in facts.
 _LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0, "order": 0}
 _LARGEST = 1 << 53
@@ -60,8 +60,9 @@ class Checkpoints:
     Args:
         folder: of the checkpoints; created if it is missing.
         executor: a model that is wrapped for training.
-        loader: a loader, or another iterable that begins anew at each iteration.
-        keep: how many checkpoints to keep: the latest ones.
+        loader: a loader, or another iterable that begins anew at each iteration. Each epoch starts
+            new workers.
+        keep: how many checkpoints to keep: those that were saved last.
         stateful: by name, schedulers and other objects with ``state_dict()`` and
             ``load_state_dict()``. Their state is made of numbers, texts, lists and dicts.
 
@@ -87,29 +88,28 @@ class Checkpoints:
         if keep < 1:
             raise AssertionFailure("At least one checkpoint must be kept", got=f"keep={keep}")
         accessed = isinstance(loader, DataLoader) and loader._accessor is not None
-        random = torch.utils.data.RandomSampler
-        if accessed and (loader._permuted is not None or isinstance(loader.sampler, random)):
+        if accessed and (loader._permuted is not None or _draws(loader)):
             raise AssertionFailure(
                 "Checkpoints need to know the order of the data",
                 got="a loader that shuffles in another process",
                 fix="use DataLoaderMode.Sync, with num_workers for loading during the computation",
             )
         self.step = self.epoch = 0
-        self._folder, self._keep = Path(folder), keep
+        self._folder = CheckpointFolder(Path(folder), keep)
         self._executor, self._loader, self._stateful = executor, loader, stateful
         place = executor.options.Distributed
         self._process, self._processes = place.processId, place.numProcesses
         self._samples = (getattr(loader, "combinedBatchSize", None) or 1) * data_share(place)[1]
         self._taken = 0  # batches of this epoch
-        self._epoch_start: Any = None  # the host's generators then
+        self._epoch_start: Any = None  # states of generators then; None between epochs
         self._resumed: Any = None  # and when the checkpoint was made
         self._order = 0  # of this epoch: the loader's permutation
         self._rest: Iterator[Any] | None = None  # of the batches of this epoch
-        self._tidy = False
+        self._has_warned = False  # of an older run
         self._writing: _Writing | None = None
 
     def resume(self) -> bool:
-        """Go on from the latest checkpoint, if there is one. Call it before the model.
+        """Go on from the checkpoint that was saved last, if there is one. Call it before the model.
 
         With as many processes as before, all losses are those of an uninterrupted run. With
         another number the run goes on after as many samples; they are the same where ``poprun
@@ -130,14 +130,15 @@ class Checkpoints:
                 "A run is resumed before its first call",
                 fix="call resume() first, or destroy() the executor before",
             )
-        latest = self._agree(max(self._steps(), default=-1))[0]
-        if latest < 0:
+        newest = self._folder.newest()
+        agreed = self._agree(-1 if newest is None else newest)[0]
+        if agreed < 0:
             return False
-        folder = self._path(latest)
+        folder = self._folder.complete(agreed)
         saved = files.read(folder / _MODEL)
-        facts = _read_facts(folder / _name(0))
+        facts = self._read_facts(folder / _name(0))
         if self._process and facts["processes"] == self._processes:
-            facts = _read_facts(folder / _name(self._process))
+            facts = self._read_facts(folder / _name(self._process))
         self._check_share(facts)
         unknown = facts["stateful"].keys() ^ self._stateful.keys()
         if unknown:
@@ -152,6 +153,25 @@ class Checkpoints:
         self._order = facts["order"]
         log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
         return True
+
+    def _read_facts(self, path: Path) -> dict[str, Any]:
+        parts = archive.read(path)
+        try:
+            facts = archive.from_json(parts[_FACTS])
+            for name, least in _LEAST.items():
+                if type(facts[name]) is not int or not least <= facts[name] < _LARGEST:
+                    raise ValueError(f"{name} is {facts[name]!r:.80}")
+            own = host_random.held_by(self._loader)
+            for name in ("begun", "host"):
+                if facts[name] is not None:
+                    host_random.check(facts[name], own)
+            files.random_state(facts["device"])
+            states = {name: files.decode(state) for name, state in facts["stateful"].items()}
+        except Error:
+            raise
+        except Exception as error:  # whatever it is, it comes from what stands in the file
+            archive.refuse(path, f"{type(error).__name__}: {error}")
+        return {**facts, "stateful": states}
 
     def _check_share(self, facts: Mapping[str, Any]) -> None:
         """Processes that do the work of several must take the samples of all of these."""
@@ -206,27 +226,41 @@ class Checkpoints:
                 self._rest = None
                 raise
             self.epoch, self._taken, self._rest = self.epoch + 1, 0, None
+            self._epoch_start = None
 
     def _left(self) -> Iterator[Any]:
         """Return the batches of this epoch that have not been taken."""
         resumed, self._resumed = self._resumed, None
-        again = self._taken > 0 or resumed is not None
-        permuted = getattr(self._loader, "_permuted", None) is not None
-        if again and permuted:
-            self._loader._order_index = self._order
-        self._order = self._loader._order_index if permuted else 0
-        if again and self._epoch_start is not None:  # it was made before the first batch
-            host_random.restore(self._epoch_start)
-        self._epoch_start = host_random.state()
+        own = host_random.held_by(self._loader)
+        begun = resumed if self._epoch_start is None else self._epoch_start
+        if begun is not None:
+            host_random.restore(begun, own)
+            self._set_order(self._order)
+        self._order = self._order_index()
+        self._epoch_start = host_random.state(own)
+        _retire_workers(self._loader)
         rest: Iterator[Any] = iter(self._loader)
         for _ in zip(range(self._taken), rest, strict=False):
             pass
-        if resumed is not None:
-            host_random.restore(resumed)
+        if resumed is not None and begun is not resumed:
+            host_random.restore(resumed, own)
         return rest
+
+    def _order_index(self) -> int:
+        """Return which permutation of a loader of several processes comes next; else 0."""
+        is_permuted = getattr(self._loader, "_permuted", None) is not None
+        return self._loader._order_index if is_permuted else 0
+
+    def _set_order(self, index: int) -> None:
+        if getattr(self._loader, "_permuted", None) is not None:
+            self._loader._order_index = index
 
     def save(self, wait: bool = True) -> Path:
         """Write a checkpoint. A run that is killed meanwhile goes on from the one before.
+
+        The checkpoint is never among those that ``keep`` removes. If it has the step of an older
+        one, it takes that one's place when it is complete. Checkpoints of another run that have
+        more steps stay, with a warning.
 
         Args:
             wait: return when it is written. Otherwise copy it now and write it while the run goes
@@ -247,10 +281,11 @@ class Checkpoints:
                 "The processes of this job make checkpoints of different steps",
                 got="; ".join(f"process {i}: step {step}" for i, step in enumerate(steps)),
             )
-        final = self._path(self.step)
-        folder = final.with_name(f"{_UNFINISHED}{final.name}")
+        folder = self._folder.unfinished(self.step)
+        own = self._files(folder)
         if not self._process:
-            self._clear(folder)
+            self._warn_of_an_older_run()
+            self._folder.begin(self.step)
         self._agree(0)  # the folder is there
         if not folder.is_dir():
             raise Error(
@@ -258,20 +293,36 @@ class Checkpoints:
                 got=f"{folder}, which process 0 has made, is not there for process {self._process}",
                 fix="keep checkpoints where all hosts see the same files",
             )
-        everyone = range(self._processes if not self._process else 0)
-        awaited = [folder / _name(process) for process in everyone]
-        patience = self._executor._session.settings().runtime.process_timeout
-        finish = functools.partial(self._finish, folder, final)
-        self._writing = _Writing(self._files(folder), awaited, finish, patience)
+        self._writing = self._write(folder, own)
         if wait:
-            try:
-                self.wait()
-            except Exception:  # a full disk, for one, must not stay full of what is no use
-                self._tidy = False
-                if self._processes == 1:
-                    _delete(folder)
-                raise
-        return final
+            self.wait()
+        return self._folder.final(self.step)
+
+    def _write(self, folder: Path, own: Files) -> _Writing:
+        """Write the files of this process; process 0 then gives the checkpoint its name."""
+        awaited: list[Path] = []
+        finish: Callable[[], None] = _nothing
+        abandon: Callable[[], None] = _nothing
+        if not self._process:
+            awaited = [folder / _name(process) for process in range(self._processes)]
+            finish = functools.partial(self._folder.finish, self.step)
+        if self._processes == 1:  # else others may still write; the next run removes the folder
+            abandon = functools.partial(self._folder.abandon, self.step)
+        return _Writing(own, awaited, finish, abandon, self._patience())
+
+    def _warn_of_an_older_run(self) -> None:
+        later = self._folder.later_than(self.step)
+        if not later or self._has_warned:
+            return
+        self._has_warned = True
+        log.python.warning(
+            "The folder %s has checkpoints of another run with more steps: %s. They stay until "
+            "a run has passed them. resume() takes the checkpoint that was saved last, which is "
+            "now this run's. To go on from step %d, stop, delete this run's checkpoints, and call "
+            "resume() before the first call. To start anew, give this run its own folder: "
+            "poptorch.Checkpoints('other', ...)",
+            self._folder.path, ", ".join(map(str, later)), later[-1],
+        )  # fmt: skip
 
     def wait(self) -> None:
         """Wait until ``save(wait=False)`` has written its checkpoint.
@@ -300,14 +351,6 @@ class Checkpoints:
         own: dict[Path, Mapping[str, bytes]] = {folder / _name(self._process): facts}
         return own if model is None else {folder / _MODEL: model, **own}
 
-    def _finish(self, folder: Path, final: Path) -> None:
-        if self._process:
-            return
-        _synchronise(folder)
-        folder.rename(final)
-        for old in sorted(self._steps())[: -self._keep]:
-            self._remove(self._path(old))
-
     def _facts(self) -> dict[str, Any]:
         return {
             "processes": self._processes,
@@ -315,74 +358,47 @@ class Checkpoints:
             "step": self.step,
             "epoch": self.epoch,
             "taken": self._taken,
-            "order": self._order,
+            "order": self._order_index() if self._epoch_start is None else self._order,
             "begun": self._epoch_start,
-            "host": host_random.state(),
+            "host": host_random.state(host_random.held_by(self._loader)),
             "device": self._executor.rng_state,
             "stateful": {name: _encoded(name, each) for name, each in self._stateful.items()},
         }
 
-    def _path(self, step: int) -> Path:
-        return self._folder / f"{step:09d}"
-
-    def _steps(self) -> list[int]:
-        if not self._folder.is_dir():
-            return []
-        paths = [path for path in self._folder.iterdir() if path.name.isdecimal()]
-        return [int(path.name) for path in paths if self._path(int(path.name)) == path]
-
-    def _clear(self, folder: Path) -> None:
-        if not self._tidy:
-            for left in self._folder.glob(f"{_UNFINISHED}*"):
-                _delete(left)
-        self._tidy = True
-        if os.path.lexists(folder):  # it could not be written
-            _delete(folder)
-        folder.mkdir(parents=True)
-        if self._path(self.step).exists():
-            self._remove(self._path(self.step))
-
-    def _remove(self, path: Path) -> None:
-        """Remove a checkpoint, of which nobody ever sees a part."""
-        gone = path.with_name(f"{_UNFINISHED}gone-{path.name}")
-        path.rename(gone)
-        _delete(gone)
-
     def _agree(self, number: int) -> list[int]:
         if self._processes == 1:
             return [number]
-        timeout = self._executor._session.settings().runtime.process_timeout
-        group = _job.join(self._process, self._processes, timeout)
+        group = _job.join(self._process, self._processes, self._patience())
         return group.numbers(number, "checkpoints")
+
+    def _patience(self) -> float:
+        """Return how many seconds the process waits for others."""
+        return self._executor._session.settings().runtime.process_timeout
 
 
 def _name(process: int) -> str:
     return f"process-{process}"
 
 
-def _delete(path: Path) -> None:
-    """Delete a folder; of a link, or of a file in its place, nothing else."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _draws(loader: DataLoader) -> bool:
+    """Return whether a sampler of torch's draws the order of a loader."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    drawing = data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler
+    return any(isinstance(sampler, drawing) for sampler in samplers)
 
 
-def _read_facts(path: Path) -> dict[str, Any]:
-    parts = archive.read(path)
-    try:
-        facts = archive.from_json(parts[_FACTS])
-        for name, least in _LEAST.items():
-            if type(facts[name]) is not int or not least <= facts[name] < _LARGEST:
-                raise ValueError(f"{name} is {facts[name]!r:.80}")
-        for name in ("begun", "host"):
-            if facts[name] is not None:
-                host_random.check(facts[name])
-        files.random_state(facts["device"])
-        states = {name: files.decode(state) for name, state in facts["stateful"].items()}
-    except Exception as error:  # whatever it is, it comes from what stands in the file
-        archive.refuse(path, f"{type(error).__name__}: {error}")
-    return {**facts, "stateful": states}
+def _nothing() -> None:
+    """Process 0 alone names and removes checkpoints."""
+
+
+def _retire_workers(loader: Any) -> None:
+    """Let the next iteration start new workers.
+
+    Persistent workers go on with the random numbers of the epochs before, which a run that resumes
+    in a later epoch could only draw by loading all of these.
+    """
+    if getattr(loader, "persistent_workers", False):
+        loader._iterator = None
 
 
 def _check_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
@@ -430,34 +446,43 @@ def _encoded(name: str, stateful: Any) -> Any:
         ) from error
 
 
-def _synchronise(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 class _Writing:
-    """Writes a checkpoint in a thread; ``patience``: seconds that exit waits for others' files."""
+    """Writes a checkpoint in a thread.
+
+    Args:
+        files: the files of this process.
+        awaited: files of other processes, which have to be there before the checkpoint is complete.
+        finish: what completes the checkpoint.
+        abandon: what removes a checkpoint that could not be written.
+        patience: how many seconds the end of the process waits for the files of others.
+    """
 
     def __init__(
-        self, files: Files, awaited: Sequence[Path], finish: Callable[[], None], patience: float
+        self,
+        files: Files,
+        awaited: Sequence[Path],
+        finish: Callable[[], None],
+        abandon: Callable[[], None],
+        patience: float,
     ) -> None:
-        self._files, self._awaited, self._finish = files, awaited, finish
+        self._files, self._awaited = files, awaited
+        self._finish, self._abandon = finish, abandon
         self._patience = patience
-        self._abandoned = threading.Event()
+        self._left = threading.Event()
         atexit.register(self._leave)
         self._doing = Background(self._go)
 
     def _go(self) -> None:
-        for path, parts in self._files.items():
-            archive.write(path, parts)
-        while not all(path.exists() for path in self._awaited):
-            if self._abandoned.wait(_LOOK):
-                return
-        self._finish()
+        try:
+            for path, parts in self._files.items():
+                archive.write(path, parts)
+            while not all(path.exists() for path in self._awaited):
+                if self._left.wait(_LOOK):
+                    return
+            self._finish()
+        except Exception:  # a full disk, for one, must not stay full of what is no use
+            self._abandon()
+            raise
 
     def wait(self) -> None:
         try:
@@ -468,7 +493,7 @@ class _Writing:
     def _leave(self) -> None:
         """The process ends: others may never write what is waited for."""
         concurrent.futures.wait([self._doing], self._patience)
-        self._abandoned.set()
+        self._left.set()
         missing = "files of other processes are not there"
         why = self._doing.exception() if self._doing.done() else missing
         if why is not None:

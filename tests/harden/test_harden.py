@@ -11,10 +11,14 @@ import torch
 
 from helpers.cases import long
 
-FEW = {"calls": 8, "option_sets": 40, "saved_files": 20, "orders": 25, "modules": 24}
+FEW = {
+    "calls": 8, "option_sets": 40, "saved_files": 20, "orders": 25, "modules": 24,
+    "checkpoint_kills": 5,
+}  # fmt: skip
 MANY = {
     "calls": 1000, "option_sets": 5000, "saved_files": 1000, "signals": 20, "jobs": 80,
     "orders": 2000, "modules": 2000, "exports": 500,
+    "checkpoint_kills": 100,
 }  # fmt: skip
 PIECES = 10  # of the many of each part
 CASES = [*((name, 1, count) for name, count in FEW.items())]

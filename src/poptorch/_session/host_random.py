@@ -1,41 +1,132 @@
-"""The states of the generators that data sets draw from: torch's, Python's, numpy's."""
+"""The states of the generators that batches depend on, as JSON.
+
+These are torch's, Python's and NumPy's own generators, and those that a loader, its samplers and
+its data sets hold as attributes.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from .._base.errors import Error
+
 Json = Any
 
+_HOLDERS = ("sampler", "batch_sampler", "dataset", "datasets")  # attributes to look into
+_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
-def state() -> Json:
-    """Return the states as JSON."""
-    version, words, gauss = random.getstate()
-    numpys: Any = np.random.get_state()
-    name, keys, *rest = numpys
+
+def held_by(loader: Any) -> list[Any]:
+    """Return the generators that a loader and what it is made of hold, each of them once."""
+    found: dict[int, Any] = {}
+    waiting, known = [loader], {id(torch.default_generator)}
+    for holder in waiting:
+        for name, value in getattr(holder, "__dict__", {}).items():
+            if id(value) in known:
+                continue
+            known.add(id(value))
+            if isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom):
+                found[id(value)] = value
+            elif name in _HOLDERS:
+                waiting += value if isinstance(value, list | tuple) else [value]
+    return [*found.values()]
+
+
+def state(own: Sequence[Any] = ()) -> Json:
+    """Return the states of the host's generators, and of others."""
     return {
         "torch": torch.get_rng_state().tolist(),
-        "python": [version, list(words), gauss],
-        "numpy": [str(name), keys.tolist(), *rest],
+        "python": _state_of(random),
+        "numpy": _state_of(np.random),
+        "own": [[type(each).__name__, _state_of(each)] for each in own],
     }
 
 
-def check(states: Json) -> None:
-    """Raise what ``restore`` would, as a file may have anything in their place."""
-    restore(states, torch.Generator(), random.Random(), np.random.RandomState())
+def check(states: Json, own: Sequence[Any] = ()) -> None:
+    """Raise what ``restore`` would, as a file may have anything in place of the states.
+
+    Raises:
+        poptorch.Error: the states are of other generators than ``own``.
+    """
+    _restore(torch.Generator(), states["torch"])
+    _restore(random.Random(), states["python"])
+    _restore(np.random.RandomState(), states["numpy"])
+    kept, given = [kind for kind, _ in states.get("own", [])], [type(each).__name__ for each in own]
+    if kept != given:
+        raise Error(
+            "The checkpoint is of a loader with other generators",
+            got=f"{', '.join(map(str, kept)) or 'none'} in the checkpoint; "
+            f"{', '.join(given) or 'none'} in the loader, its samplers and data sets",
+            fix="pass the loader that the saved run had",
+        )
+    for each, (_, content) in zip(own, states.get("own", []), strict=True):
+        if not isinstance(each, torch.Generator) and not _alike(content, _state_of(each)):
+            raise ValueError(f"no state of {type(each).__name__}: {content!s:.80}")
+        if isinstance(each, torch.Generator):
+            _restore(torch.Generator(), content)
 
 
-def restore(
-    states: Json,
-    torchs: torch.Generator = torch.default_generator,
-    pythons: Any = random,
-    numpys: Any = None,
-) -> None:
-    torchs.set_state(torch.tensor(states["torch"], dtype=torch.uint8))
-    version, words, gauss = states["python"]
-    pythons.setstate((version, tuple(words), None if gauss is None else float(gauss)))
-    name, keys, *rest = states["numpy"]
-    (numpys or np.random).set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
+def restore(states: Json, own: Sequence[Any] = ()) -> None:
+    """Give the generators the states that ``state`` has returned."""
+    _restore(torch.default_generator, states["torch"])
+    _restore(random, states["python"])
+    _restore(np.random, states["numpy"])
+    for each, (_, content) in zip(own, states.get("own", []), strict=True):
+        _restore(each, content)
+
+
+def _state_of(generator: Any) -> Json:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().tolist()
+    if isinstance(generator, np.random.Generator):
+        return _plain(generator.bit_generator.state)
+    return _plain(generator.getstate() if hasattr(generator, "getstate") else generator.get_state())
+
+
+def _restore(generator: Any, content: Json) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.tensor(content, dtype=torch.uint8))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = _with_arrays(content)
+    elif hasattr(generator, "getstate"):
+        version, words, gauss = content
+        generator.setstate((version, tuple(words), None if gauss is None else float(gauss)))
+    else:
+        name, keys, *rest = content
+        generator.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
+
+
+def _plain(value: Any) -> Json:
+    """Return the state of a generator as values of JSON."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
+
+
+def _with_arrays(content: Json) -> Any:
+    """Undo ``_plain`` for a state of NumPy's, whose lists are arrays."""
+    if isinstance(content, dict):
+        return {name: _with_arrays(each) for name, each in content.items()}
+    return np.asarray(content, dtype=np.uint64) if isinstance(content, list) else content
+
+
+def _alike(content: Json, present: Json) -> bool:
+    """Return whether a state from a file has the form of the present one."""
+    if isinstance(present, dict):
+        same = isinstance(content, dict) and content.keys() == present.keys()
+        return same and all(_alike(content[name], each) for name, each in present.items())
+    if isinstance(present, list):
+        same = isinstance(content, list) and len(content) == len(present)
+        return same and all(map(_alike, content, present))
+    if isinstance(present, float) or present is None:  # of a normal number that is kept
+        return content is None or isinstance(content, int | float)
+    if isinstance(present, int):
+        return type(content) is int and 0 <= content < 1 << 128
+    return bool(content == present)
