@@ -1,6 +1,7 @@
 """The wrappers: what they accept, modern and old forms, names that integrations import."""
 
 import copy
+import tempfile
 
 import pytest
 import torch
@@ -188,16 +189,43 @@ def test_errors_of_the_engine_module() -> None:
 
 
 def test_long_messages_go_into_a_file(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     text = "\n".join(f"line {i}" for i in range(81))
     error = poptorch.Error("Long", got=text, where="train.py:3", fix=("shorten it", "or that"))
     title, first, *more, where, fix, other, see = error.message.splitlines()
     assert (title, first.split()) == ("Long", ["Got:", "line", "0"])
     assert [line.strip() for line in more] == [*(f"line {i}" for i in range(1, 8)), "..."]
     assert [where.strip(), fix.strip()] == ["Where:  train.py:3", "Fix:    shorten it"]
-    assert (other.strip(), see) == ("Fix:    or that", "See poptorch_error.log for details")
-    assert "line 80" in (tmp_path / "poptorch_error.log").read_text()
+    (log,) = tmp_path.iterdir()
+    assert (other.strip(), see) == ("Fix:    or that", f"See {log} for details")
+    assert "line 80" in log.read_text()
     assert "line 79" in str(poptorch.Error("short", got="\n".join(text.splitlines()[1:80])))
+
+
+def test_a_long_message_is_written_once_and_for_this_user_alone(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    text = "\n".join(f"number {i}" for i in range(99))
+    for _ in range(3):
+        poptorch.Error("Long", got=text, where="train.py:3")
+    (log,) = tmp_path.iterdir()
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_long_message_overwrites_nothing_in_the_working_directory(tmp_path, monkeypatch) -> None:
+    mine, work = tmp_path / "mine", tmp_path / "work"
+    mine.write_text("mine")
+    work.mkdir()
+    (work / "poptorch_error.log").symlink_to(mine)
+    monkeypatch.chdir(work)
+    poptorch.Error("Long", got="\n".join(f"row {i}" for i in range(99)), where="train.py:3")
+    assert mine.read_text() == "mine"
+    assert [path.name for path in work.iterdir()] == ["poptorch_error.log"]
+
+
+def test_a_long_message_stays_whole_where_nothing_can_be_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    text = "\n".join(f"place {i}" for i in range(99))
+    assert "place 50" in poptorch.Error("Long", got=text, where="train.py:3").message
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -180,22 +180,6 @@ def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path) -> None:
         archive.read(path)
 
 
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_of_unfinished_files_those_of_other_hosts_stay(elsewhere: bool, tmp_path, monkeypatch):
-    """Nobody knows here whether a process there still writes."""
-    path = tmp_path / "file"
-    with monkeypatch.context() as dying, pytest.raises(OSError, match="killed"):
-        dying.setattr(os, "getpid", lambda: 1 << 23)  # of no process here
-        dying.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-        dying.setattr(os, "unlink", lambda _: None)
-        if elsewhere:
-            dying.setattr(archive, "_host", lambda: "another")
-        archive.write(path, {})
-    (unfinished,) = tmp_path.iterdir()
-    archive.write(path, {})
-    assert unfinished.exists() == elsewhere
-
-
 @pytest.mark.parametrize("what", ["a pipe", "a device", "no text"])
 def test_text_is_read_from_files_that_end(what: str, tmp_path) -> None:
     path = tmp_path / "text"

@@ -1,25 +1,19 @@
-"""Files of named parts: a zip with digests, written under a temporary name and renamed."""
+"""Files of named parts: a zip with digests, whole or not there."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import glob
 import hashlib
 import io
 import json
 import os
-import platform
 import stat
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import VERSION, resources
+from . import VERSION, resources, safe_files
 from .errors import AssertionFailure
-from .processes import is_running
 
 FORMAT = 3
 HEADER = "header.json"
@@ -36,37 +30,12 @@ def refuse(path: str | os.PathLike[str], why: str, fix: str | None = None) -> No
 
 
 def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
-    path = Path(path)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     header = {"format": FORMAT, "poptorch": VERSION, "digests": digests}
-    _remove_orphans(path)
-    prefix = f".{path.name}.{_host()}-{os.getpid()}-"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)
-    try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(HEADER, json.dumps(header))
-            for name, data in parts.items():
-                archive.writestr(name, data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-@functools.cache
-def _host() -> str:
-    """Return a name for this host: of others' processes it does not know which are running."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def _remove_orphans(path: Path) -> None:
-    own = f".{path.name}.{_host()}-"
-    for left in path.parent.glob(glob.escape(own) + "*-????????"):
-        pid = left.name.removeprefix(own).partition("-")[0]
-        if pid.isdigit() and not is_running(int(pid)):
-            with contextlib.suppress(OSError):  # another process has just removed it
-                left.unlink()
+    with safe_files.replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(HEADER, json.dumps(header))
+        for name, data in parts.items():
+            archive.writestr(name, data)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, bytes]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from pathlib import Path
+import tempfile
 from typing import Any
 
 from . import source
 
-LONG_MESSAGES, MAX_LINES = "poptorch_error.log", 80
+LONG_MESSAGES, MAX_LINES = "poptorch_error-", 80
 PYTHON_ERROR = "poptorch_py_error"
 _MORE = " " * 10  # before the second and later lines of a part
 _SHOWN_LINES = 8  # of these in a message that is cut
@@ -103,7 +105,7 @@ def _shortened(message: str) -> str:
     if message.count("\n") < MAX_LINES:
         return message
     try:
-        Path(LONG_MESSAGES).write_text(message + "\n")
+        path = _written(message)
     except OSError:  # nowhere to write: the whole text is better than a part
         return message
     kept: list[str] = []
@@ -114,7 +116,16 @@ def _shortened(message: str) -> str:
             kept.append(line)
         elif run == _SHOWN_LINES:
             kept.append(_MORE + "...")
-    return "\n".join([*kept[:MAX_LINES], f"See {LONG_MESSAGES} for details"])
+    return "\n".join([*kept[:MAX_LINES], f"See {path} for details"])
+
+
+@functools.lru_cache(maxsize=16)  # a loop may meet one error again and again
+def _written(message: str) -> str:
+    """Write a message where nobody else can have put a link, or read it; return the file."""
+    handle, path = tempfile.mkstemp(prefix=LONG_MESSAGES, suffix=".log")
+    with os.fdopen(handle, "w") as file:
+        file.write(message + "\n")
+    return path
 
 
 class RecoverableError(Error):

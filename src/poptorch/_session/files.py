@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import archive, json_codec, keyed, log
+from .._base import archive, json_codec, keyed, log, safe_files
 from .._base.archive import InvalidFile
 from .._base.errors import AssertionFailure
 from .._base.json_codec import Json
@@ -109,7 +109,8 @@ def save(
         log.python.info("Process 0 writes %s", filename)
         return
     signature = keyed.digest(_SIGNATURE, _digests(parts)) or b""
-    archive.write(_destination(filename), parts | {_SIGNATURE: signature})
+    path = safe_files.followed(_destination(filename))
+    archive.write(path, parts | {_SIGNATURE: signature})
 
 
 def _digests(parts: Mapping[str, bytes]) -> bytes:

@@ -1,0 +1,142 @@
+"""Files are written whole or not at all, never through a link that somebody else has put there.
+
+``replacing`` writes under a temporary name and then renames: a reader sees the old file or the new
+one. A lock marks the temporary file as long as its writer lives, in whatever container that runs.
+What a killed writer has left is removed by the next one of the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import glob
+import hashlib
+import os
+import platform
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LEFT = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
+_MOST_LINKS = 40  # that the kernel follows
+_LONGEST_NAME = 200  # bytes; most file systems take 255
+_NO_NAME = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def name_from(text: str) -> str:
+    """Return a name for a file or folder that comes from a text: it has no way out of its folder.
+
+    What separates folders, and what no terminal should get, becomes ``_``.
+    """
+    name = _NO_NAME.sub("_", text)
+    if not name.strip("."):
+        name = "_" * len(name) or "_"
+    return name.encode()[:_LONGEST_NAME].decode(errors="ignore")
+
+
+def followed(path: Path) -> Path:
+    """Return where links lead that end in a file which the user names.
+
+    Raises:
+        PermissionError: another user has put a link there, in a folder that everybody can write to.
+    """
+    for _ in range(_MOST_LINKS):
+        if not path.is_symlink():
+            return path
+        _check_link(path)
+        path = path.parent / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def _check_link(link: Path) -> None:
+    """Refuse what the kernel refuses, too, for programs that open the link."""
+    folder, owner = link.parent.stat(), link.lstat().st_uid
+    if folder.st_mode & stat.S_IWOTH and owner not in (os.geteuid(), folder.st_uid):
+        why = "a link of another user, in a folder that everybody can write to"
+        raise PermissionError(errno.EACCES, why, str(link))
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a new file, which takes the place of what has this name when all of it is written.
+
+    A link of this name is replaced. New files get the permissions that the umask leaves; a file
+    that is replaced passes its permissions on.
+    """
+    _remove_left(path)
+    file, temporary = _unfinished(path)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.replace(temporary, path)  # still marked: nobody takes it for one that was left
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _unfinished(path: Path) -> tuple[BinaryIO, Path]:
+    """Return a new file, marked as being written, and its name."""
+    known = _permissions(path)
+    while True:
+        temporary = path.with_name(f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}")
+        handle = os.open(temporary, _NEW, 0o666 if known is None else known)
+        file = os.fdopen(handle, "w+b")
+        if not _is_lost(handle):
+            break
+        file.close()
+    if known is not None:
+        with contextlib.suppress(PermissionError):  # of file systems without permissions
+            os.fchmod(handle, known)
+    return file, temporary
+
+
+def _permissions(path: Path) -> int | None:
+    """Return the permissions of a file of this user that will be replaced."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return status.st_mode & _PERMISSIONS if own else None
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}.{_host()}-"
+
+
+@functools.cache
+def _host() -> str:
+    """Return a name for this host: locks may not reach others that see the same folder."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _is_lost(handle: int) -> bool:
+    """Mark a new file; return whether another process takes it for one that was left."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks, where nobody removes what was left
+        return False
+    return not os.fstat(handle).st_nlink
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what writers of this file have left who were killed."""
+    for left in path.parent.glob(glob.escape(_prefix(path)) + "*-????????"):
+        with contextlib.suppress(OSError):  # it is being written, or somebody else's
+            handle = os.open(left, _LEFT)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(handle)
