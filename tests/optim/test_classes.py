@@ -513,7 +513,7 @@ def test_new_attributes_are_one_warning_for_each_place_unless_checks_are_relaxed
     assert check(wrapped, optimizer, caplog) == [
         "optimizer attribute in SGD optimizer: mood",
         "default group variable in SGD optimizer: size",
-        "group attribute in SGD optimizer: colour, loss_scaling, initial_lr",
+        "group attribute in SGD optimizer: colour, loss_scaling",
     ]
     assert optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"] == 1.0
     model = Net()
@@ -524,6 +524,34 @@ def test_new_attributes_are_one_warning_for_each_place_unless_checks_are_relaxed
     model = Net()
     relaxed = poptorch.trainingModel(model, options().relaxOptimizerAttributesChecks(True))
     assert check(relaxed, changed(SGD, invented=1)(model), caplog) == []
+
+
+REQUIRED = {  # what a scheduler of torch cannot be made without
+    "LambdaLR": {"lr_lambda": lambda _: 1.0},
+    "MultiplicativeLR": {"lr_lambda": lambda _: 1.0},
+    "StepLR": {"step_size": 2},
+    "MultiStepLR": {"milestones": [1]},
+    "ExponentialLR": {"gamma": 0.9},
+    "CosineAnnealingLR": {"T_max": 9},
+    "CosineAnnealingWarmRestarts": {"T_0": 3},
+    "CyclicLR": {"base_lr": 0.1, "max_lr": 0.2, "cycle_momentum": False},
+    "OneCycleLR": {"max_lr": 0.2, "total_steps": 9, "cycle_momentum": False},
+    "SWALR": {"swa_lr": 0.1},
+}
+SCHEDULERS = [
+    each
+    for each in (*vars(torch.optim.lr_scheduler).values(), torch.optim.swa_utils.SWALR)
+    if isinstance(each, type)
+    and issubclass(each, torch.optim.lr_scheduler.LRScheduler)
+    and each.__name__ not in ("LRScheduler", "_LRScheduler", "ChainedScheduler", "SequentialLR")
+]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda each: each.__name__)
+def test_schedulers_of_torch_that_come_after_wrapping_bring_nothing_unexpected(scheduler, caplog):
+    _, optimizer, wrapped = trained(SGD)
+    scheduler(optimizer, **REQUIRED.get(scheduler.__name__, {}))
+    assert check(wrapped, optimizer, caplog) == []
 
 
 def test_another_library_and_a_native_step_are_not_unexpected(caplog):

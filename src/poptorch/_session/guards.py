@@ -15,7 +15,7 @@ import textwrap
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -27,8 +27,6 @@ from .._ir.graph import Graph
 from .._ir.operators import draws
 from .._residency import Device, unwatched
 from ..ops.blocks import starts_block
-from ..optim import KINDS
-from ..optim.joint import members_of
 from .wrapping import HOLDERS
 
 CHECK_EVERY, CHEAP = 0.02, 2e-4
@@ -41,7 +39,6 @@ _WEIGHTS = (
     "call copyWeightsToDevice() on the executor after changing weights, or load_state_dict() on "
     "the executor, which does so"
 )
-_NUMBERS = "call executor.setOptimizer(optimizer), also after scheduler.step()"
 
 _children = operator.methodcaller("values")
 _own_forward = operator.methodcaller("get", "forward")
@@ -94,6 +91,14 @@ def check(guards: Iterable[Guard]) -> None:
         )
 
 
+class OfOptimizer(Protocol):
+    """The rows of an optimizer, some of which cost so little that each call looks at them."""
+
+    rows: list[Guard]
+
+    def numbers_hold(self) -> bool: ...
+
+
 class Checks:
     """Looks at the table now and then; at once where somebody has looked at the weights."""
 
@@ -101,12 +106,12 @@ class Checks:
         self._weights = weights
         self.due = 0.0
 
-    def run(self, rows: Iterable[Guard], numbers: Guard | None) -> None:
-        """Look, before a call; ``numbers``: of the optimizer, looked at each time."""
+    def run(self, rows: Iterable[Guard], optimizer: OfOptimizer | None) -> None:
+        """Look, before a call; at the optimizer's numbers each time."""
         moment = time.monotonic()
-        if moment >= self.due or not (numbers is None or numbers.reported or numbers.holds()):
+        if moment >= self.due or not (optimizer is None or optimizer.numbers_hold()):
             with interrupts.deferred():  # what a handler raises is no change
-                unwatched(check, [*rows, self._weights, *([numbers] if numbers else [])])
+                unwatched(check, [*rows, self._weights, *(optimizer.rows if optimizer else ())])
             self.due = moment + CHECK_EVERY * max(1.0, (time.monotonic() - moment) / CHEAP)
 
 
@@ -310,7 +315,7 @@ class Attributes:
         tensors = [tensor for tensor in constants if not tensor.is_inference()]
         read = set(map(id, tensors))
         set_inside = {
-            text for get, name, value, _, text in self._before if not _same(get(name), value)
+            text for get, name, value, _, text in self._before if not is_same(get(name), value)
         }
         looks = []
         compiled = []
@@ -335,7 +340,7 @@ class Attributes:
         def changes(before: list[Any]) -> Iterator[str]:
             for (get, name, attribute), old in zip(looks, before, strict=True):
                 now = get(name)
-                if not _same(now, old) and not _grown(now, old):
+                if not is_same(now, old) and not _grown(now, old):
                     yield f"{attribute} was {_text(old)} and is {_text(now)}"
 
         return Guard(read, changes, self._remedy, keep)
@@ -430,7 +435,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in _tensors(part)]
 
 
-def _same(now: Any, value: Any) -> bool:
+def is_same(now: Any, value: Any) -> bool:
     if now is value:
         return True
     if type(now) is not type(value):
@@ -438,19 +443,19 @@ def _same(now: Any, value: Any) -> bool:
     if type(value) is torch.Tensor:
         return now.dtype is value.dtype and not now.is_meta and torch.equal(now, value)
     if type(value) is dict:
-        return now.keys() == value.keys() and all(_same(now[key], value[key]) for key in value)
+        return now.keys() == value.keys() and all(is_same(now[key], value[key]) for key in value)
     if type(value) in _LISTS:
-        return len(now) == len(value) and all(map(_same, now, value))
+        return len(now) == len(value) and all(map(is_same, now, value))
     return bool(now == value)
 
 
 def _grown(now: Any, value: Any) -> bool:
     if type(now) is type(value) is dict:
-        return _same({key: now[key] for key in value if key in now}, value)
-    return type(now) is type(value) is list and _same(now[: len(value)], value)
+        return is_same({key: now[key] for key in value if key in now}, value)
+    return type(now) is type(value) is list and is_same(now[: len(value)], value)
 
 
-# Host tensors and the optimizer.
+# Host tensors.
 
 
 def of_weights(device: Device, module: nn.Module) -> Guard:
@@ -474,35 +479,3 @@ def of_weights(device: Device, module: nn.Module) -> Guard:
             yield f"'{path}' on the host, while the device goes on with its own"
 
     return Guard(read, changes, _WEIGHTS)
-
-
-def of_optimizer(optimizer: torch.optim.Optimizer) -> Guard:
-    groups = optimizer.param_groups
-    known = sorted({name for kind in KINDS for name in kind.hypers})
-    names = [name for name in known if all(name in group for group in groups)]
-    get = operator.itemgetter(*names)
-
-    def numbers() -> list[Any]:
-        return list(map(get, optimizer.param_groups))
-
-    def changes(before: list[Any]) -> Iterator[str]:
-        now = numbers()
-        if len(now) != len(before):
-            yield "the groups of the optimizer"
-        for index, pair in enumerate(zip(before, now, strict=False)):
-            for name, old, new in zip(names, *pair, strict=True):
-                if old != new:
-                    yield f"{name} of the optimizer's group {index} was {old} and is {new}"
-
-    return Guard(numbers, changes, _NUMBERS, copy.deepcopy)
-
-
-def warn_of_step_hooks(optimizer: torch.optim.Optimizer) -> None:
-    before = sum(len(each._optimizer_step_pre_hooks) for each in members_of(optimizer))
-    after = sum(len(each._optimizer_step_post_hooks) for each in members_of(optimizer))
-    if before or after:
-        log.python.warning(
-            f"Hooks of the optimizer do not run ({before} before each step, {after} after it): the "
-            "compiled program does the steps, several in one call. Call what they do after the "
-            "executor, or put it into forward"
-        )

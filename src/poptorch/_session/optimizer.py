@@ -24,8 +24,9 @@ from ..optim.freeze import freeze, path_of
 from ..optim.joint import members_of
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
-from . import guards
+from .guards import shorten
 from .model import Paths, Task
+from .optimizer_guards import OptimizerGuards, warn_of_steps
 from .store import StateStore
 from .torch_state import TorchState
 
@@ -45,8 +46,8 @@ class SessionOptimizer:
         self._untold = False  # changed since the processes of a job compared their numbers
         self._loaded: dict[str, str] = {}  # digests of state that was, since then
         self._watch = AttributeWatch(optimizer)
-        self.guard = guards.of_optimizer(optimizer)
-        guards.warn_of_step_hooks(optimizer)
+        self.guards = OptimizerGuards(optimizer, self._matters)
+        warn_of_steps(optimizer)
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self.paths: Paths = {}
@@ -64,7 +65,7 @@ class SessionOptimizer:
         state = self._state
         if self.spec is None and isinstance(state, TorchState) and state.was_loaded:
             self._snapshot = _snapshot(self.given)  # what is loaded brings its numbers along
-            self._expect(self.given)
+            self.guards.expect()
         _check_membership(self._snapshot, paths)
         return self._frozen(self._snapshot, paths, spec)
 
@@ -98,18 +99,24 @@ class SessionOptimizer:
                     self._store.write_hypers(asked)
         self._watch.check(optimizer, relaxed)
         self._snapshot = snapshot
-        self._expect(optimizer)
         if self.spec is not None:
             self.paths = paths
-        if optimizer is not self.given:
-            guards.warn_of_step_hooks(optimizer)
+        if optimizer is self.given:
+            self.guards.expect()
+        else:
+            self.guards = OptimizerGuards(optimizer, self._matters)
+            warn_of_steps(optimizer)
             self._replace(optimizer)
 
-    def _expect(self, optimizer: torch.optim.Optimizer) -> None:
-        """The numbers of an optimizer are in use now."""
-        told = self.guard.reported
-        self.guard = guards.of_optimizer(optimizer)
-        self.guard.reported = told
+    def _matters(self) -> bool:
+        """Whether the user's optimizer would be another update by now, or have other numbers."""
+        if self.spec is None or self._settings is None:
+            return True
+        try:
+            spec, asked = self._frozen(_snapshot(self.given), self.paths, self._settings)
+        except (Error, AttributeError):  # setOptimizer says what is wrong with it
+            return True
+        return (spec, asked) != (self.spec, self._asked)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         self._state._detach_device()
@@ -247,7 +254,7 @@ class SessionOptimizer:
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])
             self._store.write_hypers(self._values)
-            self._expect(self.given)
+            self.guards.expect()
         log.engine.debug("Writing optimiser state tensors from host to IPU memory")
         shapes = self._store.shapes()
         for key, value in from_ipu_state(self.spec, shapes, cached["ipu_state"]).items():
@@ -284,12 +291,12 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
     if len(strangers) == count:
         raise Error(
             "None of the optimizer's parameters belongs to the model",
-            got=f"{count} parameters: {guards.shorten(strangers)}",
+            got=f"{count} parameters: {shorten(strangers)}",
             fix="make the optimizer from model.parameters() of the model that is wrapped",
         )
     log.python.warning(
         f"{len(strangers)} of the optimizer's {count} parameters do not belong to the model and "
-        f"are not trained: {guards.shorten(strangers)}"
+        f"are not trained: {shorten(strangers)}"
     )
 
 

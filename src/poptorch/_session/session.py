@@ -267,7 +267,7 @@ class Session:
         weights, optimizer = self.weights, self.optimizer
         store, device = weights.store, weights.device
         assert store is not None
-        weights.checks.run(now.guards, None if optimizer is None else optimizer.guard)
+        weights.checks.run(now.guards, None if optimizer is None else optimizer.guards)
         now.indices.check(batch, store.state)
         if weights.written is not None:
             weights.check_processes()

@@ -29,6 +29,8 @@ _OF_GROUPS = {"param_names", *(name for kind in KINDS for name in kind.hypers)} 
     if not issubclass(cls, Optimizer)
     for name in inspect.signature(cls).parameters
 }
+# What torch's schedulers keep in groups: no optimizer reads it.
+_OF_GROUPS |= {"initial_lr", "swa_lr", "min_lr", "max_lr", "base_momentum", "max_momentum"}
 
 
 def needs_running_mean(spec: OptimSpec) -> bool:

@@ -1,0 +1,233 @@
+"""What an optimizer holds and a compiled update does not follow: values, weights, hooks, step.
+
+Everything that the optimizer holds is compared. Whether a difference matters is decided by
+translating the optimizer again: what gives the same update and the same numbers is no change.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from .._base import log
+from ..optim.joint import members_of
+from ..optim.optimizer import VariableAttributes
+from .guards import Guard, is_same, shorten
+
+_NUMBERS = "call executor.setOptimizer(optimizer), also after scheduler.step()"
+_PARAMETERS = "call destroy() on the executor, then executor.setOptimizer(optimizer)"
+_STEPS = (
+    "the compiled program does the steps, several in one call. Call what they do after the "
+    "executor, or put it into forward"
+)
+_GONE = object()
+# What torch keeps in an optimizer besides settings; groups and ``step`` have rows of their own.
+_BOOKKEEPING = {"state", "param_groups", "defaults", "step"}
+_SCHEDULERS = torch.optim.lr_scheduler.__name__
+Matters = Callable[[], bool]
+
+
+class OptimizerGuards:
+    """The rows of one optimizer of the user's.
+
+    ``matters`` tells whether the optimizer would be compiled to another update by now, or to other
+    numbers.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, matters: Matters) -> None:
+        self._optimizer, self._matters = optimizer, matters
+        self.rows = [*self._of_settings(), _steps(optimizer)]
+
+    def _of_settings(self) -> list[Guard]:
+        rows = _numbers, _attributes, _parameters
+        return [make(self._optimizer, self._matters) for make in rows]
+
+    def expect(self) -> None:
+        """The program has the present settings. Hooks and ``step`` stay what it has not."""
+        present = self._of_settings()
+        for new, old in zip(present, self.rows, strict=False):
+            new.reported = old.reported
+        self.rows = [*present, *self.rows[len(present) :]]
+
+    def numbers_hold(self) -> bool:
+        """Look at hyper-parameters alone: quick enough for every call."""
+        numbers = self.rows[0]
+        return numbers.reported or numbers.holds()
+
+
+def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
+    names = _entries(optimizer)
+    get = operator.itemgetter(*names)  # of two and more: torch's classes have so many
+
+    def numbers() -> list[tuple[Any, ...]]:
+        return list(map(get, optimizer.param_groups))
+
+    def keep(numbers: list[tuple[Any, ...]]) -> list[Any]:
+        return list(map(_copied, numbers))
+
+    def changes(before: list[Any]) -> Iterator[str]:
+        if not matters():
+            return
+        for index, pair in enumerate(zip(before, numbers(), strict=False)):
+            for name, old, new in zip(names, *pair, strict=True):
+                if not is_same(new, old):
+                    yield f"{name} of the optimizer's group {index} was {old} and is {new}"
+
+    return Guard(numbers, changes, _NUMBERS, keep)
+
+
+def _entries(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of entries that all groups have."""
+    groups = optimizer.param_groups
+    first = groups[0] if groups else {}
+    return [name for name in first if name != "params" and all(name in each for each in groups)]
+
+
+def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
+    """Return the row of attributes, and of entries that not all groups had."""
+    known = {"params", *_entries(optimizer)}
+
+    def read() -> dict[str, Any]:
+        own = {
+            f"{name} of the optimizer": value
+            for member in members_of(optimizer)
+            for name, value in vars(member).items()
+            if name not in _BOOKKEEPING and not name.startswith("_")
+        }
+        groups = {
+            f"{name} of the optimizer's group {index}": value
+            for index, group in enumerate(optimizer.param_groups)
+            for name, value in group.items()
+            if name not in known
+        }
+        return own | groups
+
+    def keep(held: dict[str, Any]) -> dict[str, Any]:
+        return {name: _copied(value) for name, value in held.items()}
+
+    def changes(before: dict[str, Any]) -> Iterator[str]:
+        if matters():
+            yield from _differences(before, keep(read()))
+
+    return Guard(lambda: keep(read()), changes, _NUMBERS, lambda held: held)
+
+
+def _copied(value: Any) -> Any:
+    """Return something that keeps its value; objects of classes that are not known stay theirs."""
+    if isinstance(value, VariableAttributes):
+        return sorted(value._variable_attributes)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return copy.copy(value) if isinstance(value, dict | set) else value
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name, _GONE), now.get(name, _GONE)
+        if old is _GONE:
+            yield f"{name} is {new}"
+        elif new is _GONE:
+            yield f"{name} was {old} and is gone"
+        elif not is_same(new, old):
+            yield f"{name} was {old} and is {new}"
+
+
+def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
+    def identities() -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in optimizer.param_groups]
+
+    def changes(before: list[list[int]]) -> Iterator[str]:
+        if not matters():
+            return
+        now = identities()
+        if len(now) != len(before):
+            yield f"the optimizer's groups were {len(before)} and are {len(now)}"
+        for index, (old, new) in enumerate(zip(before, now, strict=False)):
+            gone, come = len({*old} - {*new}), len({*new} - {*old})
+            if gone or come:
+                yield f"group {index} of the optimizer lacks {gone} parameters and has {come} more"
+
+    return Guard(identities, changes, _PARAMETERS)
+
+
+def _steps(optimizer: torch.optim.Optimizer) -> Guard:
+    """Return the row of what runs around a step, and in its place."""
+
+    def changes(before: list[Any]) -> Iterator[str]:
+        new = [each for each in _around(optimizer) if each not in before]
+        hooks = [each for each in new if each[0] != "step"]
+        if hooks:
+            yield f"{len(hooks)} hooks of the optimizer's step"
+        if len(hooks) < len(new):
+            yield f"step() of {type(optimizer).__name__}"
+
+    return Guard(lambda: list(_around(optimizer)), changes, _STEPS)
+
+
+def _around(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    """Yield everything that calling ``step`` would run, with its place; torch's own hooks aside."""
+    before, after = _of_all_optimizers()
+    for member in members_of(optimizer):
+        yield "step", type(member).step
+        step = vars(member).get("step")
+        if getattr(step, "__globals__", {}).get("__name__") == _SCHEDULERS:
+            step = _watched_by_scheduler(step, member)
+        if step is not None:
+            yield "step", step
+        hooks = (
+            ("before", before),
+            ("before", member._optimizer_step_pre_hooks),
+            ("after", member._optimizer_step_post_hooks),
+            ("after", after),
+        )
+        for place, known in hooks:
+            for hook in known.values():
+                if not str(getattr(hook, "__module__", "")).startswith("torch."):
+                    yield place, hook
+
+
+def _watched_by_scheduler(step: Any, member: torch.optim.Optimizer) -> Any:
+    """Return what a scheduler has wrapped to count calls; None for the class's own ``step``."""
+    inner = step.__wrapped__
+    return None if inner is type(member).step else inner
+
+
+@functools.cache
+def _of_all_optimizers() -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """Return the hooks before and after each step of any optimizer, which follow changes."""
+    registering = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
+    handles = [register(lambda *_: None) for register in registering]
+    found = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    before, after = found
+    assert before is not None
+    assert after is not None
+    return before, after
+
+
+def warn_of_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Tell what does not run of what the optimizer brings along."""
+    around = [*_around(optimizer)]
+    before, after = (sum(place == each for place, _ in around) for each in ("before", "after"))
+    if before or after:
+        log.python.warning(
+            f"Hooks of the optimizer do not run ({before} before each step, {after} after it): "
+            f"{_STEPS}"
+        )
+    own = {type(member).step for member in members_of(optimizer)}
+    replaced = [step for place, step in around if place == "step" and step not in own]
+    if replaced:
+        names = shorten([getattr(step, "__qualname__", repr(step)) for step in replaced])
+        log.python.warning(f"A replaced step() of the optimizer does not run ({names}): {_STEPS}")

@@ -1,0 +1,252 @@
+"""What an optimizer gets after compiling is told, if the compiled update would be another one."""
+
+import functools
+import re
+import time
+import types
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.optim import optimizer as of_torch
+
+import poptorch
+from helpers.wrapping import PAUSE, Regression, Twins, normal, options
+from poptorch._session import guards
+
+X, Y = normal(4, 4), normal(4, 2, seed=1)
+TOLD = "The compiled program does not follow what changed on the host: "
+Change = Callable[[torch.optim.Optimizer], object]
+sgd = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+@pytest.fixture(autouse=True)
+def looking_as_often_on_a_busy_machine(monkeypatch) -> None:
+    monkeypatch.setattr(guards, "CHEAP", 60.0)
+
+
+@pytest.fixture
+def in_effect_for_all() -> Iterator[list]:
+    """Handles of hooks of all optimizers, which go after the test."""
+    handles: list = []
+    yield handles
+    for handle in handles:
+        handle.remove()
+
+
+def run(executor: poptorch.PoplarExecutor, calls: int = 1) -> None:
+    """Call it so that what changed is looked at."""
+    for _ in range(calls):
+        time.sleep(PAUSE)
+        executor(X, Y)
+
+
+def trained(make: Callable) -> tuple[torch.optim.Optimizer, poptorch.PoplarExecutor]:
+    model = Regression()
+    optimizer = make(model.parameters())
+    executor = poptorch.trainingModel(model, options(), optimizer)
+    run(executor)
+    return optimizer, executor
+
+
+def told(caplog) -> list[str]:
+    return [text for text in caplog.messages if TOLD in text]
+
+
+def entry(**numbers: object) -> Change:
+    return lambda optimizer: optimizer.param_groups[0].update(numbers)
+
+
+def attribute(**values: object) -> Change:
+    return lambda optimizer: [setattr(optimizer, *each) for each in values.items()]
+
+
+def without_bias(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+def with_other_list(optimizer: torch.optim.Optimizer) -> None:
+    group = optimizer.param_groups[0]
+    group["params"] = group["params"][:1]
+
+
+def with_bias_apart(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()]})
+
+
+def bound_step(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step = types.MethodType(lambda self, closure=None: None, optimizer)
+
+
+def before_each_step(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.register_step_pre_hook(lambda *_: None)
+
+
+def after_each_step(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.register_step_post_hook(lambda *_: None)
+
+
+OURS = functools.partial(poptorch.optim.SGD, lr=0.1)
+OUR_ADAM = functools.partial(poptorch.optim.AdamW, lr=0.1)
+CHANGES = {
+    "maximize": (sgd, entry(maximize=True), "maximize of the optimizer's group 0 was False and is"),
+    "a term": (sgd, entry(weight_decay=0.1), "weight_decay of the optimizer's group 0 was 0 and"),
+    "a rate that is a tensor": (
+        sgd, entry(lr=torch.tensor(0.5)), "lr of the optimizer's group 0 was 0.1 and is 0.5"),
+    "a rate that was one": (
+        lambda p: torch.optim.Adam(p, lr=torch.tensor(0.25)),
+        lambda o: o.param_groups[0]["lr"].fill_(0.5),
+        "lr of the optimizer's group 0 was 0.25 and is 0.5",
+    ),
+    "a limit": (sgd, attribute(max_grad_norm=1.0), "max_grad_norm of the optimizer is 1.0"),
+    "our limit": (OURS, attribute(max_grad_norm=1.0), "max_grad_norm of the optimizer was inf and"),
+    "scaling": (sgd, attribute(loss_scaling=8.0), "loss_scaling of the optimizer is 8.0"),
+    "our scaling": (OURS, attribute(loss_scaling=8.0), "loss_scaling of the optimizer was 1.0 and"),
+    "correction": (
+        OUR_ADAM, attribute(bias_correction=False), "bias_correction of the optimizer was True"),
+    "a type": (
+        OURS, attribute(accum_type=torch.float16), "accum_type of the optimizer was torch.float32"),
+    "what may change": (
+        OURS, lambda o: o.variable_attrs.markAsVariable("momentum"), "variable_attrs of the opt"),
+    "another algorithm": (
+        torch.optim.Adam, entry(decoupled_weight_decay=True), "decoupled_weight_decay of the opti"),
+    "what is refused": (torch.optim.Adam, entry(amsgrad=True), "amsgrad of the optimizer's group"),
+    "fewer parameters": (sgd, without_bias, "group 0 of the optimizer lacks 1 parameters"),
+    "another list of them": (sgd, with_other_list, "group 0 of the optimizer lacks 1 parameters"),
+    "another group": (sgd, with_bias_apart, "the optimizer's groups were 1 and are 2"),
+    "a hook before": (sgd, before_each_step, "1 hooks of the optimizer's step"),
+    "a hook after": (sgd, after_each_step, "1 hooks of the optimizer's step"),
+    "another step": (sgd, bound_step, r"step\(\) of SGD"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "change", "said"), CHANGES.values(), ids=CHANGES)
+def test_what_changes_the_update_is_told_once(make, change: Change, said: str, caplog) -> None:
+    optimizer, executor = trained(make)
+    caplog.clear()
+    change(optimizer)
+    run(executor, 3)
+    (message,) = told(caplog)
+    assert re.search(said, message)
+
+
+def test_hooks_of_all_optimizers_are_told(caplog, in_effect_for_all) -> None:
+    _, executor = trained(sgd)
+    in_effect_for_all += [
+        of_torch.register_optimizer_step_pre_hook(lambda *_: None),
+        of_torch.register_optimizer_step_post_hook(lambda *_: None),
+    ]
+    run(executor, 2)
+    (message,) = told(caplog)
+    assert "2 hooks of the optimizer's step" in message
+
+
+def test_a_step_that_its_class_gets_later_is_told(caplog, monkeypatch) -> None:
+    _, executor = trained(sgd)
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self, closure=None: None)
+    run(executor, 2)
+    (message,) = told(caplog)
+    assert "step() of SGD" in message
+
+
+def test_each_kind_of_change_is_told_after_the_others(caplog) -> None:
+    optimizer, executor = trained(sgd)
+    for change in (entry(lr=0.5), attribute(max_grad_norm=1.0), without_bias, after_each_step):
+        change(optimizer)
+        run(executor)
+    assert len(told(caplog)) == 4
+
+
+HARMLESS = {
+    "another implementation": entry(foreach=True),
+    "an equal number": entry(lr=0.1 + 0.0),
+    "an entry of the user's": entry(layer="head", scale=2.0),
+    "an attribute of the user's": attribute(steps_done=3, history=[1.0]),
+    "an infinite limit": attribute(max_grad_norm=float("inf")),
+    "a scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 9),
+    "another order": lambda optimizer: optimizer.param_groups.reverse(),
+    "a hook on loading": lambda optimizer: optimizer.register_load_state_dict_pre_hook(print),
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
+def test_what_leaves_the_update_as_it_is_is_not_told(change: Change, caplog) -> None:
+    optimizer, executor = trained(sgd)
+    change(optimizer)
+    run(executor, 2)
+    assert told(caplog) == []
+
+
+REMEDIES = {
+    "maximize": (entry(maximize=True), False),
+    "a term": (entry(momentum=0.9, nesterov=True), False),
+    "fewer parameters": (without_bias, True),
+    "another list of them": (with_other_list, True),
+    "another group": (with_bias_apart, True),
+}
+
+
+@pytest.mark.parametrize(("change", "destroys"), REMEDIES.values(), ids=REMEDIES)
+def test_what_is_told_takes_effect_as_the_message_says(change: Change, destroys, caplog) -> None:
+    twins = Twins(Regression(), sgd)
+    twins.step(X, Y)
+    for optimizer in twins.both:
+        change(optimizer)
+    if destroys:
+        twins.wrapped.destroy()
+    twins.wrapped.setOptimizer(twins.ours)
+    time.sleep(PAUSE)
+    twins.step(X, Y, count=3)
+    twins.compare()
+    assert told(caplog) == []
+
+
+def test_what_waits_for_another_set_optimizer_is_not_hidden_by_the_first(caplog) -> None:
+    optimizer, executor = trained(sgd)
+    after_each_step(optimizer)
+    executor.setOptimizer(optimizer)
+    run(executor, 2)
+    (message,) = told(caplog)
+    assert "1 hooks of the optimizer's step" in message
+
+
+WRAPPED_WITH = {
+    "hooks": (lambda o: (before_each_step(o), after_each_step(o)), "1 before each step, 1 after"),
+    "a step": (bound_step, r"replaced step\(\) of the optimizer does not run \(.*lambda"),
+}
+
+
+@pytest.mark.parametrize(("bring", "said"), WRAPPED_WITH.values(), ids=WRAPPED_WITH)
+def test_what_an_optimizer_brings_along_and_does_not_run_is_told(bring, said, caplog) -> None:
+    def make(parameters) -> torch.optim.Optimizer:
+        optimizer = sgd(parameters)
+        bring(optimizer)
+        return optimizer
+
+    _, executor = trained(make)
+    run(executor)
+    (message,) = caplog.messages
+    assert re.search(said, message)
+
+
+def test_a_scheduler_that_was_there_does_not_stand_for_another_step(caplog) -> None:
+    def make(parameters) -> torch.optim.Optimizer:
+        optimizer = sgd(parameters)
+        torch.optim.lr_scheduler.StepLR(optimizer, 9)
+        return optimizer
+
+    trained(make)
+    assert caplog.messages == []
+
+
+def test_each_of_several_optimizers_is_looked_at(caplog) -> None:
+    model = Regression()
+    pair = [sgd([parameter]) for parameter in model.parameters()]
+    executor = poptorch.trainingModel(model, options(), pair)
+    run(executor)
+    entry(maximize=True)(pair[1])
+    after_each_step(pair[1])
+    run(executor)
+    (message,) = told(caplog)
+    assert "maximize of the optimizer's group 1 was False and is True" in message
+    assert "1 hooks of the optimizer's step" in message
