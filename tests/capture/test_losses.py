@@ -72,6 +72,20 @@ REFUSED = {
 } | {
     "detached": (lambda o, y: mse(o.detach() * 2, y), NO_GRADIENT, "o.detach() * 2"),
     "of a choice": (lambda o, y: marked(o.argmax(1).float().mean()), NO_GRADIENT, "argmax"),
+    "a metric": (
+        lambda o, y: (by_hand(o, y), F.l1_loss(o, y).detach()),
+        NOT_FOUND,
+        "l1_loss at",
+        "is a metric",
+        "identity_loss",
+    ),
+    "a metric in no_grad": (
+        lambda o, y: by_hand(o, y) * torch.no_grad()(mse)(o, y),
+        NOT_FOUND,
+        "mse_loss at",
+        "is a metric",
+        "identity_loss",
+    ),
     "switched off": (switched_off, NO_GRADIENT, "# here"),
 }
 

@@ -31,9 +31,10 @@ def final_loss(
 ) -> torch.Tensor:
     """Return the marked value, else the returned scalar that all losses with a gradient reach.
 
-    What is detached, or made under ``no_grad``, is a metric. A returned mapping's or dataclass's
-    ``loss`` wins over other entries. Losses that reach nothing returned count if none does. Those
-    that ``forward`` differentiates, as a step of meta-learning does, count if there are no others.
+    A loss that is detached on the way to what is returned, or made under ``no_grad``, is a metric.
+    A returned mapping's or dataclass's ``loss`` wins over other entries. Losses that reach nothing
+    returned count if no returned number has a gradient. Those that ``forward`` differentiates, as a
+    step of meta-learning does, count if there are no others.
     """
     marks = [each for each in capture.losses if each.function == MARK]
     if marks:
@@ -55,8 +56,7 @@ def final_loss(
             made = [each for each in results if all(_is_in(one, above[each]) for one in used)]
             fitting = [each for each in made if each.tensor.numel() == 1] or _last(used)
         else:
-            unused = [one for one in losses if not _is_inner(one, capture)]
-            fitting = _last(unused) or [one for one in capture.losses if one not in losses]
+            fitting = _left_over(capture, results, returned, model)
     loss = _one(fitting, capture, model)
     if loss.tensor.numel() != 1:
         raise Error(
@@ -84,18 +84,56 @@ def _named(results: Sequence[Candidate], structure: trees.Structure) -> list[Can
     return []
 
 
-def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Candidate:
-    if not fitting:
+def _left_over(
+    capture: Capture,
+    results: Sequence[Candidate],
+    returned: Sequence[torch.Tensor],
+    model: nn.Module,
+) -> list[Candidate]:
+    """Return the losses that training follows although they make nothing that is returned."""
+    able = [each for each in capture.losses if each.tensor.requires_grad]
+    unused = [each for each in able if not _is_inner(each, capture)]
+    seen = _before(returned)
+    detached = [each for each in unused if recorded(each.tensor) in seen]
+    left = _last([each for each in unused if each not in detached])
+    numbers = [each for each in results if each.tensor.numel() == 1]
+    if left and numbers:
         raise Error(
-            "Couldn't find a loss in graph",
-            got=f"{type(model).__name__}.forward called no torch loss and no identity_loss",
-            where=source.definition_line(type(model).forward),
+            "The returned value is not the loss that training would follow",
+            got=f"{numbers[0].function} at {numbers[0].line}, which {left[0].function} at "
+            f"{left[0].line} is no part of",
+            where=numbers[0].line,
             fix=(
-                "compute the loss in forward with a torch.nn loss and return it",
-                "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
-                "or return it as the entry 'loss' of a dict or a dataclass",
+                "mark the final value: poptorch.identity_loss(value, reduction='none')",
+                f"or return the result of {left[0].function}, too, if training should follow that",
             ),
         )
+    constant = [each for each in capture.losses if each not in able]
+    sources = _before([each.tensor for each in numbers])
+    metrics = detached or [each for each in constant if recorded(each.tensor) in sources]
+    if metrics and not left:
+        lines = (f"{each.function} at {each.line} is a metric: detached" for each in metrics)
+        raise _not_found(model, "\n".join(lines))
+    return left or constant
+
+
+def _not_found(model: nn.Module, got: str) -> Error:
+    return Error(
+        "Couldn't find a loss in graph",
+        got=got,
+        where=source.definition_line(type(model).forward),
+        fix=(
+            "compute the loss in forward with a torch.nn loss and return it",
+            "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
+            "or return it as the entry 'loss' of a dict or a dataclass",
+        ),
+    )
+
+
+def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Candidate:
+    if not fitting:
+        name = type(model).__name__
+        raise _not_found(model, f"{name}.forward called no torch loss and no identity_loss")
     able = [each for each in fitting if each.tensor.requires_grad]
     if not able:
         raise _without_gradient(fitting[-1], capture)
@@ -114,8 +152,7 @@ def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Ca
 
 
 def _without_gradient(loss: Candidate, capture: Capture) -> Error:
-    node = recorded(loss.tensor)
-    before = reachable([node] if node else [], lambda node: node.all_input_nodes)
+    before = _before([loss.tensor])
     ends = [end for node, end in capture.ends.items() if node in before]
     got, where = f"{loss.function} at {loss.line}: no trained parameter leads to it", loss.line
     if ends:
@@ -160,6 +197,12 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
         return True
     one, other = original(first), original(second)
     return one is not None and one is other
+
+
+def _before(tensors: Sequence[torch.Tensor]) -> set[Any]:
+    """Return what the values of tensors are computed from, they included."""
+    nodes = [node for node in map(recorded, tensors) if node is not None]
+    return reachable(nodes, lambda node: node.all_input_nodes)
 
 
 def _functions(tensor: torch.Tensor) -> set[Any]:
