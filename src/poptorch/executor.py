@@ -25,7 +25,7 @@ from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._planning.repricing import Repricer
 from ._session import exporting, files, loading, questions, wrapping
-from ._session.grouping import groupable
+from ._session.grouping import make_groupable
 from ._session.model import Model
 from ._session.questions import Latency, Stamps
 from ._session.session import Session
@@ -476,8 +476,8 @@ class PoplarExecutor:
         if name.startswith("__") or "_user_model" not in self.__dict__:
             raise AttributeError(name)
         value: Any = getattr(self._user_model, name)
-        if isinstance(value, nn.Parameter):
-            value = groupable(value, name, self._session)
+        if isinstance(value, (nn.Parameter, nn.Module)):
+            make_groupable(value, self._session)
         return value  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:

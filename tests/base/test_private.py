@@ -246,7 +246,7 @@ torch._C: _aoti.alloc_tensors_by_stealing_from_void_ptrs _aoti.unsafe_alloc_void
 torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_unwrapped
 torch._C: _functorch.is_batchedtensor
 torch._C: _functorch._is_vmap_fallback_enabled _functorch._set_vmap_fallback_enabled
-torch._C: _AutoDispatchBelowAutograd _set_grad_enabled
+torch._C: ScriptMethod _AutoDispatchBelowAutograd _set_grad_enabled
 torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
 torch._decomp.decompositions: rnn_relu_data rnn_tanh_data
 torch._dynamo.config: error_on_nested_fx_trace
@@ -254,6 +254,7 @@ torch._functorch._aot_autograd.logging_utils: setup_stacktrace_preservation_hook
 torch._functorch.compile_utils: fx_graph_cse
 torch._guards: TracingContext tracing
 torch._higher_order_ops.cond: cond_op
+torch._higher_order_ops.flex_attention: math_attention
 torch._higher_order_ops.while_loop: while_loop_op
 torch._inductor.async_compile: AsyncCompile.cpp_pybinding get_compile_threads
 torch._inductor.codecache: CppPythonBindingsCodeCache LambdaFuture _worker_compile_cpp

@@ -1,6 +1,7 @@
 """Attach, detach, devices held and given back, forks, threads, and that nothing is kept."""
 
 import contextlib
+import copy
 import gc
 import logging
 import random
@@ -23,6 +24,25 @@ from helpers.wrapping import Regression as Net
 from helpers.wrapping import training as wrapped
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
+
+
+@pytest.mark.parametrize("method", ["compile", "__call__"])
+def test_a_default_device_of_the_caller_changes_nothing(method) -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5), Net(2, 2))
+    twin = copy.deepcopy(model)
+    opts = options(accumulation=2).randomSeed(3)
+    executor, expected = (
+        poptorch.trainingModel(m, opts, torch.optim.Adam(m.parameters(), lr=0.1), nn.MSELoss())
+        for m in (model, twin)
+    )
+
+    with torch.device("meta"):
+        getattr(executor, method)(X, Y)
+    getattr(expected, method)(X, Y)
+    executor(X, Y)
+    expected(X, Y)
+
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.spec("executor", 41)

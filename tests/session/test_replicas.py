@@ -86,6 +86,26 @@ def test_reading_the_weights_of_all_replicas() -> None:
     assert not torch.equal(model.weight, after)
 
 
+def test_a_weight_of_a_nested_layer_is_grouped_through_the_executor() -> None:
+    inner = grouped(2)
+    model = Having(lambda m, x, y: m.layers[0](x, y), layers=nn.ModuleList([inner]))
+    wrapped = poptorch.inferenceModel(model, options(replicas=2))
+
+    wrapped.layers[0].weight.replicaGrouping(CommGroupType.NoGrouping, 0, ONE)
+    out, _ = wrapped(torch.ones(2, 3), torch.zeros(2))
+
+    torch.testing.assert_close(out, inner.weight.sum(1).detach())
+
+
+def test_a_weight_of_a_nested_layer_cannot_be_grouped_after_compiling() -> None:
+    model = Having(lambda m, x: m.layer(x), layer=nn.Linear(3, 3))
+    wrapped = poptorch.inferenceModel(model, options(replicas=2))
+    wrapped(torch.ones(2, 3))
+
+    with pytest.raises(RuntimeError, match="before the model is compiled"):
+        wrapped.layer.weight.replicaGrouping(CommGroupType.All, 0, ONE)
+
+
 def test_grouping_in_inference_and_its_mistakes() -> None:
     module = grouped(2)
     wrapped = poptorch.inferenceModel(module, options(replicas=2))

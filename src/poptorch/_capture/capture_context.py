@@ -17,6 +17,7 @@ from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
 from . import marks, trace
 from .casting import Casting
+from .higher_order import refuse_writes, stand_in
 from .losses import LOSS_FUNCTIONS
 from .recorded import recorded, surroundings_waiting
 from .replaced import ModelTensor, changed
@@ -42,17 +43,21 @@ class CaptureContext(Capture):
             yield
 
     def body(
-        self, function: Callable[..., list[torch.Tensor]], inputs: Sequence[torch.Tensor]
+        self,
+        function: Callable[..., list[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        keeps_inputs: bool = False,
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+        def edit(graph: fx.Graph) -> None:
+            refuse_writes(graph, to_inputs=keeps_inputs)
+            marks.lower(graph, (), (), self.groups)
+
         own_groups = changed([(self, "groups", {})])
         with own_groups, surroundings_waiting(), private.disable_proxy_modes_tracing():
             with trace.mode_of(inputs):
                 examples = [torch.empty_like(tensor) for tensor in inputs]
             return trace.trace(
-                lambda flat: function(*flat),
-                examples,
-                lambda graph: marks.lower(graph, (), (), self.groups),
-                stochastic=self.stochastic,
+                lambda flat: function(*flat), examples, edit, stochastic=self.stochastic
             )
 
 
@@ -80,7 +85,10 @@ class Overrides(TorchFunctionMode):
         kwargs = {name: self._traced_of(value) for name, value in (kwargs or {}).items()}
         loss, called = LOSS_FUNCTIONS.get(func) if self._context.training else None, func
         func, args, kwargs = self._casting(func, args, kwargs)
-        if func in QUESTIONS:
+        operator = stand_in(func)
+        if operator is not None:
+            result = operator(self._context, self._within, *args, **kwargs)
+        elif func in QUESTIONS:
             result = self._context.reads.answer(func, args, kwargs)
         elif func in RECURRENT and not kwargs:
             result = recurrent(func, args, self._priced)
@@ -95,6 +103,13 @@ class Overrides(TorchFunctionMode):
             outputs = args[0] if args else kwargs["outputs"]
             self._context.differentiated += map(outermost, trees.flatten(outputs)[0])
         return result
+
+    def _within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
 
     def _note_end(self, function: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):

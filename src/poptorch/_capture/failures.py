@@ -14,7 +14,10 @@ from .value_reads import Uncapturable, dynamic_shape
 
 FORWARD = "While poptorch captured forward of "  # starts the note on exceptions of the user's own
 
-_TRY = "call the module on one micro-batch without poptorch to see the same failure"
+_TRY = (
+    "call the module on one micro-batch without poptorch; if it works there, what this line calls "
+    "cannot be captured"
+)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.context import autocast_settings, listening
+from . import scripts
 from .capture_context import CaptureContext, Overrides
 from .failures import explained
 from .losses import final_loss
@@ -157,6 +158,7 @@ def _user_code(
     with (
         replaced(request.module, request.tensors, leaves, request.users, again) as reassigned,
         context.reads.by_torch(),
+        scripts.followed(context.reads),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
         # Only here: casts are recorded, and what is made of the graph later must not cast again.
         torch.autocast("cpu", request.casts, request.casts is not None),

@@ -10,11 +10,14 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 
-from .._base import private
+from .._base import private, source
+from .._base.threads import holding
 from .._base.trees import dtypes_of, with_tensors
+from .._ir.blocks import line_of
 from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, acts, may_view, writes
-from .._ops.effects import is_control_flow
+from .._ops import pure_forms
+from .._ops.effects import is_control_flow, recording
 from .._ops.rounding import rounded_at_random
 
 aten = torch.ops.aten
@@ -94,7 +97,15 @@ def _stays(node: fx.Node, runs: bool) -> bool:
 class _Replay(fx.Interpreter):
     """What kernels return need not lie as torch says of them without values: views go by memory."""
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if pure_forms.foreign(target):
+            return pure_forms.call(target, args, kwargs)
+        return super().call_function(target, args, kwargs)
+
     def run_node(self, n: fx.Node) -> Any:
+        if pure_forms.foreign(n.target):
+            line = line_of(n)
+            pure_forms.check(n.target, source.describe(*line) if line else None)
         result, recorded = super().run_node(n), n.meta.get("val")
         if not isinstance(result, torch.Tensor) or not isinstance(recorded, torch.Tensor):
             return result
@@ -110,7 +121,8 @@ def _functionalize(
         return _Replay(recorded).run(*(a.clone() for a in args))
 
     as_recorded = torch.autocast("cpu", enabled=False)  # casts are: once is enough
-    with lazily(), fx_traceback.preserve_node_meta(), mode, as_recorded:
+    graphs = holding(recording, True)  # what loops and branches get as bodies now
+    with lazily(), fx_traceback.preserve_node_meta(), mode, as_recorded, graphs:
         function = torch.func.functionalize(replay, remove="mutations")
         pure: fx.GraphModule = private.traced(function, inputs, rules)
     return pure

@@ -92,6 +92,8 @@ def replaced(
         *_tensors(places, values, users),
         *_methods(root),
         (CheckpointFunction, "apply", newer),
+        # What Dynamo skips once, as nothing can be compiled here, it skips in eager code, too.
+        (torch, "compile", by_thread(_as_it_is, torch.compile)),
         # It would look at values.
         (Distribution, "_validate_args", OfThread(False, Distribution._validate_args)),
     ]
@@ -200,6 +202,10 @@ def _averaging_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    return (lambda later: later) if function is None else function
+
+
 def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
@@ -217,10 +223,16 @@ def _checkpoints(stand_in: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_dynamo() -> Iterator[None]:
-    if "torch._dynamo" not in sys.modules:  # nobody has compiled anything
+    loaded = {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys()
+    if not loaded:  # nobody has compiled anything
         yield
         return
-    with private.settings({"error_on_nested_fx_trace": False}), warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in loaded:
+            stack.enter_context(private.settings({"error_on_nested_fx_trace": False}))
+        stack.enter_context(warnings.catch_warnings())
         # Hooks that listen to all modules are called for the wrapper, too: once more is no harm.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
+        # Here it is compiled with the rest of the program.
+        warnings.filterwarnings("ignore", r"flex_attention called without torch.compile")
         yield

@@ -89,7 +89,7 @@ def trace(
         edit(recorded.graph)
     annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded)
-    fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
+    fakes = [mode.from_tensor(tensor.detach()) for tensor in (*inputs, *constants)]
     pure = purity.pure(recorded, fakes, mode, stochastic, runs)
     effects.chain(pure.graph)
     return pure, constants

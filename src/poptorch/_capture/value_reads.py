@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +116,7 @@ class ValueReads:
     branches: dict[tuple[str, str | None], float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     _asked: str = _TORCHS_OWN
+    _raised: list[BaseException] | None = None  # while a script runs
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def read(value: torch.Tensor) -> Any:
@@ -209,6 +211,15 @@ class ValueReads:
         """Within the block the questions of torch's own compiled code are answered, too."""
         return answering(self._answer_torch)
 
+    @contextlib.contextmanager
+    def by_script(self) -> Iterator[list[BaseException]]:
+        """Within the block a script asks; yields what answering raised."""
+        before, self._raised = self._raised, []
+        try:
+            yield self._raised
+        finally:
+            self._raised = before
+
     def _answer_torch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is aten._local_scalar_dense.default:
             return self._decide(args[0])
@@ -217,6 +228,10 @@ class ValueReads:
             return first.shape == second.shape and self._decide((first == second).all())
         if func is aten.allclose.default:
             return self._decide(torch.isclose(*args, **kwargs).all())
+        if func is aten._efficientzerotensor.default:
+            # Forward-mode gradients start from it. Products with it are computed on another
+            # device to learn their shapes, which tensors without data do not allow under vmap.
+            return aten.zeros.default(*args, **kwargs)
         # Tensors without data refuse by themselves.
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
         selects = func is not aten.index.Tensor or any(map(_is_mask, args[1]))
@@ -225,7 +240,18 @@ class ValueReads:
         return func(*args, **kwargs)
 
     def _decide(self, tensor: torch.Tensor) -> Any:
-        return self.branch(tensor, lambda v: v.item(), self._asked)
+        if self._raised is None:
+            return self.branch(tensor, lambda v: v.item(), self._asked)
+        try:
+            return self._decide_for_script(tensor)
+        except (BranchOnData, Error) as error:
+            self._raised.append(error)
+            raise
+
+    def _decide_for_script(self, tensor: torch.Tensor) -> Any:
+        if tensor.dtype is not torch.bool and constant_value(tensor) is None:
+            self._refuse("a scripted function asks for the number", source.calling_line())
+        return self.branch(tensor, lambda v: v.item(), "a scripted function's question")
 
 
 def _is_mask(index: Any) -> bool:

@@ -90,9 +90,15 @@ class Capture(abc.ABC):
 
     @abc.abstractmethod
     def body(
-        self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[torch.Tensor],
+        keeps_inputs: bool = False,
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        """A graph of a loop's or branch's body; outer tensors are its last arguments."""
+        """A graph of a loop's or branch's body; outer tensors are its last arguments.
+
+        ``keeps_inputs``: the body may not write to its inputs; else it gets copies.
+        """
 
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:

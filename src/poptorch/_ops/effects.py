@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import fx
 
 from .._base import private
+from .._base.threads import holding
 from .._ir.operators import bodies
 from .library import define
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[..., list[torch.Tensor]]
+# Whether bodies are graphs already: user code calls these operators with functions of its own.
+recording: ContextVar[bool] = ContextVar("poptorch_recording", default=False)
 
 
 def repeat(
@@ -27,12 +31,21 @@ def repeat(
     def more(done: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return done < count
 
-    def step(done: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (done + 1, *_fresh(body(*values)))
+    def step(done: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+        return [done + 1, *body(*values)]
 
-    first: Any = (torch.zeros((), dtype=torch.int64), *_fresh(inputs))
-    _, *results = private.while_loop_op(more, step, first, tuple(_separate(captured)))
-    return list(results)
+    return loop(more, step, [torch.zeros((), dtype=torch.int64), *inputs], captured)[1:]
+
+
+def loop(
+    more: Callable[..., torch.Tensor], step: Function, inputs: Tensors, captured: Tensors
+) -> list[torch.Tensor]:
+    def fresh_step(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_fresh(step(*values)))
+
+    first = tuple(_fresh(inputs))
+    with holding(recording, True):
+        return list(private.while_loop_op(more, fresh_step, first, tuple(_separate(captured))))
 
 
 def branch(
@@ -42,7 +55,8 @@ def branch(
         return lambda *values: tuple(_fresh(function(*values)))
 
     bodies = fresh(taken), fresh(otherwise)
-    return list(private.cond_op(condition.reshape(()), *bodies, tuple(_separate(operands))))
+    with holding(recording, True):
+        return list(private.cond_op(condition.reshape(()), *bodies, tuple(_separate(operands))))
 
 
 def is_control_flow(node: fx.Node) -> bool:

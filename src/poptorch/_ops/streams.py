@@ -16,8 +16,8 @@ _lanes: list[torch.Generator] = []  # in use by one program at a time, as torch'
 
 
 def next_key(state: torch.Tensor) -> tuple[int, torch.Tensor]:
-    generator = torch.Generator().set_state(state)
-    key = torch.randint(1 << 62, (), generator=generator)
+    generator = torch.Generator("cpu").set_state(state)
+    key = torch.randint(1 << 62, (), generator=generator, device="cpu")
     return int(key), generator.get_state()
 
 

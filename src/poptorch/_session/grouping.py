@@ -7,14 +7,28 @@ from typing import Any
 
 from torch import nn
 
+from .. import _capture
 from .._base.errors import StateError
 from ..enums import CommGroupType, VariableRetrievalMode
 from .session import Session
-from .weights import GroupingRequest
+from .weights import GroupingRequest, paths_of
 
 
-def groupable(parameter: nn.Parameter, name: str, session: Session) -> nn.Parameter:
-    """Give a parameter the method, for this session; copies and pickles of it have none."""
+def make_groupable(value: nn.Parameter | nn.Module, session: Session) -> None:
+    """Give a parameter, or all of a layer, the method; in a compiled model it raises."""
+    parameters = [*value.parameters()] if isinstance(value, nn.Module) else [value]
+    if session.programs.all:
+        parameters = [each for each in parameters if "replicaGrouping" not in vars(each)]
+    if not parameters:
+        return
+    names = paths_of(_capture.tensors_of(session.model.module, values=False))
+    for parameter in parameters:
+        if id(parameter) in names:
+            _make_groupable(parameter, names[id(parameter)], session)
+
+
+def _make_groupable(parameter: nn.Parameter, name: str, session: Session) -> None:
+    """Give it the method, for this session; copies and pickles of it have none."""
     own, handed_out = weakref.ref(session), weakref.ref(parameter)
 
     def replicaGrouping(  # noqa: N802
@@ -50,4 +64,3 @@ def groupable(parameter: nn.Parameter, name: str, session: Session) -> nn.Parame
 
     given = ("replicaGrouping", "__getstate__")
     vars(parameter).update(zip(given, (replicaGrouping, state), strict=True))
-    return parameter

@@ -124,7 +124,8 @@ class Session:
 
         excludes = source.excluding(spec.runtime.source_excludes)
         mode, as_recorded = self.model.in_mode(), torch.autocast("cpu", enabled=False)
-        with self._progress() as progress, hooks.around(), excludes, mode, as_recorded:
+        here = torch.device("cpu")  # whatever new tensors of the caller's code are made on
+        with self._progress() as progress, hooks.around(), excludes, mode, as_recorded, here:
             compiled = _compile.compile(
                 task.request,
                 spec,
