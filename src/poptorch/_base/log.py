@@ -6,11 +6,10 @@ import collections
 import contextlib
 import difflib
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from . import env
+from . import env, terminal
 from .errors import InvalidValue, visible
 
 LEVELS = {
@@ -52,7 +51,7 @@ class _Formatter(logging.Formatter):
 
 
 class _CurrentStream(logging.StreamHandler[TextIO]):
-    """Writes to whatever sys.stderr or sys.stdout is now: notebooks and tests replace them."""
+    """Writes to whatever sys.stderr or sys.stdout is now, if that can be written to."""
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
@@ -63,12 +62,13 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
             super().emit(record)
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return getattr(sys, self._stream_name)  # type: ignore[no-any-return]
+    def stream(self) -> Any:  # type: ignore[override]
+        return terminal.Stream(self._stream_name)
 
 
 def setup() -> None:
-    colour = sys.stdout.isatty() and sys.stderr.isatty()
+    terminal.open_closed_descriptors()
+    colour = terminal.Stream("stdout").isatty() and terminal.Stream("stderr").isatty()
     destination = env.get("POPTORCH_LOG_DEST")
     for logger, where in ((python, "stderr"), (engine, destination)):
         if not logger.handlers:
@@ -140,9 +140,9 @@ def progress(shown: bool, message: str, *args: object) -> None:
     """Tell what a compilation does: in the log if that takes it, else beside the progress bar."""
     if not shown or engine.isEnabledFor(logging.INFO):
         engine.info(message, *args)
-    elif sys.stderr is not None:
+    else:
         with beside_the_bar():
-            print("Graph compilation:", message % args, file=sys.stderr, flush=True)
+            terminal.write_line(f"Graph compilation: {message % args}")
 
 
 def trace(message: str, *args: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .._base import interrupts, log
+from .._base import interrupts, log, terminal
 from .._base.errors import Error, StateError
 from . import heartbeat
 from .heartbeat import Heartbeat, Loss
@@ -333,8 +333,8 @@ class ProcessGroup:
         self._heartbeat.leave_last()
         if self._pending:
             # torch's destructor would wait for an exchange that nobody answers.
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+            for name in ("stdout", "stderr"):
+                terminal.Stream(name).flush()
             os._exit(1)
 
 

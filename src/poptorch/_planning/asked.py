@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from .._base import log
+from .._base import log, terminal
 from .._base.errors import Error, InvalidValue
 from .._base.tables import size_text, table
 from .._ipu_model import variants
@@ -110,7 +110,8 @@ def what_if(
         captures = questions.captures(executor._session, (args, kwargs))
         repricer = Repricer(executor._options, captures, system, training)
         combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
-        bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)
+        disabled, stderr = None if progress else True, terminal.Stream("stderr")
+        bar = tqdm(combined, "Pricing", leave=False, disable=disabled, file=stderr)
         lines, errors = list[Variant](), list[Error]()
         for settings in bar:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from urllib.parse import quote, unquote
 
 import torch
 
+from .._base import terminal
 from .._base.errors import Error, InvalidKey
 from .._base.keywords import also_called
 from .._ops import identities
@@ -214,7 +214,7 @@ def _print(
 ) -> torch.Tensor:
     if listener() is None:  # a capture on real tensors is no execution
         how = Layout(*json.loads(unquote(layout)))
-        print(tensor_text(title, x, how), file=sys.stderr, flush=True)
+        terminal.write_line(tensor_text(title, x, how))
     return x.clone()
 
 

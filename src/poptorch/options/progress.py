@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from .._base import log
+from .._base import log, terminal
 
 
 class CompilationProgressBar:
@@ -70,5 +70,6 @@ def _open_bar(total: int) -> Any:
     return Bar(
         total=total,
         desc="Graph compilation",
+        file=terminal.Stream("stderr"),
         bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
     )
