@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 WIDTH = 100
+_LONG_NAME = re.compile(r'"[^"]*",?')  # nothing in it can be divided
 
 
 def laid_out(text: str, indent: int, comment: str = "") -> list[str]:
@@ -20,7 +21,7 @@ def laid_out(text: str, indent: int, comment: str = "") -> list[str]:
 
 def _lines(text: str, indent: int) -> Iterator[str]:
     pad, (masked, depths) = " " * indent, _depths(text)
-    if indent + len(text) <= WIDTH:
+    if indent + len(text) <= WIDTH or _LONG_NAME.fullmatch(text):
         yield pad + text
         return
     opening = [at for at, c in enumerate(masked) if c in "([{" and depths[at] == 1]
@@ -41,14 +42,16 @@ def _lines(text: str, indent: int) -> Iterator[str]:
     end = depths.index(0, start)
     inside = text[start + 1 : end]
     yield pad + text[: start + 1]
-    loops = _parts(inside, " for ")
-    if indent + 4 + len(inside) <= WIDTH:
+    loops, parts = _parts(inside, " for "), _parts(inside, ", ")
+    # A comma would make a tuple of a key.
+    is_key = len(parts) == len(loops) == 1 and text[start] == "["
+    if indent + 4 + len(inside) <= WIDTH or is_key:
         yield f"{pad}    {inside}"
     elif len(loops) > 1:
         yield from _lines(loops[0], indent + 4)
         yield from (f"{pad}    for {loop}" for loop in loops[1:])
     else:
-        for part in _parts(inside, ", "):
+        for part in parts:
             yield from _lines(f"{part},", indent + 4)
     yield pad + text[end:]
 

@@ -11,6 +11,8 @@ from .layout import laid_out
 from .simplify import LETTERS
 
 VARIABLES = {Axis.ITERATIONS: "i", Axis.CHUNKS: "chunk", Axis.ACCUMULATION: "a", Axis.REPLICAS: "r"}
+# Names that the function of the loops has of its own.
+IN_STEP = ("random", "keys", "k", "v", "int", "float", "range", "seed", "sums", "torch")
 
 
 @dataclass(frozen=True)

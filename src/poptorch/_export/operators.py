@@ -16,6 +16,7 @@ from .._base import source
 from .._base.errors import Error
 from .._ir.blocks import line_of
 from .._ir.operators import Operator, name_of
+from . import quoting
 from .simplify import entry
 
 aten = torch.ops.aten
@@ -52,7 +53,9 @@ def constant(value: Any) -> str:
         return f'float("{value}")'
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(constant, value))}]"
-    return f'"{value}"' if isinstance(value, str | torch.device) else str(value)
+    if isinstance(value, str | torch.device):
+        return f'"{quoting.checked(str(value))}"'
+    return str(value)
 
 
 def expression(node: fx.Node, text: Text) -> str:

@@ -21,11 +21,12 @@ from .._ir.program import Emit, Program, Repeat, Run, State
 from .._ir.slots import Kind, Slot
 from ..backends.fused_steps import STEPS
 from ..backends.prepare import returned
-from . import helpers
+from . import helpers, quoting
 from .layout import laid_out
-from .loops import VARIABLES, Made, Step
+from .loops import IN_STEP, VARIABLES, Made, Step
+from .operators import HELPERS
 from .repeats import Body, folded, words
-from .simplify import LETTERS, MARK, entry, key_of, of_update, ordered, simplified
+from .simplify import LETTERS, MARK, entry, key_of, of_update, ordered, simplified, weight_key
 from .statements import DICTS, Constants, Names, Printer, Statement
 
 aten = torch.ops.aten
@@ -62,7 +63,7 @@ def tensors_of(
         tensors["random"] = state.rng.clone()
     small = {
         _key(bundle.slot, program): [
-            (m.slot.weight, m.offset, m.slot.shape) for m in bundle.members
+            (weight_key(m.slot.weight), m.offset, m.slot.shape) for m in bundle.members
         ]
         for bundle in program.bundles
     }
@@ -94,8 +95,8 @@ class _File:
         self._program, self._title = program, title
         self._constants = Constants()
         self._inner: list[list[str]] = []  # functions that those of graphs call
-        self._named = Counter[str]()
-        names = Names((*DICTS, "random", *VARIABLES.values()))
+        self._named = Counter([*_DOES, *HELPERS])  # functions
+        names = Names((*DICTS, *VARIABLES.values(), *_DOES, *IN_STEP))
         self._inputs = [names.new(name) for name in inputs]
         self._results = self._result_names(names)
         self._is_random = any(graph.random for graph in program.graphs.values())
@@ -203,14 +204,15 @@ class _File:
         return ["\n".join(lines)] if lines else []
 
     def _heading(self, state: Sequence[str], code: str) -> str:
-        said = [f"{each}: {_WORDS[each]}" for each in state]
-        taken = f"What it changes is in dicts by name. {'; '.join(said)}."
+        dicts = "; ".join(f"{each}: {_WORDS[each]}" for each in state)
+        taken = f"What it changes is in dicts by name. {dicts}."
         taken = textwrap.fill(taken if self._program.lanes is None else f"{taken} {_LANES}", 96)
         is_long = any(_statements(each) > 45 for each in ast.parse(code).body)
         lines = ["# ruff: noqa: PLR0915 (a step is as long as it is)"] if is_long else []
-        first = f'"""{self._title} as plain PyTorch, by poptorch {VERSION}. A call, ``step``:'
+        first = f"{self._title} as plain PyTorch, by poptorch {VERSION}. A call, ``step``:"
         printed = [_wrapped(line.rstrip()) for line in str(self._program).splitlines()]
-        lines += [first, "", *printed, "", taken, '"""', ""]
+        said = quoting.in_docstring("\n".join([first, "", *printed, "", taken]))
+        lines += [f'"""{said}', '"""', ""]
         standard = [n for n in ("hashlib", "itertools", "json", "math") if f"{n}." in code]
         lines += [*(f"import {name}" for name in standard), "from pathlib import Path"]
         lines += ["", "import torch"]

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from .layout import laid_out
+from .quoting import identifier
 from .simplify import MARK
 from .statements import DICTS, Constants, Names, Statement, by_name, module_name
 
@@ -238,7 +239,8 @@ class Body:
         dicts = [each for each in (*DICTS, "generators") if each in used]
         of_lists = [self._saved[name][1] for name in self._of_lists(fold, 0)]
         inputs = [inner[fold.names[0][at]] for at in taken]
-        name = re.sub(r"_?\d+", "", module_name(path)) or "repeated"
+        name = identifier(re.sub(r"_?\d+", "", module_name(path))) or "repeated"
+        name = name if name.isidentifier() else f"x{name}"
         ending = "_backward" if backward else "_forward"
         name = f"update_{name}" if first[0].late else f"{name}{ending}"
         self._named[name] += 1

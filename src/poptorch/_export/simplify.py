@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -15,11 +16,13 @@ from .._ir.operators import Operator, draws, reachable, storage_root, writes
 from .._ir.slots import Kind, Slot
 from ..backends.fused_steps import STEPS, fuse_steps
 from ..backends.prepare import prepare
+from . import quoting
 
 aten = torch.ops.aten
 ENTRY = "entry"  # key of a node's meta: the entry of a dict that it is
 SCALED = "scaled"  # another: it is what the update makes of a gradient
 MARK = "§"  # in keys of entries before a weight's path, until the file is written
+_BUNDLE = re.compile(r"~(\d+\.\w+\.\d+)")  # the name of a tensor of several small weights
 _OF_MICRO = {"spread", "micro", "gather"}  # the parts of a step that are before its update
 LETTERS = {
     Kind.PARAM: "p", Kind.BUFFER: "b", Kind.CONSTANT: "c", Kind.ACCUM: "acc", Kind.OPTSTATE: "m",
@@ -30,11 +33,16 @@ LETTERS = {
 def key_of(slot: Slot, one_group: bool = False) -> str:
     """Return its name among those of its kind: ``velocity.§fc1.weight``."""
     if slot.kind is Kind.BUFFER:
-        return f"{MARK}{slot.path}"
+        return f"{MARK}{quoting.key(slot.path)}"
     own = slot.name if slot.kind is Kind.HYPER and one_group else slot.path
     own = own.removesuffix(slot.weight) if slot.weight else own
-    # Several small weights in one tensor have a mark that is no module's.
-    return f"{own}{MARK}{slot.weight.replace('~', 'small.')}" if slot.weight else own
+    return f"{quoting.key(own)}{MARK}{weight_key(slot.weight)}" if slot.weight else quoting.key(own)
+
+
+def weight_key(path: str) -> str:
+    """Return the key of a weight, or of several small ones in one tensor."""
+    bundle = _BUNDLE.fullmatch(path)
+    return f"small.{bundle[1]}" if bundle is not None else quoting.key(path)
 
 
 def entry(node: fx.Node) -> str | None:
@@ -64,7 +72,7 @@ def simplified(graph: Graph, bundles: Iterable[Bundle], one_group: bool) -> fx.G
         if paths and of_update(node):
             node.meta[SCALED] = True
         elif paths and node.op == "call_function":
-            node.meta[GRADIENT] = tuple(path.replace("~", "small.") for path in paths)
+            node.meta[GRADIENT] = tuple(map(weight_key, paths))
     for node in module.graph.find_nodes(op="call_function", target=aten.cat.default):
         if node.meta.get(PART) == "gather":  # of gradients, which are in a dict
             node.args = ([],)

@@ -19,6 +19,7 @@ from .._ir.operators import draws, name_of, storage_root
 from ..backends.fused_steps import STEPS
 from .layout import is_call
 from .operators import HELPERS, constant, expression, tidy
+from .quoting import comment, identifier
 from .simplify import LETTERS, MARK, entry, multiple
 
 aten = torch.ops.aten
@@ -54,13 +55,13 @@ class Names:
     """Gives each value of a function a name of its own."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
-        more = ("aten", "F", "torch", "at", "name", "sum", "generators", "random")
+        more = ("aten", "F", "torch", "at", "name", "sum", "float", "generators", "random")
         self._taken = {*taken, *DICTS, *HELPERS, *more, *keyword.kwlist}
 
     def new(self, wanted: str) -> str:
-        wanted = re.sub(r"\W", "_", wanted).strip("_").lower() or "value"
-        wanted = wanted if not wanted[0].isdigit() else f"x{wanted}"
-        if wanted.startswith("update_") or wanted.endswith(("_forward", "_backward")):
+        wanted = identifier(wanted.lower()).strip("_") or "value"
+        wanted = wanted if wanted.isidentifier() else f"x{wanted}"
+        if wanted.startswith("update_") or re.search(r"_(for|back)ward(_\d+)?$", wanted):
             wanted = f"the_{wanted}_"  # functions have such names
         name, number = wanted, 2
         while name in self._taken:
@@ -119,7 +120,7 @@ class Printer:
                 continue  # it has its name
             for code, assigned in self._codes(node):
                 line = line_of(node)
-                shown = f"{Path(line[0]).name}:{line[1]}" if line is not None else ""
+                shown = comment(f"{Path(line[0]).name}:{line[1]}") if line is not None else ""
                 backward = label_of(node).backward
                 yield Statement(code, assigned, shown, backward, node in self._late)
 

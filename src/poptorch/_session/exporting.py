@@ -51,7 +51,7 @@ def _write_python(session: Session, now: Variant, name: str, path: Path) -> None
     tensors, more = _export.tensors_of(plan, state, now.inputs.example())
     path.parent.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file(tensors, path.with_suffix(".safetensors"), more)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 def _write_page(session: Session, now: Variant, name: str, path: Path) -> None:
