@@ -3,11 +3,13 @@
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from helpers.patience import HANGS, eventually
 from helpers.source_tree import PACKAGE
 from helpers.wrapping import options
 from poptorch import _pod, _systems
+from poptorch._cli import gc_tools
 
 # A process that holds devices loads the pod's own modules only, not torch.
 PROLOGUE = f"""
@@ -197,14 +200,29 @@ def hole(entry: Path) -> None:
     os.truncate(entry, 1 << 40)
 
 
+def saying(**changes: object) -> Callable[[Path], object]:
+    """Return what writes a holder's file with other values."""
+    process = {"pid": os.getpid(), "started": None, "command": "python", "user": "me"}
+    known = {"device": 0, "chips": [0], "process": process, "since": 1.0}
+    for path, value in changes.items():
+        (process if path in process else known)[path] = value
+    return lambda entry: entry.write_text(json.dumps(known))
+
+
 PLACES = {"garbage": lambda entry: entry.write_text("{}garbage"), "a pipe": os.mkfifo,
+          "no chips": saying(chips=7), "texts as chips": saying(chips=["0"]),
+          "a text as number": saying(pid="1"), "a huge number": saying(pid=1 << 80),
+          "a negative number": saying(pid=-1), "a text as time": saying(since="x"),
+          "no time": saying(since=float("nan")), "a device without number": saying(device=None),
+          "a command that is none": saying(command=5), "a start that is none": saying(started=[]),
+          "no process": saying(process=[]), "deep": lambda entry: entry.write_text("[" * 9**5),
           "a folder": lambda entry: entry.mkdir(), "a hole": hole,
           "no folder": lambda entry: (entry.parent.rmdir(), entry.parent.touch())}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_unusable_directory_is_one_warning(place: str, tmp_path, monkeypatch, caplog) -> None:
-    own: list[tempfile.TemporaryDirectory[str]] = []
+    own: list[Path] = []
     monkeypatch.setattr(_pod, "_own", own)
     (tmp_path / "pod").mkdir()
     PLACES[place](tmp_path / "pod" / f"{_systems.current().name}.x.json")
@@ -214,7 +232,22 @@ def test_an_unusable_directory_is_one_warning(place: str, tmp_path, monkeypatch,
     first.release()
     _pod.acquire(_systems.current().chips).release()
     assert caplog.text.count("POPTORCH_POD_DIR") == 1
-    own[0].cleanup()
+    shutil.rmtree(own[0])
+
+
+def test_names_of_processes_say_nothing_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = _pod.acquire(1)
+    (file,) = (tmp_path / "pod").glob("*.json")
+    entry = json.loads(file.read_text())
+    entry["process"] |= {"command": "\x1b[2Jpython\n", "user": "a\tb"}
+    file.write_text(json.dumps(entry))
+    gc_tools.monitor([])
+    printed = capsys.readouterr().out
+    assert "\\x1b[2Jpython\\n" in printed
+    assert "a\\tb" in printed
+    lease.release()
 
 
 def test_collecting_a_lease_while_another_is_acquired_loses_nothing(monkeypatch) -> None:

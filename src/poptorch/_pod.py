@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
 import json
+import math
 import os
 import secrets
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import filelock
 
 from . import _systems
-from ._base import archive, env, folders, log
+from ._base import archive, env, folders, log, temporary_folders
 from ._base.errors import Error
 from ._base.processes import ProcessIdentity
 from ._systems import System
@@ -26,6 +27,7 @@ from ._systems import System
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
 _LOCK_SECONDS = 30.0
 _LARGEST = 1 << 20  # bytes of a file
+_MOST = 1 << 31  # that numbers of processes and devices are below
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _give_back(file: Path, pid: int) -> None:
         log.engine.debug("A device is not given back: %s", trouble)
 
 
-_own: list[tempfile.TemporaryDirectory[str]] = []
+_own: list[Path] = []
 
 
 def _keep_to_itself(why: str) -> None:
@@ -189,16 +191,14 @@ def _keep_to_itself(why: str) -> None:
     log.engine.warning(
         "Devices are not bookkept across processes (POPTORCH_POD_DIR names the directory): %s", why
     )
-    folder = tempfile.TemporaryDirectory(prefix="poptorch-pod-")
-    atexit.register(folder.cleanup)
-    _own.append(folder)
+    _own.append(temporary_folders.folder("poptorch-pod-"))
 
 
 def _place(system: System) -> tuple[Path, str]:
     chosen = env.get("POPTORCH_POD_DIR")
     folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{os.getuid()}")
     if _own:
-        folder = Path(_own[-1].name)
+        folder = _own[-1]
     if not chosen and (why := folders.trouble(folder)) is not None:
         raise OSError(f"{folder}: {why}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -209,20 +209,34 @@ def _present(folder: Path, name: str) -> list[Holder]:
     present = []
     for file in folder.glob(f"{name}.*.json"):
         try:
-            entry = json.loads(archive.read_text(file, _LARGEST))
-            process = ProcessIdentity(**entry["process"])
-            holder = Holder(entry["device"], tuple(entry["chips"]), process, entry["since"])
+            holder = _holder(archive.from_json(archive.read_text(file, _LARGEST).encode()))
         except FileNotFoundError:  # it has just been given back
             continue
         except archive.InvalidFile as error:  # a pipe, which would wait, for one
             raise OSError(str(error)) from error
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise OSError(f"{file} was not written by this version") from error
-        if process.lives:
+        if holder.process.lives:
             present.append(holder)
         else:
             file.unlink(missing_ok=True)
     return present
+
+
+def _holder(entry: Mapping[str, Any]) -> Holder:
+    """Return what a file says, which anybody may have written in a folder that users share."""
+    own = entry["process"]
+    numbers = (entry["device"], *entry["chips"], own["pid"])
+    if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
+        raise ValueError(f"numbers of devices and of a process: {numbers}")
+    if not own["pid"] or not all(isinstance(own[name], str) for name in ("command", "user")):
+        raise ValueError(f"no process: {own}")
+    started = None if own["started"] is None else float(own["started"])
+    since = float(entry["since"])
+    if not math.isfinite(since):
+        raise ValueError(f"no time: {since}")
+    process = ProcessIdentity(own["pid"], started, own["command"], own["user"])
+    return Holder(entry["device"], tuple(entry["chips"]), process, since)
 
 
 def _written(holder: Holder, file: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ._base import env, log
+from ._base import env, log, safe_files
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +48,7 @@ class _HostTrace:
         if self._events and os.getpid() == self._pid:
             self._directory.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"})
-            (self._directory / f"trace_{self._pid}.json").write_text(text)
+            safe_files.write_text(self._directory / f"trace_{self._pid}.json", text)
 
 
 def _settings() -> dict[str, Any]:

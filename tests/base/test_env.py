@@ -74,6 +74,19 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsy
         assert part in said
 
 
+@pytest.mark.usefixtures("fresh_handlers")
+def test_a_full_disk_is_one_warning_and_the_log_goes_to_stderr(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("POPTORCH_LOG_DEST", "/dev/full")
+    monkeypatch.setenv("POPTORCH_LOG_LEVEL", "INFO")
+    log.setup()
+    for number in range(3):
+        log.engine.info("line %d", number)
+    warned, *lines = capsys.readouterr().err.splitlines()
+    assert "POPTORCH_LOG_DEST cannot be written" in warned
+    assert "/dev/full: No space left on device" in warned
+    assert [line.rpartition("] ")[2] for line in lines] == ["line 0", "line 1", "line 2"]
+
+
 def test_a_line_of_the_trace_says_so(capsys, monkeypatch) -> None:
     monkeypatch.setattr(log, "_level", "TRACE")
     monkeypatch.setattr(log.engine, "level", logging.DEBUG)

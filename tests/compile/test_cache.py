@@ -139,6 +139,18 @@ def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, 
     assert files(folder) == ["1.popef"]
 
 
+def test_names_of_entries_say_nothing_to_a_terminal(folder: Path, capsys) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    facts = json.dumps({"input 0": "float32\n(4,)\tx", "training": "True"}).encode()
+    archive.write(folder / "\x1b[2J\n0.popef", {"facts.json": facts})
+    main(["cache", "--dir", str(folder), "list"])
+    main(["cache", "--dir", str(folder), "trim", "--max-mb", "0"])
+    listed, _, removed, _ = capsys.readouterr().out.splitlines()
+    assert listed.startswith("\\x1b[2J\\n0 ")
+    assert listed.endswith("training  float32\\n(4,)\\tx")
+    assert removed == "removed \\x1b[2J\\n0.popef"
+
+
 def of_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     monkeypatch.setattr(cache.os, "getuid", lambda: folder.stat().st_uid + 1)
@@ -149,6 +161,19 @@ def full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.archive, "write", write)
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.of_the_process.cache_clear()
+    folder = Path("/proc/cache")  # nobody can make one there
+    for _ in range(3):
+        cache.store_of(str(folder))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "Compiled code is not kept for later processes: executable cache /proc/cache" in said
+    assert "options.enableExecutableCaching(folder)" in said
+    cache.of_the_process.cache_clear()
 
 
 @pytest.mark.parametrize("spoil, said", [

@@ -175,3 +175,26 @@ def test_calls_rebuild_what_was_set(strategy):
     apply_calls(again, as_calls(options))
     assert (repr(again), repr(again._execution_strategy)) == (repr(options), repr(strategy))
     assert (as_calls(again), as_calls(Options())) == (as_calls(options), "")
+
+
+DEEP = 9**5
+NESTED = {
+    "lists": f"deviceIterations({'[' * DEEP}{']' * DEEP})",
+    "signs": f"deviceIterations({'-' * DEEP}1)",
+    "calls": f"deviceIterations(1){'.deviceIterations(1)' * 2000}",
+    "attributes": f"a{'.a' * 3000}()",
+    "some lists": f"deviceIterations({'[' * 150}{']' * 150})",
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_what_is_too_deep_is_an_error_of_the_file_and_applies_nothing(kind: str, config) -> None:
+    options = Options()
+    with pytest.raises(ConfigFileError, match="SyntaxError at line 2"):
+        options.loadFromFile(config(f"deviceIterations(7)\n{NESTED[kind]}\n"))
+    assert options.device_iterations == 1
+
+
+def test_json_that_is_too_deep_is_refused() -> None:
+    with pytest.raises(ValueError, match="values too deep"):
+        Options().from_json("[" * DEEP)

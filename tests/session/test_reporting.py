@@ -32,7 +32,7 @@ class Net(torch.nn.Module):
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, tmp_path):
     """Options that ask for reports: by the environment, by Python, or by both."""
-    monkeypatch.setattr(page, "write", lambda content, path: path.write_text("page"))
+    monkeypatch.setattr(page, "html", lambda content: "page")
 
     def make(environment=None, python=None) -> poptorch.Options:
         if environment is not None:
@@ -53,6 +53,31 @@ def training(opts: poptorch.Options) -> poptorch.PoplarExecutor:
 
 def names(directory) -> set[str]:
     return {path.name for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/tmp/outside", "..", "org/model"])
+def test_no_name_of_a_model_leaves_the_folder_of_reports(name: str, ask, tmp_path) -> None:
+    reports = tmp_path / "a" / "reports"
+    model = poptorch.inferenceModel(torch.nn.Linear(8, 8), ask(python=reports).modelName(name))
+    model(X)
+    model.destroy()
+    (folder,) = reports.iterdir()
+    assert folder.name == name.replace("/", "_").replace("..", "__" if name == ".." else "..")
+    assert names(folder) == FILES
+    assert names(tmp_path) == {"a"}
+
+
+def test_a_link_in_the_folder_of_reports_is_replaced_and_not_followed(ask, tmp_path) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "reports" / "inference"
+    mine.write_text("mine")
+    folder.mkdir(parents=True)
+    for name in FILES:
+        (folder / name).symlink_to(mine)
+    model = poptorch.inferenceModel(torch.nn.Linear(8, 8), ask(python=tmp_path / "reports"))
+    model(X)
+    model.destroy()
+    assert mine.read_text() == "mine"
+    assert not [path for path in folder.iterdir() if path.is_symlink()]
 
 
 @pytest.mark.slow

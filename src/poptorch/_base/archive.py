@@ -65,9 +65,17 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def from_json(data: bytes) -> Any:
+    """Return what JSON from a file says.
+
+    Raises:
+        ValueError: it is no JSON, too long, or values are too deep inside others.
+    """
     if len(data) > LARGEST_JSON:
         raise ValueError(f"{len(data)} bytes of JSON")
-    return json.loads(data)
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("values too deep inside others") from error
 
 
 def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:

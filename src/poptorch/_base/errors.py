@@ -24,6 +24,11 @@ def visible(text: str) -> str:
     return text.translate(_ESCAPED)
 
 
+def one_line(text: str) -> str:
+    """Escape line ends and tabs, too: a name in a table or a list stays in its place."""
+    return visible(text).replace("\t", "\\t").replace("\n", "\\n")
+
+
 class Error(Exception):
     """Any failure of the library, of a compilation or of a run.
 

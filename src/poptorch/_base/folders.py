@@ -6,7 +6,6 @@ change those, nobody else can put another folder in its place, neither before no
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import grp
@@ -16,7 +15,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from . import env, log
+from . import env, log, temporary_folders
 
 # Torch's own folder is no choice of the user's: as soon as its compiler is imported, also by a mere
 # trace, the variable has it.
@@ -140,8 +139,6 @@ def of_torchs_compiler() -> contextlib.AbstractContextManager[None]:
 def of_the_process(why: str) -> Path:
     log.engine.warning("Compiled code is not kept for later processes: %s", why)
     try:
-        folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")
+        return temporary_folders.folder("poptorch-code-")
     except OSError:  # a full disk, for one: whoever writes below this meets an error, and says so
         return Path(os.devnull) / "poptorch"
-    atexit.register(folder.cleanup)
-    return Path(folder.name)

@@ -66,6 +66,33 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
         return terminal.Stream(self._stream_name)
 
 
+class _File(logging.FileHandler):
+    """Writes to a file, and to stderr from the first line on that the file does not take."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the library's name)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        instead = _CurrentStream("stderr")
+        instead.setFormatter(self.formatter)
+        for logger in (python, engine):
+            if self in logger.handlers:
+                logger.removeHandler(self)
+                logger.addHandler(instead)
+        _warn_of_file(error)
+        instead.handle(record)
+        with contextlib.suppress(OSError):  # what it could not write is still in its buffer
+            self.close()
+
+
+def _warn_of_file(error: OSError) -> None:
+    python.warning(
+        "The file of POPTORCH_LOG_DEST cannot be written, the engine's log goes to stderr: %s: %s",
+        env.get("POPTORCH_LOG_DEST"), error.strerror,
+    )  # fmt: skip
+
+
 def setup() -> None:
     terminal.open_closed_descriptors()
     colour = terminal.Stream("stdout").isatty() and terminal.Stream("stderr").isatty()
@@ -75,12 +102,9 @@ def setup() -> None:
             handler: logging.Handler = _CurrentStream("stderr")
             try:
                 is_stream = where in ("stderr", "stdout")
-                handler = _CurrentStream(where) if is_stream else logging.FileHandler(where, "w")
+                handler = _CurrentStream(where) if is_stream else _File(where, "w")
             except OSError as error:
-                python.warning(
-                    "The file of POPTORCH_LOG_DEST cannot be written, the engine's log goes to "
-                    "stderr: %s: %s", where, error.strerror,
-                )  # fmt: skip
+                _warn_of_file(error)
             handler.setFormatter(_Formatter(colour and where != destination))
             logger.addHandler(handler)
     set_level(env.get("POPTORCH_LOG_LEVEL"))

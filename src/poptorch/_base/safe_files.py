@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_LEFT = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LEFT = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 _MOST_LINKS = 40  # that the kernel follows
 _LONGEST_NAME = 200  # bytes; most file systems take 255
@@ -63,6 +63,12 @@ def _check_link(link: Path) -> None:
         raise PermissionError(errno.EACCES, why, str(link))
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; see ``replacing``."""
+    with replacing(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write a new file, which takes the place of what has this name when all of it is written.
@@ -88,9 +94,9 @@ def _unfinished(path: Path) -> tuple[BinaryIO, Path]:
     known = _permissions(path)
     while True:
         temporary = path.with_name(f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}")
-        handle = os.open(temporary, _NEW, 0o666 if known is None else known)
+        handle = os.open(temporary, NEW, 0o666 if known is None else known)
         file = os.fdopen(handle, "w+b")
-        if not _is_lost(handle):
+        if is_marked(handle):
             break
         file.close()
     if known is not None:
@@ -119,22 +125,22 @@ def _host() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
-def _is_lost(handle: int) -> bool:
-    """Mark a new file; return whether another process takes it for one that was left."""
+def is_marked(handle: int) -> bool:
+    """Mark a new file as in use; False if another process takes it for one that was left."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks, where nobody removes what was left
         return False
-    return not os.fstat(handle).st_nlink
+    except OSError:  # a file system without locks, where nobody removes what was left
+        return True
+    return os.fstat(handle).st_nlink > 0
 
 
 def _remove_left(path: Path) -> None:
     """Remove what writers of this file have left who were killed."""
     for left in path.parent.glob(glob.escape(_prefix(path)) + "*-????????"):
         with contextlib.suppress(OSError):  # it is being written, or somebody else's
-            handle = os.open(left, _LEFT)
+            handle = os.open(left, LEFT)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()

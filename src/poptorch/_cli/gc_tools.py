@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import _pod, _systems
 from .._base import VERSION
+from .._base.errors import one_line
 from .._pod import Holder
 from .._systems import System
 from .commands import Misuse, command, misuse, page
@@ -70,8 +71,8 @@ def _processes(system: System, holders: Sequence[Holder]) -> str:
         return f"No attached processes in partition {system.name}"
     rows = [
         (
-            str(holder.process.pid), holder.process.command, _elapsed(holder),
-            holder.process.user, str(chip), f"{system.kind.clock_mhz}MHz",
+            str(holder.process.pid), one_line(holder.process.command), _elapsed(holder),
+            one_line(holder.process.user), str(chip), f"{system.kind.clock_mhz}MHz",
             _UNKNOWN, _UNKNOWN, _UNKNOWN,
         )
         for holder in holders

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base import VERSION, env
-from .._base.errors import described
+from .._base.errors import described, one_line
 from .._compile import passes_text
 from .._compile.cache import Entry, differences, entries, trim
 from ..options import Options
@@ -119,7 +119,8 @@ def _list(chosen: argparse.Namespace) -> int:
     present = entries(_folder(chosen))
     for entry in present:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        print(f"{entry.path.stem}  {when}  {entry.size / MEGABYTE:8.2f} MB  {entry.headline}")
+        key = one_line(entry.path.stem)
+        print(f"{key}  {when}  {entry.size / MEGABYTE:8.2f} MB  {entry.headline}")
     total = sum(entry.size for entry in present)
     print(f"{len(present)} entries, {total / MEGABYTE:.2f} MB")
     return 0
@@ -148,7 +149,7 @@ def _trim(chosen: argparse.Namespace) -> int:
     newer = None if chosen.days is None else time.time() - chosen.days * 86400
     removed = trim(_folder(chosen), keep, newer)
     for path in removed:
-        print(f"removed {path.name}")
+        print(f"removed {one_line(path.name)}")
     print(f"{len(removed)} entries removed")
     return 0
 

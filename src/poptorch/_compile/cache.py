@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 
 from .._base import VERSION, archive, keyed, log, trees
-from .._base.errors import visible
+from .._base.errors import one_line
 from .._base.folders import of_the_process, of_the_user, trouble
 from .._ir import graph_json
 from .._ir.graph import Graph
@@ -182,10 +182,14 @@ def store_of(directory: str | None) -> Store:
     if directory is None:
         return default_store()
     folder = Path(directory)
-    if not folder.exists():
-        log.engine.warning('Specified directory not found. Creating "%s" directory', directory)
+    is_new = not folder.exists()
     why = trouble(folder, on_the_way=False)  # only files with the user's digest are used
-    return Store(folder if why is None else of_the_process(f"executable cache {folder}: {why}"))
+    if why is not None:
+        remedy = "name a folder of yours: options.enableExecutableCaching(folder)"
+        return Store(of_the_process(f"executable cache {folder}: {why}; {remedy}"))
+    if is_new:
+        log.engine.warning('Specified directory not found. Creating "%s" directory', directory)
+    return Store(folder)
 
 
 # Programs.
@@ -299,7 +303,7 @@ def _facts(data: bytes) -> Facts:
     facts = archive.from_json(data)  # which anybody may have written
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
         raise ValueError("no texts by name")
-    return {visible(name): visible(text) for name, text in facts.items()}
+    return {one_line(name): one_line(text) for name, text in facts.items()}
 
 
 def differences(here: Facts, there: Facts) -> list[str]:

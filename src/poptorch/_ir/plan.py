@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._base.errors import one_line
 from .._base.tables import html_text, size_text, table, time_text
 from .blocks import (
     Direction,
@@ -146,7 +147,7 @@ class Plan:
 
     def __str__(self) -> str:
         name = self.spec.runtime.model_name
-        lines = [f"model {name}"] if name else []
+        lines = [f"model {one_line(name)}"] if name else []  # it may come from anybody's file
         lines += [self.tier] if self.tier else []
         lines += _indented(self.libraries)
         lines += [str(self.prepared or self.program), _headline(self), *_indented(_stages(self))]

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from .. import _compile
-from .._base import log, processes, source
+from .._base import log, processes, safe_files, source
 from .._base.errors import Error
 from .._ipu_model import page, profile
 from .._ipu_model.estimate import Estimate
@@ -150,7 +150,7 @@ class Reports:
         self._written = self._count
         spec = now.spec
         name = spec.runtime.model_name or ("training" if spec.training else "inference")
-        directory = Path(str(spec.runtime.report)) / name
+        directory = Path(str(spec.runtime.report)) / safe_files.name_from(name)
         try:
             estimate = self.priced(now)
         except Error as error:
@@ -176,9 +176,9 @@ class Reports:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for file in (profile.NAME, OLD_NAME):
-                (directory / file).write_text(text)
-            (directory / "trace.json").write_text(of_trace)
-            page.write(content, directory / "report.html")
+                safe_files.write_text(directory / file, text)
+            safe_files.write_text(directory / "trace.json", of_trace)
+            safe_files.write_text(directory / "report.html", page.html(content))
         except OSError as error:  # a full disk, for one: the run is worth more than its report
             if not self._unwritten:
                 log.python.warning("The profile report cannot be written: %s", error)

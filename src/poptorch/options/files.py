@@ -19,6 +19,7 @@ from .table import Backend, Private, Setting, Value, show
 
 _PRIVATE_GROUPS = ("_Popart", "_popart")
 _MODULES = ("poptorch", "torch")
+_DEEPEST = 100  # nodes of Python's grammar inside one another; calls of options have some ten
 _UNDERSTOOD = (
     *(ast.Call, ast.Attribute, ast.Name, ast.keyword, ast.expr_context),
     *(ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.UnaryOp, ast.unaryop),
@@ -55,7 +56,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
             continue
         try:
             calls.append((f"line {number} of {name}: {statement}", _parse(statement)))
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             detail = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ConfigFileError(
                 f"SyntaxError at line {len(calls) + 1} of {name}: {detail} "
@@ -127,9 +128,19 @@ def _parse(statement: str) -> ast.Call:
     beginning: ast.expr = tree
     while isinstance(beginning, (ast.Call, ast.Attribute)):
         beginning = beginning.func if isinstance(beginning, ast.Call) else beginning.value
+    _check_depth(tree)
     for node in ast.walk(tree):
         _check_node(node, beginning)
     return tree
+
+
+def _check_depth(tree: ast.AST) -> None:
+    """Refuse what could not be evaluated without reaching Python's limit in the middle."""
+    level, depth = [tree], 0
+    while level:
+        level, depth = [n for each in level for n in ast.iter_child_nodes(each)], depth + 1
+        if depth > _DEEPEST:
+            raise ValueError("values too deep inside others")
 
 
 def _check_node(node: ast.AST, options: ast.AST) -> None:
@@ -199,7 +210,13 @@ def _module_member(module: str, name: str) -> Any:
 
 def apply_json(options: Any, text: str) -> None:
     """Setters are all looked up before any call."""
-    calls = json.loads(text)
+    try:
+        calls = json.loads(text)
+    except RecursionError as error:
+        raise InvalidValue(
+            "Options are a JSON object of setters and arguments",
+            got="values too deep inside others",
+        ) from error
     if not isinstance(calls, dict):
         raise InvalidValue("Options are a JSON object of setters and arguments", got=text)
     setters = [(_accessor(options, path), value) for path, value in calls.items()]

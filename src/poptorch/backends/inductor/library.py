@@ -11,12 +11,11 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..._base import env, private
+from ..._base import env, private, temporary_folders
 from ..protocol import Code, Compiled
 
 ENTRY = "inductor_entry_cpp"
@@ -65,8 +64,8 @@ def load(code: bytes) -> Compiled:
     # The library finds torch's accessor of tensors by this variable, as torch's own loader sets it.
     address = str(private.torchinductor_pyobject_tensor_data_ptr)
     env.put("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", address)
-    with tempfile.TemporaryDirectory(prefix="poptorch-code-") as folder:
-        path = Path(folder) / "code.so"  # a loaded library needs no name in the file system
+    with temporary_folders.folder_meanwhile("poptorch-code-") as folder:
+        path = folder / "code.so"  # a loaded library needs no name in the file system
         path.write_bytes(code)
         spec = importlib.util.spec_from_file_location(f"poptorch_code.{ENTRY}", path)
         assert spec is not None
