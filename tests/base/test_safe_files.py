@@ -89,6 +89,15 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     assert not path.is_symlink()
 
 
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(OSError, match="no regular file"):
+            write(path, b"new")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert names(tmp_path) == ["pipe"]
+
+
 def test_links_of_the_user_are_followed_to_their_end(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "first").symlink_to("folder/second")

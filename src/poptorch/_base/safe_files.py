@@ -75,6 +75,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     A link of this name is replaced. New files get the permissions that the umask leaves; a file
     that is replaced passes its permissions on.
+
+    Raises:
+        OSError: it cannot be written, or a device or a pipe has this name.
     """
     _remove_left(path)
     file, temporary = _unfinished(path)
@@ -111,7 +114,10 @@ def _permissions(path: Path) -> int | None:
         status = path.lstat()
     except FileNotFoundError:
         return None
-    own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    kind = stat.S_IFMT(status.st_mode)
+    if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):  # root would replace /dev/null
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    own = kind == stat.S_IFREG and status.st_uid == os.geteuid()
     return status.st_mode & _PERMISSIONS if own else None
 
 
