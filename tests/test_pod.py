@@ -20,7 +20,6 @@ from helpers.patience import HANGS, eventually
 from helpers.source_tree import PACKAGE
 from helpers.wrapping import options
 from poptorch import _pod, _systems
-from poptorch._cli import gc_tools
 
 # A process that holds devices loads the pod's own modules only, not torch.
 PROLOGUE = f"""
@@ -233,21 +232,6 @@ def test_an_unusable_directory_is_one_warning(place: str, tmp_path, monkeypatch,
     _pod.acquire(_systems.current().chips).release()
     assert caplog.text.count("POPTORCH_POD_DIR") == 1
     shutil.rmtree(own[0])
-
-
-def test_names_of_processes_say_nothing_to_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lease = _pod.acquire(1)
-    (file,) = (tmp_path / "pod").glob("*.json")
-    entry = json.loads(file.read_text())
-    entry["process"] |= {"command": "\x1b[2Jpython\n", "user": "a\tb"}
-    file.write_text(json.dumps(entry))
-    gc_tools.monitor([])
-    printed = capsys.readouterr().out
-    assert "\\x1b[2Jpython\\n" in printed
-    assert "a\\tb" in printed
-    lease.release()
 
 
 def test_collecting_a_lease_while_another_is_acquired_loses_nothing(monkeypatch) -> None:

@@ -464,6 +464,20 @@ def test_the_table_is_drawn_as_the_real_one() -> None:
     assert box(titles, gc_tools._CARD_WIDTHS, [gc_tools._CARD_HEAD, row]) == CARDS
 
 
+def test_names_of_processes_say_nothing_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = _pod.acquire(1)
+    (file,) = tmp_path.glob("*.json")
+    entry = json.loads(file.read_text())
+    entry["process"] |= {"command": "\x1b[2Jpython\n", "user": "a\tb"}
+    file.write_text(json.dumps(entry))
+    printed = output(monitor, capsys)
+    assert "\\x1b[2Jpython\\n" in printed
+    assert "a\\tb" in printed
+    lease.release()
+
+
 def test_monitor_shows_devices_and_processes(capsys) -> None:
     text = output(monitor, capsys)
     assert "Partition: virtual-mk2-4 [active] has 4 reconfigurable IPUs" in text
