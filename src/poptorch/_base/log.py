@@ -6,6 +6,7 @@ import collections
 import contextlib
 import difflib
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
