@@ -111,6 +111,19 @@ def test_what_is_wrapped() -> None:
         poptorch.trainingModel(model, options())
 
 
+class Counted(nn.Parameter):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError("no operator of it is called")
+
+
+@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
+def test_a_parameter_of_a_class_with_operators_of_its_own_is_refused_by_name(wrap) -> None:
+    model = Having(lambda m, x: x * m.weight, weight=Counted(torch.ones(3)))
+    with pytest.raises(poptorch.Error, match="'weight' is a Counted"):
+        wrap(model, options())
+
+
 @pytest.mark.spec("executor", 38)
 def test_training_flags_of_which_the_outermost_stays_in_a_training_model(caplog) -> None:
     model = Having(lambda m, x: (x, m.training, m.sub.training), sub=nn.Dropout(0.5))

@@ -13,6 +13,7 @@ from torch import nn
 from . import _compile
 from ._base.archive import InvalidFile
 from ._base.errors import AssertionFailure, Error, InvalidType
+from ._capture import tensors_of
 from ._session import files, hooks, loading, wrapping
 from .enums import ConnectionType
 from .executor import PoplarExecutor
@@ -201,6 +202,7 @@ def _module(model: Any) -> nn.Module:
         return model.model
     if isinstance(model, nn.Module):
         _check_scripted(model)
+        _check_parameters(model)
         return model
     if callable(model) and not isinstance(model, type):
         return _Function(model)
@@ -223,6 +225,17 @@ def _check_scripted(module: nn.Module) -> None:
                     fix="wrap the module that was scripted or traced; scripted functions and "
                     "scripted modules without weights can stay in it",
                 )
+
+
+def _check_parameters(module: nn.Module) -> None:
+    for path, tied in tensors_of(module, values=False).items():
+        kind = type(tied.tensor)
+        if tied.is_parameter and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise Error(
+                "A parameter of a class with operators of its own cannot be compiled",
+                got=f"'{path}' is a {kind.__name__}, which defines __torch_dispatch__",
+                fix="give the model an nn.Parameter of a plain tensor, and convert it in forward",
+            )
 
 
 def _check_buffers(module: nn.Module) -> None:

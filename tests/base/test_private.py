@@ -117,7 +117,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 ELSEWHERE = (private.COMPILER, lost_without("while_loop_op"))  # a test of their own, below
-_SAID = "setup_stacktrace_preservation_hooks loader get_graph_module_cls create_node"
+_SAID = (
+    "setup_stacktrace_preservation_hooks loader get_graph_module_cls create_node "
+    "engine_run_backward"
+)
 ALWAYS_SAID = set(map(lost_without, _SAID.split()))
 ALONE = [n for lost, names in (REQUIRED | OPTIONAL).items() for n in names if lost not in ELSEWHERE]
 IN_CAPTURE = [name for name in ALONE if lost_without(name) not in (*REQUIRED, *IN_COMPILER)]
@@ -246,13 +249,17 @@ torch._C: _aoti.alloc_tensors_by_stealing_from_void_ptrs _aoti.unsafe_alloc_void
 torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_unwrapped
 torch._C: _functorch.is_batchedtensor
 torch._C: _functorch._is_vmap_fallback_enabled _functorch._set_vmap_fallback_enabled
-torch._C: ScriptMethod _AutoDispatchBelowAutograd _set_grad_enabled
+torch._C: _AutoDispatchBelowAutograd _is_torch_function_enabled _set_grad_enabled
+torch._C: ScriptMethod TensorBase._make_subclass
 torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
 torch._decomp.decompositions: rnn_relu_data rnn_tanh_data
 torch._dynamo.config: error_on_nested_fx_trace
 torch._functorch._aot_autograd.logging_utils: setup_stacktrace_preservation_hooks
 torch._functorch.compile_utils: fx_graph_cse
+torch._functorch.eager_transforms: _wrap_tensor_for_grad
+torch._functorch.vmap: _create_batched_inputs
 torch._guards: TracingContext tracing
+torch.autograd: _engine_run_backward
 torch._higher_order_ops.cond: cond_op
 torch._higher_order_ops.flex_attention: math_attention
 torch._higher_order_ops.while_loop: while_loop_op
@@ -303,6 +310,7 @@ OF = [
     (lambda: torch.ones(1).untyped_storage(), "_cdata"),
     (lambda: torch.nn.BatchNorm1d(1), "_check_input_dim _get_name _modules"),
     (lambda: torch.nn.BatchNorm1d(1), "_forward_hooks _forward_pre_hooks"),
+    (lambda: torch.nn.GRU(1, 1), "_flat_weights"),
     (lambda: Adam([torch.ones(1)]), "_optimizer_step_post_hooks _optimizer_step_pre_hooks"),
     (lambda: Distribution, "_validate_args"),
     (lambda: private.loader, "eval_cache"),

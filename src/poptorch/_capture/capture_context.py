@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,11 @@ from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
 from . import marks, trace
 from .casting import Casting
+from .held import Held
 from .higher_order import refuse_writes, stand_in
 from .losses import LOSS_FUNCTIONS
 from .recorded import recorded, surroundings_waiting
-from .replaced import ModelTensor, changed
+from .replaced import changed
 from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, Frozen, ValueReads
 
@@ -32,9 +33,13 @@ _IPU, _DEVICE = re.compile(r"ipu(:\d+)?"), torch.device("cpu")  # of what is tra
 class CaptureContext(Capture):
     stochastic: bool = False  # the program rounds to float16 at random
     reads: ValueReads = field(default_factory=ValueReads)
+    held: Held = field(default_factory=Held)
+
+    def mark_loss(self, loss: torch.Tensor, name: str) -> None:
+        super().mark_loss(self.held.traced(loss), name)
 
     def identify(self, tensor: torch.Tensor) -> int | None:
-        node = recorded(outermost(tensor))
+        node = recorded(outermost(self.held.traced(tensor)))
         return None if node is None else list(node.graph.nodes).index(node)
 
     @contextlib.contextmanager
@@ -62,27 +67,50 @@ class CaptureContext(Capture):
 
 
 class Overrides(TorchFunctionMode):
-    """Traced tensors take the place of those that lists and closures of forward hold."""
+    """What torch's functions get, and what takes their place, while forward is captured."""
 
-    def __init__(
-        self,
-        context: CaptureContext,
-        places: Mapping[str, ModelTensor],
-        values: Mapping[str, torch.Tensor],
-        precision: Precision,
-        priced: bool,
-    ) -> None:
+    def __init__(self, context: CaptureContext, precision: Precision, priced: bool) -> None:
         super().__init__()
         self._context, self._priced = context, priced
-        self._traced = {id(tied.tensor): values[path] for path, tied in places.items()}
         self._casting = Casting(precision)
+        self._in_function = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # The mode is off while the function runs: functions inside functions are torch's own.
-        args = tuple(map(self._traced_of, args))
-        kwargs = {name: self._traced_of(value) for name, value in (kwargs or {}).items()}
+        outer, self._in_function = self._in_function, True
+        try:
+            return self._answer(func, args, kwargs or {})
+        finally:
+            self._in_function = outer
+
+    def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        held = self._context.held
+        if held.has_classes and private.is_torch_function_enabled():
+            for kind in held.classes(args, kwargs):
+                of_class: Any = kind.__torch_function__
+                with self.on():
+                    result = of_class(func, (kind,), args, kwargs)
+                if result is not NotImplemented:
+                    return result
+        given = {name: self._given(value) for name, value in kwargs.items()}
+        return held.users(self._called(func, tuple(map(self._given, args)), given))
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Within the block user code runs, also where one of torch's functions calls it."""
+        if not self._in_function:
+            yield
+            return
+        self._in_function = False
+        try:
+            with self:
+                yield
+        finally:
+            self._in_function = True
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         loss, called = LOSS_FUNCTIONS.get(func) if self._context.training else None, func
         func, args, kwargs = self._casting(func, args, kwargs)
         operator = stand_in(func)
@@ -106,7 +134,7 @@ class Overrides(TorchFunctionMode):
 
     def _within(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            with self.on():
                 return function(*args, **kwargs)
 
         return run
@@ -118,15 +146,17 @@ class Overrides(TorchFunctionMode):
                 end = Candidate(result, resolve_name(function) or "", source.calling_line())
                 self._context.ends[node] = end
 
-    def _traced_of(self, value: Any) -> Any:
+    def _given(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._traced.get(id(value), value)
+            return self._context.held.traced(value)
         if isinstance(value, (str, torch.device)):
             return _DEVICE if _IPU.fullmatch(str(value)) else value
         if isinstance(value, Frozen):
             return self._context.reads.computed_with(value)
         if type(value) is slice:
-            return slice(*map(self._traced_of, (value.start, value.stop, value.step)))
+            return slice(*map(self._given, (value.start, value.stop, value.step)))
         if type(value) in (list, tuple):
-            return type(value)(map(self._traced_of, value))
+            return type(value)(map(self._given, value))
+        if type(value) is dict:
+            return {key: self._given(item) for key, item in value.items()}
         return value

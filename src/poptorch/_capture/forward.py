@@ -20,11 +20,12 @@ from .._ops import annotate
 from .._ops.context import autocast_settings, listening
 from . import scripts
 from .capture_context import CaptureContext, Overrides
+from .doors import watched
 from .failures import explained
 from .losses import final_loss
 from .metrics import intercepted, refused
 from .recorded import recorded
-from .replaced import ModelTensor, replaced
+from .replaced import ModelTensor, OwnDicts, replaced
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
@@ -146,25 +147,25 @@ def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
 
 
 @contextlib.contextmanager
-def _user_code(
-    request: Request, context: CaptureContext, leaves: Mapping[str, torch.Tensor]
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Also for what runs again later; yields what forward reassigns, after the block."""
+def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iterator[None]:
+    """Also for what runs again later."""
 
     def again() -> contextlib.AbstractContextManager[object]:
-        return _user_code(request, context, {**leaves, **reassigned})
+        return _user_code(request, context, own)
 
     precision = request.precision
+    overrides = Overrides(context, precision, request.priced)
     with (
-        replaced(request.module, request.tensors, leaves, request.users, again) as reassigned,
-        context.reads.by_torch(),
-        scripts.followed(context.reads),
+        replaced(request.module, own, again),
+        watched(context.held, overrides.on),
+        context.reads.by_torch(context.held.caught),
+        scripts.followed(context.reads, context.held),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
         # Only here: casts are recorded, and what is made of the graph later must not cast again.
         torch.autocast("cpu", request.casts, request.casts is not None),
-        Overrides(context, request.tensors, leaves, precision, request.priced),
+        overrides,
     ):
-        yield reassigned
+        yield
 
 
 def run_forward(
@@ -173,20 +174,29 @@ def run_forward(
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
-    names = Names(request.module, request.module_scopes)
+    names, held = Names(request.module, request.module_scopes), context.held
+    own = OwnDicts(request.module, request.users, request.tensors)
+    for path, tied in request.tensors.items():
+        held.add(tied.tensor, leaves[path])
+
+    def heard(module: nn.Module, output: Any, scope: str) -> None:
+        names.heard(module, held.traced(trees.flatten(output)[0]), scope)
+
     with (
-        _user_code(request, context, leaves) as reassigned,
+        _user_code(request, context, own),
         listening(context),
         explained(request.module, request.inputs_text),
         OverwriteContextManager.active(),
         intercepted(refused),
-        annotate.in_forward(names.heard),
+        annotate.in_forward(heard),
     ):
         returned = request.call(batch)
+    after = {path: held.traced(tensor) for path, tensor in own.reassigned(leaves).items()}
     tensors, structure = trees.flatten(returned, "output")
+    tensors = held.traced(tensors)
     refuse_holders(structure.constants, "forward returns an object whose tensors cannot be seen")
     loss = None
     if request.training:
         loss = final_loss(context, request.module, tensors, structure)
     hosts = {at: tensor for at, tensor in enumerate(tensors) if recorded(tensor) is None}
-    return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)
+    return Forward(tensors, structure, loss, {**leaves, **after}, names, hosts)

@@ -49,7 +49,9 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]
     modules = [*module.named_modules()]
     for holder in _HOLDERS:
         for prefix, owner in modules:
-            for name, tensor in items(getattr(owner, holder)):
+            held = getattr(owner, holder)
+            # TorchScript's modules have others than dicts; those that can be captured hold nothing.
+            for name, tensor in items(held) if isinstance(held, dict) else ():
                 if tensor is None:
                     continue
                 path = f"{prefix}.{name}" if prefix else name
@@ -60,19 +62,110 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]
     return dict(by_identity.values())
 
 
+class _Noting(dict[str, Any]):
+    """A copy of a dict that notes the user's line of each assignment and removal."""
+
+    def __init__(self, before: dict[str, Any]) -> None:
+        super().__init__(before)
+        self.before = dict(self)
+        self.lines: dict[str, str | None] = {}
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.lines[name] = source.calling_line()
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self.lines[name] = source.calling_line()
+        super().__delitem__(name)
+
+
+class OwnDicts:
+    """The dicts of parameters and buffers that only the capturing thread sees.
+
+    They begin with the user's own tensors. What ``forward`` assigns is in them when its checkpoints
+    run again, and no other thread sees it.
+    """
+
+    def __init__(
+        self, root: nn.Module, users: nn.Module, places: Mapping[str, ModelTensor]
+    ) -> None:
+        self._places = places
+        self._paths = {part: path for path, part in root.named_modules()}
+        self._mine: dict[tuple[nn.Module, str], _Noting] = {}
+        by_dict: dict[int, _Noting] = {}  # the user's module shares its dicts with the root
+        for owner in dict.fromkeys((*root.modules(), users)):
+            for holder in _HOLDERS:
+                own = owner.__dict__[holder]
+                if isinstance(own, dict):  # TorchScript's are not
+                    mine = by_dict.setdefault(id(own), _Noting(own))
+                    self._mine[owner, holder] = mine
+
+    def changes(self) -> Iterator[Change]:
+        for (owner, holder), mine in self._mine.items():
+            yield owner, holder, PerThread(owner.__dict__[holder], mine)
+
+    def reassigned(self, traced: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return by path what was assigned to buffers; refuse what a program cannot follow.
+
+        ``traced``: by path, a tensor of the shape and type that the program keeps.
+        """
+        for (owner, holder), mine in self._mine.items():
+            for name, tensor in mine.items():
+                if tensor is not None and mine.before.get(name) is None:
+                    raise self._filled(owner, holder, name, tensor)
+        found: dict[str, torch.Tensor] = {}
+        for path, tied in self._places.items():
+            first, *others = (self._mine[place[:2]].get(place[2]) for place in tied.places)
+            if first is tied.tensor and all(other is first for other in others):
+                continue
+            for place, now in zip(tied.places, (first, *others), strict=True):
+                if now is None or now is not first or place[1] != "_buffers":
+                    raise self._lost(path, place, now)
+                if _kind(now) != _kind(traced[path]):
+                    raise self._lost(path, place, now)
+                found[path] = now
+        return found
+
+    def _lost(self, path: str, place: Place, now: Any) -> Error:
+        owner, holder, name = place
+        what = "parameter" if holder == "_parameters" else "buffer"
+        verb = "removed from" if now is None else "reassigned within"
+        return Error(
+            f"{what.capitalize()} '{path}' is {verb} the model",
+            got=f"forward of {type(owner).__name__} binds another value to self.{name}",
+            where=self._line(owner, holder, name),
+            fix=f"change its value in place: self.{name}.copy_(new_value)",
+        )
+
+    def _filled(self, owner: nn.Module, holder: str, name: str, now: torch.Tensor) -> Error:
+        path = ".".join(filter(None, (self._paths.get(owner, ""), name)))
+        what, known = holder.strip("_")[:-1], name in self._mine[owner, holder].before
+        return Error(
+            f"forward gives the model a {what} that it did not have",
+            got=f"{what} '{path}' {'was None' if known else 'was not there'} before, and is a "
+            f"tensor of shape {tuple(now.shape)} then: a program's state is fixed when it is "
+            "compiled",
+            where=self._line(owner, holder, name),
+            fix=(
+                "call the module once without poptorch before you wrap it",
+                f"or make it in __init__, with its shape: self.{name} = ...",
+            ),
+        )
+
+    def _line(self, owner: nn.Module, holder: str, name: str) -> str | None:
+        line = self._mine[owner, holder].lines.get(name)
+        return line or source.definition_line(type(owner).forward)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
 @contextlib.contextmanager
 def replaced(
-    root: nn.Module,
-    places: Mapping[str, ModelTensor],
-    values: Mapping[str, torch.Tensor],
-    users: nn.Module,
-    again: Callable[[], AbstractContextManager[object]],
-) -> Iterator[dict[str, torch.Tensor]]:
-    """``again`` makes the context in which checkpoints run again in the backward pass.
-
-    Yields:
-        After the block, what each buffer was reassigned to.
-    """
+    root: nn.Module, own: OwnDicts, again: Callable[[], AbstractContextManager[object]]
+) -> Iterator[None]:
+    """``again`` makes the context in which checkpoints run again in the backward pass."""
     over, thread = False, threading.get_ident()
 
     def checkpointed(
@@ -85,11 +178,10 @@ def replaced(
         chosen = run if threading.get_ident() == thread else fn
         return usual(chosen, *rest, **settings)
 
-    reassigned: dict[str, torch.Tensor] = {}
     # Checkpoints of the older kind start a backward pass inside of the one that is captured.
     newer = staticmethod(by_thread(_newer_checkpoint, CheckpointFunction.apply))
     changes = [
-        *_tensors(places, values, users),
+        *own.changes(),
         *_methods(root),
         (CheckpointFunction, "apply", newer),
         # What Dynamo skips once, as nothing can be compiled here, it skips in eager code, too.
@@ -99,9 +191,7 @@ def replaced(
     ]
     try:
         with changed(changes), _checkpoints(checkpointed), _without_dynamo():
-            yield reassigned
-            for path, tied in places.items():
-                _check(path, tied, values[path], reassigned)
+            yield
     finally:
         over = True
 
@@ -120,48 +210,11 @@ def changed(changes: list[Change]) -> Iterator[None]:
 
 def _set(owner: Any, name: str, value: Any) -> None:
     # Modules have a ``__setattr__`` of their own.
-    kind = type if isinstance(owner, type) else object
+    kind: Any = type(owner) if isinstance(owner, type) else object
     if value is _ABSENT:
         kind.__delattr__(owner, name)
     else:
         kind.__setattr__(owner, name, value)
-
-
-def _tensors(
-    places: Mapping[str, ModelTensor], values: Mapping[str, torch.Tensor], users: nn.Module
-) -> Iterator[Change]:
-    seen: dict[int, dict[str, torch.Tensor]] = {}  # by the dict that they stand in
-    for path, tied in places.items():
-        for owner, holder, name in tied.places:
-            own = owner.__dict__[holder]
-            seen.setdefault(id(own), dict(own))[name] = values[path]
-    owners = {owner for tied in places.values() for owner, _, _ in tied.places}
-    for owner in {*owners, users}:
-        for holder in _HOLDERS:
-            own = owner.__dict__[holder]
-            if id(own) in seen:
-                yield owner, holder, PerThread(own, seen[id(own)])
-
-
-def _check(
-    path: str, tied: ModelTensor, value: torch.Tensor, reassigned: dict[str, torch.Tensor]
-) -> None:
-    for owner, holder, name in tied.places:
-        now = getattr(owner, holder).get(name)
-        if now is value:
-            continue
-        fits = isinstance(now, torch.Tensor) and now.shape == value.shape
-        if holder == "_buffers" and fits and now.dtype == value.dtype:
-            reassigned[path] = now
-            continue
-        what = "parameter" if holder == "_parameters" else "buffer"
-        verb = "removed from" if now is None else "reassigned within"
-        raise Error(
-            f"{what.capitalize()} '{path}' is {verb} the model",
-            got=f"forward of {type(owner).__name__} binds another value to self.{name}",
-            where=source.definition_line(type(owner).forward),
-            fix=f"change its value in place: self.{name}.copy_(new_value)",
-        )
 
 
 def _methods(root: nn.Module) -> Iterator[Change]:
@@ -177,7 +230,7 @@ def _methods(root: nn.Module) -> Iterator[Change]:
 
 
 def _check_shape(layer: Any, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
-    dtype: Any = layer.weight_ih_l0.dtype
+    dtype: Any = layer._flat_weights[0].dtype  # looking at a parametrized weight computes it
     type(layer).check_input(layer, x.new_empty(x.shape, dtype=dtype, device="meta"), sizes)
 
 

@@ -14,20 +14,25 @@ from typing import Any
 import torch
 
 from .._base import private
+from .held import Held
 from .value_reads import ValueReads
 
 
 @contextlib.contextmanager
-def followed(reads: ValueReads) -> Iterator[None]:
-    """Within the block scripts raise in this thread what answering their questions raised."""
+def followed(reads: ValueReads, held: Held) -> Iterator[None]:
+    """Within the block scripts get traced tensors, and raise what answering their questions raised.
+
+    Both in this thread only.
+    """
     thread = threading.get_ident()
 
     def call(usual: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return usual(*args, **kwargs)
+        args, kwargs = held.traced(args), held.traced(kwargs)
         with reads.by_script() as raised:
             try:
-                return usual(*args, **kwargs)
+                return held.users(usual(*args, **kwargs))
             except RuntimeError:
                 if raised:
                     raise raised[0] from None

@@ -207,9 +207,16 @@ class ValueReads:
                 answer,
             )
 
-    def by_torch(self) -> Any:
-        """Within the block the questions of torch's own compiled code are answered, too."""
-        return answering(self._answer_torch)
+    def by_torch(self, caught: Callable[..., Any]) -> Any:
+        """Within the block the questions of torch's own compiled code are answered, too.
+
+        ``caught`` returns the arguments that an operator gets, and keyword arguments.
+        """
+
+        def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._answer_torch(func, *caught(func, args, kwargs))
+
+        return answering(answer)
 
     @contextlib.contextmanager
     def by_script(self) -> Iterator[list[BaseException]]:
