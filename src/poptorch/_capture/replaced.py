@@ -119,9 +119,9 @@ class OwnDicts:
             if first is tied.tensor and all(other is first for other in others):
                 continue
             for place, now in zip(tied.places, (first, *others), strict=True):
-                if now is None or now is not first or place[1] != "_buffers":
+                if now is not first or place[1] != "_buffers":
                     raise self._lost(path, place, now)
-                if _kind(now) != _kind(traced[path]):
+                if now is None or _kind(now) != _kind(traced[path]):
                     raise self._lost(path, place, now)
                 found[path] = now
         return found
