@@ -19,6 +19,7 @@ from .._ir import blocks
 from .._ir.operators import RESHAPES, Operator, is_pointwise
 from .._ops import exchanges
 from .._ops.traceable import lstm_layer, lstm_layer_backward
+from .promotion import computed
 from .recorder import ORDERS, Writes
 
 aten = torch.ops.aten
@@ -132,7 +133,17 @@ def batched(call: Call) -> Any:
     result = NotImplemented if rule is None else rule(call)
     if result is NotImplemented and is_pointwise(call.node):
         result = _pointwise(call)
-    return vectorised(call) if result is NotImplemented else result
+    result = vectorised(call) if result is NotImplemented else result
+    _check_types(call.node.meta.get("val"), result)
+    return result
+
+
+def _check_types(one: Any, several: Any) -> None:
+    """Let micro-batches run one after another where lanes would have results of other types."""
+    pairs = zip(one, several, strict=True) if isinstance(one, list | tuple) else [(one, several)]
+    for value, lanes in pairs:
+        if isinstance(lanes, torch.Tensor) and lanes.dtype is not value.dtype:
+            raise NotVectorisable(f"side by side its result is {lanes.dtype}, not {value.dtype}")
 
 
 def vectorised(call: Call) -> Any:
@@ -171,16 +182,14 @@ def _over_lanes(function: Callable[..., Any], values: list[torch.Tensor]) -> Any
 
 
 def _pointwise(call: Call) -> Any:
+    if not set(nodes_in(call.node.kwargs)).isdisjoint(call.inputs):
+        return NotImplemented
     rank = len(call.shape)
-    tensors = [each for each in call.args if isinstance(each, torch.Tensor)]
-    varying = [each for each, own in zip(call.args, call.varying, strict=True) if own]
-    if any(each.dim() == 1 for each in varying) and len({each.dtype for each in tensors}) > 1:
-        return NotImplemented  # numbers without dimensions promote to other types
-    args = (
+    args = [
         with_rank(arg, rank, [call.count]) if own else arg
         for arg, own in zip(call.args, call.varying, strict=True)
-    )
-    return call.node.target(*args, **call.kwargs)  # type: ignore[operator]
+    ]
+    return computed(call.node, args, call.varying, call.kwargs)
 
 
 def with_rank(value: torch.Tensor, rank: int, lead: Sequence[int]) -> torch.Tensor:

@@ -63,7 +63,7 @@ class Recorder:
         node.meta["val"] = value
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(func, Operator) or func.namespace == "prim":
+        if not isinstance(func, Operator) or func.namespace == "prim" or _of_types(func):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             raise Writes(str(func))
@@ -116,6 +116,12 @@ class Recorder:
         value: torch.Tensor = aten.alias.default(node.meta["val"])
         self.know(value, node)
         return value
+
+
+def _of_types(func: Any) -> bool:
+    """Whether an operator returns no tensor, but a type or a number, as ``promote_types`` does."""
+    returns = func._schema.returns
+    return bool(returns) and not any("Tensor" in str(each.type) for each in returns)
 
 
 def _swapped(x: torch.Tensor, first: int, second: int) -> tuple[int, ...]:
