@@ -5,25 +5,24 @@ import io
 import json
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStateError
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
-    C10dRendezvousBackend,
-    create_backend,
-)
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 import popdist
 from helpers import job_killed, jobs
 from helpers.patience import HANGS, eventually
 from helpers.source_tree import ROOT
-from poptorch._base import resources
+from poptorch._base import env, resources
 from poptorch._cli import poprun
-from poptorch._cli.agents import SignedBackend
+from poptorch._cli.agents import OneHost, SignedBackend
 from poptorch._cli.poprun import KILLED
 
 
@@ -154,6 +153,12 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     (['{"num_instances": 2, "num_replicas": 3}', "true"], "must be a multiple"),
     (['{"verbosity": "much"}', "true"], "--import-config"),
     (["[1]", "true"], "--import-config"),
+    (['{"export_config": "/tmp/x"}', "true"], "a file may not set export_config"),
+    (['{"import_config": "/tmp/x"}', "true"], "a file may not set import_config"),
+    (['{"rendezvous": 1}', "true"], "a file may not set rendezvous"),
+    (['{"program": ["sh"]}', "true"], "a file may not set program"),
+    (['{"host": "-oProxyCommand=sh"}', "true"], "-oProxyCommand=sh is no name of a host"),
+    (["--host=a,-oProxyCommand=sh", "-n", "2", "true"], "it begins with a dash"),
 ])  # fmt: skip
 def test_what_cannot_be_started_is_said(arguments, said, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(resources, "available_memory", lambda: 1 << 20)
@@ -198,6 +203,7 @@ def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkey
     assert poprun._start_at("b", made, 1).wait(HANGS) == 0
     command, key = said.read_text().splitlines()
     assert "--host=a,b --port=29400 --rendezvous=1" in command
+    assert " -P -m poptorch._cli.poprun " in command
     assert key == made.key
     config = poprun._config(made, "")
     assert config.rdzv_configs["key"] == key
@@ -205,13 +211,53 @@ def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkey
     assert completed(*arguments).key != key
 
 
-def test_on_one_host_nobody_else_can_write_to_where_the_agents_meet(tmp_path: Path) -> None:
-    """They unpickle what they read there."""
+def test_on_one_host_the_agent_keeps_what_it_unpickles_in_its_memory(tmp_path: Path) -> None:
     config = poprun._config(completed("--num-instances=2"), str(tmp_path))
-    told = config.rdzv_backend, config.rdzv_endpoint, config.run_id, 1, 1
-    _, store = create_backend(RendezvousParameters(*told, **config.rdzv_configs))
-    assert isinstance(store, torch.distributed.FileStore)
-    assert (Path(store.path).parent, config.local_addr) == (tmp_path, "localhost")
+    handler = OneHost(config.run_id)
+
+    met = handler.next_rendezvous()
+
+    assert isinstance(met.store, HashStore)
+    assert (met.rank, met.world_size) == (0, 1)
+
+
+def listeners(port: int) -> list[str]:
+    """Return the addresses at which something on this machine listens to a port."""
+    text = subprocess.run(["ss", "-ltnH"], check=True, capture_output=True, text=True).stdout
+    places = [line.split()[3] for line in text.splitlines()]
+    return [place.rpartition(":")[0] for place in places if place.endswith(f":{port}")]
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="there is no ss, which lists listeners")
+def test_on_one_host_the_store_of_torch_listens_at_the_loopback_address_only() -> None:
+    handler = OneHost("job")
+
+    first, second = (handler.next_rendezvous().bootstrap_store_info for _ in range(2))
+
+    assert (first.master_addr, second.master_addr) == ("127.0.0.1", "127.0.0.1")
+    assert listeners(second.master_port) == ["127.0.0.1"]
+    assert listeners(first.master_port) == []  # each start has its own
+
+
+def test_processes_on_one_host_are_told_a_folder_and_on_several_a_secret(monkeypatch) -> None:
+    one, several = completed("--num-instances=2"), completed("--host=a,b", "--num-instances=2")
+    told_here, told_there = poprun.secrets_of(one, "/folder"), poprun.secrets_of(several, "/folder")
+
+    assert told_here == {"POPTORCH_JOB_DIR": "/folder/job"}
+    assert [*told_there] == ["POPTORCH_JOB_KEY"]
+    assert told_there["POPTORCH_JOB_KEY"] != several.key
+    assert len(told_there["POPTORCH_JOB_KEY"]) == 64
+
+
+def test_the_secret_of_a_job_is_not_in_the_command_for_another_host(monkeypatch) -> None:
+    monkeypatch.setenv("POPTORCH_JOB_KEY", "secret")
+    monkeypatch.setenv("POPTORCH_JOB_DIR", "/folder")
+
+    assert not {"POPTORCH_JOB_KEY", "POPTORCH_JOB_DIR"} & env.shared().keys()
+
+
+def test_the_usual_remote_shell_takes_no_host_for_an_option() -> None:
+    assert env.TABLE["POPTORCH_REMOTE_SHELL"].default.split()[-1] == "--"
 
 
 def test_processes_that_share_stages_have_the_same_replicas(monkeypatch) -> None:

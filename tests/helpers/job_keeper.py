@@ -45,13 +45,15 @@ def main(what: str) -> int:
         "another is killed": (1, signal.SIGKILL),
         "it is killed": (0, signal.SIGKILL),
         "it is stopped": (0, signal.SIGSTOP),
+        "a member is killed": (0, signal.SIGKILL),
+        "a member is stopped": (0, signal.SIGSTOP),
         "it is done": (None, None),
     }[what]
     if index == ends and how is not None:
         os.kill(os.getpid(), how)
     if what == "it is done" and index == 2:
         group._store = Slow(group._store)
-    if how is signal.SIGKILL and index == 2:
+    if what in ("another is killed", "it is killed") and index == 2:
         assert eventually(lambda: is_gone(group._store))
     try:
         print(len(group.texts("second", "second texts")), "texts")

@@ -28,7 +28,7 @@ def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join(map(str, (PACKAGE.parent, ROOT / "tests", ROOT / "benchmarks")))
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("OMPI_", "PMIX_", "POPDIST_", "TORCHELASTIC_", "MASTER_"))
-            and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}  # fmt: skip
+            and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}  # fmt: skip
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
@@ -69,6 +69,10 @@ def _run(module: str, arguments: list[str], output: str, variables: dict[str, st
     os._exit(status)
 
 
+# A name of this machine that might be that of another one: processes meet over the network.
+NETWORK = {"MASTER_ADDR": "127.0.0.2"}
+
+
 def start(module, arguments, count, folder, **more) -> list[BaseProcess]:
     """Start processes, each told who it is; process i prints to ``i.out`` of the folder."""
     port, processes = str(free_port()), []
@@ -76,7 +80,8 @@ def start(module, arguments, count, folder, **more) -> list[BaseProcess]:
         place = {"RANK": str(index), "WORLD_SIZE": str(count)}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GLOO_SOCKET_IFNAME": "lo"}  # no other is looked for
-        variables = environment(**place, **more)
+        place |= {"POPTORCH_JOB_DIR": str(folder / "job")}  # which goes with the test
+        variables = environment(**place | more)
         processes.append(fork(module, arguments, folder / f"{index}.out", variables))
     return processes
 

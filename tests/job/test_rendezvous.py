@@ -57,9 +57,13 @@ def test_who_is_waited_for_is_said_in_time_and_named(monkeypatch, caplog) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_process_that_waits_for_the_others_can_be_interrupted(index, monkeypatch) -> None:
+@pytest.mark.parametrize("where", [{"MASTER_ADDR": "127.0.0.1"}, jobs.NETWORK])
+def test_a_process_that_waits_for_the_others_can_be_interrupted(
+    where, index, tmp_path, monkeypatch
+) -> None:
     """torch's store waits in C++, for minutes."""
-    monkeypatch.setattr(os, "environ", jobs.environment(MASTER_ADDR="127.0.0.1"))
+    folder = {"POPTORCH_JOB_DIR": str(tmp_path)}
+    monkeypatch.setattr(os, "environ", jobs.environment(**where, **folder))
     os.environ["MASTER_PORT"] = str(jobs.free_port())
     interrupt = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     interrupt.start()

@@ -241,7 +241,7 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) ->
      "sign of life for 3 s"),
 ])  # fmt: skip
 def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tmp_path) -> None:
-    processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path)
+    processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path, **jobs.NETWORK)
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
     text = jobs.printed(tmp_path, 2)
     assert "of the job is lost" in text
@@ -249,7 +249,25 @@ def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tm
     assert "process 2 waited for it to exchange second texts" in text
 
 
-def test_who_keeps_the_store_ends_after_the_others_have_read(tmp_path) -> None:
-    ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path)
+@pytest.mark.parametrize("what", ["a member is killed", long("a member is stopped")])
+def test_on_one_machine_who_is_lost_is_named_whoever_it_is(what: str, tmp_path) -> None:
+    processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path)
+
+    assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
+    text = jobs.printed(tmp_path, 2)
+    assert "process 0 of 3: no sign of life for 3 s" in text
+    assert "process 2 waited for it to exchange second texts" in text
+
+
+@pytest.mark.parametrize("where", [{}, jobs.NETWORK])
+def test_who_keeps_the_store_ends_after_the_others_have_read(where, tmp_path) -> None:
+    ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path, **where)
     assert {text for _, text in ended.values()} == {"3 texts\n"}
     assert {status for status, _ in ended.values()} == {0}
+
+
+def test_a_job_on_one_machine_that_has_ended_leaves_nothing(tmp_path) -> None:
+    ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path)
+
+    assert {status for status, _ in ended.values()} == {0}
+    assert [*(tmp_path / "job").iterdir()] == []

@@ -48,6 +48,8 @@ _ROWS = (
     Variable("RANK", int, 0, "the same from torchrun, unless OpenMPI's is set"),
     Variable("OMPI_COMM_WORLD_LOCAL_RANK", int, 0, "index among those on this machine"),
     Variable("LOCAL_RANK", int, 0, "the same from torchrun"),
+    Variable("LOCAL_WORLD_SIZE", int, 0, "how many of torchrun's processes are on this machine"),
+    Variable("TORCHELASTIC_RUN_ID", str, "", "torchrun's name of the job"),
     Variable("POPDIST_NUM_TOTAL_REPLICAS", int, 0, "replicas of a job, set by poprun"),
     Variable("POPDIST_NUM_LOCAL_REPLICAS", int, 1, "replicas of each process, set by poprun"),
     Variable("POPDIST_NUM_IPUS_PER_REPLICA", int, 1, "chips of each replica, set by poprun"),
@@ -59,6 +61,12 @@ _ROWS = (
     Variable("OMPI_MCA_ess_base_jobid", str, "", "the same from older releases"),
     Variable("MASTER_ADDR", str, "", "the machine at which the processes of a job meet"),
     Variable("MASTER_PORT", int, 0, "the port there"),
+    Variable("POPTORCH_JOB_DIR", str, "",
+        "directory of yours in which the processes of a job on one machine meet, if not in one of "
+        "the temporary directory; set by poprun"),
+    Variable("POPTORCH_JOB_KEY", str, "",
+        "secret with which processes on several machines sign what they tell one another; set by "
+        "poprun"),
     Variable("TORCHELASTIC_USE_AGENT_STORE", _flag, False,
         "the launcher's agent keeps the store in which they meet, not process 0; set by torchrun"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
@@ -83,7 +91,7 @@ _ROWS = (
         "file of the key that marks compiled code as this user's; made when it is first needed"),
     Variable("POPTORCH_KEEP_FREED_MEMORY", _flag, True,
         "compiled programs let glibc keep freed memory until `destroy()`, in the whole process"),
-    Variable("POPTORCH_REMOTE_SHELL", str, "ssh -oServerAliveInterval=5 -oConnectTimeout=20",
+    Variable("POPTORCH_REMOTE_SHELL", str, "ssh -oServerAliveInterval=5 -oConnectTimeout=20 --",
              "command by which poprun reaches other hosts"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )  # fmt: skip
@@ -130,10 +138,21 @@ def put_within(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
+_OF_ONE_HOST = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "TORCHELASTIC_RUN_ID",
+    "POPTORCH_POD_DIR",
+    "POPTORCH_JOB_DIR",
+    "POPTORCH_JOB_KEY",  # everybody can read the command line of a remote shell
+}
+
+
 def shared() -> dict[str, str]:
     """Return the variables of the table, and Python's, that processes on other hosts need too."""
-    own = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "POPTORCH_POD_DIR")
-    names = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", *TABLE} - {*own}
+    names = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", *TABLE} - _OF_ONE_HOST
     return {name: value for name, value in os.environ.items() if name in names}
 
 

@@ -5,6 +5,7 @@ An agent unpickles what it reads, and torch's store takes values from whoever co
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import hmac
 import os
@@ -12,8 +13,13 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from .._base import env
+from .._job.rendezvous import dist, listening
+
 BACKEND = "poptorch"  # for ``LaunchConfig.rdzv_backend``; ``place`` is a host's among them
 _CUT = 15_000  # milliseconds without an answer after which a connection is cut
+LOCAL = "127.0.0.1"
+_READING = datetime.timedelta(seconds=60)  # that a store may take to answer
 _BYTES = hashlib.sha256().digest_size
 
 
@@ -52,25 +58,112 @@ def register() -> None:
 
 
 def _handler(parameters: Any) -> Any:
-    from torch.distributed.elastic.rendezvous import RendezvousInfo
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+    return OneHost(parameters.run_id) if parameters.max_nodes == 1 else _many_hosts(parameters)
+
+
+class OneHost:
+    """A ``RendezvousHandler`` of an agent that waits for no other: what it keeps is in its memory.
+
+    Torch's own opens a port for the processes on all networks. This one opens it on the loopback
+    device, and another one at each start.
+    """
+
+    use_agent_store = True
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._server: Any = None
+
+    def next_rendezvous(self) -> Any:
+        from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+
+        self._server = _server(LOCAL)
+        told = RendezvousStoreInfo(LOCAL, self._server.port)
+        return RendezvousInfo(dist.HashStore(), 0, 1, told)
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody else would look."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        self._server = None
+        return True
+
+
+class ManyHosts:
+    """A ``RendezvousHandler`` that gives a host the place in which it was named.
+
+    Torch orders hosts by their names. Like torch's own it opens a store for the processes, but one
+    that listens at the host's address only.
+    """
+
+    use_agent_store = True
+
+    def __init__(self, inner: Any, place: int, address: str | None) -> None:
+        self._inner, self._place = inner, place
+        self._address = address or socket.getfqdn()
+        self._server: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def next_rendezvous(self) -> Any:
+        from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+
+        with env.put_within("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"):
+            met = self._inner.next_rendezvous()
+        self._server = _server(self._address) if met.rank == 0 else None
+        port = self._server.port if self._server else None
+        place = dist.PrefixStore("processes", met.store)
+        told = RendezvousStoreInfo.build(met.rank, place, self._address, port)
+        return RendezvousInfo(met.store, self._place, met.world_size, told)
+
+
+def _server(address: str, port: int = 0) -> Any:
+    """Return a store that listens at one address, as torch's own does at all."""
+
+    with socket.socket(fileno=listening(address, port)) as listener:
+        return dist.TCPStore(
+            address,
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_READING,
+            master_listen_fd=os.dup(listener.fileno()),
+        )
+
+
+def _many_hosts(parameters: Any) -> Any:
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
     before = {*_connections()}
-    inner, store = create_backend(parameters)
+    host, _, port = parameters.endpoint.rpartition(":")
+    place = int(parameters.get("place"))
+    try:
+        if place == 0:
+            store = _server(host, int(port))
+        else:
+            store = dist.TCPStore(host, int(port), timeout=_READING)
+        inner = C10dRendezvousBackend(store, parameters.run_id)
+    except (RuntimeError, OSError) as error:
+        raise RendezvousConnectionError(str(error)) from error
     _give_up_cut({*_connections()} - before)
     signed = SignedBackend(inner, str(parameters.get("key")).encode())
     handler = create_handler(store, signed, parameters)  # type: ignore[arg-type]
-    meet: Any = handler.next_rendezvous
-    place = int(parameters.get("place"))
-
-    def next_rendezvous() -> Any:
-        """Give a host the place in which it was named: torch orders them by their names."""
-        met = meet()
-        return RendezvousInfo(met.store, place, met.world_size, met.bootstrap_store_info)
-
-    handler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
-    return handler
+    return ManyHosts(handler, place, parameters.local_addr)
 
 
 def _connections() -> list[int]:

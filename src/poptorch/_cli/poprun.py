@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import hmac
 import json
 import logging
 import os
@@ -63,6 +64,8 @@ _OWN = (  # what the part of another host is told
     "num_instances", "num_replicas", "ipus_per_replica", "stage_processes", "max_restarts",
     "executable_cache_path", "only_output_from_instance", "numa_aware", "oversubscribe",
 )  # fmt: skip
+# What runs, what is written and what is read: files of options neither have nor set it.
+_OF_THE_COMMAND = {"program", "import_config", "export_config", "rendezvous"}
 Job = argparse.Namespace  # the options, and what ``complete`` adds
 _EXAMPLE = """
 poprun --num-instances 2 --num-replicas 4 python train.py --epochs 3
@@ -153,9 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         script = f" that can be executed: poprun python {name}" if Path(name).is_file() else ""
         reader.error(f"there is no program {name}{script}")
     if chosen.export_config:
-        left_out = ("program", "import_config", "export_config", "rendezvous")
         given = {n: v for n, v in vars(chosen).items() if v != reader.get_default(n)}
-        kept = {name: value for name, value in given.items() if name not in left_out}
+        kept = {name: value for name, value in given.items() if name not in _OF_THE_COMMAND}
         Path(chosen.export_config).write_text(json.dumps(kept, indent=2) + "\n")
     idle = [name for name in IDLE if getattr(chosen, name[2:].replace("-", "_")) is not None]
     if idle:
@@ -175,6 +177,9 @@ def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
         said = "v" * stored.pop("verbosity", 0)
     except (OSError, TypeError, ValueError) as error:
         reader.error(f"--import-config: {error}")
+    refused = sorted(stored.keys() & _OF_THE_COMMAND)
+    if refused:
+        reader.error(f"--import-config: a file may not set {', '.join(refused)}")
     unknown = sorted(stored.keys() - vars(chosen).keys())
     if unknown:
         reader.error(f"--import-config: there is no option {', '.join(unknown)}")
@@ -239,6 +244,9 @@ def _hosts(reader: argparse.ArgumentParser, job: Job) -> list[str]:
         hosts = [name[0] for name in named if name]
     else:
         hosts = [name for name in (job.host or "").split(",") if name]
+    odd = next((host for host in hosts if host.startswith("-")), None)
+    if odd is not None:  # the remote shell would take it for an option of its own
+        reader.error(f"--host: {odd} is no name of a host; it begins with a dash")
     return hosts or ["localhost"]
 
 
@@ -398,7 +406,9 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
     """Let another host start its part; it needs the same folders and programs."""
     own = {name: getattr(job, name) for name in _OWN}
     where = {"host": ",".join(job.hosts), "port": job.port, "rendezvous": place}
-    command = [sys.executable, "-m", "poptorch._cli.poprun", *_words(own | where), *job.program]
+    # Without -P Python would import modules of the working directory before its own.
+    python = [sys.executable, "-P", "-m", "poptorch._cli.poprun"]
+    command = [*python, *_words(own | where), *job.program]
     variables = [f"{name}={value}" for name, value in env.shared().items()]
     shell = shlex.split(env.get("POPTORCH_REMOTE_SHELL"))
     text = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
@@ -466,18 +476,12 @@ def _config(job: Job, folder: str) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     place, hosts, only = job.rendezvous, len(job.hosts), job.only_output_from_instance
-    if hosts == 1:
-        # A file: the agent unpickles what it reads there, and torch's store listens on every
-        # network of this machine, to whoever connects.
-        backend, endpoint = "c10d", os.path.join(folder, "meeting")
-        settings: dict[str, Any] = {"store_type": "file"}
-        address: str | None = "localhost"
-    else:
-        agents.register()
-        backend, endpoint = agents.BACKEND, f"{job.hosts[0]}:{job.port}"
+    agents.register()
+    settings: dict[str, Any] = {}
+    address: str | None = agents.LOCAL
+    if hosts > 1:
+        settings = {"key": job.key, "place": place, "join_timeout": _MEETING}
         # Told, because a host's idea of its own name need not be that of the others.
-        settings = {"is_host": place == 0, "key": job.key, "place": place}
-        settings["join_timeout"] = _MEETING
         address = None
         with contextlib.suppress(OSError):  # of a name that only the remote shell knows
             socket.getaddrinfo(job.hosts[place], None)
@@ -489,17 +493,16 @@ def _config(job: Job, folder: str) -> Any:
         nproc_per_node=job.here,
         run_id=hashlib.sha256(job.key.encode()).hexdigest(),  # everybody may know it
         role="",
-        rdzv_backend=backend,
-        rdzv_endpoint=endpoint,
+        rdzv_backend=agents.BACKEND,
+        rdzv_endpoint=f"{job.hosts[0]}:{job.port}" if hosts > 1 else "",
         rdzv_configs=settings,
         local_addr=address,
         max_restarts=job.max_restarts,
         monitor_interval=0.1,
         log_line_prefix_template="[${rank}] ",
         logs_specs=_logs(
-            job.local_replicas,
-            job.stage_processes,
-            job.launcher,
+            job,
+            folder,
             log_dir=folder,
             redirects=Std.ALL,
             tee=Std.ALL,
@@ -509,18 +512,27 @@ def _config(job: Job, folder: str) -> Any:
     )
 
 
-def _logs(local_replicas: int, stage_processes: int, launcher: str, **settings: Any) -> Any:
+def _logs(job: Job, folder: str, **settings: Any) -> Any:
     """Torch's log specs, completing each start's variables: torch's own adds one there, too."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
     class Logs(DefaultLogsSpecs):
         def reify(self, envs: dict[int, dict[str, str]]) -> Any:
             for own in envs.values():
-                own |= variables(own, local_replicas, stage_processes)
-                own[reaper.VARIABLE] = launcher
+                own |= variables(own, job.local_replicas, job.stage_processes)
+                own |= secrets_of(job, folder)
+                own[reaper.VARIABLE] = job.launcher
             return super().reify(envs)
 
     return Logs(**settings)
+
+
+def secrets_of(job: Job, folder: str) -> dict[str, str]:
+    """Return what only this job's processes are told: nobody else can read their environment."""
+    if len(job.hosts) == 1:
+        return {"POPTORCH_JOB_DIR": os.path.join(folder, "job")}
+    key = hmac.digest(job.key.encode(), b"processes", hashlib.sha256)
+    return {"POPTORCH_JOB_KEY": key.hex()}
 
 
 def variables(

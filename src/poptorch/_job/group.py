@@ -21,7 +21,7 @@ from .._base.errors import Error, StateError
 from . import heartbeat
 from .heartbeat import Heartbeat, Loss
 from .memory import CommonMemory, Regions, add_up
-from .rendezvous import Impatience, Line, open_store, store_owner
+from .rendezvous import Impatience, Line, open_store
 
 dist = torch.distributed  # which torch has imported by itself
 MEETING = datetime.timedelta(minutes=10)  # from the start of the first process to that of the last
@@ -64,15 +64,18 @@ class ProcessGroup:
 
     def __init__(self, index: int, count: int, patience: float) -> None:
         self.index, self.count = index, count
+        self._pg: Any = None
         self._lost: Error | None = None
         self._cause: Loss | None = None
         self._pending = False
+        self._opened_default = False  # torch's default group
         self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
         self.memory = CommonMemory()
-        self._store = open_store(index, count, MEETING)
+        meeting = open_store(index, count, MEETING)
+        self._store, self._torchs, self._leave_place = meeting.store, meeting.torchs, meeting.leave
         self._texts_written = 0  # the exchange of this process's latest text
         self._timings: tuple[float, float, float] | None = None
-        self._heartbeat = Heartbeat(self._store, index, count, patience, store_owner())
+        self._heartbeat = Heartbeat(self._store, index, count, patience, meeting.owner)
         self._owner = os.getpid()
         self._line, self._arriving = Line(), Line()
 
@@ -81,13 +84,13 @@ class ProcessGroup:
 
         def connect_all() -> Any:
             if not dist.is_initialized():
-                dist.init_process_group(
-                    "gloo", store=self._store, rank=self.index, world_size=self.count
-                )
+                store, self._opened_default = self._torchs, True
+                dist.init_process_group("gloo", store=store, rank=self.index, world_size=self.count)
             return dist.new_group(backend="gloo", timeout=_NEVER)
 
         with self.exchange("their addresses"):
             self._pg = self._outcome(connect_all, "their addresses")
+        self._torchs = None  # it ends with torch's groups
         log.python.info("Process %d of %d: all have met", self.index, self.count)
 
     # Exchanges. All processes call them in the same order.
@@ -331,11 +334,31 @@ class ProcessGroup:
             why = f"it ended by {type(error).__name__}: {first}"
         self._heartbeat.stop(why, self._cause)
         self._heartbeat.leave_last()
+        self._heartbeat.end()
         if self._pending:
+            self._leave_place()
             # torch's destructor would wait for an exchange that nobody answers.
             for name in ("stdout", "stderr"):
                 terminal.Stream(name).flush()
             os._exit(1)
+        self._close(error is None)
+        self._leave_place()
+
+    def _close(self, ended_well: bool) -> None:
+        """Close what was opened while Python and torch are whole: later it may abort the process.
+
+        After an exception torch's default group stays. The script may have begun an exchange in it
+        that nobody answers, and to close it would wait.
+        """
+        groups = [*self._some.values(), self._pg]
+        self._some, self._pg = {}, None
+        if not dist.is_initialized():  # the script has closed all of them
+            return
+        while groups:
+            with contextlib.suppress(ValueError):  # it has closed this one
+                dist.destroy_process_group(groups.pop())
+        if self._opened_default and ended_well:
+            dist.destroy_process_group()
 
 
 def _added(group: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:

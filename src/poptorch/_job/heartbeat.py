@@ -13,6 +13,7 @@ import time
 from typing import Any, NamedTuple
 
 from .._base import log
+from .._base.errors import Error
 
 INTERVAL = 1.0  # seconds between two heartbeats
 SILENT = 4 * INTERVAL  # without one, until a process is to blame for a connection that broke
@@ -41,16 +42,19 @@ class Heartbeat:
         self._met = self._answered = self._waiting_since = time.monotonic()
         self._beats: dict[int, tuple[Beat, float]] = {}  # of the others, and since when
         self._all_there = False
-        self._gone = False  # the store
+        self._gone = ""  # why the store is not reached any more
+        self._over = False
         self._wake, self._told = threading.Event(), threading.Event()
-        threading.Thread(target=self._go_on, name="poptorch heartbeat", daemon=True).start()
+        # A daemon, as a store whose machine hangs keeps it for ever.
+        self._thread = threading.Thread(target=self._go_on, name="poptorch heartbeat", daemon=True)
+        self._thread.start()
 
     # What the thread does. Whoever waits must not: a store whose machine hangs does not answer.
 
     def _go_on(self) -> None:
         try:
             self._store = self._store.clone()
-            while True:
+            while not self._over:
                 self._wake.clear()
                 self._read()
                 last, beat = self._last, self._next()
@@ -61,7 +65,8 @@ class Heartbeat:
                 self._wake.wait(INTERVAL)
         except RuntimeError as error:  # torch's network errors
             log.python.debug("Heartbeats have nowhere to go: %s", error)
-            self._gone = True
+            ours = isinstance(error, Error)
+            self._gone = error.args[0] if ours else "the connection to it is closed"
             self._told.set()
 
     def _next(self) -> Beat:
@@ -97,6 +102,12 @@ class Heartbeat:
         if not self._gone:
             self._told.wait(SILENT)
 
+    def end(self) -> None:
+        """End the thread: Python ends one that is within torch's code by aborting the process."""
+        self._over = True
+        self._wake.set()
+        self._thread.join(SILENT)
+
     def leave_last(self) -> None:
         """The store ends with this process: wait until others have finished what it has."""
         began = time.monotonic()
@@ -119,12 +130,13 @@ class Heartbeat:
             beat = self._beat_of(other)
             if beat.get("started") == self.doing[0] and beat["what"] != self.doing[1]:
                 return Loss(other, f"it does something else: it exchanges {beat['what']}")
-            has_left = beat.get("done", 0) < self.doing[0] or (self._gone and other == self._owner)
+            without = bool(self._gone) and other == self._owner
+            has_left = beat.get("done", 0) < self.doing[0] or without
             if "ended" in beat and has_left:
                 cause = beat["cause"]
                 return Loss(other, beat["ended"]) if cause is None else Loss(*cause)
         if self._gone:
-            return self._without_store("the connection to it is closed")
+            return self._without_store(self._gone)
         no_sign = f"no sign of life for {self._patience:.0f} s"
         answered = max(self._answered, self._waiting_since)
         if time.monotonic() - answered > self._patience:

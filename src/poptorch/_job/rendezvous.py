@@ -5,6 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import datetime
+import errno
+import functools
+import ipaddress
 import json
 import socket
 import time
@@ -21,17 +24,25 @@ import torch
 
 from .._base import env, interrupts, log, private
 from .._base.errors import Error
+from .folder import Place
+from .signed import SignedStore
 
 dist: Any = torch.distributed
 NAMESPACE = "poptorch"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 IMPATIENT = 10.0  # seconds of waiting after which a line says for whom; then twice as many, ...
 _POLL = 0.005  # seconds
+_WAITING = 1024  # connections that have not been accepted yet
 _PORTS = range(20_000, 32_000)  # below those that systems hand out
-# Count, index and index on this machine, by launcher; the first that is set counts.
+# Count, index, and both on this machine, by launcher; the first that is set counts.
 _LAUNCHERS = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("WORLD_SIZE", "RANK", "LOCAL_RANK"),
+    (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+    ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
 )
 _POPDIST = ("POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS")
 
@@ -40,6 +51,7 @@ _POPDIST = ("POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS")
 class Membership:
     index: int
     count: int
+    local_count: int  # of the processes on this machine; 0 if no launcher says so
     local_index: int  # among the processes on this machine
     local_replicas: int  # data-parallel copies of a model in this process
     total_replicas: int
@@ -52,17 +64,17 @@ def from_poprun() -> bool:
 
 
 def in_job() -> bool:
-    counts = [count for count, _, _ in _LAUNCHERS]
+    counts = [names[0] for names in _LAUNCHERS]
     return any(env.is_set(name) for name in (*_POPDIST, *counts))
 
 
 def membership() -> Membership:
     launcher = next((names for names in _LAUNCHERS if env.is_set(names[0])), _LAUNCHERS[0])
-    count, index, local_index = map(env.get, launcher)
+    count, index, local_count, local_index = map(env.get, launcher)
     local, shared = env.get("POPDIST_NUM_LOCAL_REPLICAS"), env.get("POPDIST_STAGE_PROCESSES")
     total = env.get("POPDIST_NUM_TOTAL_REPLICAS") or local * count // max(1, shared)
     ipus = env.get("POPDIST_NUM_IPUS_PER_REPLICA")
-    return Membership(index, count, local_index, local, total, ipus, shared)
+    return Membership(index, count, local_count, local_index, local, total, ipus, shared)
 
 
 @dataclass(frozen=True)
@@ -168,10 +180,24 @@ class Impatience:
             log.python.warning(text, self._index, waited, whom, why)
 
 
-def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
-    if dist.is_initialized():  # by the user's script, for processes that have met
-        return dist.PrefixStore(NAMESPACE, private.get_default_store())
+@dataclass(frozen=True)
+class Meeting:
+    """Where the processes have met, and what they keep there."""
+
+    store: Any  # of this package: set, get, multi_get, check, delete_key, clone
+    torchs: Any  # over which torch's groups find one another; None if the script has opened one
+    owner: int  # the process whose end is the store's; -1 for none of them
+    leave: Callable[[], None] = lambda: None
+
+
+def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
     where = endpoint()
+    if where is not None and _on_one_machine(where, count):
+        return _meet_in_a_folder(where, index, count, timeout)
+    key = env.get("POPTORCH_JOB_KEY")
+    if dist.is_initialized():  # by the user's script, for processes that have met
+        inner = dist.PrefixStore(NAMESPACE, private.get_default_store())
+        return Meeting(_signed(inner, key, NAMESPACE), None, store_owner())
     if where is None:
         raise Error(
             "Nothing says where the processes of this job meet",
@@ -183,21 +209,22 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
                 "options.Distributed.disable() lets each process work alone",
             ),
         )
-    if where.address in LOOPBACK:
-        env.set_if_absent("GLOO_SOCKET_IFNAME", "lo")
-    env.set_if_absent("MASTER_ADDR", where.address)
-    env.set_if_absent("MASTER_PORT", str(where.port))
+    _note(where)
     try:
         # In a thread, because torch waits for the other processes in a way that nothing interrupts.
-        making = Background(lambda: next(dist.rendezvous("env://", index, count, timeout=timeout)))
+        making = Background(lambda: _network_store(where, index, count, timeout))
         impatience = Impatience(index)
         while not making.done():
             interrupts.check()
             concurrent.futures.wait([making], 0.2)
             impatience.say("the other processes", "begin the job")
-        store = dist.PrefixStore(NAMESPACE, making.result()[0])
-        return dist.PrefixStore(meet(store, index, count, timeout), store)
-    except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
+        inner = dist.PrefixStore(NAMESPACE, making.result())
+        name = meet(_signed(inner, key, NAMESPACE), index, count, timeout)
+        inner = dist.PrefixStore(name, inner)
+        return Meeting(_signed(inner, key, name), inner, store_owner())
+    except (RuntimeError, ValueError, OSError) as error:  # torch's network errors are RuntimeErrors
+        if isinstance(error, Error):
+            raise
         owner = store_owner()
         listener = "the launcher's agent" if owner < 0 else f"process {owner}"
         first = str(error).splitlines()[0]
@@ -210,6 +237,65 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
                 "choose another MASTER_PORT if something else listens there",
             ),
         ) from error
+
+
+def _on_one_machine(where: Endpoint, count: int) -> bool:
+    here = membership()
+    return where.address in LOOPBACK or count == here.count == here.local_count
+
+
+def _meet_in_a_folder(
+    where: Endpoint, index: int, count: int, timeout: datetime.timedelta
+) -> Meeting:
+    env.set_if_absent("GLOO_SOCKET_IFNAME", "lo")
+    _note(where)
+    launcher = env.get("TORCHELASTIC_RUN_ID"), env.get("PMIX_NAMESPACE")
+    job = (where.address, str(where.port), *launcher, str(count))
+    place = Place(job, index, count)
+    name = meet(place.store, index, count, timeout)
+    start = place.of_start(name)
+    torchs = None if dist.is_initialized() else dist.FileStore(place.torchs_file(name), count)
+    return Meeting(start, torchs, -1, functools.partial(place.leave, start))
+
+
+def _note(where: Endpoint) -> None:
+    """Let what else the script opens of torch's meet at the same place."""
+    env.set_if_absent("MASTER_ADDR", where.address)
+    env.set_if_absent("MASTER_PORT", str(where.port))
+
+
+def _network_store(where: Endpoint, index: int, count: int, timeout: datetime.timedelta) -> Any:
+    keeps = index == store_owner()
+    return dist.TCPStore(
+        where.address,
+        where.port,
+        count,
+        keeps,
+        timeout,
+        multi_tenant=True,
+        master_listen_fd=listening(where.address, where.port) if keeps else None,
+    )
+
+
+def listening(address: str, port: int) -> int:
+    """Return the descriptor of a socket that listens at one address: torch listens at all.
+
+    It listens at all of them if the address is another machine's, which passes on what comes, or
+    leads from this machine to itself, as a host's own name may.
+    """
+    family, *_, at = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    leads_back = ipaddress.ip_address(str(at[0]).partition("%")[0]).is_loopback
+    if address in LOOPBACK or not leads_back:
+        try:
+            return socket.create_server(at, family=family, backlog=_WAITING).detach()
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return socket.create_server(("", port), backlog=_WAITING).detach()
+
+
+def _signed(store: Any, key: str, name: str) -> Any:
+    return SignedStore(store, key, name) if key else store
 
 
 def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str:
@@ -225,6 +311,8 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
     name, impatience = "", Impatience(index)
     while time.monotonic() < end:
         interrupts.check()
+        if not store.check([f"arrived/{index}"]):  # who tidied up after another start took it away
+            store.set(f"arrived/{index}", token)
         name = _invite(store, count, name) if index == 0 else _accept(store, index, token, name)
         answers = [_accepted(name, other) for other in (range(1, count) if index == 0 else [0])]
         if name and store.check(answers):
