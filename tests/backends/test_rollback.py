@@ -9,7 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.staging import Captured, sgd
-from helpers.wrapping import Having, options, training
+from helpers.wrapping import Having, Scaled, options, training
 from poptorch import _job
 from poptorch._compile.build import training_program
 from poptorch._ir.plan import Plan
@@ -82,6 +82,19 @@ def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     assert any("1 of the 2 updates" in note for note in caught.value.__notes__)
     assert all(torch.equal(state.tensors[key], states[1][key]) for key in before)
     assert not all(torch.equal(states[1][key], before[key]) for key in before)
+
+
+def test_a_generator_of_the_models_is_put_back() -> None:
+    own = torch.Generator().manual_seed(3)
+    model = Scaled(lambda x: x * torch.rand(4, generator=own))
+    wrapper = training(model, options(accumulation=2))
+    wrapper.compile(X)
+    state, before = wrapper._session.weights.store.state, own.get_state()
+
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        in_place(wrapper, at=2).run(state, [X])
+
+    assert torch.equal(own.get_state(), before)
 
 
 def looking_up(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

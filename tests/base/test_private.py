@@ -294,6 +294,7 @@ torch.fx.experimental.proxy_tensor: make_fx
 torch.fx.experimental.symbolic_shapes: ShapeEnv
 torch.fx.graph_module: _loader
 torch.fx.proxy: TracerBase.create_node
+torch.random: _manual_seed_impl
 torch.utils._sympy.functions: FloorDiv ModularIndexing
 torch.utils._python_dispatch: TorchDispatchMode _disable_current_modes
 torch.utils.checkpoint: _checkpoint_without_reentrant_generator

@@ -45,7 +45,9 @@ MAKE = {
     "a compiled model": lambda: torch.compile(net()),
     "compiled parts": compiled_parts,
     "a compiled function": lambda: net(torch.compile(lambda block, x: block(x))),
-    "older checkpoints": lambda: net(lambda block, x: checkpoint(block, x, use_reentrant=True)),
+    "older checkpoints": lambda: net(
+        lambda block, x: checkpoint(block, x.clone().requires_grad_(), use_reentrant=True)
+    ),
     "newer checkpoints": lambda: net(by_checkpoint),
     "nested": lambda: net(lambda block, x: by_checkpoint(lambda x: by_checkpoint(block, x), x)),
 }

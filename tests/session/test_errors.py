@@ -326,6 +326,35 @@ def test_seeding_the_host_once_the_program_draws(dropout, count, caplog, monkeyp
     assert all("torch.manual_seed(2): assign executor.rng_state" in line for line in said)
 
 
+def test_seeding_the_host_again_with_the_same_seed_is_noticed(caplog, monkeypatch) -> None:
+    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
+    torch.manual_seed(1)
+    _, training, _ = wrapped(0.5)
+    training(X, Y)
+    assert lines(caplog) == []
+
+    torch.manual_seed(1)
+    training(X, Y)
+
+    (said,) = lines(caplog)
+    assert "torch.manual_seed(1): assign executor.rng_state" in said
+
+
+def test_a_seed_that_is_taken_back_or_an_option_of_others_is_none(caplog, monkeypatch) -> None:
+    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
+    torch.manual_seed(1)
+    _, training, _ = wrapped(0.5)
+    training(X, Y)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+    training(X, Y)
+    poptorch.Options().randomSeed(7)
+    training(X, Y)
+
+    assert lines(caplog) == []
+
+
 def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
     model = poptorch.inferenceModel(nn.Linear(4, 2), options().programs(2))
     for size in (1, 2, 1, 2):

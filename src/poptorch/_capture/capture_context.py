@@ -17,6 +17,7 @@ from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
 from . import marks, trace
 from .casting import Casting
+from .draws import Draws
 from .held import Held
 from .higher_order import refuse_writes, stand_in
 from .losses import LOSS_FUNCTIONS
@@ -34,6 +35,7 @@ class CaptureContext(Capture):
     stochastic: bool = False  # the program rounds to float16 at random
     reads: ValueReads = field(default_factory=ValueReads)
     held: Held = field(default_factory=Held)
+    draws: Draws = field(default_factory=Draws)
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
         super().mark_loss(self.held.traced(loss), name)
@@ -61,9 +63,12 @@ class CaptureContext(Capture):
         with own_groups, surroundings_waiting(), private.disable_proxy_modes_tracing():
             with trace.mode_of(inputs):
                 examples = [torch.empty_like(tensor) for tensor in inputs]
-            return trace.trace(
-                lambda flat: function(*flat), examples, edit, stochastic=self.stochastic
-            )
+
+            def run(flat: list[torch.Tensor]) -> list[torch.Tensor]:
+                with self.draws.in_body():
+                    return function(*flat)
+
+            return trace.trace(run, examples, edit, stochastic=self.stochastic)
 
 
 class Overrides(TorchFunctionMode):

@@ -161,8 +161,6 @@ def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iter
         context.reads.by_torch(context.held.caught),
         scripts.followed(context.reads, context.held),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
-        # Only here: casts are recorded, and what is made of the graph later must not cast again.
-        torch.autocast("cpu", request.casts, request.casts is not None),
         overrides,
     ):
         yield
@@ -184,6 +182,9 @@ def run_forward(
 
     with (
         _user_code(request, context, own),
+        # Only here: casts are recorded, and what is made of the graph later must not cast again.
+        # Checkpoints remember the autocast that is active where they are called.
+        torch.autocast("cpu", request.casts, request.casts is not None),
         listening(context),
         explained(request.module, request.inputs_text),
         OverwriteContextManager.active(),

@@ -21,6 +21,7 @@ from .._ops import annotate
 from .._ops.context import Replicas
 from . import marks, trace
 from .capture_context import CaptureContext
+from .draws import Draws, Unsettled
 from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
 from .recorded import storage_of
@@ -67,7 +68,7 @@ class _Recording:
     done: Forward
     blocks: annotate.Recorder
 
-    def __init__(self, request: Request, reads: ValueReads) -> None:
+    def __init__(self, request: Request, reads: ValueReads, draws: Draws) -> None:
         self.request = request
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}
@@ -75,6 +76,7 @@ class _Recording:
             request.training,
             stochastic=request.precision.stochastic_rounding,
             reads=reads,
+            draws=draws,
             replicas=Replicas(request.replicas, request.processes),
         )
 
@@ -90,7 +92,8 @@ class _Recording:
         }
         batch = [values[slot.key] for slot in request.batch]
         grad = torch.enable_grad() if request.training else torch.no_grad()
-        with annotate.recording(request.module) as self.blocks, grad:
+        recording, drawing = annotate.recording(request.module), self.context.draws.noticed()
+        with recording as self.blocks, grad, drawing:
             seen = self._seen(leaves, values)
             _register_hooks(request, seen)
             self.done = done = run_forward(request, self.context, batch, seen)
@@ -192,11 +195,20 @@ def capture(request: Request) -> Micro:
             "A training program cannot be compiled under torch.inference_mode: it has no gradients",
             fix="call the model outside of it",
         )
+    try:
+        return _captured(request, None)
+    except Unsettled as draws:
+        return _captured(request, draws)
+
+
+def _captured(request: Request, earlier: Unsettled | None) -> Micro:
+    attributes = (value for part in request.module.modules() for value in vars(part).values())
+    users = [value for value in attributes if isinstance(value, torch.Generator)]
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
     try:
         reads = ValueReads(state=_constant_state(request))
-        micro = _capture(request, inputs, reads)
+        micro = _capture(request, inputs, reads, Draws(users, earlier))
         relied = [(request.state[at], line) for at, line in reads.relied.items()]
         if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):
             held = {slot.path: request.tensors[slot.path].tensor for slot, _ in relied}
@@ -206,7 +218,7 @@ def capture(request: Request) -> Micro:
         pass
     reads = ValueReads(real=True)
     with torch.random.fork_rng(devices=[]):
-        micro = _capture(request, real_inputs(request), reads)
+        micro = _capture(request, real_inputs(request), reads, Draws(users, earlier))
     reads.warn()
     return micro
 
@@ -249,8 +261,10 @@ def _without_unchanged(graph: Graph) -> Graph:
     return Graph(graph.name, graph_module(graph.module, fxgraph), tuple(inputs), outputs)
 
 
-def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) -> Micro:
-    recording = _Recording(request, reads)
+def _capture(
+    request: Request, inputs: list[torch.Tensor], reads: ValueReads, draws: Draws
+) -> Micro:
+    recording = _Recording(request, reads, draws)
     stochastic = request.precision.stochastic_rounding and not request.priced
     module, constants = trace.trace(
         recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced

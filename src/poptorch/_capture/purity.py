@@ -19,6 +19,7 @@ from .._ir.operators import Operator, acts, may_view, writes
 from .._ops import pure_forms
 from .._ops.effects import is_control_flow, recording
 from .._ops.rounding import rounded_at_random
+from .drawn_again import reuse
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -34,6 +35,7 @@ def pure(
     else:
         rules = _half_rules(stochastic) if runs else {}
         result = _functionalize(recorded, inputs, mode, rules)
+    reuse(result.graph)
     _clean(result.graph)
     return result
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._base import private
+from .._base import private, trees
 from .._base.threads import holding
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, Operator, draws, of_shape, writes, written_by
 from .trace import untraced, without_data
@@ -39,6 +39,21 @@ def surroundings_waiting() -> contextlib.AbstractContextManager[None]:
 def recorded(tensor: torch.Tensor) -> fx.Node | None:
     slots = (private.get_proxy_slot(tensor, recorder, None) for recorder in _recorders())
     return next((slot.proxy.node for slot in slots if slot is not None), None)
+
+
+def body_draws(result: Any) -> bool:
+    """Whether the bodies of the loop or branch that a result comes from draw at random."""
+    tensors, _ = trees.flatten(result)
+    node = recorded(tensors[0]) if tensors else None
+    while node is not None and node.target is operator.getitem:
+        (node,) = node.all_input_nodes
+    if node is None:
+        return False
+    root = next(each.root for each in _recorders() if each.graph is node.graph)
+    names = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+    modules = [part for name in names for part in getattr(root, name).modules()]
+    graphs = [part.graph for part in modules if isinstance(part, fx.GraphModule)]
+    return any(draws(each) for graph in graphs for each in graph.nodes)
 
 
 def original(tensor: torch.Tensor) -> fx.Node | None:

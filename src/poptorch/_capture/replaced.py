@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Distribution
-from torch.utils.checkpoint import CheckpointFunction, checkpoint
+from torch.utils.checkpoint import CheckpointFunction, check_backward_validity, checkpoint
 
 from .._base import private, source
 from .._base.errors import Error
 from .._base.threads import OfThread, PerThread, by_thread
+from .._ops import autocast
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # the one of all dimensions
@@ -171,8 +172,12 @@ def replaced(
     def checkpointed(
         usual: Callable[..., Any], fn: Callable[..., Any], *rest: Any, **settings: Any
     ) -> Any:
+        rules = autocast.rules_in_force()
+
         def run(*args: Any, **kwargs: Any) -> Any:
-            with again() if over else contextlib.nullcontext():
+            if not over:
+                return fn(*args, **kwargs)
+            with again(), autocast.with_rules(rules):
                 return fn(*args, **kwargs)
 
         chosen = run if threading.get_ident() == thread else fn
@@ -260,6 +265,11 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
 
 
 def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    """The older kind trains nothing inside if none of the arguments has a gradient, and warns."""
+    if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+        check_backward_validity(args)
+        with torch.no_grad():
+            return function(*args)
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 

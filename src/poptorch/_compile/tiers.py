@@ -11,9 +11,10 @@ from dataclasses import replace
 import torch
 
 from .. import backends
-from .._base import log, timing
+from .._base import log, source, timing
 from .._base.errors import described
 from .._base.resources import IDLE, Cores
+from .._ir.blocks import line_of
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
@@ -124,8 +125,15 @@ def compile_plan(
 ) -> Executable:
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
-    code = PlanCode(plan, backend, store)
     reference = Reference()
+    if (line := _users_generator(plan)) is not None:
+        log.engine.warning(
+            "The program runs interpreted: it draws from a generator of the model's at %s. Draw "
+            "without generator= for optimised code: options.randomSeed seeds the program's own",
+            line,
+        )
+        return reference.compile(plan, progress)
+    code = PlanCode(plan, backend, store)
     can_be_kept = len(code.keys) == len(code.graphs)
     is_missing = not can_be_kept or bool(code.missing())
     if background and can_be_kept and is_missing:
@@ -143,6 +151,15 @@ def compile_plan(
             described(error),
         )
         return reference.compile(plan, progress)
+
+
+def _users_generator(plan: Plan) -> str | None:
+    """Return the line that draws from a generator of the user's: compiled code knows none."""
+    for graph in plan.program.graphs.values():
+        for node in graph.generators:
+            line = next(filter(None, map(line_of, node.users)), None)
+            return source.describe(*line) if line else "an unknown line"
+    return None
 
 
 class Tiered:

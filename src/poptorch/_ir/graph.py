@@ -72,6 +72,17 @@ class Graph:
         return any(draws(node) for part in parts for node in part.graph.nodes)
 
     @property
+    def generators(self) -> dict[fx.Node, torch.Generator]:
+        """The user's generators that it draws from, each with the node that reads it."""
+        parts = (part for part in self.module.modules() if isinstance(part, fx.GraphModule))
+        read = (
+            (node, getattr(part, str(node.target)))
+            for part in parts
+            for node in part.graph.find_nodes(op="get_attr")
+        )
+        return {node: value for node, value in read if isinstance(value, torch.Generator)}
+
+    @property
     def updates(self) -> frozenset[str]:
         read = {slot.key for slot in self.inputs if slot.is_state}
         return frozenset(slot.key for slot in self.outputs if slot.key in read)

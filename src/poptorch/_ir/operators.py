@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,13 @@ SHAPE_ONLY = {
     aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default,
     aten.new_full.default, aten.new_empty.default,
 }  # fmt: skip
+# These fill a tensor at random, and read none of its values.
+_FILL_AT_RANDOM = {
+    aten.rand_like, aten.randn_like, aten.randint_like, aten.uniform, aten.uniform_, aten.normal_,
+    aten.normal_functional, aten.exponential, aten.exponential_, aten.random, aten.random_,
+    aten.geometric, aten.geometric_, aten.cauchy, aten.cauchy_, aten.log_normal, aten.log_normal_,
+}  # fmt: skip
+_BERNOULLI_OF_A_NUMBER = {aten.bernoulli.p, aten.bernoulli_.float}
 # Their schemas do not say that they may be views.
 _MAY_VIEW = {
     aten.reshape.default, aten.contiguous.default, aten.unsafe_chunk.default,
@@ -52,15 +59,34 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a node draws at random; torch marks attention so, which does only with a dropout."""
-    target = node.target
+    return call_draws(node.target, node.args, node.kwargs)
+
+
+def call_draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws at random; torch marks attention so, which does only with a dropout."""
     if not isinstance(target, Operator) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
+    dropout = _given(target, args, kwargs, "dropout_p")
+    return dropout is None or bool(dropout)
+
+
+def generator_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what a call or node draws from, None for the default generator."""
+    return _given(target, args, kwargs, "generator")
+
+
+def _given(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     for at, argument in enumerate(target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.kwargs.get(argument.name, argument.default_value)
-            return bool(node.args[at] if at < len(node.args) else given)
-    return True
+        if argument.name == name:
+            return args[at] if at < len(args) else kwargs.get(name, argument.default_value)
+    return None
+
+
+def draws_unseen(target: Any, args: Sequence[Any]) -> bool:
+    """Whether a draw depends on nothing but the random state, shapes and numbers."""
+    places = [at for at, each in enumerate(args) if isinstance(each, (torch.Tensor, fx.Node))]
+    fills = target.overloadpacket in _FILL_AT_RANDOM or target in _BERNOULLI_OF_A_NUMBER
+    return not places or (places == [0] and fills)
 
 
 def is_pointwise(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from .._base import private
 from .._base.errors import Error
 from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
 from .._ir.loops import Lanes
-from .._ir.operators import SHAPE_ONLY, acts, draws, of_shape
+from .._ir.operators import SHAPE_ONLY, acts, draws, generator_of, of_shape
 from .._ir.plan import RESULTS
 from .._ir.slots import Kind, Slot
 from .._ops import streams
@@ -313,6 +313,8 @@ def _ends(nodes: Iterable[tuple[fx.Node, bool]], in_lanes: Kind) -> tuple[Slot, 
 
 def drawn(call: Call, number: int) -> torch.Tensor:
     """Let each lane draw what it would draw alone."""
+    if generator_of(call.node.target, call.node.args, call.node.kwargs) is not None:
+        raise NotVectorisable("it draws from a generator of the model's, which goes on in order")
     kind = streams.lane_by_lane(call.node.target, call.node.args)
     if kind is None:
         raise NotVectorisable("it cannot draw for each micro-batch by itself")

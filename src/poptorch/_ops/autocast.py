@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from .._base.log import python as log
+from .._base.threads import holding
 from .._base.trees import dtypes_of, with_tensors
 from .context import Rules, autocast_settings
 
@@ -43,7 +45,7 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
                 )
             )
             if self._enabled and active and any(rules):
-                stack.enter_context(_ByRules(rules, self._dtype))
+                stack.enter_context(with_rules((_ByRules(rules, self._dtype),)))
             self._blocks.append(stack.pop_all())
         return self
 
@@ -79,6 +81,23 @@ class _ByRules(TorchFunctionMode):
                 with torch.autocast("cpu", enabled=False):
                     return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+_in_force: ContextVar[tuple[_ByRules, ...]] = ContextVar("poptorch_autocast_rules", default=())
+
+
+def rules_in_force() -> tuple[_ByRules, ...]:
+    """Return what a checkpoint has to apply when it runs again, as it does torch's autocast."""
+    return _in_force.get()
+
+
+@contextlib.contextmanager
+def with_rules(rules: Sequence[_ByRules]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for each in rules:
+            stack.enter_context(each)
+        stack.enter_context(holding(_in_force, (*_in_force.get(), *rules)))
+        yield
 
 
 def _in_type(dtype: torch.dtype, arguments: Any) -> Any:

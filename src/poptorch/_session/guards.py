@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from .._base import interrupts, log
+from .._base import interrupts, log, seeding
 from .._capture import Decision, ModelTensor, hooks_of, tensors_of
 from .._ir.graph import Graph
 from .._ir.operators import draws
@@ -232,11 +232,15 @@ def of_seed(graphs: Iterable[Graph]) -> list[Guard]:
     if not any(draws(node) for graph in graphs for node in graph.operators):
         return []
 
-    def changes(_: int) -> Iterator[str]:
-        yield f"torch.manual_seed({torch.initial_seed()})"
+    seeding.listen()
+
+    def changes(_: object) -> Iterator[str]:
+        seed = torch.initial_seed()
+        if not seeding.is_ours(seed):
+            yield f"torch.manual_seed({seed})"
 
     remedy = "assign executor.rng_state = [seed], or options.randomSeed(seed) before wrapping"
-    return [Guard(torch.initial_seed, changes, remedy)]
+    return [Guard(seeding.last, changes, remedy)]
 
 
 def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]) -> Guard:

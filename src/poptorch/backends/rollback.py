@@ -35,6 +35,8 @@ class Rollback:
         self._training = bool(ends)
         self._updates = program.loops.iterations if self._training else 1
         self._random = program.random
+        self._users = [g for graph in program.graphs.values() for g in graph.generators.values()]
+        self._states: list[torch.Tensor] = []  # of the user's generators
         slots = program.state_slots()
         needed = preconditions(program.graphs, checked) if in_place else {}
         every = [*chain.from_iterable(filter(None, needed.values()))]
@@ -94,6 +96,7 @@ class Rollback:
         self._kept = self._done
         if self._random:
             self._generator = state.rng
+            self._states = [each.get_state() for each in self._users]
         for key in self._keys:
             if key not in state.copies:
                 state.copies[key] = _like(state.values[key])
@@ -109,6 +112,8 @@ class Rollback:
                 state.values[key].zero_()
             if self._random:
                 state.rng = self._generator
+                for generator, before in zip(self._users, self._states, strict=True):
+                    generator.set_state(before)
             state.updates -= self._done - self._kept
         error.add_note(note(self._kept, self._updates if self._training else 0))
 

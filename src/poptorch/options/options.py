@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from .._base import archive, env, log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._base.keywords import also_called
+from .._base.seeding import seed_host
 from .._base.source import OURS
 from .._ir.backend_names import known
 from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
@@ -358,7 +357,7 @@ class Options(Container):
                 got=repr(random_seed),
                 fix="use a number from 0 to 2**64 - 1",
             )
-        torch.manual_seed(random_seed)
+        seed_host(random_seed)
         return self.createOrSet(random_seed=random_seed)
 
     @option(RULES, "use_model", kind=int, check=bool, decides="target.device")

@@ -1,0 +1,55 @@
+"""Whether somebody has seeded torch on the host: the same seed again leaves no other trace."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from . import private
+from .threads import holding
+
+_HOST = torch.default_generator
+_listening = contextlib.ExitStack()  # for as long as the process runs
+_times: dict[int, int] = {}  # by seed, how often torch.manual_seed was called with it
+_ours: set[int] = set()  # seeds whose last call was one of ours
+_seeding: ContextVar[bool] = ContextVar("poptorch_seeding", default=False)
+
+
+@functools.cache
+def listen() -> None:
+    """From now on count calls of ``torch.manual_seed``; without the private name nothing counts."""
+    _listening.enter_context(private.standing_in({"manual_seed_impl": _counted}))
+
+
+def _counted(usual: Callable[..., Any], seed: Any) -> Any:
+    generator = usual(seed)
+    if generator is _HOST:  # a capture has another one
+        number = generator.initial_seed()
+        if _seeding.get():
+            _ours.add(number)
+        else:
+            _times[number] = _times.get(number, 0) + 1
+            _ours.discard(number)
+    return generator
+
+
+def seed_host(seed: int) -> None:
+    """Seed torch for an option: programs that run already have nothing to say about it."""
+    with holding(_seeding, True):
+        torch.manual_seed(seed)
+
+
+def last() -> tuple[int, int]:
+    """Return the host's seed, and how often ``torch.manual_seed`` has set it."""
+    seed = _HOST.initial_seed()
+    return seed, _times.get(seed, 0)
+
+
+def is_ours(seed: int) -> bool:
+    """Whether ``seed_host`` was the last to set this seed, since ``listen``."""
+    return seed in _ours
