@@ -135,8 +135,22 @@ def test_others_are_not_in_the_way_by_default(monkeypatch, tmp_path: Path, caplo
     lease = _pod.acquire(2)
     assert (lease.chips, held()) == ((0, 1), [0, 0, 1, 1, 2, 3])
     assert f"is held by process {holder.pid}" in caplog.text
+    assert "POPTORCH_POD_DIR to share a pod" in caplog.text
     with pytest.raises(poptorch.Error, match="Failed to acquire"):
         _pod.acquire(4)  # two are this process's
+    holder.kill()
+    holder.communicate()
+
+
+@pytest.mark.slow
+def test_a_shared_pod_whose_devices_are_all_in_use_is_an_error_that_names_the_holder() -> None:
+    holder = start(FORKING)
+    assert holder.stdout.readline() == "held\n"
+
+    with pytest.raises(poptorch.Error, match=rf"held by process {holder.pid}") as caught:
+        _pod.acquire(2)
+
+    assert "POPTORCH_WAIT_FOR_IPU=1" in str(caught.value)
     holder.kill()
     holder.communicate()
 

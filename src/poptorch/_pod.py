@@ -84,7 +84,9 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
             if lease is None:
                 raise _all_busy(count, ipu_id, busy)
             log.engine.warning(
-                "Other processes hold the IPUs of the virtual pod, and this one has its own: %s",
+                "Other processes hold the IPUs of the virtual pod, and this one has its own: %s. "
+                "Set POPTORCH_WAIT_FOR_IPU=1 to wait, or POPTORCH_POD_DIR to share a pod whose "
+                "IPUs can all be in use",
                 "; ".join(map(str, busy)),
             )
             return lease

@@ -104,6 +104,25 @@ def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch
     assert len(files(folder)) == 2
 
 
+@pytest.mark.slow
+def test_code_of_another_home_is_a_miss_that_says_what_to_set(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+) -> None:
+    caplog.set_level(logging.INFO, "poptorch:cpp")
+    said = []
+    for home in ("one", "two", "one", "two"):
+        monkeypatch.setenv("POPTORCH_KEY_FILE", str(tmp_path / f"key of {home}"))
+        caplog.clear()
+        trained(folder)
+        said += [record.message for record in caplog.records if "xecutable cache" in record.message]
+
+    assert "miss" in said[0]
+    assert "miss" in said[1]
+    assert "POPTORCH_KEY_FILE names one key for all of them" in said[1]
+    assert ["hit" in line for line in said[2:]] == [True, True]
+    assert len(files(folder)) == 2
+
+
 @pytest.mark.parametrize("damage", [b"nonsense", "half", "pipe", "folder"])
 def test_damaged_entries_are_rebuilt(damage: bytes | str, folder: Path, caplog) -> None:
     trained(folder)

@@ -76,8 +76,11 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(wrong, store, tmp_path, m
             if wrong == "another key":
                 elsewhere.setenv("POPTORCH_KEY_FILE", str(tmp_path / "their key"))
             store.keep("other" if wrong == "another graph" else "key", b"code")
+            written = store.path("key")
     if wrong == "another graph":
         store.path("other").replace(store.path("key"))
+    elif wrong == "another key":  # as somebody may do who can write to the folder
+        written.replace(store.path("key"))
     elif wrong == "damage":
         data = bytearray(store.path("key").read_bytes())
         data[data.index(b"code", 200)] ^= 1
@@ -88,6 +91,23 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(wrong, store, tmp_path, m
     monkeypatch.setattr(cache, "_loaded", {})
     assert store.function("key", None, Builder())([]) == [2]  # it was written over
     assert len(caplog.records) == 1
+
+
+def test_homes_with_keys_of_their_own_share_a_folder_of_code(store, tmp_path, monkeypatch, caplog):
+    """As containers do that get a new home each, and a volume for compiled code."""
+
+    def in_home(name: str) -> list[int]:
+        monkeypatch.setenv("POPTORCH_KEY_FILE", str(tmp_path / name))
+        monkeypatch.setattr(cache, "_loaded", {})
+        result: list[int] = store.function("key", None, Builder())([])
+        return result
+
+    first = [in_home("one"), in_home("two")]
+    second = [in_home("one"), in_home("two")]
+
+    assert first == [[1], [1]]  # each has built it once
+    assert second == [[2], [2]]
+    assert caplog.text == ""
 
 
 def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog) -> None:

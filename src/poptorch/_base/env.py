@@ -40,8 +40,11 @@ _ROWS = (
     Variable("POPTORCH_POD", str, "mk2:64",
         "the system: kind:number of chips (mk1, mk2, bow, c600), or a number; 0 for no IPUs"),
     Variable("POPTORCH_POD_DIR", str, "",
-        "directory in which processes note which devices they hold, and share them"),
-    Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
+        "directory in which processes note which devices they hold, and share them: who finds no "
+        "free one there gets an error. Without it such a process gets devices of its own, with a "
+        "warning"),
+    Variable("POPTORCH_WAIT_FOR_IPU", _flag, False,
+        "wait for busy devices instead of failing, or of getting devices of its own"),
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
     Variable("WORLD_SIZE", int, 1, "the same from torchrun, unless OpenMPI's is set"),

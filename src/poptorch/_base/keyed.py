@@ -17,6 +17,7 @@ from . import env, log
 from .folders import of_the_user
 
 _BYTES = 32
+_NAME = "the name of the key"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -30,6 +31,15 @@ def digest(name: str, data: bytes) -> bytes | None:
 def is_own(name: str, data: bytes, given: bytes) -> bool:
     own = digest(name, data)
     return own is not None and hmac.compare_digest(own, given)
+
+
+def name() -> str:
+    """Return a name for the key, which does not show it; empty if there is none.
+
+    Files with other keys' digests get other names, and nobody writes over another's.
+    """
+    named = digest(_NAME, b"")
+    return "" if named is None else named.hex()[:8]
 
 
 @functools.cache

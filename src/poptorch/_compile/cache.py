@@ -73,6 +73,7 @@ def _digest_of(content: Any) -> str:
 class Store:
     """A folder that several processes may share: a ``.code`` file per graph, marked as the user's.
 
+    Files of several keys lie side by side, as a container with a new home has a new key.
     In a folder of the options there is a ``.popef`` file per program, too: what it depends on.
     """
 
@@ -83,7 +84,7 @@ class Store:
         return next(self.folder.glob(f"*{CODE_SUFFIX}"), None) is None
 
     def path(self, key: str) -> Path:
-        return self.folder / f"{key}{CODE_SUFFIX}"
+        return self.folder / f"{_own(key)}{CODE_SUFFIX}"
 
     def read(self, key: str) -> bytes | None:
         path = self.path(key)
@@ -128,7 +129,7 @@ class Store:
 
     def build(self, key: str, graph: Graph, builder: Builder) -> Code | None:
         """Compile a graph unless another process has done it meanwhile; None if one has."""
-        with _locked(self.folder / f"{key}.lock"):
+        with _locked(self.path(key).with_suffix(".lock")):
             if self.read(key) is not None:
                 return None
             code = builder.build(graph)
@@ -150,6 +151,12 @@ class Store:
         path = _entry_path(self.folder, facts)
         if not path.exists():
             self._write(path, {_FACTS: json.dumps(facts).encode()})
+
+
+def _own(key: str) -> str:
+    """Return what begins the name of a file that only this user's key can be for."""
+    name = keyed.name()
+    return f"{key}-{name}" if name else key
 
 
 @contextlib.contextmanager
@@ -257,8 +264,12 @@ def flat_fields(value: Any, prefix: str = "") -> Facts:
 
 def _entry_path(folder: Path, facts: Facts) -> Path:
     """Return the file of a program: constants count as operators that have them, no lines do."""
+    return folder / f"{_own(_digest_of_facts(facts))}{SUFFIX}"
+
+
+def _digest_of_facts(facts: Facts) -> str:
     names = (name for name in facts if not name.startswith((_CONSTANT, _TYPE)))
-    return folder / f"{_digest_of({name: _without_line(facts, name) for name in names})}{SUFFIX}"
+    return _digest_of({name: _without_line(facts, name) for name in names})
 
 
 def _without_line(facts: Facts, name: str) -> str:
@@ -327,6 +338,11 @@ def _order(name: str) -> tuple[bool, str, str]:
 
 
 def _miss(folder: Path, facts: Facts) -> str:
+    if any(folder.glob(f"{_digest_of_facts(facts)}*{SUFFIX}")):
+        return (
+            "its code there is marked with another key than this home folder's, and is not run; "
+            "POPTORCH_KEY_FILE names one key for all of them"
+        )
     near = [differences(facts, entry.facts) for entry in entries(folder, NEAREST_OF)]
     if not near:
         return "the cache is empty"
