@@ -27,6 +27,7 @@ def bundled(
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
     alone = (  # something looks at single weights
         optim.algorithm == "lamb"
+        or optim.own is not None
         or bool(spec.inner_anchors)
         or spec.reduction.automatic_loss_scaling
         or spec.precision.floating_point_exceptions
@@ -72,7 +73,8 @@ def sharded(
     least = FEWEST_ELEMENTS if least is None else least
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     small = f"no weight has {least} elements (minElementsForReplicatedTensorSharding)"
-    why = _hindrance(spec, by_stages) or ("" if members else small)
+    traced = "" if optim.own is None else f"the update is traced from {optim.algorithm}.step"
+    why = traced or _hindrance(spec, by_stages) or ("" if members else small)
     if why:
         log.python.warning(
             "useReplicatedTensorSharding has no effect: every process keeps all of the "

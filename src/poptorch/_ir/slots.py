@@ -131,6 +131,16 @@ def hyper(name: str, group: int = -1, dtype: torch.dtype = torch.float32) -> Slo
     return Slot(Kind.HYPER, (), dtype, name, index=group)
 
 
+def own_hyper(name: str, group: int, dtype: torch.dtype) -> Slot:
+    """Return the slot of a hyper-parameter that an optimizer's own ``step`` reads."""
+    return Slot(Kind.HYPER, (), dtype, name, index=group)
+
+
+def kept_number(name: str, group: int, dtype: torch.dtype) -> Slot:
+    """Return the slot of a number that all weights of a group have in common, as a step count."""
+    return Slot(Kind.OPTSTATE, (), dtype, name, index=group)
+
+
 def hyper_value(name: str, value: float) -> float:
     """Return what the slot of a hyper-parameter holds for a value of it, and the reverse."""
     return 1 - value if name in DECAY_RATES else value
@@ -158,6 +168,7 @@ def value(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
 
 
 STEP = Slot(Kind.OPTSTATE, (), torch.float32, "step")
+STEPPED = Slot(Kind.OPTSTATE, (), torch.float32, "stepped")  # 1 once an optimizer's step was made
 LOSS_SCALE_FACTOR = Slot(Kind.OPTSTATE, (), torch.float32, "loss_scale_factor")
 BEYOND_EDGE = Slot(Kind.ACCUM, (), torch.float32, "~beyond_edge")  # elements near overflow
 ROUNDING = Slot(Kind.RNG, (), torch.int64, "rounding")  # starts at the seed, one more per update

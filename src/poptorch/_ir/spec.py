@@ -17,6 +17,7 @@ from ..enums import (
 )
 from . import slots
 from .loops import Loops
+from .own_step import OwnStep
 from .slots import Kind
 
 Setting = bool | int | float | str | None
@@ -243,11 +244,12 @@ class OptimGroup:
 class OptimSpec:
     """An optimizer's compiled-in structure; its own settings and variables are for all groups."""
 
-    algorithm: str  # sgd, adam, adamw, rmsprop or lamb
+    algorithm: str  # sgd, adam, adamw, rmsprop, lamb or the full name of a traced class
     groups: tuple[OptimGroup, ...]
     settings: tuple[tuple[str, Setting], ...] = ()  # accumulator dtypes as "float16", ...; sorted
     variables: tuple[str, ...] = ()  # for instance loss_scaling
     common: tuple[tuple[str, ...], ...] = ()  # paths of parameters that are in the same memory
+    own: OwnStep | None = field(default=None, compare=False)  # of what has no formula of ours
 
     @property
     def loss_scaling(self) -> float:

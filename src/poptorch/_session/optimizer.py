@@ -17,8 +17,10 @@ from .. import optim
 from .._base import log
 from .._base.errors import Error
 from .._compile import agreement
+from .._ir.slots import narrowed
 from .._ir.spec import OptimSpec, Spec
 from .._residency import Lock
+from .._update import discover
 from ..enums import ReductionType
 from ..optim.freeze import freeze, path_of
 from ..optim.joint import members_of
@@ -27,8 +29,9 @@ from ..optim.replacement import AttributeWatch, check_replacement, needs_running
 from .guards import shorten
 from .model import Paths, Task
 from .optimizer_guards import OptimizerGuards, warn_of_steps
+from .own_state import OwnState
 from .store import StateStore
-from .torch_state import TorchState
+from .torch_state import NAMES, TorchState
 
 _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 
@@ -67,19 +70,27 @@ class SessionOptimizer:
             self._snapshot = _snapshot(self.given)  # what is loaded brings its numbers along
             self.guards.expect()
         _check_membership(self._snapshot, paths)
-        return self._frozen(self._snapshot, paths, spec)
+        frozen, values = self._frozen(self._snapshot, paths, spec, self.spec)
+        if frozen.own is None:
+            return frozen, values
+        narrow = narrowed if spec.precision.narrow_64bit else _as_it_is
+        frozen = discover(frozen, narrow)
+        return self._frozen(self._snapshot, paths, spec, frozen)
 
     def _frozen(
-        self, snapshot: Any, paths: Paths, spec: Spec
+        self, snapshot: Any, paths: Paths, spec: Spec, like: OptimSpec | None = None
     ) -> tuple[OptimSpec, dict[str, float]]:
+        """``like``: whose constants and variables are those of the result."""
         automatic = spec.reduction.automatic_loss_scaling
-        return freeze(snapshot, paths, automatic_loss_scaling=automatic, compiled=self.spec)
+        return freeze(snapshot, paths, automatic_loss_scaling=automatic, compiled=like)
 
     def compiled(self, task: Task) -> None:
         self.spec, self._asked, self._values = task.optim, dict(task.hypers), dict(task.hypers)
         self.outdated = False
         self.paths, self._settings = task.reading.paths, task.spec
         self._grouped = task.reading.groups.keys()
+        own = None if task.optim is None else task.optim.own
+        self._watch.expect(kept.leaf.name for kept in (own.kept or () if own else ()))
 
     def adopt(self, optimizer: torch.optim.Optimizer, paths: Paths, relaxed: bool = False) -> None:
         """Use another optimizer, or the same one with other values."""
@@ -87,7 +98,7 @@ class SessionOptimizer:
         if self.spec is None or spec is None:
             freeze(snapshot, {})
         else:
-            new, asked = self._frozen(snapshot, paths, spec)
+            new, asked = self._frozen(snapshot, paths, spec, self.spec)
             again = not isinstance(optimizer, optim.Optimizer)
             averages = spec.reduction.type == ReductionType.Mean
             strategy = spec.reduction.strategy if averages else None
@@ -113,7 +124,8 @@ class SessionOptimizer:
         if self.spec is None or self._settings is None:
             return True
         try:
-            spec, asked = self._frozen(_snapshot(self.given), self.paths, self._settings)
+            snapshot = _snapshot(self.given)
+            spec, asked = self._frozen(snapshot, self.paths, self._settings, self.spec)
         except (Error, AttributeError):  # setOptimizer says what is wrong with it
             return True
         return (spec, asked) != (self.spec, self._asked)
@@ -240,6 +252,9 @@ class SessionOptimizer:
 
     def after_run(self, updates: int) -> None:
         self._state._ran(updates)
+        if isinstance(self._state, OwnState) and self._state.writes_numbers:
+            self._state._synchronise()  # what the step has changed in groups is no other setting
+            self.guards.expect()
         # Torch's schedulers warn when no step was made; the device made them.
         for each in members_of(self.given):
             each._opt_called = True  # type: ignore[attr-defined]
@@ -277,6 +292,10 @@ class SessionOptimizer:
         return state, to_ipu_param(self.spec, self._values)
 
 
+def _as_it_is(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
 def _check_membership(optimizer: Any, paths: Paths) -> None:
     strangers, count = [], 0
     for index, group in enumerate(optimizer.param_groups):
@@ -301,10 +320,13 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
 
 
 def _state_of(optimizer: torch.optim.Optimizer, snapshot: Any) -> optim.Optimizer | TorchState:
-    algorithm = freeze(snapshot, {})[0].algorithm
+    frozen, _ = freeze(snapshot, {})
     if isinstance(optimizer, optim.Optimizer):
         return optimizer
-    return TorchState(members_of(optimizer), algorithm)
+    if frozen.own is not None:
+        return OwnState(members_of(optimizer))
+    algorithm = frozen.algorithm
+    return TorchState(members_of(optimizer), NAMES[algorithm], counted=algorithm != "sgd")
 
 
 def _snapshot(optimizer: torch.optim.Optimizer) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class OptimizerGuards:
 
 def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
     names = _entries(optimizer)
-    get = operator.itemgetter(*names)  # of two and more: torch's classes have so many
+    get = operator.itemgetter(*names) if len(names) > 1 else _few(names)
 
     def numbers() -> list[tuple[Any, ...]]:
         return list(map(get, optimizer.param_groups))
@@ -83,6 +83,10 @@ def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
                     yield f"{name} of the optimizer's group {index} was {old} and is {new}"
 
     return Guard(numbers, changes, _NUMBERS, keep)
+
+
+def _few(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    return lambda group: tuple(group[name] for name in names)
 
 
 def _entries(optimizer: torch.optim.Optimizer) -> list[str]:

@@ -20,7 +20,7 @@ from ..optim.freeze import path_of
 from ..optim.optimizer import DeviceState
 from .wrapping import announce_in
 
-_NAMES = {
+NAMES = {
     "sgd": {"Accl1": "momentum_buffer"},
     "adam": {"Accl1": "exp_avg", "Accl2": "exp_avg_sq"},
     "adamw": {"Accl1": "exp_avg", "Accl2": "exp_avg_sq"},
@@ -63,10 +63,11 @@ announce_in(WatchedState, "__setitem__ __delitem__ clear pop popitem setdefault 
 class TorchState(DeviceState):
     """The state of torch optimizers; the protocol is that of ``poptorch.optim.Optimizer``."""
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], algorithm: str) -> None:
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[str, str], counted: bool
+    ) -> None:
         self._optimizers = optimizers
-        self._names = _NAMES[algorithm]
-        self._counted = algorithm != "sgd"
+        self._names, self._counted = names, counted
         self._watched = self._states()  # each a WatchedState from the first device on
         self._watches = False
         self._paths: Mapping[int, str] = {}  # of the parameters, as of the last device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .._ops.rounding import DROPPED_BITS, rounded
+from .clipping import clip_factor, sums_of_squares
 from .formulas import (
     ALGORITHMS,
     SQUARES,
@@ -27,6 +28,7 @@ from .formulas import (
     materialised,
     scaled,
 )
+from .own_step import lower_own
 
 _WORD = 2**32 - 1
 _Tensors = Mapping[str, torch.Tensor]
@@ -50,6 +52,8 @@ def lower(
             are needed the function reads the squares that ``own_squares`` makes, added up.
         norms: where the norm of all gradients goes besides, where these are clipped by it.
     """
+    if spec.own is not None:
+        return lower_own(spec, params, norms)
     algorithm = ALGORITHMS[spec.algorithm]
     groups = _groups_of(spec, params)
     weights = [weight for group in groups for weight in group.weights]
@@ -74,13 +78,12 @@ def lower(
         clip: Scalar = 1.0
         tensors = dict(tensors)
         if spec.clips and weights:
-            terms = _sums_of_squares((w for w in weights if w.slot.path not in places), tensors)
+            whole = (w.gradient.key for w in weights if w.slot.path not in places)
+            terms = sums_of_squares(whole, tensors)
             if squares is not None:
                 terms.append(tensors[squares.key][0])
-            norm, limit = torch.sqrt(torch.stack(terms).sum()), spec.max_grad_norm
-            largest = norm.clamp(min=max(limit, torch.finfo(torch.float32).tiny))
-            clip = (limit / largest).as_strided((), ())
-            results |= {slot.key: norm.to(slot.dtype).as_strided((), ()) for slot in norms}
+            clip, measured = clip_factor(spec, terms, norms)
+            results |= measured
         for group in groups:
             for weight, (value, gradient, state, values) in group.steps(clip, tensors):
                 if squares is not None and not spec.clips and weight.slot.path in places:
@@ -195,7 +198,9 @@ def _squares_slot(spec: OptimSpec, partial: Sequence[_Weight]) -> Slot | None:
 
 def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
     """Return the function to the squares of a process's parts of weights, if the update has any."""
-    measure = ALGORITHMS[spec.algorithm].squares
+    if spec.own is not None and not spec.clips:
+        return None
+    measure = None if spec.own is not None else ALGORITHMS[spec.algorithm].squares
     groups = _groups_of(spec, parts)
     weights = [weight for group in groups for weight in group.weights]
     squares = _squares_slot(spec, weights)
@@ -204,7 +209,8 @@ def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         if measure is None:
-            sums = [torch.stack(_sums_of_squares(weights, tensors)).sum()]
+            keys = (weight.gradient.key for weight in weights)
+            sums = [torch.stack(sums_of_squares(keys, tensors)).sum()]
         else:
             steps = (step for group in groups for _, step in group.steps(1.0, tensors))
             sums = [each for step in steps for each in measure(*step)]
@@ -216,11 +222,6 @@ def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
         inputs += [slots.STEP] if any(group.counts for group in groups) else []
         inputs += _hypers_of(groups)
     return SlotFunction("squares", function, tuple(inputs), (squares,))
-
-
-def _sums_of_squares(weights: Iterable[_Weight], tensors: _Tensors) -> list[torch.Tensor]:
-    gradients = [as_real(tensors[w.gradient.key]) for w in weights]
-    return [(each * each).sum() for each in gradients]
 
 
 class RandomRounding:

@@ -34,7 +34,7 @@ def number(name: str, value: Any) -> float:
 def pair_of_betas(betas: Any) -> tuple[float, float]:
     """Accept lists, too, as read from configuration files."""
     is_pair = isinstance(betas, tuple | list) and len(betas) == 2
-    if not is_pair or not all(isinstance(beta, int | float) for beta in betas):
+    if not is_pair or not all(_is_number(beta) for beta in betas):
         raise AssertionFailure(
             "Expected a pair for betas", got=repr(betas), fix="betas=(0.9, 0.999)"
         )

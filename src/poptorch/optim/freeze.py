@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +14,21 @@ import torch
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._ir import slots
+from .._ir.own_step import OwnStep
 from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._residency import unwatched
 from . import KINDS
 from .arguments import number, pair_of_betas
 from .kind import Kind, agreed
 from .optimizer import Optimizer
+from .own import frozen_like, full_name, own_settings, own_step, own_values, refuse
 
 HyperValues = dict[str, float]
+_NO_PART_OF_A_STEP = {
+    "__init__", "__doc__", "__module__", "__qualname__", "__repr__", "__dict__", "__weakref__",
+    "__annotations__", "__firstlineno__", "__static_attributes__", "_zero_grad_profile_name",
+    "state_dict", "load_state_dict", "add_param_group", "zero_grad", "__setstate__", "__getstate__",
+}  # fmt: skip
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -47,13 +56,20 @@ def freeze(
     another value becomes variable; else only zeros that switch a term off are constant.
     """
     kind = _kind_of(optimizer)
-    _warn_of_subclass(optimizer)
-    settings = _structure(optimizer, kind)
+    own = None
     values: HyperValues = {}
-    groups = tuple(
-        _freeze_group(optimizer, kind, index, paths, values, compiled)
-        for index in range(len(optimizer.param_groups))
-    )
+    if kind is None:
+        settings, groups, own = _freeze_own(optimizer, paths, compiled)
+        values |= own_values(own, groups)
+        algorithm = full_name(optimizer.__class__)
+    else:
+        _warn_of_subclass(optimizer)
+        settings = _structure(optimizer, kind)
+        groups = tuple(
+            _freeze_group(optimizer, kind, index, paths, values, compiled)
+            for index in range(len(optimizer.param_groups))
+        )
+        algorithm = kind.algorithm
     variables: tuple[str, ...] = ()
     scaling = number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
     if automatic_loss_scaling or not _is_constant(optimizer, "loss_scaling", "", scaling, None):
@@ -61,11 +77,29 @@ def freeze(
         values[slots.LOSS_SCALING.key] = scaling
     else:
         settings["loss_scaling"] = scaling
-    spec = OptimSpec(
-        kind.algorithm, groups, tuple(sorted(settings.items())), variables,
-        _in_common_memory(optimizer, paths),
-    )  # fmt: skip
-    return spec, values
+    constants = tuple(sorted(settings.items()))
+    common = _in_common_memory(optimizer, paths)
+    return OptimSpec(algorithm, groups, constants, variables, common, own), values
+
+
+def _freeze_own(
+    optimizer: torch.optim.Optimizer, paths: Mapping[int, str], compiled: OptimSpec | None
+) -> tuple[dict[str, Setting], tuple[OptimGroup, ...], OwnStep]:
+    own = own_step(optimizer, lambda parameter: path_of(parameter, paths))
+    trained = [[param.path for param in group.params if param.path] for group in own.groups]
+    groups = tuple(OptimGroup(tuple(dict.fromkeys(each)), (), ()) for each in trained)
+    if compiled is not None and compiled.own is not None:
+        groups = tuple(
+            frozen_like(own, compiled, index, group) for index, group in enumerate(groups)
+        )
+        known = compiled.own
+        own = replace(
+            own, layouts=known.layouts, kept=known.kept, differs_at_first=known.differs_at_first
+        )
+    settings: dict[str, Setting] = {"accum_type": "float32", **own_settings(own)}
+    if "max_grad_norm" not in inspect.signature(optimizer.__class__).parameters:
+        settings["max_grad_norm"] = _clipping(getattr(optimizer, "max_grad_norm", None))
+    return settings, groups, own
 
 
 def _in_common_memory(
@@ -79,16 +113,33 @@ def _in_common_memory(
     return tuple(tuple(same) for same in places.values() if len(same) > 1)
 
 
-def _kind_of(optimizer: torch.optim.Optimizer) -> Kind:
+def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
+    """Return what has a formula of ours; None for what is traced."""
     for kind in KINDS:
-        if isinstance(optimizer, kind.classes):
+        if isinstance(optimizer, kind.classes) and _steps_as(optimizer, kind):
             return kind.variant(optimizer) or kind
-    raise AssertionFailure(
-        "Unsupported optimizer type",
-        got=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-        fix="use SGD, Adam, AdamW or RMSprop of torch.optim or poptorch.optim, "
-        "or poptorch.optim.LAMB",
-    )
+    if not isinstance(optimizer, torch.optim.Optimizer) or optimizer.__class__ is torch.optim.Optimizer:
+        raise AssertionFailure(
+            "Unsupported optimizer type",
+            got=full_name(optimizer.__class__),
+            fix="use an optimizer of torch.optim or poptorch.optim, or a subclass of "
+            "torch.optim.Optimizer with a step of its own",
+        )
+    refuse(optimizer)
+    return None
+
+
+def _steps_as(optimizer: torch.optim.Optimizer, kind: Kind) -> bool:
+    """Whether a formula says what the optimizer does: nothing of the step is overridden."""
+    if isinstance(optimizer, Optimizer):
+        return True
+    if any(group.get("amsgrad", False) for group in optimizer.param_groups):
+        return False
+    cls = optimizer.__class__
+    base = next(each for each in cls.__mro__ if each in kind.classes)
+    derived = cls.__mro__[: cls.__mro__.index(base)]
+    names = {name for each in derived for name in vars(each)} - _NO_PART_OF_A_STEP
+    return not any(hasattr(base, name) for name in names)
 
 
 def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Setting]:
@@ -103,17 +154,24 @@ def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Settin
         raise InvalidValue("Only non-amsgrad Adam and AdamW optimizers are supported")
     settings |= {name: agreed(optimizer, name) for name in kind.agreed}
     if "max_grad_norm" in settings:
-        limit = math.inf if given["max_grad_norm"] is None else given["max_grad_norm"]
-        norm = settings["max_grad_norm"] = number("max_grad_norm", limit)
-        if math.isnan(norm):
-            raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
-        if norm < 0:
-            raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))
+        settings["max_grad_norm"] = _clipping(given["max_grad_norm"])
     return settings
 
 
+def _clipping(given: Any) -> float:
+    norm = number("max_grad_norm", math.inf if given is None else given)
+    if math.isnan(norm):
+        raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
+    if norm < 0:
+        raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))
+    return norm
+
+
 def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
+    """Only of ours: subclasses of torch's are traced where they override anything of a step."""
     cls = optimizer.__class__
+    if not issubclass(cls, Optimizer):
+        return
     direct = {torch.optim.Optimizer, Optimizer} & {*cls.__bases__}
     if cls in _warned or direct or any(cls in kind.classes for kind in KINDS):
         return

@@ -16,12 +16,16 @@ from . import KINDS
 from .arguments import number
 from .kind import Hypers, Shown, as_it_is
 
+STEPPED = "stepped"
 _KINDS = {kind.algorithm: kind for kind in KINDS}
 
 
 def state_keys(spec: OptimSpec) -> dict[str, str]:
     """One counter serves all weights: all ``Step___`` names lead to the same key."""
     keys = {"lossScaleUpdateFactor": slots.LOSS_SCALE_FACTOR.key}
+    if spec.own is not None:
+        keys |= {f"{kept.leaf.name}___{kept.owner}": kept.slot.key for kept in spec.own.kept or ()}
+        return {**keys, STEPPED: slots.STEPPED.key}
     for path in (path for group in spec.groups for path in group.params):
         weight = slots.param(path, (), torch.float32)  # neither is a part of keys
         for prefix, moment in _KINDS[spec.algorithm].moments.items():
@@ -50,7 +54,7 @@ def from_ipu_state(
     loaded: dict[str, torch.Tensor] = {}
     ages: dict[str, float] = {}
     missing = []
-    keys, (first, *_) = state_keys(spec), _KINDS[spec.algorithm].moments
+    keys = state_keys(spec)
     for name, key in keys.items():
         if key not in tensors:
             continue
@@ -66,7 +70,7 @@ def from_ipu_state(
         # Weights that joined later were counted less; the shared counter follows the oldest.
         loaded[key] = torch.maximum(loaded[key], value) if key in loaded else value
         prefix, _, path = name.partition("___")
-        if prefix == "Step" and keys[f"{first}___{path}"] in tensors:
+        if prefix.lower() == "step" and _is_trained(spec, keys, path, tensors):
             ages[path] = float(value)
     oldest = max(ages.values(), default=0.0)
     younger = [path for path, age in ages.items() if age < oldest]
@@ -84,6 +88,16 @@ def from_ipu_state(
             "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
         )
     return loaded
+
+
+def _is_trained(
+    spec: OptimSpec, keys: Mapping[str, str], path: str, tensors: Collection[str]
+) -> bool:
+    """Whether the device keeps something for a weight: it may be in the optimizer only."""
+    if spec.own is not None:
+        return True
+    first, *_ = _KINDS[spec.algorithm].moments
+    return keys[f"{first}___{path}"] in tensors
 
 
 def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> dict[str, float]:
@@ -131,7 +145,11 @@ def from_ipu_param(
 def _entries(
     spec: OptimSpec, values: Mapping[str, float]
 ) -> Iterator[tuple[str, Shown, Hypers, int]]:
-    yield "lossScaling_FLOAT", as_it_is("", "loss_scaling"), _hypers(spec, values, 0), -1
+    scaling = values.get(slots.LOSS_SCALING.key, spec.loss_scaling)
+    own = {"loss_scaling": scaling} if spec.own is not None else _hypers(spec, values, 0)
+    yield "lossScaling_FLOAT", as_it_is("", "loss_scaling"), own, -1
+    if spec.own is not None:
+        return
     for index, group in enumerate(spec.groups):
         hypers = _hypers(spec, values, index)
         for shown in _KINDS[spec.algorithm].shown(dict(group.settings)):

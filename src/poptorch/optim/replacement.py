@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -107,6 +107,11 @@ def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | 
 class AttributeWatch:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._seen = {*_attributes(optimizer)}
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Some names are what the optimizer's own step puts there."""
+        for name in names:
+            self._seen |= {("optimizer attribute", name), ("group attribute", name)}
 
     def check(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
         """Warn once of attributes that were not there, a line for each place: they are ignored."""

@@ -1,0 +1,136 @@
+"""What tracing an optimizer's own ``step`` starts from, and what was found out about it.
+
+Values of the user's object are nested: dicts, lists and tuples. Tensors and numbers in them are
+named by their places from outside in, as ``betas.0``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .slots import Slot
+
+Place = tuple[str, str]  # owner and name
+Give = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Stands for a tensor, or a Python number, in nested values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    number: str = ""  # "int" or "float" where it is a Python number
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value that the step keeps from update to update."""
+
+    slot: Slot
+    owner: str  # the path of the weight whose state it is in; or "group.0", "optimizer.0"
+    leaf: Leaf
+    initial: float | None  # before the first step; None where that computes it
+    made: bool  # by the first step, in which it is not there
+
+    @property
+    def place(self) -> Place:
+        return self.owner, self.leaf.name
+
+
+@dataclass(frozen=True)
+class OwnParam:
+    path: str  # "" where it is not in the model, or is not trained
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OwnGroup:
+    """A parameter group as the user's object has it, with leaves for tensors and numbers."""
+
+    values: Mapping[str, Any]
+    params: tuple[OwnParam, ...]
+
+
+@dataclass(frozen=True)
+class OwnOptimizer:
+    """One optimizer of the user's: what another one over other tensors is made of."""
+
+    cls: type
+    attributes: Mapping[str, Any]
+    groups: tuple[int, ...]  # which of the OwnStep's
+    state: Mapping[str, Any]  # by path of a parameter: what is kept for it already
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """An optimizer whose own ``step`` is traced."""
+
+    optimizers: tuple[OwnOptimizer, ...]
+    groups: tuple[OwnGroup, ...]
+    numbers: Mapping[Place, float]  # what numbers, and tensors of one element, are at present
+    layouts: Mapping[str, Any] = field(default_factory=dict)  # of what is kept, by weight
+    kept: tuple[Kept, ...] | None = None  # None until it was looked for
+    differs_at_first: bool = False  # the first step computes otherwise than later ones
+
+    def constant(self, place: Place, value: Any) -> bool | int | float | str | None:
+        """Return a value of the user's as a setting."""
+        if isinstance(value, Leaf):
+            return self.numbers[place]
+        return value if isinstance(value, bool | int | float | str | None) else repr(value)
+
+
+def of_group(index: int) -> str:
+    return f"group.{index}"
+
+
+def of_optimizer(index: int) -> str:
+    return f"optimizer.{index}"
+
+
+def substituted(value: Any, name: str, give: Give, every: bool = False) -> Any:
+    """Return nested values with what ``give`` makes of leaves, tensors and numbers.
+
+    ``every``: and of everything else that is no container.
+    """
+
+    def inner(key: Any, each: Any) -> Any:
+        return substituted(each, f"{name}.{key}" if name else str(key), give, every)
+
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: inner(key, each) for key, each in value.items()})
+        return made
+    if isinstance(value, list | tuple):
+        items = [inner(at, each) for at, each in enumerate(value)]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    is_bool = isinstance(value, bool)
+    if every or (not is_bool and isinstance(value, Leaf | torch.Tensor | int | float)):
+        return give(name, value)
+    return value
+
+
+def flat(value: Any, name: str = "", every: bool = False) -> dict[str, Any]:
+    """Return leaves, tensors and numbers in nested values, by name."""
+    result: dict[str, Any] = {}
+
+    def take(inner: str, each: Any) -> Any:
+        result[inner] = each
+        return each
+
+    substituted(value, name, take, every)
+    return result
+
+
+def leaves_of(value: Any) -> Iterator[Leaf]:
+    return (each for each in flat(value).values() if isinstance(each, Leaf))

@@ -1,0 +1,103 @@
+"""The state of optimizers whose own ``step`` is traced, under the names that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .._ir.own_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
+from .._residency import unwatched
+from ..optim.names import STEPPED
+from .torch_state import TorchState
+
+
+class OwnState(TorchState):
+    """Reads and writes ``optimizer.state``, and what the step changes in groups and attributes."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__(optimizers, {}, False)
+
+    @property
+    def writes_numbers(self) -> bool:
+        """Whether the step changes groups, or the optimizer itself."""
+        owners = dict(self._owned())
+        return any(kept.owner in owners for kept in self._kept())
+
+    def _kept(self) -> Sequence[Kept]:
+        spec = None if self._link is None else self._link.spec
+        return () if spec is None or spec.own is None else spec.own.kept or ()
+
+    def _read_from(self, link: Any) -> None:
+        on_device, _ = link.read_state()
+        self._updates = 0
+        layouts = link.spec.own.layouts
+        for number, parameter, path in self._parameters():
+            if path not in layouts or not _holds(layouts[path], path, on_device):
+                continue
+
+            def value(name: str, leaf: Any, path: str = path) -> Any:
+                return _of_host(leaf, on_device[f"{name}___{path}"])
+
+            entry = substituted(layouts[path], "", value)
+            dict.setdefault(self._watched[number], parameter, {}).update(entry)
+        self._write_owned(on_device)
+        self._remember()
+
+    def _write_owned(self, on_device: dict[str, torch.Tensor]) -> None:
+        places = dict(self._owned())
+        for kept in self._kept():
+            target = places.get(kept.owner)
+            if target is not None:
+                value = on_device[f"{kept.leaf.name}___{kept.owner}"]
+                _assign(target, kept.leaf.name, _of_host(kept.leaf, value))
+
+    def _owned(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        yield from ((of_group(at), group) for at, group in enumerate(groups))
+        yield from ((of_optimizer(at), vars(each)) for at, each in enumerate(self._optimizers))
+
+    def get_state_dict(self) -> dict[str, Any]:
+        """Return the state under the names of ``ipu_state``; where there is none, the first."""
+        if self.was_loaded:
+            self._synchronise()
+        known: dict[str, Any] = {}
+        for number, parameter, path in self._parameters():
+            entry = dict.get(self._optimizers[number].state, parameter) or {}
+            known |= {f"{name}___{path}": each for name, each in flat(dict(entry)).items()}
+        stepped = bool(known)
+        for owner, values in self._owned():
+            known |= {f"{name}___{owner}": each for name, each in flat(dict(values)).items()}
+        state: dict[str, torch.Tensor] = {STEPPED: torch.tensor(float(stepped))}
+        for kept in self._kept():
+            name = f"{kept.leaf.name}___{kept.owner}"
+            value = known.get(name)
+            if value is None:
+                value = unwatched(_first_value, kept)
+            state[name] = torch.as_tensor(value)
+        rest = {} if self._link is None else self._link.read_state()[0]
+        return {"ipu_state": {**rest, **state}, "ipu_param": {}}
+
+
+def _first_value(kept: Kept) -> torch.Tensor:
+    return torch.full(kept.leaf.shape, kept.initial or 0.0, dtype=kept.leaf.dtype)
+
+
+def _holds(layout: Any, path: str, on_device: dict[str, torch.Tensor]) -> bool:
+    return all(f"{name}___{path}" in on_device for name in flat(layout))
+
+
+def _of_host(leaf: Leaf, value: torch.Tensor) -> Any:
+    """Return a value of the device as the optimizer has it."""
+    if leaf.number:
+        return int(value) if leaf.number == "int" else float(value)
+    return value
+
+
+def _assign(target: dict[str, Any], name: str, value: Any) -> None:
+    *outer, last = name.split(".")
+    inner: Any = target
+    for key in outer:
+        inner = inner[int(key) if isinstance(inner, list | tuple) else key]
+    inner[int(last) if isinstance(inner, list) else last] = value

@@ -1,0 +1,154 @@
+"""What a step does where its code asks for values: each way is run, and the results are chosen from.
+
+A question about one weight, as whether its norm is 0, is answered for each weight on its own: in one
+run for all weights at once. A question about numbers, as whether it is the tenth step, has one
+answer for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .._base.errors import Error
+from .numbers import WEIGHT, Identifier, Numbers, Sources
+
+MOST = 64  # runs
+COMMON = ""  # whose answers are those of all weights
+Results = dict[str, dict[str, Tensor]]  # by weight, COMMON for none: by key
+
+
+@dataclass(frozen=True)
+class _Answer:
+    condition: Tensor
+    identifier: Identifier
+    yes: bool
+
+
+@dataclass
+class _Way:
+    """The questions of one owner, a weight or COMMON: the answers of the run that is next."""
+
+    script: list[bool] = field(default_factory=list)
+    asked: list[_Answer] = field(default_factory=list)
+
+    def answer(self, condition: Tensor, identifier: Identifier) -> bool:
+        for known in self.asked:
+            if known.identifier == identifier:
+                return known.yes
+        yes = self.script[len(self.asked)] if len(self.asked) < len(self.script) else True
+        self.asked.append(_Answer(condition, identifier, yes))
+        return yes
+
+    def advance(self) -> bool:
+        """Go on to the next way; False if there is none."""
+        answers = [each.yes for each in self.asked]
+        while answers and not answers[-1]:
+            answers.pop()
+        if not answers:
+            return False
+        self.script, self.asked = [*answers[:-1], False], []
+        return True
+
+
+_Taken = tuple[tuple[_Answer, ...], dict[str, Tensor]]
+
+
+class Choices:
+    """Answers the questions of ``Numbers``, and joins what the runs return."""
+
+    def __init__(self) -> None:
+        self.mode = Numbers(self._decide)
+        self._ways: dict[str, _Way] = {}
+        self._runs = 0
+
+    def results(self, run: Callable[[], Results]) -> dict[str, Tensor]:
+        """Return the results of a function, by key, whichever way its questions are answered."""
+        common, taken = _Way(), list[_Taken]()
+        self._runs = 0
+        while True:
+            taken.append(self._of_weights(run, common))
+            if not common.advance():
+                return self._joined(taken)
+
+    def _of_weights(self, run: Callable[[], Results], common: _Way) -> _Taken:
+        """Run with some common answers, as often as it takes to answer weights' in all ways."""
+        self._ways = ways = {COMMON: common}
+        taken: dict[str, list[_Taken]] = {}
+        path: tuple[_Answer, ...] = ()
+        due: set[str] | None = None  # owners with another way to go; None before the first run
+        while due is None or due:
+            self._count()
+            for way in ways.values():
+                way.asked = []
+            found = run()
+            if due is None:
+                path, common.script = tuple(common.asked), [each.yes for each in common.asked]
+            elif [a.identifier for a in path] != [a.identifier for a in common.asked]:
+                raise _too_many("what is asked of numbers depends on what weights are")
+            for owner, values in found.items():
+                if due is None or owner in due:
+                    asked = ways[owner].asked if owner and owner in ways else ()
+                    taken.setdefault(owner, []).append((tuple(asked), values))
+            due = {owner for owner, way in ways.items() if owner and self._goes_on(way)}
+        joined: dict[str, Tensor] = {}
+        for each in taken.values():
+            joined |= self._joined(each)
+        return path, joined
+
+    def _goes_on(self, way: _Way) -> bool:
+        before = [each.yes for each in way.asked]
+        if way.advance():
+            return True
+        way.script, way.asked = before, []
+        return False
+
+    def _count(self) -> None:
+        self._runs += 1
+        if self._runs > MOST:
+            raise _too_many(f"more than {MOST} ways through it")
+
+    def _decide(self, condition: Tensor, sources: Sources, identifier: Identifier) -> bool:
+        weights = sorted({key for role, key in sources if role == WEIGHT})
+        if len(weights) > 1:
+            raise _too_many(f"a choice between values of {len(weights)} weights")
+        owner = weights[0] if weights else COMMON
+        return self._ways.setdefault(owner, _Way()).answer(condition, identifier)
+
+    def _joined(self, taken: list[_Taken], depth: int = 0) -> dict[str, Tensor]:
+        answers, values = taken[0]
+        if len(taken) == 1:
+            return values
+        condition = answers[depth].condition
+        yes = [each for each in taken if each[0][depth].yes]
+        no = [each for each in taken if not each[0][depth].yes]
+        if not no:
+            return self._joined(yes, depth + 1)
+        return self.either(
+            condition, self._joined(yes, depth + 1), self._joined(no, depth + 1)
+        )
+
+    def either(
+        self, condition: Tensor, yes: Mapping[str, Tensor], no: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return each of the values where a condition holds, else the other one."""
+        if yes.keys() != no.keys():
+            raise _too_many("its state has other entries, depending on values")
+        same = self.mode.identifier
+        return {
+            key: value
+            if same(value) == same(no[key])
+            else torch.where(condition.reshape(()).bool(), value, no[key].to(value.dtype))
+            for key, value in yes.items()
+        }
+
+
+def _too_many(why: str) -> Error:
+    return Error(
+        "The optimizer's step makes choices that cannot be compiled",
+        got=why,
+        fix="choose between values instead: torch.where(condition, a, b)",
+    )

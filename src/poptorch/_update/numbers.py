@@ -1,0 +1,542 @@
+"""An optimizer's Python code, run once on stand-ins: its numbers are tensors, its choices both made.
+
+While ``Numbers`` is entered, 0-d tensors of float64 stand for the Python numbers that change between
+updates: step counts and hyper-parameters. Arithmetic with them gives such stand-ins again. What asks
+for their value, or for that of any other tensor, is noticed: an ``if`` is taken both ways, one run
+after another (``_update.choices``).
+
+Every value has an identifier, the same for the same computation on the same inputs. Computations of
+numbers alone are therefore done once, and two runs can be shown to compute the same.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .._base.errors import Error
+
+Source = tuple[str, str]  # what a value depends on: role and key
+Sources = frozenset[Source]
+Identifier = int
+HYPER, NUMBER, WEIGHT = "hyper", "number", "weight"  # roles
+_NOTHING: Sources = frozenset()
+
+_ITEMS = {Tensor.item, Tensor.tolist}
+_TRUTHS = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
+_READS = {
+    Tensor.__float__: "float()", Tensor.__int__: "int()", Tensor.__index__: "an index",
+    Tensor.__complex__: "complex()", Tensor.numpy: ".numpy()", Tensor.__array__: "numpy.asarray()",
+    torch.equal: "torch.equal", Tensor.equal: "equal()", torch.allclose: "torch.allclose",
+    Tensor.allclose: "allclose()",
+}  # fmt: skip
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_MADE_OF_NOTHING = {
+    torch.zeros: 0.0, torch.zeros_like: 0.0, torch.ones: 1.0, torch.ones_like: 1.0,
+    Tensor.new_zeros: 0.0, Tensor.new_ones: 1.0, Tensor.zero_: 0.0,
+}  # fmt: skip
+_FILLING = {torch.full: 1, torch.full_like: 1, Tensor.new_full: 2, Tensor.fill_: 1}
+_FROM_VALUES = {torch.tensor, torch.as_tensor}
+_BOUNDS = {"maximum": "min", "clamp_min": "min", "minimum": "max", "clamp_max": "max"}
+_COPIES = {"clone", "contiguous", "to", "float", "double"}
+_UNSET = {torch.empty, torch.empty_like, Tensor.new_empty}
+_ABOUT = {"__get__", "__set__", "untyped_storage", "stride", "storage_offset", "dim", "size", "numel",
+          "__hash__", "is_floating_point", "is_complex", "is_contiguous", "__format__", "__repr__"}
+_SCALED = {name: ("value" if name.startswith("addc") else "alpha", 1) for name in (
+    "add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr"
+)}
+
+
+class ValueNeeded(Exception):  # noqa: N818 (it says what is the case)
+    """Hyper-parameters whose values decide what the step does: they become constants."""
+
+    def __init__(self, keys: frozenset[str]) -> None:
+        super().__init__(", ".join(sorted(keys)))
+        self.keys = keys
+
+
+def value_needed(what: str, line: str | None) -> Error:
+    return Error(
+        "The optimizer's step needs a value that only the device has",
+        got=what,
+        where=line,
+        fix=(
+            "compute with tensors: torch.where, x ** 0.5 for math.sqrt(x), torch.clamp",
+            "or use another optimizer: one of poptorch.optim, or of torch.optim but LBFGS",
+        ),
+    )
+
+
+class Numbers(TorchFunctionMode):
+    """The mode. ``decide`` answers a question about a condition; see ``choices``."""
+
+    def __init__(self, decide: Callable[[Tensor, Sources, Identifier], bool]) -> None:
+        super().__init__()
+        self._decide = decide
+        self._names: dict[Any, Identifier] = {}
+        self._contents: dict[int, Identifier] = {}  # of storages
+        self._sources: dict[int, Sources] = {}  # of storages
+        self._uniform: dict[int, float] = {}  # storages all of whose elements are one number
+        self._computed: dict[Identifier, Tensor] = {}  # numbers
+        self._kept: list[Tensor] = []  # so that no storage is taken for another one
+
+    # What enters.
+
+    def enter(self, tensor: Tensor, name: str, source: Source) -> Tensor:
+        """Let a tensor, or its present value, be an input of the step."""
+        self._kept.append(tensor)
+        place = _place(tensor)
+        self._contents[place] = self._name("input", name)
+        self._sources[place] = frozenset({source})
+        self._uniform.pop(place, None)
+        return tensor
+
+    def number(self, tensor: Tensor, name: str, source: Source) -> Tensor:
+        """Let a 0-d tensor be an input that stands for a Python number."""
+        return _as_number(self.enter(tensor, name, source))
+
+    def uniform(self, tensor: Tensor) -> float | None:
+        """Return the number that all elements are, if that is known."""
+        return self._uniform.get(_place(tensor))
+
+    def sources(self, value: Any) -> Sources:
+        found = (self._sources.get(_place(each), _NOTHING) for each in _tensors(value))
+        return _NOTHING.union(*found)
+
+    def identifier(self, value: Any) -> Identifier:
+        """Return what is the same for two values that are computed in the same way."""
+        return self._name(self._form(value))
+
+    # What is computed.
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _TRUTHS:
+            return self._truth(args[0])
+        if func in _ITEMS and isinstance(args[0], Tensor) and args[0].dim() == 0:
+            return self._item(args[0])
+        if func in _READS or func in _ITEMS:
+            self._refuse(args, _READS.get(func, ".tolist()"))
+        if func == _DATA:
+            return args[0].detach()
+        if func == _SET_DATA:
+            args[0].detach().copy_(args[1])
+            self._note(func, args, kwargs, args[0])
+            return None
+        name = getattr(func, "__name__", "")
+        if name in _ABOUT:
+            return func(*args, **kwargs)
+        if name == "__setitem__" and _is_by_mask(*args):
+            chosen = self._compute(torch.where, "where", (args[1], args[2], args[0]), {})
+            self._compute(Tensor.copy_, "copy_", (args[0], chosen), {})
+            return None
+        if name.startswith("_foreach_"):
+            return _one_by_one(self._answered, name, args, kwargs)
+        if func in _FROM_VALUES and isinstance(args[0], int | float):
+            kwargs["dtype"] = kwargs.get("dtype") or _usual_type(args[0])
+            return self._compute(torch.full, "full", ((), args[0]), kwargs)
+        return self._compute(func, name, args, kwargs)
+
+    def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(func, (), args, kwargs)
+
+    def _compute(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        scaled = name.rstrip("_") in _SCALED and any(True for _ in _tensors(kwargs))
+        if scaled or any(map(is_number, _tensors((args, kwargs)))):
+            if is_number(args[0]) and name.startswith("__i") and name.endswith("__"):
+                # Python's numbers do not change in place: ``x += 1`` makes another one.
+                func = getattr(Tensor, f"__{name[3:-2]}__")
+            return self._with_numbers(func, name, args, kwargs)
+        return self._note(func, args, kwargs, self._call(func, args, kwargs))
+
+    def _with_numbers(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        given = list(_tensors((args, kwargs)))
+        if all(map(is_number, given)):
+            known = self._name(_title(func), self._form(args), self._form(kwargs))
+            if known in self._computed:
+                return self._computed[known]
+            if func in _FROM_VALUES:
+                value = args[0] if isinstance(args[0], Tensor) else torch.stack(args[0])
+                usual = torch.get_default_dtype() if value.is_floating_point() else value.dtype
+                result = value.to(kwargs.get("dtype") or usual, copy=True)
+                return self._note(func, args, kwargs, result)
+            if func in _FILLING:
+                return self._filled(func, args, kwargs)
+            result = self._note(func, args, kwargs, self._call(func, args, kwargs))
+            made_of_nothing = func in _MADE_OF_NOTHING or func in _UNSET
+            if isinstance(result, Tensor) and result.dim() == 0 and not made_of_nothing:
+                self._computed[known] = _as_number(result)
+                self._kept.append(result)
+            return result
+        if func in _FILLING:
+            return self._filled(func, args, kwargs)
+        return self._mixed(func, name, args, kwargs, given)
+
+    def _filled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        at = _FILLING[func]
+        number = args[at] if len(args) > at else kwargs["fill_value"]
+        kwargs.setdefault("dtype", None)
+        rest = (*args[:at], 0.0) if len(args) > at else args
+        if "fill_value" in kwargs:
+            kwargs["fill_value"] = 0.0
+        if func is Tensor.fill_:
+            return self._note(func, args, {}, args[0].copy_(number))
+        result = func(*rest, **kwargs)
+        result.copy_(number)
+        self._note(func, (*rest[:at], number), kwargs, result)
+        return result
+
+    def _mixed(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[Tensor],
+    ) -> Any:
+        """Compute with tensors and with numbers: these are of the tensors' type, as in torch."""
+        others = [each for each in given if not is_number(each)]
+        floating = [each.dtype for each in others if each.dtype.is_floating_point]
+        dtype = floating[0] if floating else None
+        base = name.rstrip("_")
+        shown = (args, dict(kwargs))
+        if base in _SCALED:
+            args, kwargs = self._scaled(name, args, kwargs, dtype)
+        if base == "clamp" or base == "clip":
+            args = tuple(
+                torch.full((), each, dtype=dtype) if isinstance(each, int | float) else each
+                for each in args
+            )
+            kwargs = {
+                key: torch.full((), each, dtype=dtype) if isinstance(each, int | float) else each
+                for key, each in kwargs.items()
+            }
+        narrow = _replaced((args, kwargs), lambda each: self._narrow(each, dtype))
+        return self._note(func, *shown, self._call(func, *narrow))
+
+    def _scaled(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Let a factor that has to be a Python number scale an operand instead."""
+        keyword, at = _SCALED[name.rstrip("_")]
+        listed = list(args)
+        if isinstance(kwargs.get(keyword), Tensor):
+            factor = self._narrow(kwargs.pop(keyword), dtype)
+            listed[at] = listed[at] * factor
+        if isinstance(kwargs.get("beta"), Tensor):
+            beta = kwargs.pop("beta")
+            if name.endswith("_"):
+                self._refuse((beta,), f"beta of {name}")
+            listed[0] = listed[0] * self._narrow(beta, dtype)
+        return tuple(listed), kwargs
+
+    def _narrow(self, number: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """Return a number in a tensor's type, in memory: compilers then compute it once."""
+        if not is_number(number) or dtype is None or number.dtype is torch.bool:
+            return number
+        known = self._name("narrow", self._form(number), str(dtype))
+        if known not in self._computed:
+            made = number.to(dtype, copy=True).as_strided((), ())
+            self._kept.append(made)
+            self._computed[known] = made
+            self._contents[_place(made)] = known
+            self._sources[_place(made)] = self.sources(number)
+        return self._computed[known]
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (ValueNeeded, Error):
+            raise
+        except Exception:
+            if any(map(is_number, _tensors((args, kwargs)))):
+                self._refuse((args, kwargs), getattr(func, "__name__", str(func)))
+            raise
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Give results identifiers and sources; what was written into has new ones."""
+        title = _title(func)
+        named: Identifier | None = None
+        written = title.endswith("_") and not title.endswith("__")
+        written |= title.startswith("__i") or title in ("__setitem__", "__set__")
+        outputs = [*_tensors(result)]
+        if title == "__setitem__":
+            outputs.append(args[0])
+        if "out" in kwargs:
+            outputs += _tensors(kwargs["out"])
+            written = True
+        before = self.sources((args, kwargs))
+        for at, each in enumerate(outputs):
+            place = _place(each)
+            if place in self._contents and not written:
+                continue  # a view, or the argument itself
+            if named is None:
+                named = self._name(title, self._form(args), self._form(kwargs))
+            self._kept.append(each)
+            self._uniform.pop(place, None)
+            if func in _MADE_OF_NOTHING or func in _FILLING:
+                self._note_uniform(func, args, kwargs, each)
+                continue
+            if func in _UNSET:
+                self._contents[place], self._sources[place] = self._name("unset", place), _NOTHING
+                continue
+            was = self._contents.get(place, -1)
+            self._contents[place] = self._name(named, at, was, _geometry(each))
+            self._sources[place] = before | self._sources.get(place, _NOTHING)
+            if title in _COPIES and _place(args[0]) in self._uniform:
+                self._uniform[place] = self._uniform[_place(args[0])]
+        return result
+
+    def _note_uniform(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+        place = _place(result)
+        if func in _FILLING:
+            at = _FILLING[func]
+            value = args[at] if len(args) > at else kwargs.get("fill_value", kwargs.get("value"))
+        else:
+            value = _MADE_OF_NOTHING[func]
+        if isinstance(value, Tensor):
+            of_number = self.sources(value)
+            self._sources[place] = of_number
+            if place in self._uniform:
+                del self._uniform[place]
+            known = self._uniform.get(_place(value))
+            if known is not None:
+                self._uniform[place] = known
+            form: Any = self._form(value)
+        else:
+            self._sources[place] = _NOTHING
+            self._uniform[place] = float(value)
+            form = float(value)
+        self._contents[place] = self._name("filled", form, _geometry(result))
+
+    def say_uniform(self, number: Tensor, value: float) -> None:
+        """Tell what a number is at present."""
+        self._uniform[_place(number)] = value
+
+    # What is asked.
+
+    def _item(self, tensor: Tensor) -> Tensor:
+        if is_number(tensor):
+            return tensor
+        known = self._name("item", self._form(tensor))
+        if known not in self._computed:
+            made = tensor.to(torch.float64, copy=True)
+            self._kept.append(made)
+            self._computed[known] = _as_number(made)
+            self._contents[_place(made)] = known
+            self._sources[_place(made)] = self.sources(tensor)
+            if _place(tensor) in self._uniform:
+                self._uniform[_place(made)] = self._uniform[_place(tensor)]
+        return self._computed[known]
+
+    def _truth(self, tensor: Tensor) -> bool:
+        sources = self.sources(tensor)
+        if tensor.numel() != 1:
+            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+        hypers = frozenset(key for role, key in sources if role == HYPER)
+        if hypers == frozenset(key for _, key in sources) and sources:
+            raise ValueNeeded(hypers)
+        return self._decide(tensor, sources, self.identifier(tensor))
+
+    def _refuse(self, value: Any, what: str) -> None:
+        sources = self.sources(value)
+        if sources and all(role == HYPER for role, _ in sources):
+            raise ValueNeeded(frozenset(key for _, key in sources))
+        on = sorted(key for role, key in sources if role != HYPER)
+        of = ", ".join(on[:3]) or "a tensor"
+        raise value_needed(f"{what}, of what {of} is at each update", None)
+
+    # Identifiers.
+
+    def _name(self, *form: Any) -> Identifier:
+        return self._names.setdefault(form, len(self._names))
+
+    def _form(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            place = _place(value)
+            if place not in self._contents:
+                self._kept.append(value)
+                self._contents[place] = self._name("foreign", id(value))
+            return ("tensor", self._contents[place], *_geometry(value))
+        if isinstance(value, list | tuple):
+            return tuple(map(self._form, value))
+        if isinstance(value, dict):
+            return tuple((key, self._form(each)) for key, each in value.items())
+        try:
+            hash(value)
+        except TypeError:
+            return repr(value)
+        return type(value).__name__, value if value == value else "nan"
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and getattr(value, "stands_for_a_number", False)
+
+
+def _as_number(tensor: Tensor) -> Tensor:
+    tensor.stands_for_a_number = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), str(tensor.dtype)
+
+
+def _usual_type(value: float) -> torch.dtype:
+    if isinstance(value, bool):
+        return torch.bool
+    return torch.int64 if isinstance(value, int) else torch.get_default_dtype()
+
+
+def _is_by_mask(target: Tensor, index: Any, value: Any) -> bool:
+    is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
+    one = not isinstance(value, Tensor) or value.dim() == 0
+    return is_mask and one and index.shape == target.shape
+
+
+def _title(func: Any) -> str:
+    return str(getattr(func, "__name__", func))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+
+
+def _replaced(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_replaced(each, function) for each in value)
+    if isinstance(value, dict):
+        return {key: _replaced(each, function) for key, each in value.items()}
+    return value
+
+
+def _one_by_one(
+    do: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """Do for each tensor what torch's ``_foreach`` functions do for lists."""
+    operation = name.removeprefix("_foreach_").rstrip("_")
+    listed = dict(kwargs)
+    if operation in ("addcmul", "addcdiv") and len(args) == 4:
+        args, listed["value"] = args[:3], args[3]
+    if "scalars" in listed:
+        listed["value"] = listed.pop("scalars")
+
+    def own(value: Any, at: int) -> Any:
+        return value[at] if isinstance(value, list | tuple) else value
+
+    return [
+        _one(
+            do,
+            operation,
+            name.endswith("_"),
+            [own(each, at) for each in args],
+            {key: own(each, at) for key, each in listed.items()},
+        )
+        for at in range(len(args[0]))
+    ]
+
+
+def _one(
+    do: Callable[..., Any],
+    operation: str,
+    in_place: bool,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+) -> Any:
+    if operation == "norm":
+        return do(torch.linalg.vector_norm, *args, **named)
+    if operation in _BOUNDS:
+        bound = args[1] if len(args) > 1 else next(iter(named.values()))
+        made = do(Tensor.clamp, args[0], **{_BOUNDS[operation]: bound})
+        return do(Tensor.copy_, args[0], made) if in_place else made
+    return do(getattr(Tensor, f"{operation}_" if in_place else operation), *args, **named)
+
+
+# Functions of Python that take numbers only.
+
+
+_MATH = {
+    "sqrt": torch.sqrt, "exp": torch.exp, "expm1": torch.expm1, "log": torch.log,
+    "log1p": torch.log1p, "log2": torch.log2, "log10": torch.log10, "floor": torch.floor,
+    "ceil": torch.ceil, "sin": torch.sin, "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh,
+    "fabs": torch.abs, "isnan": torch.isnan, "isinf": torch.isinf, "isfinite": torch.isfinite,
+    "trunc": torch.trunc, "erf": torch.erf,
+}  # fmt: skip
+
+
+def _least(a: Any, b: Any) -> Any:
+    return torch.where(b < a, b, a)
+
+
+def _most(a: Any, b: Any) -> Any:
+    return torch.where(b > a, b, a)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    return base**exponent
+
+
+def _of_tensors(usual: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return ours(*args) if any(isinstance(a, Tensor) for a in args) else usual(*args)
+
+    return call
+
+
+def _extreme(usual: Callable[..., Any], ours: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def call(*args: Any, **named: Any) -> Any:
+        values = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+        if named or not any(isinstance(v, Tensor) and v.dim() == 0 for v in values):
+            return usual(*args, **named)
+        result, *rest = values
+        for each in rest:
+            result = ours(result, each)
+        return result
+
+    return call
+
+
+@contextlib.contextmanager
+def numbers_functions() -> Iterator[None]:
+    """Let ``math``'s functions, ``min`` and ``max`` take tensors that stand for numbers."""
+    stand_ins: list[tuple[Any, str, Callable[..., Any]]] = [
+        (math, name, _of_tensors(getattr(math, name), ours)) for name, ours in _MATH.items()
+    ]
+    stand_ins.append((math, "pow", _of_tensors(math.pow, _power)))
+    stand_ins.append((builtins, "min", _extreme(min, _least)))
+    stand_ins.append((builtins, "max", _extreme(max, _most)))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins]
+    try:
+        for owner, name, ours in stand_ins:
+            setattr(owner, name, ours)
+        yield
+    finally:
+        for owner, name, usual in before:
+            setattr(owner, name, usual)

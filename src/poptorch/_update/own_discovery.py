@@ -1,0 +1,337 @@
+"""What an optimizer's own ``step`` keeps, and which of its numbers are inputs of the program.
+
+The step runs on tensors without values: with the state that it makes itself, and then with stand-ins
+for that state. So it is seen which values are kept, and whether the first step computes otherwise
+than later ones. Numbers that decide what the step does become constants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._base import private
+from .._base.errors import Error
+from .._ir import slots
+from .._ir.own_step import (
+    Kept,
+    Leaf,
+    OwnParam,
+    OwnStep,
+    Place,
+    flat,
+    leaves_of,
+    of_group,
+    substituted,
+)
+from .._ir.slots import Kind, Slot
+from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .choices import COMMON, Choices, Results
+from .numbers import HYPER, NUMBER, WEIGHT, ValueNeeded, is_number, numbers_functions
+from .own_run import Inputs, Run
+
+Narrow = Callable[[torch.dtype], torch.dtype]
+
+
+class _Restart(Exception):  # noqa: N818 (it says what to do)
+    """Something was found out that the run should have started with."""
+
+
+@dataclass
+class _Known:
+    """What was found out in runs before."""
+
+    constants: set[str] = field(default_factory=set)  # hyper-parameters whose values are needed
+    changing: set[Place] = field(default_factory=set)  # what the step changes in groups and itself
+    single: set[Place] = field(default_factory=set)  # numbers of a group that weights have not in common
+    read: set[tuple[int, str]] = field(default_factory=set)  # what of groups the step looks at
+
+
+def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
+    """Return an optimizer with what its step keeps, and with the numbers that are its inputs.
+
+    ``narrow``: the type of weights in the program, by that on the host.
+    """
+    known = _Known()
+    while True:
+        try:
+            with _without_values(), numbers_functions():
+                return _Discovery(spec, known, narrow).result()
+        except ValueNeeded as needed:
+            assert not needed.keys <= known.constants
+            known.constants |= needed.keys
+        except _Restart:
+            pass
+
+
+@contextlib.contextmanager
+def _without_values() -> Iterator[None]:
+    sizes = private.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    mode = private.FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
+    with mode, torch.no_grad():
+        yield
+
+
+class _Discovery:
+    """The runs that find out what a step keeps."""
+
+    def __init__(
+        self, spec: OptimSpec, known: _Known, narrow: Callable[[torch.dtype], torch.dtype]
+    ) -> None:
+        assert spec.own is not None
+        self.spec, self.own, self.known = spec, _narrowed(spec.own, narrow), known
+        self.choices = Choices()
+        self.mode = self.choices.mode
+        self.params = _trained(spec, self.own)
+        self.initial: dict[Place, float] = {}
+        self.leaves: dict[Place, Leaf] = {}
+        self.there: set[Place] = set()  # what is kept before the first step
+        self.layouts: dict[str, Any] = {}
+
+    def result(self) -> OptimSpec:
+        with self.mode:
+            first = self.choices.results(lambda: self._run(True))
+            self.own = replace(self.own, layouts=self.layouts)
+            later = self.choices.results(lambda: self._run(False))
+            self._check_common(later)
+            if first.keys() != later.keys():
+                differing = sorted(first.keys() ^ later.keys())
+                raise Error(
+                    "The optimizer keeps other values after its second step than after its first",
+                    got=", ".join(differing[:5]),
+                    fix="make all entries of the state in the first step",
+                )
+            same = self.mode.identifier
+            alike = all(same(first[key]) == same(later[key]) for key in later)
+        complete = all(place in self.initial for place in self.leaves)
+        return self._spec(differs=not (alike and complete))
+
+    # One run.
+
+    def _run(self, first: bool) -> Results:
+        inputs = self._inputs(first)
+        read = self.known.read
+        run = Run(self.own, inputs, first, self._note, lambda at, key: read.add((at, key)))
+        run.step()
+        self._check_owned(run)
+        results: Results = {
+            path: {f"weight:{path}": weight.detach()} for path, weight in run.stand_ins.items()
+        }
+        for path, entry in run.states():
+            self._take(path, dict(entry), results)
+        for owner, values in run.owned():
+            mine = {
+                name: value
+                for name, value in flat(values).items()
+                if (owner, name) in self.known.changing
+            }
+            for name, value in mine.items():
+                self._leaf(owner, name, value)
+                results.setdefault(COMMON, {})[f"{owner}:{name}"] = _as_tensor(value)
+        return results
+
+    def _take(self, path: str, entry: dict[Any, Any], results: Results) -> None:
+        for name, value in flat(entry).items():
+            self._leaf(path, name, value)
+            results[path][f"{path}:{name}"] = _as_tensor(value)
+        leaf = self.leaves
+        layout = substituted(entry, "", lambda name, _: leaf[path, name])
+        if self.layouts.setdefault(path, layout) != layout:
+            differing = [k for k in layout if layout[k] != self.layouts[path].get(k)]
+            raise Error(
+                "What the optimizer keeps changes from step to step in kind",
+                got=f"state of '{path}': {', '.join(map(str, differing)) or 'its entries'}",
+                fix="keep tensors and numbers, with the same entries after each step",
+            )
+
+    def _leaf(self, owner: str, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and not is_number(value):
+            leaf = Leaf(name, tuple(value.shape), value.dtype)
+        else:
+            leaf = Leaf(name, (), torch.float64, "float")
+        before = self.leaves.setdefault((owner, name), leaf)
+        if before != leaf and (before.number or leaf.number) and before.shape == leaf.shape:
+            self.leaves[owner, name] = before if leaf.number else leaf  # a number, then a tensor
+
+    def _note(self, path: str, name: str, value: Any) -> Any:
+        """A first step puts something into the state of a weight: return what it reads there."""
+        place = path, name
+        if isinstance(value, Tensor):
+            uniform, sources = self.mode.uniform(value), self.mode.sources(value)
+            if uniform is None or any(role != HYPER for role, _ in sources):
+                return value
+            self.initial[place] = uniform
+            return self._entered(value, place)
+        self.initial[place] = float(value)
+        self.leaves[place] = Leaf(name, (), torch.float64, type(value).__name__)
+        return self._entered(torch.empty((), dtype=torch.float64), place, number=True)
+
+    def _entered(
+        self, value: Tensor, place: Place, number: bool = False
+    ) -> Tensor:
+        owner, name = place
+        group = self._group_of(owner)
+        if value.dim() == 0 and group and (group, name) not in self.known.single:
+            label, source = f"{group}:{name}", (NUMBER, f"{group}:{name}")
+        elif owner in self.params:
+            label, source = f"{owner}:{name}", (WEIGHT, owner)
+        else:
+            label, source = f"{owner}:{name}", (NUMBER, f"{owner}:{name}")
+        return (self.mode.number if number else self.mode.enter)(value, label, source)
+
+    def _group_of(self, path: str) -> str:
+        for at, group in enumerate(self.own.groups):
+            if any(param.path == path for param in group.params):
+                return of_group(at)
+        return ""
+
+    def _inputs(self, first: bool) -> Inputs:
+        inputs = Inputs()
+        enter = self.mode.enter
+        for path, param in self.params.items():
+            weight = torch.empty(param.shape, dtype=param.dtype)
+            gradient = torch.empty(param.shape, dtype=param.dtype)
+            inputs.weights[path] = enter(weight, f"weight:{path}", (WEIGHT, path))
+            inputs.gradients[path] = enter(gradient, f"gradient:{path}", (WEIGHT, path))
+        for place, leaf in self._present(first):
+            value = torch.empty(leaf.shape, dtype=leaf.dtype)
+            inputs.kept[place] = self._entered(value, place, number=bool(leaf.number))
+        for at, group in enumerate(self.own.groups):
+            for leaf in leaves_of(group.values):
+                key = slots.own_hyper(leaf.name, at, torch.float64).key
+                place = of_group(at), leaf.name
+                if key in self.known.constants or place in self.known.changing:
+                    continue
+                value = torch.empty(leaf.shape, dtype=leaf.dtype)
+                source = HYPER, key
+                if leaf.number:
+                    value = self.mode.number(value, key, source)
+                elif value.numel() == 1:
+                    value = enter(value, key, source)
+                else:
+                    continue
+                self.mode.say_uniform(value, self.own.numbers[place])
+                inputs.hypers[place] = value
+        return inputs
+
+    def _present(self, first: bool) -> Iterator[tuple[Place, Leaf]]:
+        """Yield what is there before a step."""
+        if not first:
+            yield from self.leaves.items()
+            return
+        for optimizer in self.own.optimizers:
+            for path, state in optimizer.state.items():
+                for leaf in leaves_of(state):
+                    self.leaves.setdefault((path, leaf.name), leaf)
+                    number = self.own.numbers.get((path, leaf.name))
+                    self.initial[path, leaf.name] = 0.0 if number is None else number
+                    self.there.add((path, leaf.name))
+                    yield (path, leaf.name), leaf
+        for owner, name in self.known.changing:
+            number = self.own.numbers.get((owner, name))
+            if number is not None:
+                self.initial[owner, name] = number
+                self.there.add((owner, name))
+                yield (owner, name), Leaf(name, (), torch.float64, "float")
+
+    # What was found.
+
+    def _check_owned(self, run: Run) -> None:
+        """Notice what a step changes in groups and in the optimizer itself."""
+        found: set[Place] = set()
+        for owner, values in run.owned():
+            before, now = flat(run.given[owner]), flat(values)
+            for name, value in now.items():
+                if name not in before or not _is_same(before[name], value):
+                    found.add((owner, name))
+        if not found <= self.known.changing:
+            self.known.changing |= found
+            raise _Restart
+
+    def _check_common(self, later: Mapping[str, Tensor]) -> None:
+        """Numbers that weights have in common are computed alike, and from no weight."""
+        for at, group in enumerate(self.own.groups):
+            paths = [param.path for param in group.params if param.path in self.params]
+            names = dict.fromkeys(n for p, n in self.leaves if p in paths)
+            for name in names:
+                places = [(p, name) for p in paths if (p, name) in self.leaves]
+                if any(self.leaves[place].shape for place in places):
+                    continue
+                if (of_group(at), name) in self.known.single:
+                    continue
+                values = [later[f"{path}:{name}"] for path, _ in places]
+                alike = len({self.mode.identifier(value) for value in values}) == 1
+                alike &= len({self.initial.get(place) for place in places}) == 1
+                of_weights = any(
+                    role == WEIGHT for value in values for role, _ in self.mode.sources(value)
+                )
+                if not alike or of_weights:
+                    self.known.single.add((of_group(at), name))
+                    raise _Restart
+
+    def _spec(self, differs: bool) -> OptimSpec:
+        kept = []
+        for (owner, name), leaf in self.leaves.items():
+            initial = self.initial.get((owner, name))
+            made = (owner, name) not in self.there
+            kept.append(Kept(self._slot(owner, leaf), owner, leaf, initial, made))
+        own = replace(self.own, kept=tuple(kept), differs_at_first=differs)
+        groups = tuple(
+            self._group_spec(at, group) for at, group in enumerate(self.spec.groups)
+        )
+        return replace(self.spec, groups=groups, own=own)
+
+    def _slot(self, owner: str, leaf: Leaf) -> Slot:
+        if owner not in self.params:
+            kind, _, index = owner.partition(".")
+            name = leaf.name if kind == "group" else f"own.{leaf.name}"
+            return slots.kept_number(name, int(index), leaf.dtype)
+        group = self._group_of(owner)
+        if leaf.shape == () and (group, leaf.name) not in self.known.single:
+            return slots.kept_number(leaf.name, int(group.partition(".")[2]), leaf.dtype)
+        return Slot(Kind.OPTSTATE, leaf.shape, leaf.dtype, leaf.name, owner)
+
+    def _group_spec(self, at: int, group: OptimGroup) -> OptimGroup:
+        owner, values = of_group(at), self.own.groups[at].values
+        read = {name: value for name, value in values.items() if (at, name) in self.known.read}
+        settings: dict[str, Setting] = {}
+        variables: list[str] = []
+        for name, value in flat(read, every=True).items():
+            key = slots.own_hyper(name, at, torch.float64).key
+            if (owner, name) in self.known.changing:
+                continue
+            if isinstance(value, Leaf) and key not in self.known.constants:
+                variables.append(name)
+            else:
+                settings[name] = self.own.constant((owner, name), value)
+        return replace(group, settings=tuple(sorted(settings.items())), variables=tuple(variables))
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, Tensor) or isinstance(now, Tensor):
+        return before is now
+    return type(before) is type(now) and (before == now or before is now)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.full((), float(value), dtype=torch.float64)
+
+
+def _narrowed(own: OwnStep, narrow: Callable[[torch.dtype], torch.dtype]) -> OwnStep:
+    groups = tuple(
+        replace(group, params=tuple(replace(p, dtype=narrow(p.dtype)) for p in group.params))
+        for group in own.groups
+    )
+    return replace(own, groups=groups)
+
+
+def _trained(spec: OptimSpec, own: OwnStep) -> dict[str, OwnParam]:
+    known = {param.path: param for group in own.groups for param in group.params if param.path}
+    return {path: known[path] for group in spec.groups for path in group.params}

@@ -1,0 +1,265 @@
+"""One run of an optimizer's own ``step``, over given tensors.
+
+The step gets an object of the user's class that was not initialised: its groups hold stand-ins for
+the parameters, its state what is kept from the last step. Nothing of the user's own object changes.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._base import private
+from .._base.errors import Error, composed
+from .._base.source import raising_line
+from .._ir.own_step import (
+    Leaf,
+    OwnGroup,
+    OwnOptimizer,
+    OwnParam,
+    OwnStep,
+    Place,
+    flat,
+    of_group,
+    of_optimizer,
+    substituted,
+)
+from .numbers import ValueNeeded, value_needed
+
+
+@dataclass
+class Inputs:
+    """The tensors of one run, which may change them."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[Place, Tensor] = field(default_factory=dict)
+    hypers: dict[Place, Tensor] = field(default_factory=dict)
+
+
+class _Entry(dict[Any, Any]):
+    """The state of a weight that its first step fills: what it puts in is noted."""
+
+    def __init__(self, note: Callable[[str, Any], Any]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key not in self:
+            value = substituted(value, str(key), self._note)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *args: Any, **named: Any) -> None:
+        for key, value in dict(*args, **named).items():
+            self[key] = value
+
+
+class _States(collections.defaultdict[Any, Any]):
+    """``optimizer.state`` during a run; a dict that is put in becomes an entry that notes."""
+
+    def __init__(self, make: Callable[[Any], dict[Any, Any]]) -> None:
+        super().__init__(dict)
+        self._make = make
+
+    def __missing__(self, key: Any) -> Any:
+        made = self._make(key)
+        super().__setitem__(key, made)
+        return made
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        entry = self._make(key)
+        entry.update(value)
+        super().__setitem__(key, entry)
+
+
+class _Group(dict[Any, Any]):
+    """A parameter group during a run; notes what is read."""
+
+    def __init__(self, values: Mapping[Any, Any], note: Callable[[Any], None]) -> None:
+        super().__init__(values)
+        self._note = note
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        self._note_all()
+        return super().items()
+
+    def values(self) -> Any:
+        self._note_all()
+        return super().values()
+
+    def keys(self) -> Any:
+        self._note_all()
+        return super().keys()
+
+    def _note_all(self) -> None:
+        for key in self:
+            self._note(key)
+
+
+class Run:
+    """One run of the step over given tensors."""
+
+    def __init__(
+        self,
+        own: OwnStep,
+        inputs: Inputs,
+        first: bool,
+        put: Callable[[str, str, Any], Any] | None = None,
+        read: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """``put``: returns what is kept for a value that the first step puts into the state of a
+        weight; ``read``: is told what the step reads of groups.
+        """
+        self._own, self._inputs, self._first = own, inputs, first
+        self._put, self._read = put, read
+        self.stand_ins: dict[str, Tensor] = {}
+        self._paths: dict[int, str] = {}
+        self.groups: list[_Group] = []
+        self.objects: list[Any] = []
+        self.given: dict[str, dict[str, Any]] = {}
+
+    def step(self) -> None:
+        for at, group in enumerate(self._own.groups):
+            self.groups.append(self._group(at, group))
+        for number, optimizer in enumerate(self._own.optimizers):
+            self.objects.append(self._object(number, optimizer))
+        for each in self.objects:
+            with _explained(each):
+                _call_step(each)
+
+    def _group(self, at: int, group: OwnGroup) -> _Group:
+        owner = of_group(at)
+        values = {
+            name: substituted(value, name, lambda n, v: self._given(owner, n, v))
+            for name, value in group.values.items()
+        }
+        values |= self._added(owner, values)
+        self.given[owner] = dict(values)
+        values["params"] = [self._stand_in(param) for param in group.params]
+        return _Group(values, lambda key: self._read(at, str(key)) if self._read else None)
+
+    def _added(self, owner: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return what an earlier step has put in there."""
+        kept = self._inputs.kept.items()
+        return {name: value for (own, name), value in kept if own == owner and name not in flat(values)}
+
+    def _given(self, owner: str, name: str, value: Any) -> Any:
+        place = owner, name
+        inputs = self._inputs
+        known = inputs.kept.get(place)
+        known = inputs.hypers.get(place) if known is None else known
+        if known is not None or not isinstance(value, Leaf):
+            return value if known is None else known
+        number = self._own.numbers.get(place)
+        if number is None:
+            raise Error(
+                "The optimizer has a tensor of several elements that belongs to no parameter",
+                got=f"{name}, of shape {value.shape}",
+                fix="keep it in the state of a parameter: optimizer.state[parameter]",
+            )
+        if not value.number:
+            return torch.full(value.shape, number, dtype=value.dtype)
+        return int(number) if value.number == "int" else number
+
+    def _stand_in(self, param: OwnParam) -> Tensor:
+        value = self._inputs.weights.get(param.path) if param.path else None
+        if value is None:
+            value = torch.empty(param.shape, dtype=param.dtype)
+        made = nn.Parameter(value, requires_grad=value.is_floating_point() or value.is_complex())
+        made.__dict__.update(
+            {k: v for k, v in param.attributes.items() if not isinstance(v, Tensor)}
+        )
+        if param.path in self._inputs.gradients:
+            made.grad = self._inputs.gradients[param.path]
+            self.stand_ins[param.path] = made
+        self._paths[id(made)] = param.path
+        return made
+
+    def _object(self, number: int, optimizer: OwnOptimizer) -> Any:
+        owner = of_optimizer(number)
+        made = optimizer.cls.__new__(optimizer.cls)
+        given = {
+            name: substituted(value, name, lambda n, v: self._given(owner, n, v))
+            for name, value in optimizer.attributes.items()
+        }
+        given |= self._added(owner, given)
+        self.given[owner] = dict(given)
+        made.__dict__.update(given)
+        made.param_groups = [self.groups[at] for at in optimizer.groups]
+        made.state = _States(self._new_entry)
+        for param in (p for at in optimizer.groups for p in self._own.groups[at].params):
+            layout = self._own.layouts.get(param.path) if param.path else None
+            known = optimizer.state.get(param.path) if self._first else layout
+            if known and param.path in self.stand_ins:
+                entry = substituted(
+                    known, "", lambda n, v, p=param.path: self._given(p, n, v)
+                )
+                dict.__setitem__(made.state, self.stand_ins[param.path], entry)
+        return made
+
+    def _new_entry(self, key: Any) -> dict[Any, Any]:
+        path = self._paths.get(id(key)) if isinstance(key, Tensor) else None
+        if not path:
+            raise Error(
+                "The optimizer keeps state that belongs to no parameter",
+                got=f"optimizer.state[{key!r}]" if not isinstance(key, Tensor) else "a tensor",
+                fix="keep it in optimizer.param_groups[0], or in the state of each parameter",
+            )
+        put = self._put
+        return {} if put is None else _Entry(lambda name, value: put(path, name, value))
+
+    def states(self) -> Iterator[tuple[str, dict[Any, Any]]]:
+        for each in self.objects:
+            for key, entry in each.state.items():
+                yield self._paths[id(key)], entry
+
+    def owned(self) -> Iterator[tuple[str, dict[Any, Any]]]:
+        """Yield groups and objects: owner, and what it has now."""
+        for at, group in enumerate(self.groups):
+            yield of_group(at), {k: dict.get(group, k) for k in list(group) if k != "params"}
+        for number, each in enumerate(self.objects):
+            skipped = ("param_groups", "state")
+            yield of_optimizer(number), {k: v for k, v in vars(each).items() if k not in skipped}
+
+
+@contextlib.contextmanager
+def _explained(optimizer: Any) -> Iterator[None]:
+    """Let what the user's code raises pass, with a note; torch's words for a value that is read."""
+    try:
+        yield
+    except (Error, ValueNeeded):
+        raise
+    except Exception as error:
+        name = type(optimizer).__qualname__
+        note = f"While poptorch traced the step of {name}"
+        fix = "call optimizer.step() once without poptorch to see the same failure"
+        if isinstance(error, private.optional("DataDependentOutputException") or ()):
+            raise value_needed(f"{error} in the step of {name}", raising_line(error)) from error
+        error.add_note(composed(note, "", raising_line(error), fix))
+        raise
+
+
+def _call_step(optimizer: Any) -> None:
+    step = type(optimizer).step
+    if getattr(step, "hooked", False):  # torch's wrapper, which calls hooks and takes the time
+        step = step.__wrapped__
+    step(optimizer)

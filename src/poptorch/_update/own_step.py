@@ -1,0 +1,126 @@
+"""An optimizer's own ``step`` as a pure function between slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .._ir import slots
+from .._ir.graph import SlotFunction
+from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
+from .._ir.slots import Slot
+from .._ir.spec import OptimSpec
+from .choices import COMMON, Choices, Results
+from .clipping import clipped
+from .formulas import compute_dtype
+from .numbers import HYPER, NUMBER, WEIGHT, numbers_functions
+from .own_run import Inputs, Run
+
+
+def lower_own(
+    spec: OptimSpec, params: Sequence[Slot], norms: Sequence[Slot] = ()
+) -> SlotFunction:
+    """Return the step as a pure function between slots; arguments are those of ``lower``."""
+    own = spec.own
+    assert own is not None
+    assert own.kept is not None, "discover() comes first"
+    trained = {path for group in spec.groups for path in group.params}
+    weights = [slot for slot in params if slot.path in trained]
+    paths = {slot.path for slot in weights}
+    kept = [each for each in own.kept if each.owner in paths or each.owner not in trained]
+    state = list(dict.fromkeys(each.slot for each in kept))
+    if own.differs_at_first:
+        state.insert(0, slots.STEPPED)
+    hypers = [
+        slots.own_hyper(name, at, _hyper_dtype(own, at, name))
+        for at, group in enumerate(spec.groups)
+        for name in group.variables
+    ]
+    gradients = {slot.path: slots.gradient(slot, compute_dtype(slot.dtype)) for slot in weights}
+    norms = norms if spec.clips and weights else ()
+    outputs = (*state, *weights)
+    inputs = (*outputs, *gradients.values(), *hypers)
+    initial = {each.slot.key: each.initial for each in kept if each.initial}
+
+    def update(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        keys = [slot.key for slot in gradients.values()]
+        measured, tensors = clipped(spec, keys, tensors, norms)
+        with numbers_functions(), torch.no_grad():
+            update = _Update(own, weights, kept, gradients, hypers, tensors)
+            return {**measured, **update.results()}
+
+    return SlotFunction("update", update, inputs, (*outputs, *norms), initial)
+
+
+def _hyper_dtype(own: OwnStep, at: int, name: str) -> torch.dtype:
+    return next(leaf.dtype for leaf in leaves_of(own.groups[at].values) if leaf.name == name)
+
+
+class _Update:
+    def __init__(
+        self,
+        own: OwnStep,
+        weights: Sequence[Slot],
+        kept: Sequence[Kept],
+        gradients: Mapping[str, Slot],
+        hypers: Sequence[Slot],
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        self.own, self.tensors = own, tensors
+        self.weights, self.kept, self.gradients, self.hypers = weights, kept, gradients, hypers
+        self.choices = Choices()
+        self.mode = self.choices.mode
+
+    def results(self) -> dict[str, Tensor]:
+        with self.mode:
+            found = self.choices.results(lambda: self._run(False))
+            if self.own.differs_at_first:
+                first = self.choices.results(lambda: self._run(True))
+                before = self.mode.enter(
+                    self.tensors[slots.STEPPED.key], "stepped", (NUMBER, "stepped")
+                )
+                found = self.choices.either(before > 0, found, first)
+                found[slots.STEPPED.key] = torch.ones_like(before)
+        return found
+
+    def _run(self, first: bool) -> Results:
+        run = Run(self.own, self._inputs(first), first)
+        run.step()
+        results: Results = {COMMON: {}}
+        for slot in self.weights:
+            results[slot.path] = {slot.key: run.stand_ins[slot.path].detach()}
+        by_place = {each.place: each.slot for each in self.kept}
+        for owner, values in (*run.states(), *run.owned()):
+            for name, value in flat(dict(values)).items():
+                slot = by_place.get((owner, name))
+                into = results[slot.weight or COMMON] if slot is not None else {}
+                if slot is not None and slot.key not in into:
+                    as_tensor = torch.as_tensor(value, dtype=slot.dtype)
+                    into[slot.key] = as_tensor.detach().reshape(slot.shape)
+        return results
+
+    def _inputs(self, first: bool) -> Inputs:
+        inputs, enter = Inputs(), self.mode.enter
+        for slot in self.weights:
+            path, key = slot.path, self.gradients[slot.path].key
+            weight = self.tensors[slot.key].clone()
+            gradient = self.tensors[key].to(slot.dtype, copy=True)
+            inputs.weights[path] = enter(weight, slot.key, (WEIGHT, path))
+            inputs.gradients[path] = enter(gradient, key, (WEIGHT, path))
+        for each in self.kept:
+            if first and each.made:
+                continue
+            slot = each.slot
+            source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
+            take = self.mode.number if each.leaf.number else enter
+            inputs.kept[each.place] = take(self.tensors[slot.key].clone(), slot.key, source)
+        for slot in self.hypers:
+            leaves = leaves_of(self.own.groups[slot.index].values)
+            leaf = next(each for each in leaves if each.name == slot.name)
+            value = self.tensors[slot.key].clone().reshape(leaf.shape)
+            take = self.mode.number if leaf.number else enter
+            place = of_group(slot.index), slot.name
+            inputs.hypers[place] = take(value, slot.key, (HYPER, slot.key))
+        return inputs

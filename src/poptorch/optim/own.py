@@ -1,0 +1,157 @@
+"""Optimizers without a formula of ours: what their own ``step`` is traced with.
+
+A parameter group becomes leaves: its numbers, which are inputs of the program or constants of it,
+and what is constant in any case. ``_update.own_step`` finds out which numbers can be inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._base.errors import AssertionFailure
+from .._ir import slots
+from .._ir.own_step import (
+    Leaf,
+    OwnGroup,
+    OwnOptimizer,
+    OwnParam,
+    OwnStep,
+    Place,
+    flat,
+    of_group,
+    of_optimizer,
+    substituted,
+)
+from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .joint import members_of
+
+ALIKE = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
+"""Attributes that choose between implementations of the same step."""
+_NOT_READ = {"params", "param_names"}
+_OF_TORCH = {
+    "state", "param_groups", "defaults", "step", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",
+    "_opt_called", "loss_scaling",
+}  # fmt: skip
+_REFUSED = {
+    "LBFGS": "it calls the model again within a step, until values on the host say that it is done",
+    "SparseAdam": "its gradients are sparse, and those of a compiled program are dense",
+}
+Numbers = dict[Place, float]
+
+
+def refuse(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse the classes of torch whose step cannot be part of a program."""
+    for cls in optimizer.__class__.__mro__:
+        if cls.__module__.startswith("torch.optim") and cls.__name__ in _REFUSED:
+            raise AssertionFailure(
+                "Unsupported optimizer type",
+                got=f"{full_name(optimizer.__class__)}: {_REFUSED[cls.__name__]}",
+                fix="use another optimizer of torch.optim or poptorch.optim, or step on the host",
+            )
+
+
+def full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | None]) -> OwnStep:
+    """Return what tracing the step of one optimizer, or of several, starts from."""
+    groups: list[OwnGroup] = []
+    optimizers: list[OwnOptimizer] = []
+    numbers: Numbers = {}
+    for number, member in enumerate(members_of(optimizer)):
+        first = len(groups)
+        state: dict[str, Any] = {}
+        for group in member.param_groups:
+            params = tuple(_param(each, path_of(each) or "") for each in group["params"])
+            owner = of_group(len(groups))
+            groups.append(OwnGroup(_values_of(group, owner, numbers), params))
+            for parameter, known in zip(group["params"], params, strict=True):
+                entry = dict.get(member.state, parameter)
+                if entry and known.path:
+                    state[known.path] = _leaves(dict(entry), known.path, numbers, str)
+        own = {name: value for name, value in vars(member).items() if name not in _OF_TORCH}
+        attributes = _leaves(own, of_optimizer(number), numbers, _is_rate)
+        attributes["defaults"] = {**member.defaults, **ALIKE}
+        indices = tuple(range(first, len(groups)))
+        optimizers.append(OwnOptimizer(type(member), attributes, indices, state))
+    return OwnStep(tuple(optimizers), tuple(groups), numbers)
+
+
+def _values_of(group: Mapping[str, Any], owner: str, numbers: Numbers) -> dict[str, Any]:
+    values = {name: value for name, value in group.items() if name not in _NOT_READ}
+    values |= {name: value for name, value in ALIKE.items() if name in values}
+    return _leaves(values, owner, numbers, _is_rate)  # type: ignore[no-any-return]
+
+
+def _param(parameter: Any, path: str) -> OwnParam:
+    return OwnParam(
+        path if parameter.requires_grad else "",
+        tuple(parameter.shape),
+        parameter.dtype,
+        dict(getattr(parameter, "__dict__", {})),
+    )
+
+
+def _is_rate(name: str) -> bool:
+    """Whether a whole number is one of those that may change: the others mostly count something."""
+    return name == "lr"
+
+
+def _leaves(value: Any, owner: str, numbers: Numbers, whole: Callable[[str], Any]) -> Any:
+    """Return nested values with leaves in the place of tensors and numbers.
+
+    ``whole``: tells by name whether an integer becomes a leaf, too.
+    """
+
+    def leaf(name: str, each: Any) -> Any:
+        if isinstance(each, torch.Tensor):
+            if each.numel() == 1 and not each.is_complex():
+                numbers[owner, name] = float(each)
+            return Leaf(name, tuple(each.shape), each.dtype)
+        numbers[owner, name] = float(each)
+        if isinstance(each, int) and not whole(name):
+            return each
+        return Leaf(name, (), torch.float64, "int" if isinstance(each, int) else "float")
+
+    return substituted(value, "", leaf)
+
+
+def frozen_like(own: OwnStep, compiled: OptimSpec, index: int, group: OptimGroup) -> OptimGroup:
+    """Return a group with the same constants and variables as a compiled one has."""
+    if index >= len(compiled.groups):
+        return group
+    like, owner = compiled.groups[index], of_group(index)
+    values = flat(own.groups[index].values, every=True)
+    settings = tuple(
+        (name, own.constant((owner, name), values[name]))
+        for name, _ in like.settings
+        if name in values
+    )
+    variables = tuple(n for n in like.variables if isinstance(values.get(n), Leaf))
+    return OptimGroup(group.params, settings, variables)
+
+
+def own_settings(own: OwnStep) -> dict[str, Setting]:
+    """Return the attributes of the optimizers themselves that are constants of the step."""
+    changing = {kept.place for kept in own.kept or ()}
+    return {
+        f"{of_optimizer(number)}.{name}": own.constant((of_optimizer(number), name), value)
+        for number, optimizer in enumerate(own.optimizers)
+        for name, value in optimizer.attributes.items()
+        if isinstance(value, Leaf | bool | int | float | str)
+        and name[:1] != "_"
+        and (of_optimizer(number), name) not in changing
+    }
+
+
+def own_values(own: OwnStep, groups: Sequence[OptimGroup]) -> dict[str, float]:
+    """Return what the variables are, by key."""
+    return {
+        slots.own_hyper(name, index, torch.float64).key: own.numbers[of_group(index), name]
+        for index, group in enumerate(groups)
+        for name in group.variables
+    }
