@@ -66,9 +66,10 @@ class OwnState(TorchState):
         for number, parameter, path in self._parameters():
             entry = dict.get(self._optimizers[number].state, parameter) or {}
             known |= {f"{name}___{path}": each for name, each in flat(dict(entry)).items()}
-        stepped = bool(known)
         for owner, values in self._owned():
             known |= {f"{name}___{owner}": each for name, each in flat(dict(values)).items()}
+        made = [f"{kept.leaf.name}___{kept.owner}" for kept in self._kept() if kept.made]
+        stepped = not known.keys().isdisjoint(made)
         state: dict[str, torch.Tensor] = {STEPPED: torch.tensor(float(stepped))}
         for kept in self._kept():
             name = f"{kept.leaf.name}___{kept.owner}"

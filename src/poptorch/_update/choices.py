@@ -1,8 +1,8 @@
-"""What a step does where its code asks for values: each way is run, and the results are chosen from.
+"""Where a step's code asks for values: each way is run, and the results are chosen from.
 
-A question about one weight, as whether its norm is 0, is answered for each weight on its own: in one
-run for all weights at once. A question about numbers, as whether it is the tenth step, has one
-answer for all.
+A question about one weight, such as whether its norm is 0, has an answer for each weight. One run
+tries an answer for all weights at once. A question about numbers, such as whether it is the tenth
+step, has one answer for all weights.
 """
 
 from __future__ import annotations
@@ -127,9 +127,7 @@ class Choices:
         no = [each for each in taken if not each[0][depth].yes]
         if not no:
             return self._joined(yes, depth + 1)
-        return self.either(
-            condition, self._joined(yes, depth + 1), self._joined(no, depth + 1)
-        )
+        return self.either(condition, self._joined(yes, depth + 1), self._joined(no, depth + 1))
 
     def either(
         self, condition: Tensor, yes: Mapping[str, Tensor], no: Mapping[str, Tensor]

@@ -1,12 +1,12 @@
-"""An optimizer's Python code, run once on stand-ins: its numbers are tensors, its choices both made.
+"""An optimizer's Python code on stand-ins: its numbers are tensors.
 
-While ``Numbers`` is entered, 0-d tensors of float64 stand for the Python numbers that change between
-updates: step counts and hyper-parameters. Arithmetic with them gives such stand-ins again. What asks
-for their value, or for that of any other tensor, is noticed: an ``if`` is taken both ways, one run
-after another (``_update.choices``).
+While ``Numbers`` is entered, 0-d tensors of float64 stand for the Python numbers that change
+between updates: step counts and hyper-parameters. Arithmetic with them makes such stand-ins again.
+What asks for their value, or for the value of any other tensor, is noticed: an ``if`` is answered
+by ``_update.choices``.
 
-Every value has an identifier, the same for the same computation on the same inputs. Computations of
-numbers alone are therefore done once, and two runs can be shown to compute the same.
+Every value has an identifier, the same for the same computation on the same inputs. Computations
+of numbers alone are therefore done once, and two runs can be shown to compute the same.
 """
 
 from __future__ import annotations
@@ -48,11 +48,26 @@ _FROM_VALUES = {torch.tensor, torch.as_tensor}
 _BOUNDS = {"maximum": "min", "clamp_min": "min", "minimum": "max", "clamp_max": "max"}
 _COPIES = {"clone", "contiguous", "to", "float", "double"}
 _UNSET = {torch.empty, torch.empty_like, Tensor.new_empty}
-_ABOUT = {"__get__", "__set__", "untyped_storage", "stride", "storage_offset", "dim", "size", "numel",
-          "__hash__", "is_floating_point", "is_complex", "is_contiguous", "__format__", "__repr__"}
-_SCALED = {name: ("value" if name.startswith("addc") else "alpha", 1) for name in (
-    "add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr"
-)}
+_ABOUT = {
+    "__get__",
+    "__set__",
+    "untyped_storage",
+    "stride",
+    "storage_offset",
+    "dim",
+    "size",
+    "numel",
+    "__hash__",
+    "is_floating_point",
+    "is_complex",
+    "is_contiguous",
+    "__format__",
+    "__repr__",
+}
+_SCALED = {
+    name: ("value" if name.startswith("addc") else "alpha", 1)
+    for name in ("add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr")
+}
 
 
 class ValueNeeded(Exception):  # noqa: N818 (it says what is the case)
@@ -150,14 +165,13 @@ class Numbers(TorchFunctionMode):
     def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(func, (), args, kwargs)
 
-    def _compute(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _compute(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scaled = name.rstrip("_") in _SCALED and any(True for _ in _tensors(kwargs))
         if scaled or any(map(is_number, _tensors((args, kwargs)))):
-            if is_number(args[0]) and name.startswith("__i") and name.endswith("__"):
+            if is_number(args[0]) and name.endswith("_") and not name.endswith("__"):
                 # Python's numbers do not change in place: ``x += 1`` makes another one.
-                func = getattr(Tensor, f"__{name[3:-2]}__")
+                name = name[:-1]
+                func = getattr(Tensor, name)
             return self._with_numbers(func, name, args, kwargs)
         return self._note(func, args, kwargs, self._call(func, args, kwargs))
 
@@ -393,7 +407,8 @@ def _as_number(tensor: Tensor) -> Tensor:
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
 """What an optimizer's own ``step`` keeps, and which of its numbers are inputs of the program.
 
-The step runs on tensors without values: with the state that it makes itself, and then with stand-ins
-for that state. So it is seen which values are kept, and whether the first step computes otherwise
-than later ones. Numbers that decide what the step does become constants.
+The step runs on tensors without values: with the state that it makes itself, and then with
+stand-ins for that state. The two runs show which values are kept, and whether the first step
+computes otherwise than later ones. Numbers that decide what the step does become constants.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class _Known:
 
     constants: set[str] = field(default_factory=set)  # hyper-parameters whose values are needed
     changing: set[Place] = field(default_factory=set)  # what the step changes in groups and itself
-    single: set[Place] = field(default_factory=set)  # numbers of a group that weights have not in common
+    single: set[Place] = field(
+        default_factory=set
+    )  # numbers of a group that weights have not in common
     read: set[tuple[int, str]] = field(default_factory=set)  # what of groups the step looks at
 
 
@@ -63,7 +65,6 @@ def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
             with _without_values(), numbers_functions():
                 return _Discovery(spec, known, narrow).result()
         except ValueNeeded as needed:
-            assert not needed.keys <= known.constants
             known.constants |= needed.keys
         except _Restart:
             pass
@@ -171,9 +172,7 @@ class _Discovery:
         self.leaves[place] = Leaf(name, (), torch.float64, type(value).__name__)
         return self._entered(torch.empty((), dtype=torch.float64), place, number=True)
 
-    def _entered(
-        self, value: Tensor, place: Place, number: bool = False
-    ) -> Tensor:
+    def _entered(self, value: Tensor, place: Place, number: bool = False) -> Tensor:
         owner, name = place
         group = self._group_of(owner)
         if value.dim() == 0 and group and (group, name) not in self.known.single:
@@ -281,9 +280,7 @@ class _Discovery:
             made = (owner, name) not in self.there
             kept.append(Kept(self._slot(owner, leaf), owner, leaf, initial, made))
         own = replace(self.own, kept=tuple(kept), differs_at_first=differs)
-        groups = tuple(
-            self._group_spec(at, group) for at, group in enumerate(self.spec.groups)
-        )
+        groups = tuple(self._group_spec(at, group) for at, group in enumerate(self.spec.groups))
         return replace(self.spec, groups=groups, own=own)
 
     def _slot(self, owner: str, leaf: Leaf) -> Slot:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,7 +150,7 @@ class Run:
     def _group(self, at: int, group: OwnGroup) -> _Group:
         owner = of_group(at)
         values = {
-            name: substituted(value, name, lambda n, v: self._given(owner, n, v))
+            name: substituted(value, name, functools.partial(self._given, owner))
             for name, value in group.values.items()
         }
         values |= self._added(owner, values)
@@ -160,7 +161,9 @@ class Run:
     def _added(self, owner: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return what an earlier step has put in there."""
         kept = self._inputs.kept.items()
-        return {name: value for (own, name), value in kept if own == owner and name not in flat(values)}
+        return {
+            name: value for (own, name), value in kept if own == owner and name not in flat(values)
+        }
 
     def _given(self, owner: str, name: str, value: Any) -> Any:
         place = owner, name
@@ -196,9 +199,10 @@ class Run:
 
     def _object(self, number: int, optimizer: OwnOptimizer) -> Any:
         owner = of_optimizer(number)
-        made = optimizer.cls.__new__(optimizer.cls)
+        cls: Any = optimizer.cls
+        made = cls.__new__(cls)
         given = {
-            name: substituted(value, name, lambda n, v: self._given(owner, n, v))
+            name: substituted(value, name, functools.partial(self._given, owner))
             for name, value in optimizer.attributes.items()
         }
         given |= self._added(owner, given)
@@ -210,9 +214,8 @@ class Run:
             layout = self._own.layouts.get(param.path) if param.path else None
             known = optimizer.state.get(param.path) if self._first else layout
             if known and param.path in self.stand_ins:
-                entry = substituted(
-                    known, "", lambda n, v, p=param.path: self._given(p, n, v)
-                )
+                give = functools.partial(self._given, param.path)
+                entry = substituted(known, "", give)
                 dict.__setitem__(made.state, self.stand_ins[param.path], entry)
         return made
 
@@ -254,6 +257,9 @@ def _explained(optimizer: Any) -> Iterator[None]:
         fix = "call optimizer.step() once without poptorch to see the same failure"
         if isinstance(error, private.optional("DataDependentOutputException") or ()):
             raise value_needed(f"{error} in the step of {name}", raising_line(error)) from error
+        if isinstance(error, private.optional("DynamicOutputShapeException") or ()):
+            what = f"{error} in the step of {name}: the size of its result depends on values"
+            raise value_needed(what, raising_line(error)) from error
         error.add_note(composed(note, "", raising_line(error), fix))
         raise
 

@@ -19,9 +19,7 @@ from .numbers import HYPER, NUMBER, WEIGHT, numbers_functions
 from .own_run import Inputs, Run
 
 
-def lower_own(
-    spec: OptimSpec, params: Sequence[Slot], norms: Sequence[Slot] = ()
-) -> SlotFunction:
+def lower_own(spec: OptimSpec, params: Sequence[Slot], norms: Sequence[Slot] = ()) -> SlotFunction:
     """Return the step as a pure function between slots; arguments are those of ``lower``."""
     own = spec.own
     assert own is not None
@@ -94,11 +92,11 @@ class _Update:
         by_place = {each.place: each.slot for each in self.kept}
         for owner, values in (*run.states(), *run.owned()):
             for name, value in flat(dict(values)).items():
-                slot = by_place.get((owner, name))
-                into = results[slot.weight or COMMON] if slot is not None else {}
-                if slot is not None and slot.key not in into:
-                    as_tensor = torch.as_tensor(value, dtype=slot.dtype)
-                    into[slot.key] = as_tensor.detach().reshape(slot.shape)
+                kept = by_place.get((owner, name))
+                into = results[kept.weight or COMMON] if kept is not None else {}
+                if kept is not None and kept.key not in into:
+                    as_tensor = torch.as_tensor(value, dtype=kept.dtype)
+                    into[kept.key] = as_tensor.detach().reshape(kept.shape)
         return results
 
     def _inputs(self, first: bool) -> Inputs:

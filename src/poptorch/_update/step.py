@@ -53,7 +53,7 @@ def lower(
         norms: where the norm of all gradients goes besides, where these are clipped by it.
     """
     if spec.own is not None:
-        return lower_own(spec, params, norms)
+        return lower_own(spec, params, norms, stochastic_rounding)
     algorithm = ALGORITHMS[spec.algorithm]
     groups = _groups_of(spec, params)
     weights = [weight for group in groups for weight in group.weights]

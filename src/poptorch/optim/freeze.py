@@ -118,7 +118,10 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
     for kind in KINDS:
         if isinstance(optimizer, kind.classes) and _steps_as(optimizer, kind):
             return kind.variant(optimizer) or kind
-    if not isinstance(optimizer, torch.optim.Optimizer) or optimizer.__class__ is torch.optim.Optimizer:
+    if (
+        not isinstance(optimizer, torch.optim.Optimizer)
+        or optimizer.__class__ is torch.optim.Optimizer
+    ):
         raise AssertionFailure(
             "Unsupported optimizer type",
             got=full_name(optimizer.__class__),

@@ -32,8 +32,8 @@ ALIKE = {"foreach": False, "fused": False, "capturable": False, "differentiable"
 """Attributes that choose between implementations of the same step."""
 _NOT_READ = {"params", "param_names"}
 _OF_TORCH = {
-    "state", "param_groups", "defaults", "step", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",
-    "_opt_called", "loss_scaling",
+    "state", "param_groups", "defaults", "step", "loss_scaling", "_opt_called",
+    "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",
 }  # fmt: skip
 _REFUSED = {
     "LBFGS": "it calls the model again within a step, until values on the host say that it is done",
