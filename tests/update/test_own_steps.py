@@ -11,7 +11,7 @@ from transformers.optimization import Adafactor as TransformersAdafactor
 import poptorch
 from helpers import own_optimizers as own
 from helpers.closeness import FUNCTION, near, relative
-from helpers.wrapping import options
+from helpers.wrapping import Having, options
 
 STEPS, ROWS = 20, 24  # rows: micro-batches of 4, accumulation 3, replicas 2
 COUNTS = {"accumulation": 3, "replicas": 2}
@@ -351,6 +351,26 @@ def test_state_that_belongs_to_no_parameter_is_refused():
             self.state["all"]["count"] = 1
 
     assert "belongs to no parameter" in refused(lambda model: Keeping(model.parameters(), None))
+
+
+def test_an_accumulator_in_half_is_refused_when_the_model_is_wrapped():
+    def in_half(model):
+        optimizer = of(T.NAdam)(model)
+        optimizer.accum_type = torch.float16
+        return optimizer
+
+    with pytest.raises(poptorch.Error, match=r"accum_type of torch\.optim\.nadam\.NAdam"):
+        Pair(in_half)
+
+
+def test_stochastic_rounding_of_weights_in_half_is_refused():
+    opts = options()
+    opts.Precision.enableStochasticRounding(True)
+    inner = nn.Linear(4, 2).bfloat16()
+    model = Having(lambda m, x: poptorch.identity_loss(m.inner(x), "sum"), inner=inner)
+    training = poptorch.trainingModel(model, opts, T.NAdam(model.parameters()))
+    with pytest.raises(poptorch.Error, match="Stochastic rounding"):
+        training(torch.ones(2, 4, dtype=torch.bfloat16))
 
 
 def test_what_a_step_raises_has_a_note_that_it_was_traced():

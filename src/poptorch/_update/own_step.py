@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .._base.errors import Error
 from .._ir import slots
 from .._ir.graph import SlotFunction
 from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
@@ -19,13 +20,21 @@ from .numbers import HYPER, NUMBER, WEIGHT, numbers_functions
 from .own_run import Inputs, Run
 
 
-def lower_own(spec: OptimSpec, params: Sequence[Slot], norms: Sequence[Slot] = ()) -> SlotFunction:
+def lower_own(
+    spec: OptimSpec, params: Sequence[Slot], norms: Sequence[Slot], stochastic_rounding: bool
+) -> SlotFunction:
     """Return the step as a pure function between slots; arguments are those of ``lower``."""
     own = spec.own
     assert own is not None
     assert own.kept is not None, "discover() comes first"
     trained = {path for group in spec.groups for path in group.params}
     weights = [slot for slot in params if slot.path in trained]
+    if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in weights):
+        raise Error(
+            "Stochastic rounding needs to know how the optimizer updates",
+            got=f"{spec.algorithm}, whose step is traced, and weights in half",
+            fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
+        )
     paths = {slot.path for slot in weights}
     kept = [each for each in own.kept if each.owner in paths or each.owner not in trained]
     state = list(dict.fromkeys(each.slot for each in kept))

@@ -29,6 +29,15 @@ _NO_PART_OF_A_STEP = {
     "__annotations__", "__firstlineno__", "__static_attributes__", "_zero_grad_profile_name",
     "state_dict", "load_state_dict", "add_param_group", "zero_grad", "__setstate__", "__getstate__",
 }  # fmt: skip
+_NEED_A_FORMULA = (
+    "accum_type",
+    "velocity_accum_type",
+    "first_order_momentum_accum_type",
+    "second_order_momentum_accum_type",
+    "velocity_scaling",
+    "use_combined_accum",
+    "use_tf_variant",
+)
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -95,6 +104,13 @@ def _freeze_own(
         known = compiled.own
         own = replace(
             own, layouts=known.layouts, kept=known.kept, differs_at_first=known.differs_at_first
+        )
+    asked = [name for name in _NEED_A_FORMULA if hasattr(optimizer, name)]
+    if asked:
+        raise InvalidValue(
+            "An attribute needs to know how the optimizer updates",
+            got=f"{asked[0]} of {full_name(optimizer.__class__)}, whose step is traced",
+            fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
         )
     settings: dict[str, Setting] = {"accum_type": "float32", **own_settings(own)}
     if "max_grad_norm" not in inspect.signature(optimizer.__class__).parameters:
