@@ -1,5 +1,6 @@
 """Saved executables: what comes back and must fit; files that are damaged, or of strangers."""
 
+import copy
 import json
 import os
 import pickle
@@ -605,3 +606,125 @@ def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(poptorch.Error, match="not a model's"):
         poptorch.load(path, trusted=True)
     assert CALLED == ["(5,)"]
+
+
+COUNTING = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-3),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, eps=1e-3),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-1),
+    "centered RMSprop with momentum": lambda p: torch.optim.RMSprop(
+        p, 0.01, momentum=0.5, centered=True, eps=1e-1
+    ),
+    "ours": lambda p: poptorch.optim.AdamW(p, lr=0.05, eps=1e-3),
+}
+Resumed = tuple[poptorch.PoplarExecutor, torch.optim.Optimizer]
+
+
+def steady() -> Net:
+    """Without dropout: a new executor begins another sequence of random numbers."""
+    model = Net()
+    model.drop.p = 0.0
+    return model
+
+
+def anew(make: Callable) -> Resumed:
+    model = steady()
+    optimizer = make(model.parameters())
+    return poptorch.trainingModel(model, options(), optimizer), optimizer
+
+
+def by_load(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    first.save(folder / "m.poptorch")
+    model = steady()
+    optimizer = make(model.parameters())
+    return poptorch.load(folder / "m.poptorch", model=model, optimizer=optimizer), optimizer
+
+
+def by_trusted_load(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    first.save(folder / "m.poptorch")
+    executor = poptorch.load(folder / "m.poptorch", trusted=True)
+    return executor, executor._optimizer
+
+
+def by_second_file(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    """Save again what was loaded and has not run."""
+    return by_load(by_load(first, make, folder)[0], make, folder)
+
+
+def by_checkpoints(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    poptorch.Checkpoints(folder, first, [(X, Y)]).save()
+    executor, optimizer = anew(make)
+    assert poptorch.Checkpoints(folder, executor, [(X, Y)]).resume()
+    return executor, optimizer
+
+
+def by_state_dicts(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    state = first.model.state_dict(), first._optimizer.state_dict()
+    torch.save(state, folder / "states")
+    weights, moments = torch.load(folder / "states")
+    executor, optimizer = anew(make)
+    executor.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
+    return executor, optimizer
+
+
+def by_executable(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    first.save(folder / "m.poptorch", export_model=False)
+    executor, optimizer = by_state_dicts(first, make, folder)
+    executor.loadExecutable(folder / "m.poptorch")
+    return executor, optimizer
+
+
+def by_pickle(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    executor = pickle.loads(pickle.dumps(first))
+    return executor, executor._optimizer
+
+
+def by_detaching(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    first.detachFromDevice()
+    return first, first._optimizer
+
+
+def by_destroying(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    first.destroy()
+    return first, first._optimizer
+
+
+def by_wrapping_again(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
+    model, optimizer = first.model, first._optimizer
+    first.destroy()
+    return poptorch.trainingModel(model, options(), optimizer), optimizer
+
+
+WAYS = [
+    by_load, by_trusted_load, by_second_file, by_checkpoints, by_state_dicts, by_executable,
+    by_pickle, by_detaching, by_destroying, by_wrapping_again,
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.removeprefix("by_"))
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+def test_an_optimizer_that_goes_on_has_the_state_of_an_undisturbed_run(make, way, tmp_path) -> None:
+    torch.manual_seed(5)
+    model = steady()
+    undisturbed = copy.deepcopy(model)
+    first = poptorch.trainingModel(model, options(), make(model.parameters()))
+    straight = make(undisturbed.parameters())
+    straight_executor = poptorch.trainingModel(undisturbed, options(), straight)
+    for _ in range(3):
+        first(X, Y)
+        straight_executor(X, Y)
+
+    second, optimizer = way(first, make, tmp_path)
+    for _ in range(3):
+        second(X, Y)
+        straight_executor(X, Y)
+
+    assert_same(optimizer.state_dict(), straight.state_dict())
+    assert_same(second.model.state_dict(), undisturbed.state_dict())
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)

@@ -129,14 +129,16 @@ class Copy:
         ):
             return False
         value = self.value
-        if value.is_meta or value.shape != host.shape or not host.data_ptr():
+        if value.is_meta or host.is_meta or not host.data_ptr():
             return False
-        return not torch.equal(host.detach().to(value), value)
+        return value.shape != host.shape or not torch.equal(host.detach().to(value), value)
 
 
 @dataclass(eq=False)
 class Device:
-    """What one model's device has of the tensors of the host, by path.
+    """What one model's device has of the tensors of the host, by the paths that they had.
+
+    A copy is one tensor's, which it stays wherever the user moves the tensor or puts another one.
 
     Attributes:
         announce: brings newer values down: somebody is about to read the host's.
@@ -184,6 +186,11 @@ class Device:
         copy = self.copies.get(path)
         return copy is not None and unwatched(copy.is_of, host)
 
+    def host(self, path: str) -> torch.Tensor | None:
+        """Return the tensor that the device has under a path; None if nobody has it any more."""
+        copy = self.copies.get(path)
+        return None if copy is None else copy.host()
+
     def state(self, path: str) -> State:
         copy = self.copies.get(path)
         return State.HOST_ONLY if copy is None else copy.state
@@ -195,6 +202,17 @@ class Device:
     def moved(self, event: Event, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Note that an event has moved these tensors, of which both sides are given."""
         unwatched(self._note, event, pairs)
+
+    def lost(self, event: Event, paths: Iterable[str]) -> None:
+        """Note that an event found nobody any more who would have taken these values."""
+        for path in paths:
+            copy = self.copies[path]
+            self._set(copy, TABLE[event, copy.state].state)
+
+    def leave(self, paths: Iterable[str]) -> None:
+        """These tensors are others now, and their values have come down."""
+        for path in paths:
+            self._set(self.copies.pop(path), State.HOST_ONLY)
 
     def _note(self, event: Event, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.meet({path: host for path, (host, _) in pairs.items()})
@@ -275,8 +293,16 @@ class Device:
         hosts = [copy.host() for copy in self.copies.values() if copy.version is not None]
         return sum(host._version for host in hosts if host is not None) == self._known
 
-    def edited(self, hosts: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return those whose host's tensor is another one by now, or has other values."""
+    def settle(self) -> None:
+        """The host's tensors have the values that last travelled, whoever wrote them since."""
+        for copy in self.copies.values():
+            host = copy.host()
+            if host is None or copy.version is not None:
+                copy.version = None if host is None else host._version
+        self._known = sum(copy.version or 0 for copy in self.copies.values())
+
+    def by_host(self) -> dict[int, Copy]:
+        """Return the copies by the identities of their tensors, ready to be compared."""
         self.writes.restore()
-        return [path for path, copy in self.copies.items()
-                if path in hosts and copy.differs_from(hosts[path])]  # fmt: skip
+        hosts = ((copy.host(), copy) for copy in self.copies.values())
+        return {id(host): copy for host, copy in hosts if host is not None}

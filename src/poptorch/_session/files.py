@@ -61,6 +61,7 @@ class Saved:
     arguments: Mapping[str, Any] | None
     shapes: Mapping[str, list[int]]
     hypers: list[dict[str, Any]]  # the optimizer's own, then those of each parameter group
+    steps: Mapping[str, float]  # that weights have made, by path, if their optimizer counts them
     random: list[int] | None
     tensors: Mapping[str, torch.Tensor]  # under MODEL, DEVICE and "object." for the pickle's
     parts: Mapping[str, bytes]
@@ -143,6 +144,7 @@ def packed(
         "whole": objects is not None,
         "has_loss": objects is not None and objects.loss is not None,
         "hypers": [],
+        "steps": {},
     }
     tensors: dict[str, torch.Tensor] = {}
     parts = {f"{CODE}{key}": code for key, code in _compile.code_of(now.compiled.plan).items()}
@@ -153,6 +155,8 @@ def packed(
         tensors |= {f"{DEVICE}{key}": value for key, value in state.items()}
         if objects.optimizer is not None:
             facts["hypers"] = [_plain(group) for group in attributes(objects.optimizer)]
+        if session.optimizer is not None:
+            facts["steps"] = session.optimizer.count_steps()
     # Storage may be shared by several of them, which the format refuses.
     apart = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(apart)}
@@ -236,6 +240,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             and decode_all(facts["arguments"]),
             shapes={path: _shape(shape) for path, shape in facts["shapes"].items()},
             hypers=[decode_all(entry) for entry in facts["hypers"]],
+            steps={str(path): _count_of_steps(n) for path, n in facts["steps"].items()},
             random=random_state(facts["random"]),
             tensors=safetensors.torch.load(parts[_TENSORS]),
             parts=parts,
@@ -250,6 +255,12 @@ def _of_type(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{value!r} is no {kind}")
     return value
+
+
+def _count_of_steps(value: Any) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < 1 << 53:
+        raise ValueError(f"{value!r:.40} steps")
+    return float(value)
 
 
 def random_state(state: Any) -> list[int] | None:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .._base import interrupts, log, seeding
-from .._capture import Decision, ModelTensor, hooks_of, tensors_of
+from .._capture import Decision, ModelTensor, hooks_of
 from .._ir.graph import Graph
 from .._ir.operators import draws
 from .._residency import Device, unwatched
@@ -104,6 +104,11 @@ class Checks:
 
     def __init__(self, weights: Guard) -> None:
         self._weights = weights
+        self.due = 0.0
+
+    def adopted(self) -> None:
+        """The device has the host's weights as they are."""
+        self._weights.accept()
         self.due = 0.0
 
     def run(self, rows: Iterable[Guard], optimizer: OfOptimizer | None) -> None:
@@ -467,19 +472,45 @@ def of_weights(device: Device, module: nn.Module) -> Guard:
 
     Torch counts what writes into a tensor, but not what goes through its ``.data``.
     """
-    modules = list(module.modules())
-
-    def values_of(holder: Any) -> Iterable[Any]:  # TorchScript has others than dicts
-        return dict.values(holder) if isinstance(holder, dict) else ()
+    modules: list[nn.Module] = []
+    places: list[tuple[str, Any, str, int]] = []  # of what the device has: path, owner, name, id
 
     def read() -> tuple[bool, list[int]]:
         holders = (own.__dict__[name] for own in modules for name in HOLDERS)
-        return device.is_untouched(), list(map(id, itertools.chain(*map(values_of, holders))))
+        entries = (dict.values(each) for each in holders if isinstance(each, dict))
+        return device.is_untouched(), list(map(id, itertools.chain(*entries)))
+
+    def keep(_: object) -> tuple[bool, list[int]]:
+        copies = device.by_host()
+        modules[:] = module.modules()
+        places[:] = [
+            (f"{prefix}.{name}" if prefix else name, owner, name, id(tensor))
+            for prefix, owner in module.named_modules()
+            for holder in HOLDERS
+            for name, tensor in _entries(owner, holder).items()
+            if id(tensor) in copies
+        ]
+        device.settle()
+        return read()
 
     def changes(_: object) -> Iterator[str]:
-        present = tensors_of(module, values=False)
-        hosts = {path: tied.tensor for path, tied in present.items()}
-        for path in device.edited(hosts):
-            yield f"'{path}' on the host, while the device goes on with its own"
+        copies, seen = device.by_host(), set()
+        for path, owner, name, known in places:
+            tensor = _entries(owner, "_parameters").get(name, _entries(owner, "_buffers").get(name))
+            if tensor is None:
+                yield f"'{path}' was taken out, while the device goes on with it"
+                continue
+            copy = copies.get(id(tensor))
+            if copy is None or id(tensor) != known:
+                yield f"'{path}' on the host, while the device goes on with its own"
+            elif known not in seen and copy.differs_from(tensor):
+                yield f"'{path}' on the host, while the device goes on with its own"
+            seen.add(known)
 
-    return Guard(read, changes, _WEIGHTS)
+    return Guard(read, changes, _WEIGHTS, keep)
+
+
+def _entries(owner: nn.Module, holder: str) -> dict[str, Any]:
+    """Return what a module holds, without anybody noticing; TorchScript has others than dicts."""
+    entries = owner.__dict__[holder]
+    return dict(dict.items(entries)) if isinstance(entries, dict) else {}

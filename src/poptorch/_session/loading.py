@@ -134,6 +134,8 @@ def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
     """Let the next compilation continue with the state in a file; ``random`` is of this process."""
     Randomness(0).set(random, None)
     session.restored = saved.under(DEVICE), random
+    if session.optimizer is not None:
+        session.optimizer.begin_at(saved.steps)
 
 
 def resume(session: Session, saved: Saved, whole: bool) -> None:

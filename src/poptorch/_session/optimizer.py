@@ -232,6 +232,15 @@ class SessionOptimizer:
             self._untold |= self._values != before
             self._note_loaded()
 
+    def count_steps(self) -> Mapping[str, float]:
+        """Return the steps of weights by path, for a run that goes on with them elsewhere."""
+        return self._state.count() if isinstance(self._state, TorchState) else {}
+
+    def begin_at(self, steps: Mapping[str, float]) -> None:
+        """Count on from what ``count_steps`` returned."""
+        if isinstance(self._state, TorchState):
+            self._state.steps = steps
+
     def before_save(self, kept: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Take over what was loaded since the last call; return what is kept with it, detached."""
         if self._store is not None:

@@ -108,8 +108,12 @@ class Programs:
         return next((each for each in of_mode if each.inputs.takes(arguments)), None)
 
     def use(self, variant: Variant) -> None:
-        """Go on with a program; the oldest one of its mode goes if there are too many."""
-        others = [other for other in self.all if other is not variant]
+        """Go on with a program; the oldest one of its mode goes if there are too many.
+
+        So do all that were compiled when the model had other tensors.
+        """
+        others = [other for other in self.all if other is not variant
+                  and other.reading.has_those_of(variant.reading)]  # fmt: skip
         alike = [other for other in others if other.mode == variant.mode]
         count = variant.spec.runtime.programs
         for other in alike[: max(0, len(alike) + 1 - count)]:

@@ -308,6 +308,9 @@ class Session:
             if mode == now.mode:
                 log.python.info("Options.programs: compiled for %s, too", variant.inputs)
         with interrupts.deferred():
+            if self.optimizer is not None and not variant.reading.has_those_of(now.reading):
+                self.optimizer.detach()
+                self.optimizer.compiled(variant.task)
             self._move(variant, restored=True)
             self.programs.use(variant)
         return variant
@@ -326,6 +329,7 @@ class Session:
     def _move(self, variant: Variant, restored: bool) -> None:
         """Let the store of a program take the place of the present one, with its state."""
         old, device = self.weights.attached, self.weights.device
+        has_others = not variant.reading.has_those_of(self.now.reading)
         if variant.store is None:
             variant.store = StateStore(variant.compiled, variant.reading, device, old)
         else:
@@ -333,6 +337,8 @@ class Session:
         if self.optimizer is not None:
             self.optimizer.attach(variant.store, restored)
         self.weights.store = variant.store
+        if has_others:
+            self.weights.checks.adopted()
 
     def _new_variant(self, now: Variant, arguments: Arguments) -> Variant:
         bound = self.model.signature.bind(arguments, like=now.inputs.bound)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -130,7 +131,7 @@ class StateStore:
     ) -> None:
         plan = compiled.plan
         self._program = program = plan.program
-        self._module, self._groups, self.agreed = reading.module, reading.groups, agreed
+        self._reading, self._groups, self.agreed = reading, reading.groups, agreed
         self._device = device
         self._paths = reading.tensors.keys()
         visible = program.visible_slots().items()
@@ -143,7 +144,11 @@ class StateStore:
         self._runs_together = plan.spec.runs_together
         self.layout = Layout(plan)
         self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
-        tensors = {} if other is None else self._alike(other)
+        tensors = (
+            {}
+            if other is None or not reading.has_those_of(other._reading)
+            else (self._alike(other))
+        )
         self.state = State(tensors, writes=device.writes, device=compiled.device)
         self._allocate(compiled)
         if other is None:
@@ -205,20 +210,47 @@ class StateStore:
         named = {key: slot for key, slot in buffers if slot.path in names}
         self._upload(named, Event.COPY_TO_DEVICE)
 
+    def write_stale(self) -> None:
+        """Copy the weights that other devices have brought to the host."""
+        log.engine.debug("Writing weights from host to IPU memory")
+        due = {*self._device.due(Event.CALL, self._device.copies)}
+        slots = ((key, slot) for key, slot in self._slots.items() if slot.path in due)
+        hosts = ((key, self._device.host(slot.path)) for key, slot in slots)
+        self._send(Event.CALL, {key: host for key, host in hosts if host is not None})
+
     def _upload(self, wanted: Mapping[str, Slot], event: Event) -> None:
-        tensors = tensors_of(self._module)
+        """Copy what the module has now, also in the places of tensors that the device knows."""
+        tensors = tensors_of(self._reading.module)
         if tensors.keys() != self._paths:
             raise Error(
                 "The model has other parameters or buffers than when it was compiled",
                 got=", ".join(sorted(tensors.keys() ^ self._paths)),
                 fix="destroy() the executor first, so that the model is compiled again",
             )
-        due = {*self._device.due(event, (slot.path for slot in wanted.values()))}
-        slots = ((key, slot) for key, slot in wanted.items() if slot.path in due)
-        hosts = {key: self._host(slot, tensors) for key, slot in slots}
+        hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
+        replaced = {
+            self._slots[key].path
+            for key, host in hosts.items()
+            if self._slots[key].path in self._device.copies
+            and self._device.host(self._slots[key].path) is not host
+        }
+        self._let_go(replaced)
+        due = {*self._device.due(event, (slot.path for slot in wanted.values()))} - replaced
+        new = {key: host for key, host in hosts.items() if self._slots[key].path in replaced}
+        known = {key: host for key, host in hosts.items() if self._slots[key].path in due}
+        self._send(Event.ATTACH, new)
+        self._send(event, known)
+
+    def _send(self, event: Event, hosts: Tensors) -> None:
         with untraced(), torch.no_grad():
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
+
+    def _let_go(self, paths: Collection[str]) -> None:
+        """The model has other tensors in some places: those that it had keep what was trained."""
+        if paths:
+            self._fetch(Event.DETACH, paths, local_only=False)
+            self._device.leave(path for path in paths if path in self._device.copies)
 
     def _write_from(self, hosts: Tensors) -> None:
         for key, host in hosts.items():
@@ -252,19 +284,31 @@ class StateStore:
         ``local_only``: only what this process has; otherwise all that share the stages call this.
         """
         log.engine.debug("Writing weights from IPU to host")
-        tensors, due = tensors_of(self._module), {*self._device.due(event, self._changed)}
-        hosts: Tensors = {}
+        self._fetch(event, self._changed, local_only)
+
+    def _fetch(self, event: Event, paths: Collection[str], local_only: bool) -> None:
+        """Write to the tensors whose values these are, wherever the user has put them since."""
+        due, hosts, lost = {*self._device.due(event, paths)}, {}, []
         with untraced(), torch.no_grad():
             for key, slot in self._slots.items():
                 if slot.path not in due:
                     continue
                 value = self.state.tensors[key]
                 value = value if local_only else self.layout.read(self.state.tensors, key)
-                if slot.path not in tensors or value.is_meta:  # the user took it out
+                if value.is_meta:  # another process has it
                     continue
-                hosts[key] = host = self._host(slot, tensors)
-                unwatched(self._write_to, slot, value, host)
+                host = self._device.host(slot.path)
+                if host is not None and self._fits(slot, host):
+                    hosts[key] = host
+                    unwatched(self._write_to, slot, value, host)
+                else:
+                    lost.append(slot.path)
             self._moved(event, hosts)
+            self._device.lost(event, lost)
+
+    def _fits(self, slot: Slot, host: torch.Tensor) -> bool:
+        """Whether a tensor can still take its values: its ``data`` may have another shape."""
+        return slot.path in self._groups or host.shape == slot.replica_shape
 
     def _write_to(self, slot: Slot, value: torch.Tensor, host: torch.Tensor) -> None:
         grouping = self._groups.get(slot.path)
@@ -276,33 +320,63 @@ class StateStore:
 
     def digests(self) -> Mapping[str, str]:
         """Return digests of the host's weights that the processes of a job have in common."""
-        tensors = tensors_of(self._module)
-        hosts = {key: self._host(self._slots[key], tensors) for key in self._common()}
+        tensors = tensors_of(self._reading.module)
+        slots = ((key, self._slots[key]) for key in self._common())
+        hosts = {key: tensors[slot.path].tensor for key, slot in slots if slot.path in tensors}
         with untraced():
             return agreement.digests(hosts)
 
     # Another program of the same model.
 
     def take_over(self, other: StateStore) -> None:
-        """Continue with the state of another program's store; the rest comes from the host."""
+        """Continue with the state of another program's store; the rest comes from the host.
+
+        If the model's tensors are others by now, each that is still there goes on with its own
+        state, under whatever path; those that have left keep what was trained.
+        """
+        stays, keys = self._common_with(other)
+        other._let_go(self._device.copies.keys() - stays)
         tensors: Mapping[str, torch.Tensor] = other.state.tensors
         same_parts = all(self.state.tensors[k] is tensors.get(k) for k in self.layout.flat)
         if not (same_parts and self.layout.lies_like(other.layout)):
             tensors = other.readable(weights=True)
-        for key, kind in other._kinds.items():
-            if key not in tensors:
+        for there, here in keys.items():
+            if there not in tensors:
                 continue
-            if key not in self._kinds:
-                self._kinds[key] = kind
-                self.state.tensors[key] = other.layout.read(tensors, key)
-            elif self.state.tensors.get(key) is not tensors[key]:
-                self.write(key, tensors[key])
-        own = {key: slot for key, slot in self._slots.items() if key not in other._kinds}
-        self._slots = {**other._slots, **self._slots}
-        self._changed |= other._changed
-        self._upload(own, Event.ATTACH)
+            if here not in self._kinds:
+                self._kinds[here] = other._kinds[there]
+                self.state.tensors[here] = other.layout.read(tensors, there)
+            elif self.state.tensors.get(here) is not tensors[there]:
+                self.write(here, tensors[there])
+        taken = {*keys.values()}
+        own = {key: slot.path for key, slot in self._slots.items() if key not in taken}
+        shared = {key: slot for key, slot in other._slots.items() if slot.path in stays}
+        self._slots = {**shared, **self._slots}
+        self._changed |= other._changed & stays
+        due = {*self._device.due(Event.ATTACH, own.values())}
+        hosts = {key: self._reading.tensors[path].tensor for key, path in own.items()}
+        self._send(Event.ATTACH, {key: host for key, host in hosts.items() if own[key] in due})
         self._hold()
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
+
+    def _common_with(self, other: StateStore) -> tuple[set[str], dict[str, str]]:
+        """Return the paths of tensors that are where they were, and keys there and here."""
+        before, now = other._reading.tensors, self._reading.tensors
+        if self._reading.has_those_of(other._reading):
+            return {*now}, {key: key for key in other._kinds}
+        places = {id(tied.tensor): path for path, tied in now.items()}
+        paths = {path: places.get(id(tied.tensor)) for path, tied in before.items()}
+        keys = {}
+        for key, slot in other._program.visible_slots().items():
+            if slot.kind in (Kind.PARAM, Kind.BUFFER):  # what moved comes from the host
+                place = slot.path if paths.get(slot.path) == slot.path else None
+            else:
+                place = paths.get(slot.weight) if slot.weight else ""
+            if slot.kind in DEVICE_ONLY and place:
+                keys[key] = dataclasses.replace(slot, weight=place).key
+            elif slot.kind in _SHARED and place is not None:
+                keys[key] = key
+        return {path for path, place in paths.items() if path == place}, keys
 
     def _alike(self, other: StateStore) -> Tensors:
         """Return the tensors of another store that lie the same way here; they are shared."""

@@ -72,6 +72,7 @@ class TorchState(DeviceState):
         self._watches = False
         self._paths: Mapping[int, str] = {}  # of the parameters, as of the last device
         self._updates = 0  # since the state was read
+        self.steps: Mapping[str, float] = {}  # by path, before those: of a run that is gone on with
         self._read: list[Any] = []  # what was read from the device last
         self._tensors: list[torch.Tensor] = []  # among it
         self._versions = 0  # of these, when they were read
@@ -95,6 +96,7 @@ class TorchState(DeviceState):
     @ipu_state_is_dirty.setter
     def ipu_state_is_dirty(self, value: bool) -> None:
         assert not value
+        self.steps = {}
         self._watch()
 
     def _entries(self) -> list[Any]:
@@ -160,12 +162,25 @@ class TorchState(DeviceState):
                 if f"{prefix}___{path}" in on_device
             }
             if self._counted and values:
-                before = dict.get(watched, parameter, {}).get("step", 0.0)
-                counted = torch.as_tensor(before, dtype=torch.float32) + updates
+                counted = self._steps_before(number, parameter, path) + updates
                 values["step"] = on_device.get(f"{_STEP}___{path}", counted)
             if values:
                 dict.setdefault(watched, parameter, {}).update(values)
+        self.steps = {}
         self._remember()
+
+    def _steps_before(self, number: int, parameter: torch.Tensor, path: str) -> torch.Tensor:
+        entry = dict.get(self._watched[number], parameter) or {}
+        return torch.as_tensor(entry.get("step", self.steps.get(path, 0.0)), dtype=torch.float32)
+
+    def count(self) -> dict[str, float]:
+        """Return how many steps each weight has made, by path, without asking the device."""
+        if not self._counted:
+            return {}
+        return {
+            path: float(self._steps_before(number, parameter, path)) + self._updates
+            for number, parameter, path in self._parameters()
+        }
 
     def get_state_dict(self) -> dict[str, Any]:
         """Return the state under the names of ``ipu_state``; zeros where there is none."""

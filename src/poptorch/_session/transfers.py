@@ -60,7 +60,7 @@ class Transfers:
         if self._left is not None and self._left != (digests := store.digests()):
             self.written = digests
         self.store, self._left = store, None
-        self.checks.due = 0.0  # what the host has now is on the device
+        self.adopted()
 
     def leave(self, local_only: bool) -> None:
         """The device goes, after ``save``."""
@@ -102,9 +102,17 @@ class Transfers:
         self.checks.due = 0.0
         with interrupts.deferred(), self._copying():
             if self._taking_over:  # what a trainer has is alike in all processes
-                self.store.write_all()
-            elif self.store.upload():
+                self.store.write_stale()
+                return
+            if self.store.upload():
                 self.written = self.store.digests()
+        self.adopted()
+
+    def adopted(self) -> None:
+        """The device has what the model has on the host, in the places of other tensors, too."""
+        for variant in self._programs.all:
+            variant.reading.adopt()
+        self.checks.adopted()
 
     @locked
     def copy_buffers_to_device(self) -> None:
@@ -150,8 +158,6 @@ class Transfers:
         self._is_copying = True
         try:
             yield
-            for variant in self._programs.all:
-                variant.reading.refresh()
         finally:
             self._is_copying = False
 

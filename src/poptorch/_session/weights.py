@@ -94,11 +94,18 @@ class ModelTensors:
     def paths(self) -> dict[int, str]:
         return paths_of(self.tensors)
 
-    def refresh(self) -> None:
-        """Let go of tensors in whose places the user has put others."""
+    def adopt(self) -> None:
+        """Go on with the tensors that the user has put in the places of others."""
         for path, tied in _capture.tensors_of(self.module, values=False).items():
-            if path in self.tensors:
-                self.tensors[path].tensor = tied.tensor
+            own = self.tensors.get(path)
+            if own is not None and own.tensor.shape == tied.tensor.shape:
+                own.tensor = tied.tensor
+
+    def has_those_of(self, other: ModelTensors) -> bool:
+        """Whether both are of the same tensors in the same places."""
+        return self.tensors.keys() == other.tensors.keys() and all(
+            tied.tensor is other.tensors[path].tensor for path, tied in self.tensors.items()
+        )
 
 
 def paths_of(tensors: Mapping[str, _capture.ModelTensor]) -> dict[int, str]:

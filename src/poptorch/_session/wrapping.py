@@ -15,7 +15,8 @@ import itertools
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
@@ -67,18 +68,21 @@ def _announcing(method: Callable[..., Any], changes: bool) -> Callable[..., Any]
 announce_in(Watched, "__setitem__ __getitem__ get items values")
 
 
-def watch(module: nn.Module, announce: Callable[[], None]) -> None:
-    for sub in module.modules():
+def watch(module: nn.Module, announce: Callable[[], None]) -> weakref.WeakSet[nn.Module]:
+    """Return what is watched, for ``unwatch``: layers may leave the module meanwhile."""
+    watched = weakref.WeakSet(module.modules())
+    for sub in watched:
         for holder in HOLDERS:
             entries = sub.__dict__[holder]
             if not isinstance(entries, Watched):
                 sub.__dict__[holder] = entries = Watched(entries)
             entries.listeners.append(announce)
+    return watched
 
 
-def unwatch(module: nn.Module, announce: Callable[[], None]) -> None:
+def unwatch(watched: Iterable[nn.Module], announce: Callable[[], None]) -> None:
     """Put plain dicts back, unless others want to know."""
-    for sub in module.modules():
+    for sub in watched:
         for holder in HOLDERS:
             entries = sub.__dict__[holder]
             if isinstance(entries, Watched) and announce in entries.listeners:
@@ -99,12 +103,18 @@ class Owner(Protocol):
     def destroy(self) -> None: ...
 
 
-_Wrapping = tuple[weakref.ref[Owner], Callable[[], None]]  # and what its dicts announce to
+@dataclass(frozen=True, eq=False)
+class _Wrapping:
+    owner: weakref.ref[Owner]
+    announce: Callable[[], None]  # what the dicts of the modules that are watched call
+    watched: weakref.WeakSet[nn.Module]
+
+
 _wrappings: weakref.WeakKeyDictionary[nn.Module, _Wrapping] = weakref.WeakKeyDictionary()
 
 
 def owner_of(module: nn.Module) -> Owner | None:
-    return _wrappings[module][0]() if module in _wrappings else None
+    return _wrappings[module].owner() if module in _wrappings else None
 
 
 def refuse_wrapped(module: nn.Module) -> None:
@@ -141,8 +151,7 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
                 "attribute, set before wrapping"
             )
 
-    _wrappings[module] = reference, announce
-    watch(module, announce)
+    _wrappings[module] = _Wrapping(reference, announce, watch(module, announce))
     for holder in HOLDERS:  # the shallow copy has the same tensors from now on, whatever they are
         traced.__dict__[holder] = module.__dict__[holder]
     module.__class__ = _subclass(type(module))
@@ -181,9 +190,9 @@ def _loads_gradients(code: CodeType, line: int) -> bool:
 def unwrap(module: nn.Module) -> None:
     if module in _wrappings:
         resume(module)
-        _, announce = _wrappings.pop(module)
+        wrapping = _wrappings.pop(module)
         module.__class__ = type(module).__bases__[0]
-        unwatch(module, announce)
+        unwatch(wrapping.watched, wrapping.announce)
 
 
 def suspend(module: nn.Module) -> None:

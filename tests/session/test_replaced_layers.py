@@ -1,0 +1,235 @@
+"""Layers and weights that are replaced, moved or taken out after a call.
+
+A tensor keeps what was trained in it, wherever the user puts it, and whatever takes its place.
+"""
+
+import copy
+import functools
+import itertools
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapping import PAUSE, Twins, compilations, normal, options
+from poptorch._session import guards
+
+X, Y = normal(4, 4), normal(4, 3, seed=1)
+TOLD = "The compiled program does not follow what changed on the host: "
+adam = functools.partial(torch.optim.Adam, lr=0.1, eps=1e-3)
+
+
+@pytest.fixture(autouse=True)
+def looking_as_often_on_a_busy_machine(monkeypatch) -> None:
+    monkeypatch.setattr(guards, "CHEAP", 60.0)
+
+
+class Net(nn.Module):
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.norm, self.body = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.middle, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
+        if tied:
+            self.head.weight = self.middle.weight
+
+    def forward(self, x, y=None):
+        out = self.head(self.middle(torch.tanh(self.body(self.norm(x)))))
+        return out if y is None else (out, nn.functional.mse_loss(out, y))
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+
+
+def swap(model: nn.Module) -> None:
+    model.middle, model.head = model.head, model.middle
+
+
+def move(model: nn.Module) -> None:
+    model.classifier = model.head
+    del model.head
+
+
+REPLACEMENTS: dict[str, Callable] = {
+    "a layer": lambda m: setattr(m, "head", nn.Linear(3, 3)),
+    "a layer of another shape": lambda m: setattr(m, "head", nn.Linear(3, 8)),
+    "a parameter": lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(3, 3))),
+    "a parameter of another shape": (
+        lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(8, 3)))
+    ),
+    "a layer that is gone": lambda m: delattr(m, "head"),
+    "a parameter that is gone": lambda m: delattr(m.head, "bias"),
+    "a parameter that is none": lambda m: setattr(m.head, "bias", None),
+    "layers that change places": swap,
+    "a layer under another name": move,
+    "a layer in another one": lambda m: setattr(m, "head", nn.Sequential(m.head, nn.ReLU())),
+    "a buffer": lambda m: setattr(m.norm, "running_mean", torch.ones(4)),
+    "a buffer of another shape": lambda m: setattr(m, "norm", nn.BatchNorm1d(7)),
+    "a layer that comes": lambda m: setattr(m, "extra", nn.Linear(2, 2)),
+    "a weight that gets tied": lambda m: setattr(m.head, "weight", m.middle.weight),
+}
+READINGS: dict[str, Callable] = {
+    "itself": lambda m, t: None,
+    "destroy()": lambda m, t: t.destroy(),
+    "destroy() of the model": lambda m, t: m.destroy(),
+    "detachFromDevice()": lambda m, t: t.detachFromDevice(),
+    "copyWeightsToHost()": lambda m, t: t.copyWeightsToHost(),
+    "state_dict()": lambda m, t: m.state_dict(),
+    "deepcopy": lambda m, t: copy.deepcopy(m),
+    "another wrapper": lambda m, t: poptorch.inferenceModel(m, options()),
+}
+
+
+def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) -> None:
+    """Replace something after two calls; compare the tensors that there were with eager's."""
+    trained, expected = tensors(twins.model), tensors(twins.eager)
+    twins.step(X, Y, count=2)
+    replace(twins.model)
+    others = {name: each for name, each in tensors(twins.model).items()
+              if all(each is not known for known in trained.values())}  # fmt: skip
+    given = {name: each.detach().clone() for name, each in others.items()}
+    twins.step(X, Y, count=calls)
+
+    read(twins.model, twins.wrapped)
+
+    torch.testing.assert_close(trained, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(dict(others), given, rtol=0, atol=0)
+    twins.wrapped.destroy()
+    assert type(twins.model) is Net
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+@pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+def test_each_tensor_has_what_was_trained_in_it(replace, read) -> None:
+    for calls in (0, 1):
+        check_replaced(Twins(Net(), adam, rtol=1e-5, atol=1e-6), replace, read, calls)
+
+
+@pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+def test_weights_that_are_untied_have_values_of_their_own(read) -> None:
+    def untie(model: nn.Module) -> None:
+        model.head.weight = nn.Parameter(model.middle.weight.detach().clone())
+
+    for calls in (0, 1):
+        check_replaced(Twins(Net(tied=True), adam, rtol=1e-5, atol=1e-6), untie, read, calls)
+
+
+def test_data_of_another_shape_do_not_take_what_was_trained() -> None:
+    model = Net()
+    executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
+    executor(X, Y)
+    model.head.weight.data = torch.ones(8, 3)
+    executor(X, Y)
+    executor.destroy()
+    assert torch.equal(model.head.weight, torch.ones(8, 3))
+
+
+TOLD_OF = {
+    "a layer": "layers (Net.head)",
+    "a parameter": "'head.weight' on the host, while the device goes on with its own",
+    "a parameter of another shape": "'head.weight' on the host, while the device goes on with",
+    "a parameter that is gone": "'head.bias' was taken out, while the device goes on with it",
+    "a parameter that is none": "'head.bias' was taken out, while the device goes on with it",
+    "layers that change places": "layers (some were taken out)",
+    "a buffer": "'norm.running_mean' on the host, while the device goes on with its own",
+    "a weight that gets tied": "'head.weight' on the host",
+}
+
+
+@pytest.mark.parametrize("what", TOLD_OF)
+def test_what_was_replaced_is_told_once(what: str, caplog) -> None:
+    model = Net()
+    executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
+    executor(X, Y)
+    REPLACEMENTS[what](model)
+    for _ in range(3):
+        time.sleep(PAUSE)
+        executor(X, Y)
+    (told,) = [text for text in caplog.messages if TOLD in text]
+    assert TOLD_OF[what] in told or what == "layers that change places"
+
+
+def test_weights_that_are_untied_are_told(caplog) -> None:
+    model = Net(tied=True)
+    executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
+    executor(X, Y)
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    for _ in range(2):
+        time.sleep(PAUSE)
+        executor(X, Y)
+    (told,) = [text for text in caplog.messages if TOLD in text]
+    assert "'head.weight' on the host, while the device goes on with its own" in told
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("again", ["the same executor", "another one"])
+def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: str) -> None:
+    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins.step(X, Y, count=2)
+    old = twins.model.head
+    new = nn.Linear(3, size)
+    for model in (twins.model, twins.eager):
+        model.head = copy.deepcopy(new)
+    twins.wrapped.destroy()
+    kept = old.weight.detach().clone()
+    twins.theirs, twins.ours = (adam(m.parameters()) for m in (twins.eager, twins.model))
+    if again == "another one":
+        twins.wrapped = poptorch.trainingModel(twins.model, options(), twins.ours)
+    else:
+        twins.wrapped.setOptimizer(twins.ours)
+    twins.step(X, normal(4, size), count=2)
+    twins.compare()
+    assert torch.equal(old.weight, kept)
+
+
+def test_a_program_for_another_mode_has_the_layers_of_now() -> None:
+    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins.step(X, Y, count=2)
+    old = twins.model.head, twins.eager.head
+    new = nn.Linear(3, 3)
+    for model in (twins.model, twins.eager):
+        model.head = copy.deepcopy(new)
+        model.norm.eval()
+    twins.step(X, Y, count=2)  # which eager trains without the new layer, too
+    twins.compare()
+    torch.testing.assert_close(old[0].state_dict(), old[1].state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_moments_go_with_layers_that_change_places() -> None:
+    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins.step(X, Y, count=2)
+    with compilations() as programs:
+        for model in (twins.model, twins.eager):
+            swap(model)
+            model.norm.eval()
+        twins.step(X, Y, count=2)
+    twins.compare()
+    assert len(programs) == 1
+
+
+def test_a_program_of_layers_that_are_gone_does_not_come_back() -> None:
+    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins.step(X, Y)
+    for model in (twins.model, twins.eager):
+        swap(model)
+        model.norm.eval()
+    twins.step(X, Y)
+    with compilations() as programs:
+        for model in (twins.model, twins.eager):
+            model.norm.train()
+        twins.step(X, Y, count=2)
+    twins.compare()
+    assert len(programs) == 1
+
+
+def test_a_layer_that_has_left_is_an_ordinary_one_once_the_model_is() -> None:
+    model = Net()
+    executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
+    executor(X, Y)
+    old, model.head = model.head, nn.Linear(3, 3)
+    executor.destroy()
+    assert type(old._parameters) is dict
+    assert type(old.weight) is nn.Parameter
