@@ -500,10 +500,8 @@ def of_weights(device: Device, module: nn.Module) -> Guard:
             if tensor is None:
                 yield f"'{path}' was taken out, while the device goes on with it"
                 continue
-            copy = copies.get(id(tensor))
-            if copy is None or id(tensor) != known:
-                yield f"'{path}' on the host, while the device goes on with its own"
-            elif known not in seen and copy.differs_from(tensor):
+            own = copies.get(known) if id(tensor) == known else None
+            if own is None or (known not in seen and own.differs_from(tensor)):
                 yield f"'{path}' on the host, while the device goes on with its own"
             seen.add(known)
 
