@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.closeness import FUNCTION, near
 from helpers.wrapping import PAUSE, Twins, compilations, normal, options
 from poptorch._session import guards
 
 X, Y = normal(4, 4), normal(4, 3, seed=1)
 TOLD = "The compiled program does not follow what changed on the host: "
+CLOSE = near(8 + FUNCTION, 4)
 adam = functools.partial(torch.optim.Adam, lr=0.1, eps=1e-3)
 
 
@@ -95,7 +97,7 @@ def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) 
 
     read(twins.model, twins.wrapped)
 
-    torch.testing.assert_close(trained, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(trained, expected, **CLOSE)
     torch.testing.assert_close(dict(others), given, rtol=0, atol=0)
     twins.wrapped.destroy()
     assert type(twins.model) is Net
@@ -105,7 +107,7 @@ def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) 
 @pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
 def test_each_tensor_has_what_was_trained_in_it(replace, read) -> None:
     for calls in (0, 1):
-        check_replaced(Twins(Net(), adam, rtol=1e-5, atol=1e-6), replace, read, calls)
+        check_replaced(Twins(Net(), adam, **CLOSE), replace, read, calls)
 
 
 @pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
@@ -114,7 +116,7 @@ def test_weights_that_are_untied_have_values_of_their_own(read) -> None:
         model.head.weight = nn.Parameter(model.middle.weight.detach().clone())
 
     for calls in (0, 1):
-        check_replaced(Twins(Net(tied=True), adam, rtol=1e-5, atol=1e-6), untie, read, calls)
+        check_replaced(Twins(Net(tied=True), adam, **CLOSE), untie, read, calls)
 
 
 def test_data_of_another_shape_do_not_take_what_was_trained() -> None:
@@ -167,7 +169,7 @@ def test_weights_that_are_untied_are_told(caplog) -> None:
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("again", ["the same executor", "another one"])
 def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: str) -> None:
-    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins = Twins(Net(), adam, **CLOSE)
     twins.step(X, Y, count=2)
     old = twins.model.head
     new = nn.Linear(3, size)
@@ -186,7 +188,7 @@ def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: 
 
 
 def test_a_program_for_another_mode_has_the_layers_of_now() -> None:
-    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins = Twins(Net(), adam, **CLOSE)
     twins.step(X, Y, count=2)
     old = twins.model.head, twins.eager.head
     new = nn.Linear(3, 3)
@@ -195,11 +197,11 @@ def test_a_program_for_another_mode_has_the_layers_of_now() -> None:
         model.norm.eval()
     twins.step(X, Y, count=2)  # which eager trains without the new layer, too
     twins.compare()
-    torch.testing.assert_close(old[0].state_dict(), old[1].state_dict(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(old[0].state_dict(), old[1].state_dict(), **CLOSE)
 
 
 def test_moments_go_with_layers_that_change_places() -> None:
-    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins = Twins(Net(), adam, **CLOSE)
     twins.step(X, Y, count=2)
     with compilations() as programs:
         for model in (twins.model, twins.eager):
@@ -211,7 +213,7 @@ def test_moments_go_with_layers_that_change_places() -> None:
 
 
 def test_a_program_of_layers_that_are_gone_does_not_come_back() -> None:
-    twins = Twins(Net(), adam, rtol=1e-5, atol=1e-6)
+    twins = Twins(Net(), adam, **CLOSE)
     twins.step(X, Y)
     for model in (twins.model, twins.eager):
         swap(model)
