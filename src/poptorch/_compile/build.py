@@ -100,7 +100,7 @@ class _TrainingGraphs:
         """Return one run, in one or two parts, whose gradients others add theirs to; the update."""
         made = {}
         for name, part in zip(_MADE, parts, strict=False):
-            made[name] = compose(name, [part, lower(_update.hand_over(part.gradients))])
+            made[name] = compose(name, [part, lower(self.accumulation.hand_over(part.gradients))])
         return {**made, **self._ending(self.accumulation.take_back)}
 
     def fused(self) -> dict[str, Graph]:

@@ -36,7 +36,7 @@ def bundled(
         return micro, optim, ()
     flat, bundles = _update.flatten(optim, members)
     hidden = {slot.key for member in members for slot in (member, slots.gradient(member))}
-    parts = [lower(_update.spread(bundles)), micro, lower(_update.gather(bundles))]
+    parts = [lower(_update.spread(bundles)), micro, lower(_update.gather(bundles, micro.gradients))]
     return compose("micro", parts, keep=(Kind.GRADIENT,), drop=hidden), flat, bundles
 
 
@@ -52,7 +52,7 @@ def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
         if slot.kind is Kind.PARAM
         and slot.path in trained
         and slot.path in gradients
-        and gradients[slot.path].dtype == slot.dtype
+        and gradients[slot.path].dtype in (slot.dtype, _update.compute_dtype(slot.dtype))
     ]
 
 

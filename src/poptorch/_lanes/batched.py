@@ -6,6 +6,7 @@ Lanes are the first dimension of a value that differs between them; other values
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 
 from .._base import private, source
+from .._base.trees import with_tensors
 from .._ir import blocks
 from .._ir.operators import RESHAPES, Operator, is_pointwise
 from .._ops import exchanges
@@ -96,6 +98,15 @@ class Call:
         rest = self.args[len(args) :]
         return self.node.target(*args, *rest, **{**self.kwargs, **kwargs})  # type: ignore[operator]
 
+    def widened(self) -> Call:
+        """Return the same call in float32 where it is in half: sums over lanes need its range."""
+        wide = copy.copy(self)
+        both = self.args, self.kwargs
+        wide.args, wide.kwargs = with_tensors(lambda value: value.to(sum_dtype(value.dtype)), both)
+        if wide.kwargs.get("dtype") is not None:
+            wide.kwargs = {**wide.kwargs, "dtype": sum_dtype(wide.kwargs["dtype"])}
+        return wide
+
 
 def _spread(
     node: fx.Node, shared: Mapping[fx.Node, Any], count: int
@@ -111,6 +122,11 @@ def _spread(
     tensors = {each: v for each, v in shared.items() if isinstance(v, torch.Tensor)}
     alike = {each: v for each, v in tensors.items() if v.shape == value.shape}
     return {each: v.expand(count, *v.shape) for each, v in alike.items()}
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of sums over lanes. Those of half gradients may be beyond half's range."""
+    return torch.float32 if dtype is torch.float16 else dtype
 
 
 Rule = Callable[[Call], Any]

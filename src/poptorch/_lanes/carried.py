@@ -49,6 +49,15 @@ def reads(node: fx.Node) -> list[fx.Node]:
     return [*found, statistic[1]] if statistic else found
 
 
+def widened(value: torch.Tensor) -> torch.Tensor:
+    """Return what the changes of many lanes are computed from: they round once, not at each."""
+    return value.to(_wide(value.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 class Affine(NamedTuple):
     """``factor * old + term``: numbers, or tensors with lanes in front, one if all are alike."""
 
@@ -118,7 +127,7 @@ class Chain:
             return form
         whole = form.term.expand(len(form.term), *before.shape)
         shape = after.shape if before.numel() == after.numel() else before.shape
-        return Affine(form.factor, whole.reshape(-1, *shape).to(after.dtype))
+        return Affine(form.factor, whole.reshape(-1, *shape).to(_wide(after.dtype)))
 
 
 def _times(form: Affine, factor: Any) -> Affine:

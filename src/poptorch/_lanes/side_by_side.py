@@ -23,7 +23,17 @@ from .._ops import streams
 from .._ops.effects import is_effect
 from .._ops.exchanges import exchange
 from . import carried, totals
-from .batched import RULES, Call, NotVectorisable, batched, named, nodes_in, with_rank
+from .batched import (
+    RULES,
+    Call,
+    NotVectorisable,
+    Rows,
+    batched,
+    named,
+    nodes_in,
+    sum_dtype,
+    with_rank,
+)
 from .carried import Chain, reads
 from .demand import Demand
 from .recorder import Recorder
@@ -104,6 +114,8 @@ class _Lanes:
         if self._evolves(slot):
             own = self._lanes.replicas
             return replace(slot, shape=(own, *slot.shape), replicas=own, lanes=True)
+        if slot.kind is Kind.GRADIENT:
+            return replace(slot, dtype=sum_dtype(slot.dtype))
         return slot
 
     def _evolves(self, slot: Slot) -> bool:
@@ -157,7 +169,17 @@ class _Lanes:
         if draws(node) and node.target not in RULES:
             return drawn(call, self._draws[node])
         folded = None if node in self._demand.unfolded else totals.folded(node, self._demand.varies)
-        return batched(call) if folded is None else folded(call)
+        return batched(call) if folded is None else self._folded(call, folded)
+
+    def _folded(self, call: Call, entry: Rows) -> Any:
+        """Return what an operator makes of which some results are sums over lanes."""
+        both = totals.divided(call, entry)
+        if both is None:
+            return entry(call)
+        rows, sums = both
+        made = entry(rows) if any(rows.args[-1]) else [None] * len(rows.args[-1])
+        added = entry(sums) if any(sums.args[-1]) else made
+        return [each if at in entry.whole else made[at] for at, each in enumerate(added)]
 
     def _call(self, node: fx.Node) -> Call:
         return Call(
@@ -236,7 +258,8 @@ class _Lanes:
         chain = self._demand.chains.get(node)
         if chain is not None:
             form = self._form(chain)
-            return carried.before_each(self._old(node), form, self._sequence(slot))
+            seen = carried.before_each(self._old(node), form, self._sequence(slot))
+            return seen.to(slot.dtype)
         if node in self._demand.varying and slot.kind is not Kind.BATCH:  # the replica's number
             return own + (torch.arange(self._count) % self._lanes.replicas).to(own.dtype)
         return own
@@ -253,10 +276,10 @@ class _Lanes:
     def _operand(self, node: fx.Node, rank: int, at: Any) -> torch.Tensor:
         value = self._value(node) if at is None else self._value(node)[at]
         value = value if node in self._demand.varying else value[None]
-        return with_rank(value, rank, value.shape[:1])
+        return with_rank(carried.widened(value), rank, value.shape[:1])
 
     def _old(self, node: fx.Node) -> torch.Tensor:
-        own = self._inputs[node]
+        own = carried.widened(self._inputs[node])
         return own if self._evolves(self._demand.slots[node]) else own[None]
 
     def _sequence(self, slot: Slot) -> Lanes:
@@ -272,26 +295,29 @@ class _Lanes:
         return self._totals[node]
 
     def _added_up(self, node: fx.Node) -> Any:
+        dtype = sum_dtype(node.meta["val"].dtype)
         if node not in self._demand.varying:
-            return self._value(node) * self._count
+            return self._value(node).to(dtype) * self._count
         if node in self._demand.wanted or not self._demand.pushes(node):
-            value = self._value(node)
-            return value.sum(0, dtype=value.dtype)
+            return self._value(node).sum(0, dtype=dtype)
         if totals.sum_of(node, self._demand.varies):
             source, at = node.all_input_nodes[0], node.args[1]
             value = self._value(source)[at]
-            return value.sum(0, dtype=value.dtype) if source in self._demand.unfolded else value
+            return value.sum(0, dtype=dtype) if source in self._demand.unfolded else value
         contraction = totals.contraction(node, self._demand.varies)
         if contraction is not None:
-            return contraction(self._call(node))
-        linear = totals.linear_in(node, self._demand.varies)
-        summed = reads(node) if totals.in_all(node) else linear
-        values = {n: self._total(n) if n in summed else self._value(n) for n in reads(node)}
-        return Call(node, values, self._demand.varies, self._count).run()
+            call = self._call(node)
+        else:
+            linear = totals.linear_in(node, self._demand.varies)
+            summed = reads(node) if totals.in_all(node) else linear
+            values = {n: self._total(n) if n in summed else self._value(n) for n in reads(node)}
+            call = Call(node, values, self._demand.varies, self._count)
+        call = call if dtype is node.meta["val"].dtype else call.widened()
+        return contraction(call) if contraction is not None else call.run()
 
     def _result(self, slot: Slot, node: fx.Node) -> torch.Tensor:
         if slot.kind is Kind.GRADIENT:
-            return self._total(node)  # type: ignore[no-any-return]
+            return self._total(node).to(sum_dtype(slot.dtype))  # type: ignore[no-any-return]
         if slot.kind is Kind.VALUE:
             return self._value(node)  # type: ignore[no-any-return]
         if slot.kind in RESULTS:

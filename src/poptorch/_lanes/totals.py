@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import fx
 
 from .._ir.operators import SAME_NUMBERS
-from .batched import FOLDED, Call, Rows, Rule, nodes_in
+from .batched import FOLDED, Call, Rows, Rule, nodes_in, sum_dtype
 
 aten = torch.ops.aten
 
@@ -29,7 +30,24 @@ def folded(node: fx.Node, varies: Varies) -> Rows | None:
     if entry is None or any(varies(n) for at in entry.shared for n in nodes_in(node.args[at])):
         return None
     normalizes = node.target is aten.native_batch_norm_backward.default and node.args[7]
-    return None if normalizes else entry
+    undivided = _sums_in_half(node, entry) and not isinstance(node.args[-1], list | tuple)
+    return None if normalizes or undivided else entry
+
+
+def _sums_in_half(node: fx.Node, entry: Rows) -> bool:
+    results = [node.meta["val"][at] for at in entry.whole]
+    return any(each is not None and sum_dtype(each.dtype) is not each.dtype for each in results)
+
+
+def divided(call: Call, entry: Rows) -> tuple[Call, Call] | None:
+    """Return a call for what has lanes and one for sums, in float32; None if one makes both."""
+    if not _sums_in_half(call.node, entry):
+        return None
+    *rest, wanted = call.args
+    rows, sums = copy.copy(call), call.widened()
+    rows.args = (*rest, [own and at not in entry.whole for at, own in enumerate(wanted)])
+    sums.args = (*sums.args[:-1], [own and at in entry.whole for at, own in enumerate(wanted)])
+    return rows, sums
 
 
 def sum_of(node: fx.Node, varies: Varies) -> bool:

@@ -141,12 +141,13 @@ def _one_after_another(
             for each in [states[replica]] if key in own else states:
                 if key in each:
                     each[key] = value
+    types = {slot.key: slot.dtype for slot in several.outputs}
     expected = {}
     for slot in graph.outputs:
         stacked = torch.stack(results[slot.key])
         if slot.kind is Kind.GRADIENT:
             size = _parts(stacked).double().abs().sum(0)
-            expected[slot.key] = stacked.sum(0, dtype=slot.dtype), size
+            expected[slot.key] = stacked.sum(0, dtype=types[slot.key]), size
             continue
         if slot.key in own:
             stacked = stacked[-lanes.replicas :]

@@ -1,6 +1,7 @@
 """OptimSpec and gradients -> the functions that accumulate, descale and update."""
 
 from .bundles import flatten, gather, spread
+from .formulas import compute_dtype
 from .own_discovery import discover
-from .reduction import Accumulation, hand_over
+from .reduction import Accumulation
 from .step import lower, own_squares

@@ -6,6 +6,7 @@ compiled in a second instead of half a minute.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -66,20 +67,23 @@ def spread(bundles: Sequence[Bundle]) -> SlotFunction:
     return SlotFunction("spread", function, tuple(bundle.slot for bundle in bundles), weights)
 
 
-def gather(bundles: Sequence[Bundle]) -> SlotFunction:
+def gather(bundles: Sequence[Bundle], gradients: Sequence[Slot]) -> SlotFunction:
+    """Join gradients, of which those of a bundle have one type, as its weights have one."""
+    by_path = {slot.path: slot for slot in gradients}
+    given = [[by_path[member.slot.path] for member in bundle.members] for bundle in bundles]
+    made = [slots.gradient(b.slot, own[0].dtype) for b, own in zip(bundles, given, strict=True)]
+
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        return {slots.gradient(b.slot).key: _joined(b, tensors) for b in bundles}
+        pairs = zip(made, bundles, strict=True)
+        return {slot.key: _joined(bundle, tensors, slot.dtype) for slot, bundle in pairs}
 
-    gradients = tuple(slots.gradient(m.slot) for bundle in bundles for m in bundle.members)
-    return SlotFunction(
-        "gather", function, gradients, tuple(slots.gradient(b.slot) for b in bundles)
-    )
+    return SlotFunction("gather", function, tuple(itertools.chain(*given)), tuple(made))
 
 
-def _joined(bundle: Bundle, tensors: _Tensors) -> torch.Tensor:
+def _joined(bundle: Bundle, tensors: _Tensors, dtype: torch.dtype) -> torch.Tensor:
     ends = [member.offset for member in bundle.members[1:]] + [bundle.slot.numel]
     rests = [e - m.offset - m.slot.numel for m, e in zip(bundle.members, ends, strict=True)]
-    padding = torch.zeros(max(ALIGNMENT, *rests), dtype=bundle.slot.dtype)
+    padding = torch.zeros(max(ALIGNMENT, *rests), dtype=dtype)
     parts = []
     for member, rest in zip(bundle.members, rests, strict=True):
         parts.append(tensors[slots.gradient(member.slot).key].reshape(-1))

@@ -83,9 +83,25 @@ class Accumulation:
         accums = [self._accumulator(slot) for slot in gradients]
         return self._descaling(accums, gradients, self._shares[1], counted)
 
+    def hand_over(self, gradients: Sequence[Slot]) -> SlotFunction:
+        """Stand for ``accumulate`` where processes add up what a single run makes."""
+        pairs = [(slot, self._exchanged(slot)) for slot in gradients]
+        accums = tuple(accum for _, accum in pairs)
+
+        def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+            return {accum.key: tensors[slot.key].to(accum.dtype) for slot, accum in pairs}
+
+        return SlotFunction("hand_over", function, (*accums, *gradients), accums)
+
+    def _exchanged(self, gradient: Slot) -> Slot:
+        """The sum of half gradients may be beyond half's range, which a scale that adapts sees."""
+        adapts = self.reduction.automatic_loss_scaling
+        wide = gradient.dtype is torch.float16 and not adapts
+        return slots.accumulator(gradient, torch.float32 if wide else gradient.dtype)
+
     def take_back(self, gradients: Sequence[Slot]) -> SlotFunction:
         """Stand for ``finish`` after ``hand_over``."""
-        accums = [slots.accumulator(slot, slot.dtype) for slot in gradients]
+        accums = [self._exchanged(slot) for slot in gradients]
         return self._descaling(accums, gradients, self._parts)
 
     def scale(self, gradients: Sequence[Slot]) -> SlotFunction:
@@ -163,17 +179,6 @@ class Accumulation:
         if not self.reduction.automatic_loss_scaling:
             return ()
         return tuple(slot for slot in gradients if slot.dtype == torch.float16)
-
-
-def hand_over(gradients: Sequence[Slot]) -> SlotFunction:
-    """Stand for ``accumulate`` where processes add up what a single run makes."""
-    pairs = [(slot, slots.accumulator(slot, slot.dtype)) for slot in gradients]
-    accums = tuple(accum for _, accum in pairs)
-
-    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        return {accum.key: tensors[slot.key] for slot, accum in pairs}
-
-    return SlotFunction("hand_over", function, (*accums, *gradients), accums)
 
 
 def _count_beyond(gradients: Sequence[Slot], tensors: _Tensors) -> torch.Tensor:
