@@ -1,7 +1,12 @@
 """What compiled code is made of: few headers, kernels that Python calls, attention's products."""
 
 import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch._inductor.config
@@ -10,7 +15,8 @@ from torch._inductor.codecache import CppWrapperCodeCache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.inductor_graphs import Tensors, check, graph
-from poptorch.backends.inductor import headers, kernels
+from helpers.patience import eventually
+from poptorch.backends.inductor import headers, kernels, shortcuts
 from poptorch.backends.inductor.compiler import compile_graph, rules
 from poptorch.backends.inductor.lowering import fakes, lower
 from poptorch.backends.inductor.products import LONGEST, attention, attention_backward
@@ -159,6 +165,29 @@ def test_a_release_with_other_headers_is_compiled_with_all(tmp_path, monkeypatch
     assert tried == [few, *[("-Ia", "-ltorch -ltorch_cpu -lgomp ")] * 2]
 
 
+def test_a_compiler_that_was_ended_is_not_started_with_other_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Builder:
+        _sources_args, _include_dirs_args, _cflags_args = str(tmp_path / "a.cpp"), "-Ia", "-O3 "
+        _compiler, _libraries_args = "g++", "-ltorch -ltorch_cpu -lgomp "
+
+        def build(self) -> None:
+            tried.append(1)
+            raise RuntimeError("killed")
+
+    tried: list[int] = []
+    refused: list[str] = []
+    monkeypatch.setattr(headers, "_refused", refused)
+    monkeypatch.setattr(headers, "folder", lambda _: tmp_path)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        headers.build(Builder(), lambda: True)
+
+    assert tried == [1]
+    assert refused == []  # these headers are not at fault
+
+
 @torch.library.custom_op("poptorch_test_kernels::twice", mutates_args=())
 def twice(x: torch.Tensor) -> list[torch.Tensor]:
     """A result that C++ cannot take from an operator."""
@@ -279,3 +308,40 @@ def test_what_is_left_to_the_library() -> None:
     assert attention_backward(long, long, long, *rest) is NotImplemented
     fewer = (query, key[:, :1], value[:, :1], query, rows, 0.0, False)
     assert attention_backward(query, *fewer) is NotImplemented
+
+
+class Slow:
+    """A builder of torch's whose compiler never ends, as a process that has one of its own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._sources_args, self._compiler = str(folder / f"{name}.cpp"), "g++"
+        self._begun = folder / f"{name}.begun"
+
+    def build(self) -> None:
+        script = 'echo x >> "$1.begun"; while :; do sleep 0.1; done'
+        name = self._begun.with_suffix("")
+        command = ["sh", "-c", script, "c++", str(name), self._sources_args]
+        subprocess.run(command, check=True)
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_compilers_of_all_sources_and_starts_none_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "folder", lambda _: None)
+    builders = [Slow(tmp_path, name) for name in ("a", "b")]
+    main = threading.get_ident()
+
+    def press() -> None:
+        assert eventually(lambda: all(each._begun.exists() for each in builders))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        shortcuts.build_together(builders)
+    thread.join()
+
+    assert [each._begun.read_text() for each in builders] == ["x\n", "x\n"]
+    left = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+    assert not [words for words in left if "sleep" in words or str(tmp_path) in " ".join(words)]

@@ -1,10 +1,16 @@
-"""Signals wait while weights are written: ``deferred`` notes them, ``check`` runs handlers."""
+"""Signals wait while weights are written: ``deferred`` notes them, ``check`` runs handlers.
+
+While a model is captured and compiled they do not wait, and what a handler raises is not lost:
+``insisting`` raises it again where torch or Python drop it. ``allowed`` is for what is compiled
+within ``deferred``.
+"""
 
 from __future__ import annotations
 
 import _signal  # signal's functions look every handler up in an enum: 10 us of every call
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -16,6 +22,7 @@ _NUMBERS = sorted(int(number) for number in signal.valid_signals())
 _main = threading.main_thread().ident
 _handlers: list[Any] = []  # of all signals, when they were last looked at,
 _theirs: dict[int, Handler] = {}  # and those of them that are functions
+_AGAIN = 0.5  # seconds until what a handler raised is raised again
 _noted: list[tuple[int, FrameType | None]] = []
 _depth = 0
 
@@ -54,6 +61,95 @@ class deferred:  # noqa: N801 (used as a function)
         if not _depth:
             _put_back(self._swapped)
             check()
+
+
+class allowed:  # noqa: N801
+    """Run handlers at once within ``deferred``, where the state is whole."""
+
+    def __enter__(self) -> None:
+        self._mine = threading.get_ident() == _main and _depth > 0
+        if self._mine:
+            try:
+                _put_back(_theirs)
+                check()
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            for number, handler in _theirs.items():
+                if _signal.getsignal(number) is handler:
+                    _signal.signal(number, _note)
+
+
+class insisting:  # noqa: N801
+    """Raise what a handler raises until it leaves the block.
+
+    Python drops an exception in a callback, as imports have some, and torch goes on after many. So
+    a thread sends the signal again and again, and the block ends with the exception in any case.
+    """
+
+    def __enter__(self) -> None:
+        self._raised: BaseException | None = None
+        self._number = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._send, name="poptorch signals", daemon=True)
+        self._frame: FrameType | None = sys._getframe(1)
+        self._swapped: dict[int, tuple[Any, Handler]] = {}
+        if threading.get_ident() != _main:
+            return
+        for number in _NUMBERS:
+            handler = _signal.getsignal(number)
+            if callable(handler) and handler is not _note:
+                self._swapped[number] = handler, self._raising(handler)
+                _signal.signal(number, self._swapped[number][1])
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        raised = self._raised
+        self._leave()
+        if raised is not None and (error is None or isinstance(error, Exception)):
+            raise raised
+
+    def _leave(self) -> None:
+        self._over.set()
+        self._frame = None
+        if self._thread.is_alive():
+            self._thread.join()
+        # Each call first runs handlers of signals that are there: nothing comes after the last one.
+        for number, (handler, own) in self._swapped.items():
+            if _signal.getsignal(number) is own:
+                _signal.signal(number, handler)
+
+    def _raising(self, handler: Handler) -> Handler:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._raised is None:
+                try:
+                    handler(number, frame)
+                except BaseException as error:
+                    self._raised, self._number = error, number
+                    self._thread.start()
+                    raise
+            elif number != self._number:
+                handler(number, frame)
+            elif self._over.is_set():
+                return
+            elif _is_within(frame, self._frame):
+                raise self._raised
+            else:  # it was raised just when the block was about to end
+                self._leave()
+
+        return handle
+
+    def _send(self) -> None:
+        while not self._over.wait(_AGAIN):
+            signal.pthread_kill(_main or 0, self._number)
+
+
+def _is_within(frame: FrameType | None, outer: FrameType | None) -> bool:
+    while frame is not None and frame is not outer:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _look() -> None:

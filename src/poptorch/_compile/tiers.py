@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from .. import backends
-from .._base import log, source, timing
+from .._base import interrupts, log, source, timing
 from .._base.errors import described
 from .._base.resources import IDLE, Cores
 from .._ir.blocks import line_of
@@ -250,7 +250,9 @@ class Tiered:
                 return
             complete = True  # in a moment: this process compiles the others
         if complete:
-            self._current = self._code.compile(lambda share: None)
+            # Nothing has been written yet in this call, for which signals wait.
+            with interrupts.allowed(), interrupts.insisting():
+                self._current = self._code.compile(lambda share: None)
             self._finish()
             self._fast = []
         elif len(found) > len(self._ready):

@@ -125,7 +125,15 @@ class Session:
         excludes = source.excluding(spec.runtime.source_excludes)
         mode, as_recorded = self.model.in_mode(), torch.autocast("cpu", enabled=False)
         here = torch.device("cpu")  # whatever new tensors of the caller's code are made on
-        with self._progress() as progress, hooks.around(), excludes, mode, as_recorded, here:
+        with (
+            interrupts.insisting(),
+            self._progress() as progress,
+            hooks.around(),
+            excludes,
+            mode,
+            as_recorded,
+            here,
+        ):
             compiled = _compile.compile(
                 task.request,
                 spec,

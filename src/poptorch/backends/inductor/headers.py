@@ -278,8 +278,11 @@ def _library(place: Path, compiler: str) -> Path:
     return path
 
 
-def build(builder: Any) -> None:
-    """Build as torch does, from the folder first where that suffices for the source."""
+def build(builder: Any, given_up: Callable[[], bool] = lambda: False) -> None:
+    """Build as torch does, from the folder first where that suffices for the source.
+
+    Whoever ends the C++ compiler says by ``given_up`` that another try is of no use.
+    """
     path = Path(builder._sources_args)  # of one source; several paths, and object files, are none
     place = None if _refused else folder(builder._compiler)
     if place is None:
@@ -294,6 +297,8 @@ def build(builder: Any) -> None:
         builder._libraries_args = _TORCHS.sub(library, builder._libraries_args, 1)
         builder.build()
     except Exception as error:  # torch's headers have changed, or the compiler is at fault
+        if given_up():
+            raise
         log.engine.debug("Compiling with all of torch's headers: %s", error)
         _refused.append(str(path))
         vars(builder).update(usual)

@@ -6,23 +6,28 @@ without ``check_build`` 3, without ``_entry`` 2.
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from filelock import FileLock
 from torch import fx
 
-from ..._base import private, timing
+from ..._base import interrupts, private, timing
 from ..._base.resources import IDLE, Cores
 from . import headers, kernels
 from .toolchain import has_vectors
 
 aten = torch.ops.aten
 LARGE = 1000  # operators
+_LOOKING = 0.05  # seconds between two looks for compilers to end
 
 
 def are_two(graph: fx.Graph) -> bool:
@@ -48,8 +53,7 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
         *parts, last = cpp_builders  # the last one links the others, if there are any
         with FileLock(f"{lock_path}.parts"), timing.part("C++ compiler"):
             if len(parts) > 1 and cores.idle() >= IDLE:
-                with ThreadPoolExecutor(len(parts)) as pool:
-                    list(pool.map(headers.build, parts))
+                build_together(parts)
             for part in [*parts, last]:
                 if not Path(part.get_target_file_path()).exists():
                     headers.build(part)
@@ -67,6 +71,31 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
     if has_vectors():  # torch asks the processor, too, then tries it out in a library
         named["check_build"] = lambda usual, self, code: True
     return named
+
+
+def build_together(builders: Sequence[Any]) -> None:
+    """Build sources side by side; if that is interrupted, no compiler goes on, and nobody waits."""
+    given_up = threading.Event()
+    with ThreadPoolExecutor(len(builders)) as pool:
+        builds = [pool.submit(headers.build, each, given_up.is_set) for each in builders]
+        try:
+            for build in builds:
+                build.result()
+        except BaseException:
+            given_up.set()
+            with interrupts.deferred():  # as another Ctrl-C would leave some of them
+                while concurrent.futures.wait(builds, _LOOKING).not_done:
+                    _end_compilers(builders)
+            raise
+
+
+def _end_compilers(builders: Sequence[Any]) -> None:
+    """End this process's C++ compilers of some sources, and what they have started."""
+    sources = {str(each._sources_args) for each in builders}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if sources.intersection(process.cmdline()):
+                process.kill()
 
 
 def _paths(usual: Callable[..., Any], include_pytorch: bool, aot_mode: bool) -> Any:

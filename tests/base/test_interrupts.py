@@ -1,0 +1,177 @@
+"""What a handler of a signal raises reaches the script, whatever drops it on the way."""
+
+import gc
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from helpers.patience import eventually
+from poptorch._base import interrupts
+
+
+class Target:
+    """Something that can be referred to weakly."""
+
+
+class AlarmError(Exception):
+    """What a script's own handler raises."""
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(interrupts, "_AGAIN", 0.01)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
+    yield
+    after = {number: signal.getsignal(number) for number in before}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert after == before
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def forever() -> None:
+    """Wait for an exception; without one, fail."""
+    assert not eventually(lambda: False, 10.0)
+
+
+def dropped_by_a_callback() -> None:
+    """As by those of the locks of imports: Python says "Exception ignored in"."""
+    target = Target()
+    reference = weakref.ref(target, lambda _: press())
+    del target
+    gc.collect()
+    assert reference() is None
+
+
+def dropped_by_code_that_goes_on() -> None:
+    try:
+        press()
+    except BaseException:
+        return
+
+
+def dropped_again_and_again() -> None:
+    for _ in range(3):
+        try:
+            press()
+            forever()
+        except BaseException:
+            continue
+
+
+DROPS = [dropped_by_a_callback, dropped_by_code_that_goes_on, dropped_again_and_again]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("drop", DROPS)
+def test_an_interrupt_that_was_dropped_comes_again_before_the_block_is_over(
+    drop: Callable[[], None],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+        drop()
+        forever()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("drop", DROPS)
+def test_an_interrupt_that_was_dropped_comes_at_the_latest_when_the_block_ends(
+    drop: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_AGAIN", 100.0 if drop is not DROPS[2] else 0.01)
+    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+        drop()
+
+
+def test_an_interrupt_that_was_made_another_error_is_the_interrupt_again() -> None:
+    def compile_something() -> None:
+        try:
+            press()
+        except BaseException as error:
+            raise RuntimeError("the compiler failed") from error
+
+    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+        compile_something()
+
+
+def test_what_the_handler_of_a_script_raises_is_kept_as_it_is() -> None:
+    raised = AlarmError("time is up")
+
+    def handle(number: int, frame: object) -> None:
+        raise raised
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with pytest.raises(AlarmError) as caught, interrupts.insisting():
+            try:
+                signal.raise_signal(signal.SIGALRM)
+            except BaseException:
+                forever()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert caught.value is raised
+
+
+def test_a_handler_that_raises_nothing_is_called_once_for_each_signal() -> None:
+    called: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: called.append(number))
+    try:
+        with interrupts.insisting():
+            press()
+            press()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert called == [signal.SIGINT] * 2
+
+
+def test_after_the_block_nothing_is_raised_any_more() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+        press()
+
+    assert not eventually(lambda: False, 0.1)  # in which an interrupt would come
+
+
+def test_without_signals_the_block_passes_on_what_is_raised_in_it() -> None:
+    with pytest.raises(ZeroDivisionError), interrupts.insisting():
+        raise ZeroDivisionError
+
+
+def test_another_thread_may_compile_while_the_main_one_gets_a_signal() -> None:
+    def compile_something() -> None:
+        with interrupts.insisting():
+            done.append(1)
+
+    done: list[int] = []
+    thread = threading.Thread(target=compile_something)
+    thread.start()
+    thread.join()
+
+    assert done == [1]
+
+
+def test_signals_that_wait_come_at_once_where_they_are_allowed() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        press()
+        reached.append("noted")
+        with interrupts.allowed():
+            reached.append("never")
+
+    assert reached == ["noted"]
+
+
+def test_after_where_they_are_allowed_signals_wait_again() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        with interrupts.allowed():
+            pass
+        press()
+        reached.append("still noted")
+
+    assert reached == ["still noted"]
