@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+import stat
 import sys
 import zipfile
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers import programs
+from helpers import programs, users
 from helpers.closeness import relative
 from helpers.models_to_save import Net
 from helpers.source_tree import ROOT
@@ -282,6 +283,30 @@ def test_a_save_writes_the_file_that_the_users_link_leads_to(tmp_path: Path) -> 
     wrapper.save(link)
     assert link.is_symlink()
     assert archive.read(tmp_path / "disk" / "first.poptorch")
+
+
+PLANT = """
+import os, sys
+folder, mine = sys.argv[1:]
+os.symlink(mine, os.path.join(folder, "model.poptorch"))
+"""
+
+
+def test_a_save_is_led_nowhere_by_a_link_of_another_user(tmp_path: Path) -> None:
+    """Anybody may make links in a folder such as /tmp."""
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.getuid() and not parent.stat().st_mode & stat.S_IXOTH:
+            parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+    mine, folder = tmp_path / "mine", tmp_path / "common"
+    mine.write_text("mine")
+    folder.mkdir()
+    folder.chmod(0o1777)
+    users.run(PLANT, str(folder), str(mine))
+    wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
+    wrapper(torch.ones(2, 4))
+    with pytest.raises(PermissionError, match="a link of another user"):
+        wrapper.save(folder / "model.poptorch")
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.slow
