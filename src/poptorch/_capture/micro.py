@@ -24,6 +24,7 @@ from .capture_context import CaptureContext
 from .draws import Draws, Unsettled
 from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
+from .host_draws import HostDraws
 from .recorded import storage_of
 from .replaced import ModelTensor
 from .value_reads import BranchOnData, ValueReads
@@ -93,7 +94,7 @@ class _Recording:
         batch = [values[slot.key] for slot in request.batch]
         grad = torch.enable_grad() if request.training else torch.no_grad()
         recording, drawing = annotate.recording(request.module), self.context.draws.noticed()
-        with recording as self.blocks, grad, drawing:
+        with recording as self.blocks, grad, drawing, HostDraws(request.module).noticed():
             seen = self._seen(leaves, values)
             _register_hooks(request, seen)
             self.done = done = run_forward(request, self.context, batch, seen)

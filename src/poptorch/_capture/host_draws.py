@@ -1,0 +1,149 @@
+"""Random numbers of Python and NumPy that ``forward`` draws: once, so that a warning has to say so.
+
+The states of their generators are compared around the capture. Meanwhile what draws is noted with
+its line: methods of ``random.Random``, through which the functions of ``random`` draw, and the
+functions of ``numpy.random``. Generators of NumPy are C code; the line of theirs that is named is
+the one where ``forward`` reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import inspect
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .._base import log, source
+from .._base.threads import by_thread
+from .replaced import Change, changed
+
+_DRAW = ("random", "getrandbits")  # all other methods of random.Random call these
+_SET = ("seed", "set_state")
+
+
+@dataclass(frozen=True, eq=False)
+class _Generator:
+    name: str
+    generator: Any
+    read: Callable[[], Any]
+    restore: Callable[[Any], object]
+    where: str | None  # a line, if none is noted
+
+
+class HostDraws:
+    """What one capture draws from Python's and NumPy's generators, those of modules included."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._generators = [*_global(module), *_held(module)]
+        self._lines: dict[int, str | None] = {}  # by generator, where it drew first
+        self._seeded: set[int] = set()  # by forward: these draw the same in every run
+
+    @contextlib.contextmanager
+    def noticed(self) -> Iterator[None]:
+        """Warn, after the block, of generators that have moved on. If it fails, put them back."""
+        before = [each.read() for each in self._generators]
+        try:
+            with changed([*self._changes()]):
+                yield
+        except BaseException:
+            for each, state in zip(self._generators, before, strict=True):
+                each.restore(state)
+            raise
+        for each, state in zip(self._generators, before, strict=True):
+            if id(each.generator) not in self._seeded and _differ(each.read(), state):
+                log.python.warning(
+                    "forward draws random numbers from %s at %s: the program keeps the numbers of "
+                    "now. torch.rand draws each time the program runs, and poptorch.cond and "
+                    "torch.where decide then.",
+                    each.name,
+                    self._lines.get(id(each.generator)) or each.where or "an unknown line",
+                )
+
+    def _changes(self) -> Iterator[Change]:
+        for name in (*_DRAW, "seed"):
+            usual = getattr(random.Random, name)
+            yield random.Random, name, by_thread(self._method(usual, name), usual)
+        of_module = [(random, _python()), (sys.modules.get("numpy.random"), _numpy())]
+        for module, generator in of_module:
+            for name, usual in list(vars(module).items()) if generator is not None else ():
+                own = getattr(usual, "__self__", None) is generator or name in _SET
+                if own and callable(usual):
+                    noting = functools.partial(self._call, usual, name, generator)
+                    yield module, name, by_thread(noting, usual)
+
+    def _method(self, usual: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def method(generator: random.Random, *args: Any, **kwargs: Any) -> Any:
+            return self._call(functools.partial(usual, generator), name, generator, *args, **kwargs)
+
+        return method
+
+    def _call(
+        self, usual: Callable[..., Any], name: str, generator: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if name in _SET:
+            self._seeded.add(id(generator))
+        elif id(generator) not in self._lines:
+            self._lines[id(generator)] = source.calling_line()
+        return usual(*args, **kwargs)
+
+
+def _differ(one: Any, two: Any) -> bool:
+    return pickle.dumps(one) != pickle.dumps(two)  # dicts with arrays, which == cannot compare
+
+
+def _python() -> Any:
+    return getattr(random.getstate, "__self__", None)
+
+
+def _numpy() -> Any:
+    module = sys.modules.get("numpy.random")
+    return None if module is None else getattr(module.get_state, "__self__", None)
+
+
+def _global(module: nn.Module) -> Iterator[_Generator]:
+    where = source.definition_line(type(module).forward)
+    yield _known("Python's random", _python(), where)
+    if _numpy() is not None:
+        yield _known("numpy.random", _numpy(), where)
+
+
+def _held(module: nn.Module) -> Iterator[_Generator]:
+    numpys = sys.modules.get("numpy.random")
+    kinds = (random.Random, *((numpys.RandomState, numpys.Generator) if numpys else ()))
+    for path, owner in module.named_modules():
+        for name, value in vars(owner).items():
+            if isinstance(value, kinds):
+                whole = f"{path}.{name}".lstrip(".")
+                yield _known(f"the model's {whole}", value, _line_of(owner, name))
+
+
+def _known(name: str, generator: Any, where: str | None) -> _Generator:
+    if isinstance(generator, random.Random):
+        return _Generator(name, generator, generator.getstate, generator.setstate, where)
+    if hasattr(generator, "get_state"):
+        read = functools.partial(generator.get_state, legacy=False)
+        return _Generator(name, generator, read, generator.set_state, where)
+    bits = generator.bit_generator
+    restore = functools.partial(setattr, bits, "state")
+    return _Generator(name, generator, lambda: bits.state, restore, where)
+
+
+def _line_of(owner: nn.Module, attribute: str) -> str | None:
+    """Return the first line of a module's ``forward`` that reads an attribute."""
+    forward = type(owner).forward
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    if code is None:
+        return None
+    for instruction in dis.get_instructions(code):
+        places = instruction.positions
+        if instruction.argval == attribute and places is not None and places.lineno is not None:
+            return source.describe(code.co_filename, places.lineno)
+    return source.definition_line(forward)

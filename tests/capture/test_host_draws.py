@@ -1,0 +1,114 @@
+"""Random numbers of Python and NumPy in forward: they are constants, and a warning says so."""
+
+import random
+from random import choice
+from random import random as imported
+
+import numpy as np
+import pytest
+import torch
+
+import poptorch
+from helpers.wrapping import Having, infer, options
+
+X = torch.ones(2, 3)
+
+
+def held_by_the_model(m, x):
+    return x * m.own.random()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "forward draws random numbers from" in text]
+
+
+DRAWS = {
+    "random.random": lambda x: x * random.random(),
+    "random.randint": lambda x: x * random.randint(1, 5),
+    "random.gauss": lambda x: x * random.gauss(0.0, 1.0),
+    "an imported choice": lambda x: x * choice([1, 2]),
+    "numpy.random.rand": lambda x: x * float(np.random.rand()),
+    "numpy.random.beta": lambda x: x * float(np.random.beta(0.3, 0.3)),
+}
+
+
+@pytest.mark.parametrize("forward", DRAWS.values(), ids=DRAWS)
+def test_a_number_of_the_host_is_told_with_its_line(forward, caplog) -> None:
+    infer(forward, X)
+
+    (text,) = told(caplog)
+    assert "test_host_draws.py" in text
+    assert "lambda x: x *" in text
+    assert "torch.rand draws each time" in text
+    assert "poptorch.cond" in text
+
+
+OWN = {
+    "Python's": lambda: random.Random(3),
+    "NumPy's": lambda: np.random.default_rng(3),
+    "NumPy's older": lambda: np.random.RandomState(3),
+}
+
+
+@pytest.mark.parametrize("make", OWN.values(), ids=OWN)
+def test_a_generator_that_the_model_holds_is_told(make, caplog) -> None:
+    model = Having(held_by_the_model, own=make())
+
+    poptorch.inferenceModel(model, options())(X)
+
+    (text,) = told(caplog)
+    assert "from the model's own at " in text
+
+
+def test_what_draws_without_a_name_that_is_noted_is_told_with_forward(caplog) -> None:
+    infer(lambda x: x * imported(), X)
+
+    (text,) = told(caplog)
+    assert "def forward" in text
+
+
+def seeds_python(x):
+    random.seed(3)
+    return x * random.random()
+
+
+def seeds_numpy(x):
+    np.random.seed(3)
+    return x * float(np.random.rand())
+
+
+SAME = {
+    "nothing": lambda x: x * 2,
+    "a generator of forward's own": lambda x: x * random.Random(4).random(),
+    "a seed in forward": seeds_python,
+    "a seed of NumPy's in forward": seeds_numpy,
+}
+
+
+@pytest.mark.parametrize("forward", SAME.values(), ids=SAME)
+def test_numbers_that_are_the_same_in_every_run_are_not_told(forward, caplog) -> None:
+    infer(forward, X)
+
+    assert told(caplog) == []
+
+
+def test_a_capture_that_fails_puts_the_generators_back() -> None:
+    state = random.getstate()
+
+    def forward(x):
+        return x * random.random() @ x
+
+    with pytest.raises(RuntimeError):
+        infer(forward, X)
+
+    assert random.getstate() == state
+
+
+def test_the_functions_are_as_before_after_a_capture() -> None:
+    before = random.random, np.random.rand, random.Random.seed
+
+    infer(lambda x: x * random.random(), X)
+
+    assert (random.random, random.Random.seed) == (before[0], before[2])
+    assert np.random.rand == before[1]
+    assert "random" not in vars(random.Random)
