@@ -17,7 +17,7 @@ from pathlib import Path
 _OURS = ("POPTORCH_", "POPLAR_", "POPART_", "POPDIST_", "PVTI_", "OMPI_", "FASHION_MNIST")
 for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
-os.environ["POPTORCH_VALIDATE_LANES"] = "1"  # of every program: some hundredths of the time
+os.environ["POPTORCH_CHECK_AGAINST_EAGER"] = "error"  # every test that compiles tests this, too
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 # A run starts with no compiled code and no key, and its workers share them, as one user's programs

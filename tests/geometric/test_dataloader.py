@@ -14,7 +14,7 @@ import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
 from helpers.loaders import FORK
-from helpers.wrapping import Calling, infer, options
+from helpers.wrapping import Calling, infer, options, unchecked
 from poptorch_geometric import pyg_dataloader
 from poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
 from poptorch_geometric.common import DataBatch, HeteroDataBatch
@@ -597,7 +597,7 @@ def test_graphs_are_taken_apart_and_put_together_as_arguments_and_results(data) 
     if isinstance(data, Batch):
         assert (again.num_graphs, again.num_nodes) == (data.num_graphs, data.num_nodes)
     before = {key: shape for key, (shape, _) in made.shapes(data).items()}
-    model = poptorch.inferenceModel(Calling(forward), options())
+    model = poptorch.inferenceModel(Calling(forward), unchecked())
     for factor in (3.0, 2.0):
         out = model(torch.tensor([factor]), data)
         assert torch.equal(nodes(out).h, factor * nodes(data).x)
@@ -631,7 +631,7 @@ def test_combined_batches_are_cut_into_micro_batches() -> None:
         seen.append((batch.num_nodes, batch.num_graphs, tuple(batch.edge_index.shape)))
         return batch.x.new_zeros(4).index_add(0, batch.batch, batch.x[:, 0])
 
-    opts = options(iterations=2).outputMode(poptorch.OutputMode.All)
+    opts = unchecked(iterations=2).outputMode(poptorch.OutputMode.All)
     (batch,) = pg.FixedSizeDataLoader(made.graphs(6), 4, options=opts)
     out = infer(forward, batch, opts=opts)
     assert (seen, out.tolist()) == ([(13, 4, (2, 13))], [2, 6, 12, 0, 8, 15, 24, 0])

@@ -27,6 +27,12 @@ def _flag(text: str) -> bool:
     return _WORDS[word] if word in _WORDS else int(text) != 0
 
 
+def _reaction(text: str) -> str:
+    if text not in ("warn", "error", "off"):
+        raise ValueError(text)
+    return text
+
+
 _ROWS = (
     Variable("POPTORCH_LOG_LEVEL", str, "WARN", "verbosity of the log, read at import"),
     Variable("POPTORCH_LOG_DEST", str, "stderr", "stderr, stdout or a file for the engine's log"),
@@ -78,8 +84,9 @@ _ROWS = (
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
     Variable("POPTORCH_POISON_BUFFERS", _flag, False,
         "overwrite the loader's buffers when they are released, to show use after the next batch"),
-    Variable("POPTORCH_VALIDATE_LANES", _flag, False,
-        "compare graphs of several micro-batches with that of one, on random inputs (doctor does)"),
+    Variable("POPTORCH_CHECK_AGAINST_EAGER", _reaction, None,
+        "what follows if a program disagrees with eager PyTorch, unless an option says so: warn, "
+        "error, or off, which compares nothing"),
     Variable("POPTORCH_EXPORT_PROTO_FILE", str, "",
         "file that every compiled program is written to"),
     Variable("POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False,

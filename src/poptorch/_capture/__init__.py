@@ -2,13 +2,29 @@
 
 from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
+from .losses import LOSS_FUNCTIONS
 from .micro import Decision, Micro, hooks_of, say_narrowed
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .replaced import ModelTensor, tensors_of
 from .trace import forgetting_sources, untraced
 
 __all__ = [
-    "Decision", "Explanation", "Micro", "ModelTensor", "OverwriteContextManager", "Request",
-    "capture", "checkpoints", "explain", "forgetting_sources", "hooks_of", "recomputed",
-    "say_narrowed", "search", "tensors_of", "untraced", "with_fewer_checkpoints",
-]  # fmt: skip
+    "LOSS_FUNCTIONS",
+    "Decision",
+    "Explanation",
+    "Micro",
+    "ModelTensor",
+    "OverwriteContextManager",
+    "Request",
+    "capture",
+    "checkpoints",
+    "explain",
+    "forgetting_sources",
+    "hooks_of",
+    "recomputed",
+    "say_narrowed",
+    "search",
+    "tensors_of",
+    "untraced",
+    "with_fewer_checkpoints",
+]

@@ -108,7 +108,8 @@ class Draws:
         found = [*users, *(() if earlier is None else earlier.generators)]
         self._users = [*{_key(each): each for each in found}.values()]
         self._kept: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # to be as before
-        self._origins, self._numbers = itertools.count(_ORIGINS), itertools.count()
+        self._origins = itertools.count(_ORIGINS)
+        self.count = 0  # of the draws that each run of the program makes
         self._new: dict[bytes, int] = {}  # the states that streams have come to
         self._made: dict[bytes, _Drawn] = {}  # by the state before
         self._own: set[bytes] = set()  # states from which constants were drawn
@@ -194,7 +195,8 @@ class Draws:
         return self._mine if given is None or _key(given) in self._defaults else given
 
     def _draw(self, operator: str, state: bytes) -> Draw:
-        return Draw(next(self._numbers), self._new[state], operator)
+        self.count += 1
+        return Draw(self.count - 1, self._new[state], operator)
 
     def _first(
         self, state: bytes, stream: torch.Generator, func: Any, args: Any, kwargs: Any

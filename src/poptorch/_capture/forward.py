@@ -47,6 +47,8 @@ class Request:
     loss_scaling: tuple[float | Slot, ...] = ()  # factors on the gradient's seed
     precision: Precision = field(default_factory=Precision)
     examples: Callable[[], list[torch.Tensor]] | None = None  # makes the first micro-batch
+    # The first micro-batches of the call, as many as asked for, as the user gave them.
+    sample: Callable[[int], list[list[torch.Tensor]]] | None = None
     replicas: int = 1  # each evolves by itself what forward changes
     processes: int = 1  # that have as many replicas each
     # (short name, tensor name); those that no tensor of forward or backward has are for others.

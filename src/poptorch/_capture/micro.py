@@ -52,6 +52,8 @@ class Micro:
     visits: tuple[Visit, ...] = (Visit(),)  # of blocks; nodes are labelled with their indices
     exchanging: bool = False  # replicas exchange something, so that they must run side by side
     decided: tuple[Decision, ...] = ()  # state whose values decided a Python branch
+    drawn: int = 0  # how many random tensors forward and backward drew
+    marked: int | None = None  # place of the loss among ``Capture.losses``, if it is one of these
 
 
 @functools.cache
@@ -288,6 +290,11 @@ def _capture(
         recording.overlaps,
         tuple(recording.blocks.visits),
         recording.context.exchanging,
+        drawn=recording.context.draws.count,
+        marked=next(
+            (at for at, each in enumerate(recording.context.losses) if each.tensor is done.loss),
+            None,
+        ),
     )
 
 

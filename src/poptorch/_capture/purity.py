@@ -13,10 +13,11 @@ from torch import fx
 from .._base import private, source
 from .._base.threads import holding
 from .._base.trees import dtypes_of, with_tensors
-from .._ir.blocks import line_of
+from .._ir.blocks import line_of, note_on
 from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, acts, may_view, writes
 from .._ops import pure_forms
+from .._ops.draws import ORDER
 from .._ops.effects import is_control_flow, recording
 from .._ops.rounding import rounded_at_random
 from .drawn_again import reuse
@@ -71,6 +72,7 @@ def _in_order_of_memory(draw: fx.Node) -> fx.Node:
     draw.replace_all_uses_with(back, lambda user: user is not back)
     draw.args, back.meta = (turned, *draw.args[1:]), dict(draw.meta)
     turned.meta = draw.meta = {**draw.meta, "val": value.permute(order)}
+    note_on(draw, **{ORDER: order})
     return back
 
 

@@ -92,7 +92,7 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     print(f"Running {' '.join([path, *arguments])}{limit}", flush=True)
     try:
         with (
-            env.put_within("POPTORCH_VALIDATE_LANES", "1"),
+            env.put_within("POPTORCH_CHECK_AGAINST_EAGER", "error"),
             replaced(PoplarExecutor, "__call__", watch.call),
             replaced(PoplarExecutor, "compile", watch.compile),
             replaced(dataloader.DataLoader, "__iter__", watch.iterate),

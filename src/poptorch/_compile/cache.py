@@ -26,7 +26,7 @@ from .._ir.slots import Kind
 from ..backends import Builder, Code, Compiled
 from ..backends.prepare import written
 
-SUFFIX, CODE_SUFFIX = ".popef", ".code"
+SUFFIX, CODE_SUFFIX, CHECKED_SUFFIX = ".popef", ".code", ".checked"
 NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
 _PART, _DIGEST, _FACTS = "code", "digest", "facts.json"
 _loaded: dict[str, Compiled] = {}  # a library stays in the process anyway once it is loaded
@@ -146,6 +146,17 @@ class Store:
             function = builder.build(graph).run
         _loaded[key] = function
         return function
+
+    def is_checked(self, key: str) -> bool:
+        """Tell whether a program was compared with eager PyTorch when it was first compiled."""
+        return (self.folder / f"{key}{CHECKED_SUFFIX}").exists()
+
+    def note_checked(self, key: str) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.folder / f"{key}{CHECKED_SUFFIX}").write_text("agrees with eager PyTorch\n")
+        except OSError as error:  # the next process checks again
+            warn("Results of checks are not kept in %s: %s", self.folder, error)
 
     def note(self, facts: Facts) -> None:
         path = _entry_path(self.folder, facts)
@@ -356,7 +367,11 @@ def trim(
 ) -> list[Path]:
     """Remove what is damaged, was used before a moment, or is oldest beyond a size; return it."""
     whole, total, removed = {entry.path for entry in entries(folder)}, 0, []
-    paths = [path for suffix in (SUFFIX, CODE_SUFFIX) for path in folder.glob(f"*{suffix}")]
+    paths = [
+        path
+        for suffix in (SUFFIX, CODE_SUFFIX, CHECKED_SUFFIX)
+        for path in folder.glob(f"*{suffix}")
+    ]
     files = [(path.lstat(), path) for path in sorted(paths) if not path.is_dir()]
     for status, path in sorted(files, key=lambda file: file[0].st_mtime, reverse=True):
         total += status.st_size

@@ -24,6 +24,7 @@ from .._ir.program import Gather, Reduce, Scatter
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
 from . import build, passes, staged
+from .eager import EagerCheck
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,8 @@ def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
     """Return what an update exchanges if such a link joins processes on machines of their own."""
     spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
     by_stages = backends.works_by_stages(backends.choose(spec.target.backend))
-    draft = passes.Draft(captured.request, spec, captured.optim, by_stages)
+    unchecked = EagerCheck.off(captured.request)
+    draft = passes.Draft(captured.request, spec, captured.optim, by_stages, unchecked)
     draft.one = captured.micro
     for each in (
         passes.put_side_by_side, passes.place, passes.shard, passes.bundle_weights,

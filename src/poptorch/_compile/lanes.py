@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from .. import _capture, _lanes
-from .._base import env, log
+from .._base import log
 from .._base.resources import available_memory
 from .._ipu_model.pass_cost import peak_bytes
 from .._ir import slots
-from .._ir.graph import Graph, Tensors
+from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .._ir.spec import Spec
+from .eager import EagerCheck
 
 # Measured per micro-batch on two cores. Many rows at once leave the caches: the tutorial's
 # CNN, 64 micro-batches of 16, takes 0.50 ms with 4 lanes, 0.81 with 32 and 1.24 with all; a
@@ -25,21 +26,23 @@ MOST_MEMORY = 1 << 30
 Chosen = tuple[_capture.Micro, Lanes | None]
 
 
-def choose(micro: _capture.Micro, request: _capture.Request, spec: Spec) -> Chosen:
+def choose(
+    micro: _capture.Micro, request: _capture.Request, spec: Spec, check: EagerCheck
+) -> Chosen:
     """Return as many micro-batches side by side as are fast and memory allows, or one."""
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     sequential = _why_sequential(request, spec)
     steps = 1 if sequential else _first_choice(length, request, spec)
     if sequential and not micro.exchanging:
         return one_by_one(micro, spec, sequential), None
-    tensors = ((slot.key, request.tensors[slot.path].tensor) for slot in request.state)
-    # Integers of the model are places in tables; other values may be any.
-    places = {k: t.detach() for k, t in tensors if not (t.is_floating_point() or t.is_meta)}
-    given = {**micro.constants, **places}
     try:
-        chosen = _within(steps, length, micro, given, spec)
+        chosen = _within(steps, length, micro, spec)
         more = 0 if spec.lanes or sequential else _more(chosen, length, spec)
-        return _within(more, length, micro, given, spec) if more else chosen
+        chosen = _within(more, length, micro, spec) if more else chosen
+        several, lanes = chosen
+        if lanes is None or check.lanes(micro, several.graph, lanes):
+            return chosen
+        reason = "side by side they compute something else"
     except _lanes.NotVectorisable as error:
         log.engine.debug("Micro-batches run one after another: %s", error)
         reason = str(error)
@@ -58,14 +61,12 @@ def _with_graph(micro: _capture.Micro, graph: Graph, spec: Spec) -> _capture.Mic
     return dataclasses.replace(micro, graph=_capture.recomputed(graph) if again else graph)
 
 
-def _within(steps: int, length: int, micro: _capture.Micro, given: Tensors, spec: Spec) -> Chosen:
+def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
     """Return so many steps side by side, or as many fewer as the budget asks for."""
     budget = spec.lane_memory or default_budget()
     while steps * spec.loops.replicas > 1:
         lanes = Lanes(steps, spec.loops.replicas)
         graph = _lanes.side_by_side(micro.graph, lanes)
-        if env.get("POPTORCH_VALIDATE_LANES") and not micro.exchanging:
-            _lanes.validate(micro.graph, graph, lanes, given)
         made = _with_graph(micro, graph, spec)
         peak = peak_bytes(made.graph)
         if spec.lanes or peak <= budget or (steps == 1 and micro.exchanging):

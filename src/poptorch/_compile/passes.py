@@ -19,6 +19,7 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
 from . import build, lanes, staged, weights
+from .eager import EagerCheck
 
 
 @dataclass(eq=False)
@@ -27,6 +28,7 @@ class Draft:
     spec: Spec
     optim: OptimSpec | None  # None in inference
     by_stages: bool  # whether the backend runs stage by stage, one micro-batch at a time
+    check: EagerCheck
     one: _capture.Micro = field(init=False)  # a single micro-batch, as it was captured
     micro: _capture.Micro = field(init=False)  # it, or several side by side
     lanes: Lanes | None = None  # what runs side by side in it
@@ -57,7 +59,13 @@ class Pass:
 
 def capture(draft: Draft) -> None:
     """Trace forward, loss and backward of one micro-batch."""
+    draft.check.before_capture()
     draft.one = _capture.capture(draft.request)
+
+
+def check_against_eager(draft: Draft) -> None:
+    """Compare it with eager PyTorch on the first micro-batch of the call."""
+    draft.check.micro_batch(draft.one)
 
 
 def put_side_by_side(draft: Draft) -> None:
@@ -66,7 +74,7 @@ def put_side_by_side(draft: Draft) -> None:
         stages = "blocks on chips run one micro-batch at a time"
         draft.micro = lanes.one_by_one(draft.one, draft.spec, stages)
     else:
-        draft.micro, draft.lanes = lanes.choose(draft.one, draft.request, draft.spec)
+        draft.micro, draft.lanes = lanes.choose(draft.one, draft.request, draft.spec, draft.check)
 
 
 def check_overlap(draft: Draft) -> None:
@@ -162,6 +170,7 @@ def check_plan(draft: Draft) -> None:
 
 PASSES = (
     Pass("capture", "_capture", ("one",), capture),
+    Pass("check against eager", "_eager", (), check_against_eager),
     Pass("lanes", "_lanes", ("micro", "lanes"), put_side_by_side),
     Pass("check overlap", "_compile", (), check_overlap),
     Pass("place", "_place", ("layout",), place),

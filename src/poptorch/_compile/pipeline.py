@@ -20,6 +20,7 @@ from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes
+from .eager import EagerCheck
 from .tiers import compile_plan, prepare
 
 
@@ -77,7 +78,10 @@ def compile(
         agreement.meet(spec)
         spec = agreement.with_common(spec)
     progress(0.02)
-    draft = passes.Draft(request, spec, optim, backends.works_by_stages(backend))
+    store, facts = cache.store_of(spec.runtime.cache_dir), None
+    mode = "off" if spec.target.synthetic_data else spec.runtime.check
+    check = EagerCheck(request, mode, store)
+    draft = passes.Draft(request, spec, optim, backends.works_by_stages(backend), check)
     for share in passes.run(draft):
         progress(0.02 + 0.28 * share)
     plan, micro = draft.plan(), draft.one
@@ -96,7 +100,6 @@ def compile(
         backend = backends.choose("reference")
     if spec.runs_together:
         agreement.check_alike(plan, backend.name, request.arguments, beside)
-    store, facts = cache.store_of(spec.runtime.cache_dir), None
     if spec.runtime.cache_dir is not None:
         facts = cache.facts_of(plan, backend.name, request.arguments)
         cache.log_hit_or_miss(store.folder, facts)
@@ -119,7 +122,8 @@ def with_stages(
     plan: Plan, micro: _capture.Micro, request: _capture.Request, optim: OptimSpec | None
 ) -> Plan:
     """Return a plan that also holds its staged form, for one micro-batch at a time."""
-    draft = passes.Draft(request, plan.spec, optim, by_stages=True)
+    unchecked = EagerCheck.off(request)
+    draft = passes.Draft(request, plan.spec, optim, True, unchecked)
     draft.layout, draft.one = plan.layout, micro
     if plan.program.lanes is not None:
         passes.put_side_by_side(draft)

@@ -171,6 +171,7 @@ class Runtime:
     cache_dir: str | None = None  # directory of cached executables
     source_excludes: tuple[str, ...] = ()  # path fragments that are not the user's code
     programs: int = 1  # kinds of inputs that the model stays compiled for
+    check: str = "warn"  # what follows if eager PyTorch disagrees: "warn", "error"; "off"
     process_timeout: int = 15  # seconds without a sign of life until a process counts as lost
     broadcast_weights: bool = True  # those of the first process; else all must have the same
     half_matmuls: bool = False  # products keep their sums in 16 bits on an IPU

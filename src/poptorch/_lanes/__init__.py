@@ -2,9 +2,8 @@
 
 from .batched import NotVectorisable
 from .side_by_side import one_by_one, sequential_exchange, side_by_side
-from .validation import differences, validate
+from .validation import differences
 
 __all__ = [
     "NotVectorisable", "differences", "one_by_one", "sequential_exchange", "side_by_side",
-    "validate",
 ]  # fmt: skip

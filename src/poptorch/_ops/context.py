@@ -119,6 +119,25 @@ def listening(capture: Capture | None) -> contextlib.AbstractContextManager[None
     return holding(_capture, capture)
 
 
+@dataclass(eq=False)
+class PlainRun:
+    """A run of the model in eager PyTorch that a captured program is compared with."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)  # in the order of ``Capture.losses``
+
+
+_plain_run: ContextVar[PlainRun | None] = ContextVar("poptorch_plain_run", default=None)
+
+
+def plain_run() -> PlainRun | None:
+    return _plain_run.get()
+
+
+def running_plainly(run: PlainRun) -> contextlib.AbstractContextManager[None]:
+    """Within the block operators compute as outside a model, but ``isRunningOnIpu`` is true."""
+    return holding(_plain_run, run)
+
+
 Rules = tuple[tuple[str, ...], ...]
 """Names of functions: computed in half, in float, with mixed operands in float and in half."""
 

@@ -18,6 +18,8 @@ from .._ir.operators import draws, name_of
 from . import annotate, streams
 
 _DRAW = "poptorch_draw"  # the note on a node
+# The note of an order of dimensions: the node draws what the user's operator drew, in its memory.
+ORDER = "poptorch_draw_order"
 
 DEVICE = 0  # the device's own stream; other numbers are generators of the user's
 

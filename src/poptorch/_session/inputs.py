@@ -85,6 +85,21 @@ class Inputs:
         )
         return [self._loops.cut([t])[0][0] if t.dim() else t for t in whole]
 
+    @property
+    def sample(self) -> Callable[[int], list[list[torch.Tensor]]] | None:
+        """Return what makes the first micro-batches of the call, in the order of lanes, if any."""
+        return None if self._placeholders else self._micro_batches
+
+    def _micro_batches(self, count: int) -> list[list[torch.Tensor]]:
+        loops = self._loops
+        places = [divmod(lane, loops.replicas) for lane in range(count)]
+        slices = [loops.slice_of(step, replica) for step, replica in places]
+        tensors = [tensor.detach() for tensor in self.bound.tensors]
+        return [
+            [loops.cut([each.contiguous()])[0][at] if each.dim() else each for each in tensors]
+            for at in slices
+        ]
+
     def synthetic(self) -> list[torch.Tensor]:
         """Return tensors on the device that stand for every batch."""
         return [

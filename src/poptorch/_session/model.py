@@ -200,6 +200,7 @@ class Model:
             grouped={path: grouping.of_replica for path, grouping in reading.groups.items()},
             arguments=dict(bound.parts),
             examples=inputs.first_micro_batch,
+            sample=inputs.sample,
             casts=_autocast(),
         )
 

@@ -9,7 +9,7 @@ import torch
 
 from .._base.errors import InvalidValue
 from .._ops import effects
-from .._ops.context import Capture, listener
+from .._ops.context import Capture, listener, plain_run
 from . import check
 from .check import describe, kinds_of
 
@@ -97,7 +97,11 @@ def cond(
     capture = listener()
     if capture is None:
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
-        return _as_list(body(*(tensor.clone() for tensor in inputs)))
+        results = _as_list(body(*(tensor.clone() for tensor in inputs)))
+        if plain_run() is not None and condition:  # to be compared: with the shapes of a program
+            shapes = [other.shape for other in _as_list(else_body(*else_inps))]
+            results = [each.reshape(shape) for each, shape in zip(results, shapes, strict=True)]
+        return results
     _only_inference(capture, "cond()")
     taken, taken_captured = capture.body(lambda *args: _as_list(then_body(*args)), then_inps)
     other, other_captured = capture.body(lambda *args: _as_list(else_body(*args)), else_inps)

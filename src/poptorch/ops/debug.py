@@ -16,7 +16,7 @@ from .._base import terminal
 from .._base.errors import Error, InvalidKey
 from .._base.keywords import also_called
 from .._ops import identities
-from .._ops.context import listener
+from .._ops.context import listener, plain_run
 from .._ops.effects import define_effect
 from . import check
 
@@ -106,11 +106,11 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
 
 
 def isRunningOnIpu() -> bool:
-    """Return True while an executor captures ``forward``, False everywhere else.
+    """Return True while an executor captures ``forward`` or checks it, False everywhere else.
 
     Source: PopTorch user guide, "Features".
     """
-    return listener() is not None
+    return listener() is not None or plain_run() is not None
 
 
 FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
@@ -212,7 +212,8 @@ def _magnitude(value: float) -> int:
 def _print(
     x: torch.Tensor, title: str, gradient_title: str, layout: str, after: list[torch.Tensor]
 ) -> torch.Tensor:
-    if listener() is None:  # a capture on real tensors is no execution
+    # Neither a capture on real tensors nor a run that is compared with one is an execution.
+    if listener() is None and plain_run() is None:
         how = Layout(*json.loads(unquote(layout)))
         terminal.write_line(tensor_text(title, x, how))
     return x.clone()

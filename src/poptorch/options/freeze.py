@@ -132,6 +132,7 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         "output.period": period,
         "loops.accumulation": options.Training.gradient_accumulation if training else 1,
         "target.backend": backend,
+        "runtime.check": reaction(options),
         "target.device": choice.device,
         "target.generation": choice.generation,
         "target.tiles": choice.tiles,
@@ -140,6 +141,12 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         "locations": freeze_locations(options, phased),
         "anchors": anchors,
     }
+
+
+def reaction(options: Options) -> str:
+    """Return what follows if a program disagrees with eager PyTorch."""
+    chosen: str = options._values["check_against_eager"]
+    return (env.get("POPTORCH_CHECK_AGAINST_EAGER") or chosen) if chosen == "warn" else chosen
 
 
 def backend_name(options: Options) -> str:

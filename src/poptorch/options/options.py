@@ -40,6 +40,7 @@ from .table import (
     row,
 )
 
+REACTIONS = ("warn", "error", "off")
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
 
 
@@ -54,6 +55,16 @@ def _texts(values: Any, name: str) -> list[str]:
     for part in values:
         expect(name, part, str)
     return list(values)
+
+
+def _reaction(reaction: str) -> str:
+    if reaction not in REACTIONS:
+        raise InvalidValue(
+            "Unknown reaction to a program that disagrees with eager PyTorch",
+            got=repr(reaction),
+            fix=f"use one of {', '.join(map(repr, REACTIONS))}",
+        )
+    return reaction
 
 
 def _check_period(period: object) -> None:
@@ -528,6 +539,25 @@ class Options(Container):
 
         Raises:
             poptorch.Error: there is no such backend.
+        """
+
+    @option(RULES, "check_against_eager", "warn", check=_reaction, decides="runtime.check")
+    def checkAgainstEager(self, reaction: str) -> Self:
+        """Choose what follows if a compiled program disagrees with eager PyTorch.
+
+        When a model is compiled for new inputs, it also runs once in eager PyTorch, on the first
+        micro-batch. Outputs, loss, gradients and new values of buffers are compared with those of
+        the program, and micro-batches side by side with the same ones in turn. The bound comes from
+        rounding. ``forward`` runs once more for that; what it changes in the model, in its
+        attributes and in random states is put back. An addition to PopTorch.
+
+        Args:
+            reaction: ``"warn"``, the default, shows one warning that names the first layer that
+                differs; the environment variable POPTORCH_CHECK_AGAINST_EAGER may replace it.
+                ``"error"`` raises a ``poptorch.Error`` instead. ``"off"`` compares nothing.
+
+        Raises:
+            InvalidValue: another word (a ``ValueError``).
         """
 
     @option(RESULTS, "lanes", 0, least=0, field="lanes")

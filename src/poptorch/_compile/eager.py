@@ -1,0 +1,152 @@
+"""When a program is compared with eager PyTorch, and what follows if they disagree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+
+from .. import _capture, _eager, _lanes
+from .._base import VERSION, log
+from .._base.errors import Error, composed
+from .._base.resources import available_memory
+from .._ipu_model.pass_cost import peak_bytes
+from .._ir import graph_json
+from .._ir.graph import Graph
+from .._ir.loops import Lanes
+from .cache import Store
+
+OFF, WARN, ERROR = "off", "warn", "error"
+_SHARE = 0.5  # of the free memory, that a check may take
+_REMEDIES = (
+    "take the layer that is named out of the wrapped model, or write it another way",
+    'options.checkAgainstEager("off") if you know the reason and want these numbers',
+)
+
+
+class EagerCheck:
+    """The checks of one compilation. A program that was checked before is not checked again."""
+
+    def __init__(self, request: _capture.Request, mode: str, store: Store | None) -> None:
+        self._request, self._store = request, store
+        self._mode = OFF if request.sample is None else mode
+        self._before: _eager.PythonState | None = None
+        self._key: str | None = None
+
+    @classmethod
+    def off(cls, request: _capture.Request) -> EagerCheck:
+        return cls(request, OFF, None)
+
+    @property
+    def is_on(self) -> bool:
+        return self._mode != OFF
+
+    def before_capture(self) -> None:
+        if self.is_on:
+            self._before = _eager.PythonState([self._request.module, self._request.users])
+
+    def micro_batch(self, micro: _capture.Micro) -> None:
+        """Compare one micro-batch with eager PyTorch.
+
+        Raises:
+            Error: they disagree, and the options ask for an error.
+        """
+        if self._before is None:
+            return
+        self._key = _key_of(micro.graph)
+        if self._is_known(""):
+            return
+        needed, free = _needed(micro.graph), available_memory()
+        if needed > _SHARE * free:
+            self._skip(f"it would take {needed >> 20} MiB, and {free >> 20} MiB are free")
+            return
+        try:
+            finding = _eager.check(self._request, micro, self._before)
+        except _eager.Skipped as skipped:
+            self._skip(str(skipped))
+            return
+        if finding is not None:
+            self._report(_eager.TITLE, finding.got, finding.where, _REMEDIES)
+        else:
+            self._note("")
+
+    def lanes(self, micro: _capture.Micro, several: Graph, lanes: Lanes) -> bool:
+        """Tell whether several micro-batches side by side agree with the same ones in turn.
+
+        Raises:
+            Error: they do not, and the options ask for an error.
+        """
+        name = f"{lanes.steps}x{lanes.replicas}"
+        if not self.is_on or micro.exchanging or self._is_known(name):
+            return True
+        try:
+            found = _lanes.differences(
+                micro.graph, several, lanes, self._state(micro), self._rows(lanes)
+            )
+        except (RuntimeError, IndexError) as error:
+            log.engine.debug("Lanes were not compared with runs in turn: %s", error)
+            return True
+        if not found:
+            self._note(name)
+            return True
+        self._report(
+            "Micro-batches side by side compute something else than one after another",
+            "\n".join(map(str, found[:4])),
+            None,
+            ("nothing to do: they run one after another now, which takes longer",),
+        )
+        return False
+
+    def _state(self, micro: _capture.Micro) -> Mapping[str, torch.Tensor]:
+        state = {
+            slot.key: self._request.tensors[slot.path].tensor.detach().to(slot.dtype)
+            for slot in self._request.state
+        }
+        fit = {s.key: state[s.key] for s in self._request.state if state[s.key].shape == s.shape}
+        return {**micro.constants, **fit}
+
+    def _rows(self, lanes: Lanes) -> Mapping[str, list[torch.Tensor]]:
+        assert self._request.sample is not None
+        batches = self._request.sample(lanes.count)
+        return {
+            slot.key: [batch[at].to(slot.dtype) for batch in batches]
+            for at, slot in enumerate(self._request.batch)
+        }
+
+    def _report(self, title: str, got: str, where: str | None, fixes: tuple[str, ...]) -> None:
+        if self._mode == ERROR:
+            raise Error(title, got=got, where=where, fix=fixes)
+        log.python.warning("%s", composed(title, got, where, fixes))
+
+    def _skip(self, why: str) -> None:
+        log.engine.info("The program was not compared with eager PyTorch: %s", why)
+
+    def _is_known(self, part: str) -> bool:
+        key = self._name(part)
+        return key is not None and self._store is not None and self._store.is_checked(key)
+
+    def _note(self, part: str) -> None:
+        key = self._name(part)
+        if key is not None and self._store is not None:
+            self._store.note_checked(key)
+
+    def _name(self, part: str) -> str | None:
+        return None if self._key is None else f"{self._key}{part and f'-{part}'}"
+
+
+def _needed(graph: Graph) -> int:
+    """Bytes: activations and gradients, of eager PyTorch and of the graph at the same time."""
+    return 2 * (peak_bytes(graph) + sum(slot.bytes for slot in graph.gradients))
+
+
+def _key_of(graph: Graph) -> str | None:
+    """Return a digest of what was captured, or None if some of it has no text form."""
+    try:
+        nodes = graph_json.encode_nodes(graph.module)
+    except TypeError:
+        return None
+    slots = [str(slot) for slot in (*graph.inputs, *graph.outputs)]
+    content = json.dumps([nodes, slots, VERSION, torch.__version__], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]

@@ -1,0 +1,217 @@
+"""Comparing a captured micro-batch with what eager PyTorch does with the user's own module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from .._base import log, source
+from .._base.errors import described
+from .._capture import Micro, Request
+from .._ir import slots
+from .._ir.blocks import label_of, line_of
+from .._ir.closeness import Difference, coarsest, difference, movement
+from .._ir.operators import bodies, draws
+from .._ir.slots import Kind, Slot
+from .._ops.effects import is_control_flow, is_effect
+from . import plain
+from .draws import Disagreement, counted
+from .parting import Found, Values, first_parting, sizes
+from .replay import replay
+from .undoing import PythonState
+
+_ROUNDINGS = 4  # of the narrowest type, that results may differ by without a closer look
+_SHOWN = 4
+TITLE = "The compiled program computes something else than eager PyTorch"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found; the parts of a message."""
+
+    got: str
+    where: str | None
+
+
+class Skipped(Exception):  # noqa: N818 (nothing went wrong)
+    """The check cannot be made: the message says why."""
+
+
+def check(request: Request, micro: Micro, before: PythonState) -> Finding | None:
+    """Compare one micro-batch; ``before``: the attributes of the model before it was captured.
+
+    Raises:
+        Skipped: it cannot be compared.
+    """
+    reason = _why_not(request, micro)
+    if reason:
+        raise Skipped(reason)
+    comparison = _Comparison(request, micro, before)
+    try:
+        found = comparison.differences()
+    except Disagreement as disagreement:
+        node = disagreement.node
+        return Finding(str(disagreement), _line([] if node is None else [node]))
+    if not found:
+        return None
+    return _finding(found, comparison)
+
+
+def _why_not(request: Request, micro: Micro) -> str | None:
+    nodes = list(micro.graph.module.graph.nodes)
+    if request.sample is None:
+        return "there is no batch yet"
+    if request.grouped:
+        return "groups of replicas have weights of their own"
+    if micro.exchanging:
+        return "replicas exchange tensors in forward"
+    if request.precision.stochastic_rounding:
+        return "it rounds at random"
+    if request.precision.strided_group_norm:
+        return "options ask for groups of channels that are not PyTorch's"
+    if any(is_effect(node) and "host" in str(node.target) for node in nodes):
+        return "it calls functions of the host"
+    inner = [node for each in filter(is_control_flow, nodes) for node in _inside(each)]
+    if any(map(draws, inner)):
+        return "a loop or branch draws random numbers"
+    return None
+
+
+def _inside(node: fx.Node) -> Iterator[fx.Node]:
+    for body in bodies(node):
+        for inner in body.nodes:
+            yield inner
+            if is_control_flow(inner):
+                yield from _inside(inner)
+
+
+class _Comparison:
+    def __init__(self, request: Request, micro: Micro, before: PythonState) -> None:
+        self.request, self.micro, self.before = request, micro, before
+        self.loss = self._loss()
+        self.rounding = coarsest(micro.graph)
+
+    def _loss(self) -> plain.Loss | None:
+        if not self.request.training:
+            return None
+        seed = torch.ones(())
+        for factor in self.request.loss_scaling:
+            seed = seed * (1.0 if isinstance(factor, Slot) else factor)
+        outputs = (slot.index for slot in self.micro.graph.outputs if slot.kind is Kind.LOSS)
+        return plain.Loss(next(outputs, None), self.micro.marked, seed)
+
+    def run_plainly(self, listener: plain.Listener | None = None) -> plain.Results:
+        wide = any(tied.tensor.dtype == torch.float64 for tied in self.request.tensors.values())
+        batch = [tensor.clone() for tensor in self.micro_batch(narrow=not wide)]
+        try:
+            return plain.run(self.request, self.before, batch, self.loss, listener)
+        except Exception as error:
+            raise Skipped(f"eager PyTorch raises {described(error)}") from error
+
+    def micro_batch(self, narrow: bool) -> list[torch.Tensor]:
+        """Return the first one; a model with weights of 64 bits gets its inputs as they are."""
+        assert self.request.sample is not None
+        (batch,) = self.request.sample(1)
+        pairs = zip(batch, self.request.batch, strict=True)
+        return [tensor.to(slot.dtype) if narrow else tensor for tensor, slot in pairs]
+
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        """Return the inputs of the graph by key: the host's tensors themselves where types fit."""
+        batch = self.micro_batch(narrow=True)
+        values: dict[str, torch.Tensor] = {slots.REPLICA.key: torch.zeros(())}
+        values |= {slot.key: torch.ones(()) for slot in self.request.inputs if not slot.shape}
+        values |= self.micro.constants
+        for slot, tensor in zip(self.request.batch, batch, strict=True):
+            values[slot.key] = tensor
+        for slot in self.request.state:
+            values[slot.key] = self.request.tensors[slot.path].tensor.detach().to(slot.dtype)
+        return values
+
+    def differences(self) -> list[Difference]:
+        eager = self.run_plainly()
+        drawn = counted(self.micro.graph, eager.drawn, self.micro.drawn)
+        values = self.inputs()
+        found = replay(self.micro.graph, values, drawn)
+        first = self._compared(eager, found, values, None)
+        if not first:
+            return []
+        near = replay(self.micro.graph, values, drawn, nudge=True)
+        return self._compared(eager, found, values, near)
+
+    def _compared(
+        self,
+        eager: plain.Results,
+        found: Mapping[str, torch.Tensor],
+        values: Mapping[str, torch.Tensor],
+        near: Mapping[str, torch.Tensor] | None,
+    ) -> list[Difference]:
+        share = _ROUNDINGS * self.rounding
+        differences = []
+        for name, key, expected in self._pairs(eager, found):
+            own = found.get(key, values.get(key))
+            own = torch.zeros_like(expected) if own is None else own
+            moved = 0.0 if near is None or key not in near else movement(own, near[key])
+            differences.append(difference(name, own, expected, share, moved))
+        return [each for each in differences if each is not None]
+
+    def _pairs(
+        self, eager: plain.Results, found: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Yield a name, the key of a slot and what eager PyTorch has for it."""
+        given = {slot.path: slot for slot in self.request.state}
+        for slot in self.micro.graph.outputs:
+            if slot.kind in (Kind.LOSS, Kind.OUTPUT):
+                name = "the loss" if slot.kind is Kind.LOSS else f"output {slot.index}"
+                yield name, slot.key, eager.outputs[slot.index]
+        for path, gradient in eager.gradients.items():
+            key = slots.gradient(given[path]).key
+            if gradient is not None or key in found:
+                expected = torch.zeros_like(found[key]) if gradient is None else gradient
+                yield f"the gradient of '{path}'", key, expected
+        written = {slot.path for slot in self.request.state if slot.key in found}
+        for path in sorted({*eager.state, *written}):
+            tied = self.request.tensors[path]
+            kind = "parameter" if tied.is_parameter else "buffer"
+            expected = eager.state.get(path, tied.tensor.detach())
+            yield f"the new value of {kind} '{path}'", given[path].key, expected
+
+
+def _finding(found: Sequence[Difference], comparison: _Comparison) -> Finding:
+    lines = [str(each) for each in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"and {len(found) - _SHOWN} more")
+    parting = _parting(comparison)
+    nodes = list(comparison.micro.graph.module.graph.nodes)
+    if parting is None:
+        return Finding("\n".join(lines), _line(nodes))
+    path, in_backward = parting
+    module = comparison.request.module.get_submodule(path)
+    what = "the gradient of what it returns" if in_backward else "what it returns"
+    lines.append(f"the first layer that differs is '{path}' ({type(module).__name__}), in {what}")
+    inside = [node for node in nodes if f"{label_of(node).module}.".startswith(f"{path}.")]
+    definition = source.definition_line(type(module).forward)
+    return Finding("\n".join(lines), _line(inside) or definition or _line(nodes))
+
+
+def _parting(comparison: _Comparison) -> tuple[str, bool] | None:
+    values = Values()
+    listener = plain.Listener(values.output, values.gradient)
+    try:
+        eager = comparison.run_plainly(listener)
+        found = Found(sizes(values))
+        graph = comparison.micro.graph
+        drawn = counted(graph, eager.drawn, comparison.micro.drawn)
+        replay(graph, comparison.inputs(), drawn, seen=found.see)
+    except (Skipped, Disagreement) as error:
+        log.engine.debug("The first layer that differs is not known: %s", error)
+        return None
+    return first_parting(values, found, comparison.rounding)
+
+
+def _line(nodes: Sequence[fx.Node]) -> str | None:
+    lines: Callable[[fx.Node], tuple[str, int] | None] = line_of
+    line = next(filter(None, map(lines, nodes)), None)
+    return None if line is None else source.describe(*line)

@@ -1,0 +1,104 @@
+"""Finding the first layer whose values eager PyTorch and the captured graph do not agree on.
+
+What a layer returns, and the gradient of that, are looked for among the values of the graph. They
+are compared by a few sums each, as keeping all of them would take a second set of activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from .._ir.blocks import label_of
+
+_CLOSE = 100  # rounding steps that sums of equal values may differ by, as a share of their size
+
+
+class _Sums(NamedTuple):
+    count: int
+    plain: float
+    weighted: float
+    size: float
+
+    def is_close(self, other: _Sums, share: float) -> bool:
+        allowed = share * max(self.size, 1e-30)
+        return (
+            self.count == other.count
+            and _near(self.plain, other.plain, allowed)
+            and _near(self.weighted, other.weighted, allowed)
+        )
+
+
+def _near(one: float, other: float, allowed: float) -> bool:
+    return one == other or abs(one - other) <= allowed or (math.isnan(one) and math.isnan(other))
+
+
+def _sums(value: torch.Tensor) -> _Sums:
+    with torch.no_grad():
+        flat = (torch.view_as_real(value) if value.is_complex() else value).detach().reshape(-1)
+        wide = flat.to(torch.float64)
+        weights = torch.cos(torch.arange(wide.numel(), dtype=torch.float64))
+        return _Sums(
+            wide.numel(), float(wide.sum()), float(wide @ weights), float(wide.abs().sum())
+        )
+
+
+@dataclass(eq=False)
+class Values:
+    """Sums of what layers return, in order, and of the gradients of that."""
+
+    outputs: list[tuple[str, _Sums]] = field(default_factory=list)
+    gradients: list[tuple[str, _Sums]] = field(default_factory=list)
+
+    def output(self, path: str, value: torch.Tensor) -> None:
+        self.outputs.append((path, _sums(value)))
+
+    def gradient(self, path: str, value: torch.Tensor) -> None:
+        self.gradients.append((path, _sums(value)))
+
+
+@dataclass(eq=False)
+class Found:
+    """Sums of the values of a graph, of those sizes that layers return."""
+
+    counts: frozenset[int]
+    forward: list[_Sums] = field(default_factory=list)
+    backward: list[_Sums] = field(default_factory=list)
+
+    def see(self, node: fx.Node, result: Any) -> None:
+        values = self.backward if label_of(node).backward else self.forward
+
+        def keep(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.numel() in self.counts:
+                values.append(_sums(value))
+            return value
+
+        map_aggregate(result, keep)
+
+
+def sizes(values: Values) -> frozenset[int]:
+    return frozenset(sums.count for _, sums in (*values.outputs, *values.gradients))
+
+
+def first_parting(eager: Values, graph: Found, rounding: float) -> tuple[str, bool] | None:
+    """Return the path of the first layer that parts, and whether its gradient does; else None."""
+    share = _CLOSE * rounding
+    is_there = _lookup(graph.forward, share)
+    for path, sums in eager.outputs:
+        if not is_there(sums):
+            return path, False
+    is_there = _lookup([*graph.backward, *graph.forward], share)
+    for path, sums in eager.gradients:
+        if not is_there(sums):
+            return path, True
+    return None
+
+
+def _lookup(values: list[_Sums], share: float) -> Callable[[_Sums], bool]:
+    return lambda wanted: any(each.is_close(wanted, share) for each in values)

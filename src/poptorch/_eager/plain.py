@@ -1,0 +1,195 @@
+"""One micro-batch in eager PyTorch: the user's own module, its own parameters, autograd's backward.
+
+Everything that the user's code changes meanwhile is put back, also after an error or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+
+from .._base import private, trees
+from .._base.threads import only_here
+from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, Request
+from .._ir.operators import call_draws, generator_of
+from .._ops.context import PlainRun, running_plainly
+from .draws import Drawn
+from .undoing import PythonState, Writes, arguments_written, gradients_of, random_states
+
+Heard = Callable[[str, torch.Tensor], None]  # is told of a path and a value
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What eager PyTorch made of one micro-batch."""
+
+    outputs: list[torch.Tensor]
+    gradients: Mapping[str, torch.Tensor | None]  # of the trained parameters, by path
+    state: Mapping[str, torch.Tensor]  # new values of what forward and backward wrote, by path
+    drawn: Drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Listener:
+    """Is told what each layer returns, and the gradient of that."""
+
+    output: Heard
+    gradient: Heard
+
+
+@dataclass(eq=False)
+class Loss:
+    """Where the captured loss is among what ``forward`` makes."""
+
+    output: int | None = None  # its place among the returned tensors
+    marked: int | None = None  # or among the values that losses and ``identity_loss`` returned
+    seed: torch.Tensor = field(default_factory=lambda: torch.ones(()))  # its gradient
+
+
+def run(
+    request: Request,
+    before: PythonState,
+    batch: Sequence[torch.Tensor],
+    loss: Loss | None,
+    listener: Listener | None = None,
+) -> Results:
+    """Run the user's module on one micro-batch; ``loss`` is None in inference."""
+    tensors = {path: tied.tensor for path, tied in request.tensors.items()}
+    everything = {id(each): each for each in (*tensors.values(), *before.tensors.values())}
+    buffers = [tied.tensor for tied in request.tensors.values() if not tied.is_parameter]
+    writes, marked = Writes(everything.values(), buffers), PlainRun()
+    parameters = [each for each in everything.values() if each.is_leaf and each.requires_grad]
+    with random_states():
+        drawn = Drawn(before.generators)
+        with (
+            _put_back(writes, drawn),
+            before.once_more(),
+            gradients_of(parameters),
+            running_plainly(marked),
+            warnings.catch_warnings(),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(request.training),
+            torch.autocast("cpu", request.casts, request.casts is not None),
+            _told(request.module, listener),
+            _marking(marked) if loss is not None and loss.marked is not None else _nothing(),
+            _watching()(writes, drawn),
+            OverwriteContextManager.active(),
+        ):
+            warnings.simplefilter("ignore")  # the capture has shown them
+            outputs, _ = trees.flatten(request.call(batch), "output")
+            if loss is not None:
+                _backward(outputs, loss, marked)
+            gradients = {path: _dense(tensors[path].grad) for path in sorted(request.trained)}
+            state = {p: t.detach().clone() for p, t in tensors.items() if writes.written(t)}
+            state |= _replaced(request, tensors)
+            outputs = [each.detach().clone() for each in outputs]
+    return Results(outputs, gradients, state, drawn)
+
+
+def _backward(outputs: Sequence[torch.Tensor], loss: Loss, marked: PlainRun) -> None:
+    value = outputs[loss.output] if loss.output is not None else marked.losses[loss.marked or 0]
+    value.backward(loss.seed.to(value.dtype).expand(value.shape))
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None:
+        return None
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _replaced(
+    request: Request, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers to which forward assigned another tensor."""
+    for path, tied in request.tensors.items():
+        for owner, holder, name in tied.places:
+            now = dict.get(vars(owner)[holder], name)
+            if isinstance(now, torch.Tensor) and now is not tensors[path]:
+                yield path, now.detach().clone()
+
+
+@contextlib.contextmanager
+def _put_back(writes: Writes, drawn: Drawn) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        writes.undo()
+        drawn.put_back()
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def _told(root: nn.Module, listener: Listener | None) -> Iterator[None]:
+    if listener is None:
+        yield
+        return
+    paths = {part: path for path, part in root.named_modules()}
+
+    def left(module: nn.Module, _: Any, output: Any) -> None:
+        path = paths.get(module)
+        for value in trees.flatten(output)[0] if path else ():
+            listener.output(str(path), value)
+            if value.requires_grad and value.grad_fn is not None:
+                value.register_hook(lambda gradient: listener.gradient(str(path), gradient))
+
+    with register_module_forward_hook(only_here(left)):
+        yield
+
+
+@functools.cache
+def _watching() -> Callable[[Writes, Drawn], contextlib.AbstractContextManager[object]]:
+    class Watching(private.TorchDispatchMode):  # type: ignore[misc]
+        """Keeps what is going to be written, and notes what is drawn."""
+
+        supports_higher_order_operators = True
+
+        def __init__(self, writes: Writes, drawn: Drawn) -> None:
+            super().__init__()
+            self._writes, self._drawn = writes, drawn
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            written = list(arguments_written(func, args, kwargs))
+            for tensor in written:
+                self._writes.about_to_write(tensor)
+            if not call_draws(func, args, kwargs):
+                return func(*args, **kwargs)
+            generator = generator_of(func, args, kwargs)
+            self._drawn.before(generator)
+            result = func(*args, **kwargs)
+            values = {id(each): each for each in (*trees.flatten(result)[0], *written)}
+            self._drawn.after(str(func), list(values.values()), generator)
+            return result
+
+    return Watching
+
+
+class _marking(TorchFunctionMode):  # noqa: N801 (it is used as a function)
+    """Notes the values of torch's loss functions, as a capture does."""
+
+    def __init__(self, marked: PlainRun) -> None:
+        super().__init__()
+        self._marked = marked
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in LOSS_FUNCTIONS and isinstance(result, torch.Tensor):
+            self._marked.losses.append(result)
+        return result

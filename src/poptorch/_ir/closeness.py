@@ -1,0 +1,93 @@
+"""How close two computations of the same values must be: the bound comes from rounding.
+
+Two correct ways of computing a value differ by rounding. How far that reaches depends on the model:
+a chaotic one amplifies it. So the same computation is done a third time with a small disturbance,
+a *nudge*; what that changes, times ``REACH``, bounds what rounding may change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .graph import Graph
+
+REACH = 30  # nudges that all rounding together may be
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that two computations do not agree on."""
+
+    name: str
+    most: float  # absolute, of any element; infinite where types, shapes or infinities differ
+    allowed: float
+    what: str = ""  # in words, where a number does not say it
+
+    def __str__(self) -> str:
+        if self.what:
+            return f"{self.name}: {self.what}"
+        return f"{self.name} differs by {self.most:.3g}, more than {self.allowed:.3g}"
+
+
+def coarsest(graph: Graph) -> float:
+    """Return the rounding step at 1 of the narrowest floating-point type in which a graph computes.
+
+    0 for a graph that computes with integers only.
+    """
+    values = (node.meta.get("val") for node in graph.module.graph.nodes)
+    types = {v.dtype for v in values if isinstance(v, torch.Tensor) and _rounds(v.dtype)}
+    return max((torch.finfo(each).eps for each in types), default=0.0)
+
+
+def difference(
+    name: str,
+    found: torch.Tensor,
+    expected: torch.Tensor,
+    share: float,
+    moved: float = 0.0,
+    size: torch.Tensor | None = None,
+) -> Difference | None:
+    """Compare two values of one shape; types may differ in width.
+
+    Args:
+        share: what may differ anyway, as a share of the largest value; 0 for integers.
+        moved: how far a nudge moves the value, if that is known.
+        size: absolute values of what was added up to ``expected``, if it is a sum.
+    """
+    if found.shape != expected.shape:
+        shapes = f"has shape {list(found.shape)} instead of {list(expected.shape)}"
+        return Difference(name, float("inf"), 0.0, shapes)
+    if found.dtype.is_complex != expected.dtype.is_complex:
+        types = f"is {found.dtype} instead of {expected.dtype}"
+        return Difference(name, float("inf"), 0.0, types)
+    known = torch.isfinite(expected)
+    if not torch.equal(known, torch.isfinite(found)):
+        counts = [int((~torch.isfinite(each)).sum()) for each in (found, expected)]
+        infinities = "{} elements are infinite or no number, instead of {}".format(*counts)
+        return Difference(name, float("inf"), 0.0, infinities)
+    if not known.any():
+        return None
+    most = _largest((_wide(found) - _wide(expected))[known])
+    largest = _largest(_wide(expected if size is None else size)[known])
+    allowed = (share * largest if _rounds(expected.dtype) else 0.0) + REACH * moved
+    return Difference(name, most, allowed) if most > allowed else None
+
+
+def movement(value: torch.Tensor, nudged: torch.Tensor) -> float:
+    """Return how far a nudge moved a value, where both are finite."""
+    both = torch.isfinite(value) & torch.isfinite(nudged)
+    return _largest((_wide(nudged) - _wide(value))[both]) if both.any() else 0.0
+
+
+def _rounds(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max())
