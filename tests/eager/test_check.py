@@ -6,6 +6,7 @@ in its program than in eager PyTorch, as a defect of the capture would.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from collections.abc import Callable
@@ -329,10 +330,8 @@ def changing(fails: type[BaseException] | None = None) -> Changing:
     model.fails = fails
     model.layer.weight.grad = torch.ones(3, 3)
     wrapped = poptorch.trainingModel(model, checking(), torch.optim.SGD(model.parameters(), lr=0.1))
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         wrapped(torch.randn(4, 3))
-    except KeyboardInterrupt:
-        pass
     wrapped.destroy()
     return model
 

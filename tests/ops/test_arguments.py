@@ -437,7 +437,8 @@ def test_rows_of_no_group_are_zero_and_micro_batches_have_their_own_groups() -> 
 
     a, b = torch.randn(8, 4), torch.randn(2, 3, 4, 8)
     ends = torch.tensor([[1, 2, 3], [0, 4, 4]], dtype=torch.int32)
-    got = infer(product, a, b, ends, opts=options(iterations=2))
+    # In eager PyTorch the rows of no group hold whatever the memory held.
+    got = infer(product, a, b, ends, opts=wrapping.unchecked(iterations=2))
     first = torch.stack([a[0] @ b[0, 0], a[1] @ b[0, 1], a[2] @ b[0, 2], torch.zeros(8)])
     torch.testing.assert_close(got, torch.cat([first, a[4:] @ b[1, 1]]))
 

@@ -367,11 +367,7 @@ def trim(
 ) -> list[Path]:
     """Remove what is damaged, was used before a moment, or is oldest beyond a size; return it."""
     whole, total, removed = {entry.path for entry in entries(folder)}, 0, []
-    paths = [
-        path
-        for suffix in (SUFFIX, CODE_SUFFIX, CHECKED_SUFFIX)
-        for path in folder.glob(f"*{suffix}")
-    ]
+    paths = [path for suffix in (SUFFIX, CODE_SUFFIX) for path in folder.glob(f"*{suffix}")]
     files = [(path.lstat(), path) for path in sorted(paths) if not path.is_dir()]
     for status, path in sorted(files, key=lambda file: file[0].st_mtime, reverse=True):
         total += status.st_size
@@ -381,4 +377,8 @@ def trim(
             removed.append(path)
             path.unlink(missing_ok=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
+    for path in folder.glob(f"*{CHECKED_SUFFIX}"):  # take next to no space
+        if keep_bytes == 0 or (newer_than is not None and path.lstat().st_mtime < newer_than):
+            removed.append(path)
+            path.unlink(missing_ok=True)
     return removed

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from .. import _capture, _eager, _lanes
 from .._base import VERSION, log
-from .._base.errors import Error, composed
+from .._base.errors import Error
 from .._base.resources import available_memory
 from .._ipu_model.pass_cost import peak_bytes
 from .._ir import graph_json
+from .._ir.closeness import Difference
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .cache import Store
 
 OFF, WARN, ERROR = "off", "warn", "error"
+_SHOWN = 4  # differences that a message lists
 _SHARE = 0.5  # of the free memory, that a check may take
-_REMEDIES = (
-    "take the layer that is named out of the wrapped model, or write it another way",
-    'options.checkAgainstEager("off") if you know the reason and want these numbers',
-)
 
 
 class EagerCheck:
@@ -68,7 +66,7 @@ class EagerCheck:
             self._skip(str(skipped))
             return
         if finding is not None:
-            self._report(_eager.TITLE, finding.got, finding.where, _REMEDIES)
+            self._react(_disagreement(finding))
         else:
             self._note("")
 
@@ -91,12 +89,7 @@ class EagerCheck:
         if not found:
             self._note(name)
             return True
-        self._report(
-            "Micro-batches side by side compute something else than one after another",
-            "\n".join(map(str, found[:4])),
-            None,
-            ("nothing to do: they run one after another now, which takes longer",),
-        )
+        self._react(_lanes_differ(found))
         return False
 
     def _state(self, micro: _capture.Micro) -> Mapping[str, torch.Tensor]:
@@ -115,10 +108,10 @@ class EagerCheck:
             for at, slot in enumerate(self._request.batch)
         }
 
-    def _report(self, title: str, got: str, where: str | None, fixes: tuple[str, ...]) -> None:
+    def _react(self, error: Error) -> None:
         if self._mode == ERROR:
-            raise Error(title, got=got, where=where, fix=fixes)
-        log.python.warning("%s", composed(title, got, where, fixes))
+            raise error
+        log.python.warning("%s", error.message)
 
     def _skip(self, why: str) -> None:
         log.engine.info("The program was not compared with eager PyTorch: %s", why)
@@ -134,6 +127,29 @@ class EagerCheck:
 
     def _name(self, part: str) -> str | None:
         return None if self._key is None else f"{self._key}{part and f'-{part}'}"
+
+
+def _disagreement(finding: _eager.Finding) -> Error:
+    return Error(
+        "The compiled program computes something else than eager PyTorch",
+        got=finding.got,
+        where=finding.where,
+        fix=(
+            "take the layer that is named out of the wrapped model, or write it another way",
+            'options.checkAgainstEager("off") if you know the reason and want these numbers',
+        ),
+    )
+
+
+def _lanes_differ(found: Sequence[Difference]) -> Error:
+    return Error(
+        "Micro-batches that run side by side compute something else than one after another",
+        got="\n".join(map(str, found[:_SHOWN])),
+        fix=(
+            "no change is needed: they run one after another now, which takes longer",
+            "options.lanes(1) does so from the start, without this message",
+        ),
+    )
 
 
 def _needed(graph: Graph) -> int:

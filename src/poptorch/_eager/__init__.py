@@ -1,6 +1,6 @@
 """Comparison of a captured micro-batch with eager PyTorch, on the user's own first batch."""
 
-from .check import TITLE, Finding, Skipped, check
+from .check import Finding, Skipped, check
 from .undoing import PythonState
 
-__all__ = ["TITLE", "Finding", "PythonState", "Skipped", "check"]
+__all__ = ["Finding", "PythonState", "Skipped", "check"]

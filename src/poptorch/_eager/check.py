@@ -25,7 +25,6 @@ from .undoing import PythonState
 
 _ROUNDINGS = 4  # of the narrowest type, that results may differ by without a closer look
 _SHOWN = 4
-TITLE = "The compiled program computes something else than eager PyTorch"
 
 
 @dataclass(frozen=True)
