@@ -252,7 +252,7 @@ def test_the_command(folder: Path, capsys, monkeypatch) -> None:
 
 
 def test_trimming_takes_compiled_graphs_too(folder: Path) -> None:
-    trained(folder)
+    trained(folder, edit=lambda opts: opts.checkAgainstEager("off"))
     (entry,) = cache.entries(folder)
     store = cache.store_of(str(folder))
     for at, key in enumerate(("old", "new")):
@@ -264,6 +264,16 @@ def test_trimming_takes_compiled_graphs_too(folder: Path) -> None:
     assert cache.trim(folder, newer_than=entry.used) == []  # it has just been read
     os.utime(store.path("new"), (1, 1))
     assert cache.trim(folder, newer_than=entry.used) == [store.path("new")]
+
+
+def test_trimming_by_age_forgets_old_checks(folder: Path) -> None:
+    trained(folder)
+    (check,) = folder.glob("*.checked")
+    os.utime(check, (1, 1))
+
+    removed = cache.trim(folder, newer_than=2)
+
+    assert removed == [check]
 
 
 def many_operators(size: int) -> nn.Module:
