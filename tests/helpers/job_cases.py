@@ -127,6 +127,12 @@ class Case:
     backends: tuple[str, str] = ("reference", "reference")  # of several processes, of the one
 
 
+def _clipped_nadam(params: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.NAdam(params, lr=0.01)
+    optimizer.max_grad_norm = 0.05
+    return optimizer
+
+
 def _in_parts(options: poptorch.Options, least: int = 1000) -> None:
     settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
     settings.minElementsForReplicatedTensorSharding(least)
@@ -209,6 +215,7 @@ CASES = {
         lambda p: adamw(p, lr=0.01, max_grad_norm=0.05), lambda replicas: Net(400), accumulation=4,
         lanes=4, options=_in_parts_and_anchored, dtype=torch.float64,
         tolerance=relative(50, 10, torch.float64)),
+    "nadam, traced, clipped": Case(_clipped_nadam, accumulation=2),
     "lamb in parts": Case(lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
                           lambda replicas: Net(400), accumulation=2,
                           options=_in_parts_and_every_second),

@@ -9,6 +9,7 @@ from torch.optim import lr_scheduler
 from transformers.optimization import Adafactor as TransformersAdafactor
 
 import poptorch
+from helpers import exported
 from helpers import own_optimizers as own
 from helpers.closeness import FUNCTION, near, relative
 from helpers.wrapping import Having, options
@@ -86,12 +87,12 @@ CASES = {
 class Pair:
     """A model that is trained by a program, and its twin, which eager torch trains."""
 
-    def __init__(self, make, backend="reference"):
+    def __init__(self, make, backend="reference", kind=Net):
         torch.manual_seed(0)
         # Muon computes in bfloat16: five products one after another, and then steps of 0.02.
         halves = {"rtol": 0, "atol": 0.02 * relative(5, STEPS, torch.bfloat16)}
         self.bounds = halves if make is matrices_only else near(ROUNDINGS, STEPS)
-        self.model = Net()
+        self.model = kind()
         self.twin = copy.deepcopy(self.model)
         self.optimizer, self.twins = make(self.model), make(self.twin)
         self.training = wrapped(self.model, self.optimizer, backend)
@@ -239,6 +240,83 @@ def test_what_a_step_counts_in_the_optimizer_is_there_after_a_call():
     assert pair.optimizer.count == 3
 
 
+EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_saved_program_goes_on_with_the_state_of_its_optimizer(name, tmp_path):
+    pair = Pair(CASES[name])
+    for _ in range(3):
+        pair.step()
+    pair.training.save(tmp_path / "model.poptorch")
+    model = Net()
+    optimizer = CASES[name](model)
+    loaded = poptorch.load(tmp_path / "model.poptorch", model=model, optimizer=optimizer)
+    for _ in range(3):
+        pair.step(lambda batch: loaded(*batch))
+    torch.testing.assert_close(model.state_dict(), pair.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_checkpoint_has_the_state_of_a_traced_optimizer(name, tmp_path):
+    pair, resumed = Pair(CASES[name]), Pair(CASES[name])
+    batches = [pair.batch() for _ in range(4)]
+    checkpoints = poptorch.Checkpoints(tmp_path, pair.training, batches)
+    for number, batch in enumerate(checkpoints.batches(1), 1):
+        pair.training(*batch)
+        if number == 2:
+            checkpoints.save()
+    again = poptorch.Checkpoints(tmp_path, resumed.training, batches)
+    assert again.resume()
+    for batch in again.batches(1):
+        resumed.training(*batch)
+    got, want = resumed.model.state_dict(), pair.model.state_dict()
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_traced_optimizer_survives_detaching_and_destroying(name):
+    pair = Pair(CASES[name])
+    pair.step()
+    pair.training.detachFromDevice()
+    pair.training.attachToDevice()
+    pair.step()
+    pair.training.destroy()
+    pair.training = wrapped(pair.model, pair.optimizer)
+    pair.step()
+    pair.assert_alike()
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_an_exported_update_computes_what_the_program_does(name, tmp_path):
+    pair = Pair(CASES[name])
+    batch = pair.batch()
+    pair.training.compile(*batch)
+    pair.training.export(tmp_path / "step.py")
+    module = exported.loaded(tmp_path / "step.py")
+    (weights, *state), given = module.load(tmp_path / "step.safetensors")
+    pair.training(*given)
+    module.step(weights, *state, *given)
+    for path, weight in pair.model.named_parameters():
+        torch.testing.assert_close(weights[path], weight.detach(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["LARS", "Adafactor", "CountingGroups", "OneNorm"])
+def test_stages_on_several_chips_step_like_eager_torch(name):
+    class InBlocks(Net):
+        def forward(self, x, labels):
+            with poptorch.Block("first", ipu_id=0):
+                hidden = torch.tanh(self.first(x))
+            with poptorch.Block("last", ipu_id=1):
+                scores = self.last(hidden)
+                return scores, nn.functional.cross_entropy(scores, labels)
+
+    pair = Pair(CASES[name], "staged", InBlocks)
+    for _ in range(3):
+        pair.step()
+    pair.assert_alike()
+
+
 def program_of(pair):
     return pair.training._session.now.compiled
 
@@ -343,6 +421,12 @@ def test_a_result_whose_size_depends_on_values_is_refused_with_its_line():
     said = refused(weird(lambda p, group, state: p[p > 0].mul_(0.5)))
     assert "test_own_steps.py" in said
     assert "size" in said
+
+
+def test_random_numbers_in_a_step_are_refused_with_their_line():
+    said = refused(weird(lambda p, group, state: p.add_(torch.randn_like(p))))
+    assert "draws random numbers" in said
+    assert "test_own_steps.py" in said
 
 
 def test_state_that_belongs_to_no_parameter_is_refused():

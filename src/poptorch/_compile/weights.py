@@ -25,9 +25,10 @@ def bundled(
     micro: Graph, spec: Spec, optim: OptimSpec
 ) -> tuple[Graph, OptimSpec, tuple[Bundle, ...]]:
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
+    if optim.own is not None:
+        members = _update.alike(optim, members)
     alone = (  # something looks at single weights
         optim.algorithm == "lamb"
-        or optim.own is not None
         or bool(spec.inner_anchors)
         or spec.reduction.automatic_loss_scaling
         or spec.precision.floating_point_exceptions
@@ -35,6 +36,12 @@ def bundled(
     if alone or len(members) < FEWEST:
         return micro, optim, ()
     flat, bundles = _update.flatten(optim, members)
+    if optim.own is not None:
+        narrow = slots.narrowed if spec.precision.narrow_64bit else slots.unchanged
+        over = _update.over_bundles(flat, bundles, narrow)
+        if over is None:
+            return micro, optim, ()
+        flat = over
     hidden = {slot.key for member in members for slot in (member, slots.gradient(member))}
     parts = [lower(_update.spread(bundles)), micro, lower(_update.gather(bundles, micro.gradients))]
     return compose("micro", parts, keep=(Kind.GRADIENT,), drop=hidden), flat, bundles

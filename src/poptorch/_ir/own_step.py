@@ -80,6 +80,7 @@ class OwnStep:
     layouts: Mapping[str, Any] = field(default_factory=dict)  # of what is kept, by weight
     kept: tuple[Kept, ...] | None = None  # None until it was looked for
     differs_at_first: bool = False  # the first step computes otherwise than later ones
+    signatures: Mapping[str, str] = field(default_factory=dict)  # alike where updates are alike
 
     def constant(self, place: Place, value: Any) -> bool | int | float | str | None:
         """Return a value of the user's as a setting."""

@@ -97,6 +97,10 @@ def narrowed(dtype: torch.dtype) -> torch.dtype:
     return {torch.float64: torch.float32, torch.int64: torch.int32}.get(dtype, dtype)
 
 
+def unchanged(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
 def param(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
     return Slot(Kind.PARAM, shape, dtype, weight=path)
 

@@ -17,7 +17,7 @@ from .. import optim
 from .._base import log
 from .._base.errors import Error
 from .._compile import agreement
-from .._ir.slots import narrowed
+from .._ir.slots import narrowed, unchanged
 from .._ir.spec import OptimSpec, Spec
 from .._residency import Lock
 from .._update import discover
@@ -73,7 +73,7 @@ class SessionOptimizer:
         frozen, values = self._frozen(self._snapshot, paths, spec, self.spec)
         if frozen.own is None:
             return frozen, values
-        narrow = narrowed if spec.precision.narrow_64bit else _as_it_is
+        narrow = narrowed if spec.precision.narrow_64bit else unchanged
         frozen = discover(frozen, narrow)
         return self._frozen(self._snapshot, paths, spec, frozen)
 
@@ -299,10 +299,6 @@ class SessionOptimizer:
         tensors = {**self._store.readable(), **self._kept}
         state = to_ipu_state(self.spec, tensors, self._kept)
         return state, to_ipu_param(self.spec, self._values)
-
-
-def _as_it_is(dtype: torch.dtype) -> torch.dtype:
-    return dtype
 
 
 def _check_membership(optimizer: Any, paths: Paths) -> None:

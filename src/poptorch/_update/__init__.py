@@ -2,6 +2,7 @@
 
 from .bundles import flatten, gather, spread
 from .formulas import compute_dtype
+from .own_bundles import alike, over_bundles
 from .own_discovery import discover
 from .reduction import Accumulation
 from .step import lower, own_squares

@@ -15,7 +15,7 @@ import builtins
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,21 @@ from .._base.errors import Error
 
 Source = tuple[str, str]  # what a value depends on: role and key
 Sources = frozenset[Source]
-Identifier = int
+
+
+class Identifier(NamedTuple):
+    """What is the same for values that are computed alike."""
+
+    number: int
+
+
+class Geometry(NamedTuple):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
 HYPER, NUMBER, WEIGHT = "hyper", "number", "weight"  # roles
 _NOTHING: Sources = frozenset()
 
@@ -97,6 +111,7 @@ class Numbers(TorchFunctionMode):
         super().__init__()
         self._decide = decide
         self._names: dict[Any, Identifier] = {}
+        self.forms: list[Any] = []  # how a value is computed, by its identifier
         self._contents: dict[int, Identifier] = {}  # of storages
         self._sources: dict[int, Sources] = {}  # of storages
         self._uniform: dict[int, float] = {}  # storages all of whose elements are one number
@@ -129,6 +144,15 @@ class Numbers(TorchFunctionMode):
     def identifier(self, value: Any) -> Identifier:
         """Return what is the same for two values that are computed in the same way."""
         return self._name(self._form(value))
+
+    def spread(self, args: Any, results: Any) -> Sources:
+        """Let what results depend on be what arguments do; return it."""
+        before = self.sources(args)
+        for each in _tensors(results):
+            self._kept.append(each)
+            place = _place(each)
+            self._sources[place] = before | self._sources.get(place, _NOTHING)
+        return before
 
     # What is computed.
 
@@ -308,7 +332,7 @@ class Numbers(TorchFunctionMode):
             if func in _UNSET:
                 self._contents[place], self._sources[place] = self._name("unset", place), _NOTHING
                 continue
-            was = self._contents.get(place, -1)
+            was = self._contents.get(place)
             self._contents[place] = self._name(named, at, was, _geometry(each))
             self._sources[place] = before | self._sources.get(place, _NOTHING)
             if title in _COPIES and _place(args[0]) in self._uniform:
@@ -377,7 +401,11 @@ class Numbers(TorchFunctionMode):
     # Identifiers.
 
     def _name(self, *form: Any) -> Identifier:
-        return self._names.setdefault(form, len(self._names))
+        known = self._names.get(form)
+        if known is None:
+            known = self._names[form] = Identifier(len(self.forms))
+            self.forms.append(form)
+        return known
 
     def _form(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -385,7 +413,7 @@ class Numbers(TorchFunctionMode):
             if place not in self._contents:
                 self._kept.append(value)
                 self._contents[place] = self._name("foreign", id(value))
-            return ("tensor", self._contents[place], *_geometry(value))
+            return "tensor", self._contents[place], _geometry(value)
         if isinstance(value, list | tuple):
             return tuple(map(self._form, value))
         if isinstance(value, dict):
@@ -411,8 +439,9 @@ def _place(tensor: Tensor) -> int:
     return place
 
 
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), str(tensor.dtype)
+def _geometry(tensor: Tensor) -> Geometry:
+    offset = int(tensor.storage_offset())
+    return Geometry(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
 
 
 def _usual_type(value: float) -> torch.dtype:

@@ -31,8 +31,10 @@ from .._ir.own_step import (
 )
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._ops.dispatch import answering
 from .choices import COMMON, Choices, Results
-from .numbers import HYPER, NUMBER, WEIGHT, ValueNeeded, is_number, numbers_functions
+from .likeness import Signatures, Wholes
+from .numbers import HYPER, NUMBER, WEIGHT, Identifier, ValueNeeded, is_number, numbers_functions
 from .own_run import Inputs, Run
 
 Narrow = Callable[[torch.dtype], torch.dtype]
@@ -93,9 +95,10 @@ class _Discovery:
         self.leaves: dict[Place, Leaf] = {}
         self.there: set[Place] = set()  # what is kept before the first step
         self.layouts: dict[str, Any] = {}
+        self.wholes = Wholes(self.mode)
 
     def result(self) -> OptimSpec:
-        with self.mode:
+        with answering(self.wholes.answer), self.mode:
             first = self.choices.results(lambda: self._run(True))
             self.own = replace(self.own, layouts=self.layouts)
             later = self.choices.results(lambda: self._run(False))
@@ -109,8 +112,29 @@ class _Discovery:
                 )
             same = self.mode.identifier
             alike = all(same(first[key]) == same(later[key]) for key in later)
+            signatures = self._signatures(first, later)
         complete = all(place in self.initial for place in self.leaves)
-        return self._spec(differs=not (alike and complete))
+        return self._spec(not (alike and complete), signatures)
+
+    def _signatures(
+        self, first: Mapping[str, Tensor], later: Mapping[str, Tensor]
+    ) -> dict[str, str]:
+        """Return by weight what is the same for those that are updated alike."""
+        found: dict[str, list[tuple[str, Identifier]]] = {path: [] for path in self.params}
+        for prefix, results in (("first ", first), ("later ", later)):
+            for key, value in results.items():
+                before, _, after = key.partition(":")
+                path = after if before == "weight" else before
+                if path in found:
+                    name = "weight" if before == "weight" else after
+                    found[path].append((prefix + name, self.mode.identifier(value)))
+        signatures = {}
+        for path, each in found.items():
+            if path not in self.wholes.paths:
+                signature = Signatures(self.mode, path, self.params[path].shape).of(each)
+                if signature is not None:
+                    signatures[path] = signature
+        return signatures
 
     # One run.
 
@@ -273,13 +297,13 @@ class _Discovery:
                     self.known.single.add((of_group(at), name))
                     raise _Restart
 
-    def _spec(self, differs: bool) -> OptimSpec:
+    def _spec(self, differs: bool, signatures: Mapping[str, str]) -> OptimSpec:
         kept = []
         for (owner, name), leaf in self.leaves.items():
             initial = self.initial.get((owner, name))
             made = (owner, name) not in self.there
             kept.append(Kept(self._slot(owner, leaf), owner, leaf, initial, made))
-        own = replace(self.own, kept=tuple(kept), differs_at_first=differs)
+        own = replace(self.own, kept=tuple(kept), differs_at_first=differs, signatures=signatures)
         groups = tuple(self._group_spec(at, group) for at, group in enumerate(self.spec.groups))
         return replace(self.spec, groups=groups, own=own)
 

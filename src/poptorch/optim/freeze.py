@@ -103,7 +103,11 @@ def _freeze_own(
         )
         known = compiled.own
         own = replace(
-            own, layouts=known.layouts, kept=known.kept, differs_at_first=known.differs_at_first
+            own,
+            layouts=known.layouts,
+            kept=known.kept,
+            differs_at_first=known.differs_at_first,
+            signatures=known.signatures,
         )
     asked = [name for name in _NEED_A_FORMULA if hasattr(optimizer, name)]
     if asked:

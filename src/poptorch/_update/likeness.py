@@ -1,0 +1,103 @@
+"""Which weights a step updates alike, element by element: those can be updated as one.
+
+Two weights are alike if the same operators compute their results, whatever their shapes. A weight
+that any operator looks at as a whole, as a norm does, is like no other one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .._base.errors import Error
+from .numbers import WEIGHT, Geometry, Identifier, Numbers
+
+aten = torch.ops.aten
+_KEEP_ELEMENTS = {
+    aten.alias.default, aten.clone.default, aten.copy_.default, aten.detach.default,
+    aten.empty_like.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.full_like.default,
+    aten.ones_like.default, aten.zero_.default, aten.zeros_like.default, aten._to_copy.default,
+    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
+    aten.new_empty.default,
+}  # fmt: skip
+
+
+class Wholes:
+    """Notes which weights operators look at as a whole, or together with other ones."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+        self.paths: set[str] = set()
+
+    def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            raise Error(
+                "The optimizer's step draws random numbers",
+                got=f"{operator}, whose numbers every process and replica would have to share",
+                fix="draw them in forward, or use an optimizer that draws none",
+            )
+        result = operator(*args, **kwargs)
+        sources = self._numbers.spread((args, kwargs), result)
+        weights = {key for role, key in sources if role == WEIGHT}
+        if not isinstance(result, torch.Tensor | tuple | list):
+            return result  # of the device or the layout
+        by_element = torch.Tag.pointwise in operator.tags or operator in _KEEP_ELEMENTS
+        if weights and (len(weights) > 1 or not by_element):
+            self.paths |= weights
+        return result
+
+
+class _NotAlike(Exception):  # noqa: N818 (it says what is the case)
+    pass
+
+
+class Signatures:
+    """Texts that are the same for what is computed of two weights alike."""
+
+    def __init__(self, numbers: Numbers, path: str, shape: tuple[int, ...]) -> None:
+        self._forms = numbers.forms
+        self._path, self._shape = path, shape
+        self._sizes = tuple(("int", size) for size in shape)
+        self._known: dict[Identifier, str] = {}
+
+    def of(self, results: Iterable[tuple[str, Identifier]]) -> str | None:
+        """Return one of all results of a weight by name; None where they depend on its shape."""
+        try:
+            return self._digest(tuple((self._named(n), each) for n, each in sorted(results)))
+        except _NotAlike:
+            return None
+
+    def _of(self, identifier: Identifier) -> str:
+        if identifier not in self._known:
+            self._known[identifier] = self._digest(self._forms[identifier.number])
+        return self._known[identifier]
+
+    def _digest(self, form: Any) -> str:
+        return hashlib.sha256(repr(self._without_shape(form)).encode()).hexdigest()
+
+    def _without_shape(self, form: Any) -> Any:
+        if isinstance(form, Identifier):
+            return self._of(form)
+        if isinstance(form, Geometry):
+            if form.shape == ():
+                return "number", form.dtype
+            dense = torch.empty(form.shape, device="meta").stride()
+            if (form.shape, form.stride, form.offset) != (self._shape, dense, 0):
+                raise _NotAlike
+            return "elements", form.dtype
+        if isinstance(form, tuple):
+            if form and form == self._sizes:
+                return "sizes"
+            if form[:1] == ("foreign",):
+                raise _NotAlike
+            return tuple(map(self._without_shape, form))
+        return self._named(form) if isinstance(form, str) else form
+
+    def _named(self, name: str) -> str:
+        before, colon, after = name.partition(":")
+        if self._path in (before, after):
+            return f"*{colon}{after if before == self._path else before}"
+        return name

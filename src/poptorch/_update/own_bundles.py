@@ -1,0 +1,101 @@
+"""Traced steps over bundles of small weights, where one step over all is the same as one for each.
+
+The step is run on a flat tensor in the place of the weights of a bundle, and shown to compute what
+it computes for each of them.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .._ir.bundle import Bundle
+from .._ir.own_step import Leaf, OwnGroup, OwnOptimizer, OwnParam, OwnStep, substituted
+from .._ir.slots import Slot
+from .._ir.spec import OptimSpec
+from .own_discovery import discover
+
+
+def alike(spec: OptimSpec, weights: Sequence[Slot]) -> list[Slot]:
+    """Return the weights of each group and type that the most others are updated like."""
+    own = spec.own
+    assert own is not None
+    signatures = {(slot.path, slot.dtype): own.signatures.get(slot.path) for slot in weights}
+    chosen: set[str] = set()
+    for group in spec.groups:
+        for dtype in dict.fromkeys(slot.dtype for slot in weights):
+            of_group = {p: signatures[p, dtype] for p in group.params if (p, dtype) in signatures}
+            counts = collections.Counter(filter(None, of_group.values()))
+            if counts:
+                (most, _), *_ = counts.most_common(1)
+                chosen |= {path for path, signature in of_group.items() if signature == most}
+    return [slot for slot in weights if slot.path in chosen]
+
+
+def over_bundles(
+    spec: OptimSpec, bundles: Sequence[Bundle], narrow: Callable[[torch.dtype], torch.dtype]
+) -> OptimSpec | None:
+    """Return an optimizer over bundles with its step; None where that computes anything else."""
+    own = spec.own
+    assert own is not None
+    members = {member.slot.path: bundle for bundle in bundles for member in bundle.members}
+    made = replace(
+        own,
+        groups=tuple(_group(group, members) for group in own.groups),
+        optimizers=tuple(_optimizer(each, members) for each in own.optimizers),
+        numbers=_numbers(own, members),
+        kept=None,
+        layouts={},
+    )
+    found = discover(replace(spec, own=made), narrow)
+    assert found.own is not None
+    same = all(
+        found.own.signatures.get(bundle.slot.path) == own.signatures[path]
+        for path, bundle in members.items()
+    )
+    same &= found.own.differs_at_first == own.differs_at_first
+    return found if same and found.groups == spec.groups else None
+
+
+def _group(group: OwnGroup, members: Mapping[str, Bundle]) -> OwnGroup:
+    params: dict[str, OwnParam] = {}
+    others = []
+    for param in group.params:
+        bundle = members.get(param.path)
+        if bundle is None:
+            others.append(param)
+        elif bundle.slot.path not in params:
+            slot = bundle.slot
+            params[slot.path] = OwnParam(slot.path, slot.shape, slot.dtype, param.attributes)
+    return replace(group, params=(*params.values(), *others))
+
+
+def _optimizer(optimizer: OwnOptimizer, members: Mapping[str, Bundle]) -> OwnOptimizer:
+    state: dict[str, Any] = {}
+    for path, entry in optimizer.state.items():
+        bundle = members.get(path)
+        if bundle is None:
+            state[path] = entry
+        else:
+            shape = next(each.slot.shape for each in bundle.members if each.slot.path == path)
+            state.setdefault(bundle.slot.path, _resized(entry, shape, bundle.slot.shape))
+    return replace(optimizer, state=state)
+
+
+def _resized(entry: Any, before: tuple[int, ...], now: tuple[int, ...]) -> Any:
+    def leaf(name: str, value: Any) -> Any:
+        resizes = isinstance(value, Leaf) and value.shape == before and not value.number
+        return replace(value, shape=now) if resizes else value
+
+    return substituted(entry, "", leaf)
+
+
+def _numbers(own: OwnStep, members: Mapping[str, Bundle]) -> dict[tuple[str, str], float]:
+    numbers: dict[tuple[str, str], float] = {}
+    for (owner, name), value in own.numbers.items():
+        numbers.setdefault((members[owner].slot.path if owner in members else owner, name), value)
+    return numbers

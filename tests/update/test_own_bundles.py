@@ -1,0 +1,155 @@
+"""Traced steps over bundles of small weights: nothing of it can be noticed but speed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers import own_optimizers as own
+from helpers.closeness import FUNCTION, near
+from helpers.wrapping import options
+
+T = torch.optim
+STEPS, ROWS, LAYERS = 4, 8, 10
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(LAYERS))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x, labels):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return nn.functional.cross_entropy(self.last(x), labels)
+
+
+class Decaying(T.Optimizer):
+    """Only matrices decay: what is done depends on the number of dimensions."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.dim() > 1:
+                    p.mul_(0.99)
+                p.sub_(p.grad, alpha=group["lr"])
+
+
+class ByPlace(T.Optimizer):
+    """Later weights have smaller rates."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for place, p in enumerate(group["params"]):
+                p.sub_(p.grad, alpha=group["lr"] * 0.9**place)
+
+
+def matrices_of(model):
+    return [p for p in model.parameters() if p.dim() > 1]
+
+
+def trained(make, params=lambda model: [*model.parameters()]):
+    """Return a model after some steps, its twin from eager torch, their optimizers, the program."""
+    torch.manual_seed(0)
+    model = Deep()
+    twin = copy.deepcopy(model)
+    first, second = (make(params(each)) for each in (model, twin))
+    training = poptorch.trainingModel(model, options(), first)
+    for seed in range(STEPS):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(ROWS, 6, generator=generator)
+        labels = torch.randint(3, (ROWS,), generator=generator)
+        training(x, labels)
+        second.zero_grad()
+        twin(x, labels).backward()
+        second.step()
+    return model, twin, first, second, training._session.now.compiled.plan.program
+
+
+def assert_alike(got, want):
+    bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
+    torch.testing.assert_close(got.state_dict(), want.state_dict(), **bounds)
+
+
+BUNDLED = {
+    "NAdam": lambda p: T.NAdam(p, lr=0.01),
+    "Adagrad": lambda p: T.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
+    "AdamW, amsgrad": lambda p: T.AdamW(p, lr=0.01, amsgrad=True),
+    "Rprop": T.Rprop,
+    "Lion": lambda p: own.Lion(p, lr=0.01, weight_decay=0.1),
+    "ScheduledAdam": own.ScheduledAdam,
+    "Lookahead": lambda p: own.Lookahead(p, momentum=0.9),
+    "CountingGroups": lambda p: own.CountingGroups(p, lr=0.1),
+}
+ALONE = {
+    "LARS": lambda p: own.LARS(p, lr=0.1),
+    "Adafactor": lambda p: T.Adafactor(p, lr=0.01),
+    "OneNorm": own.OneNorm,
+    "ByPlace": ByPlace,
+}
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_small_weights_that_are_updated_alike_are_updated_as_one(name):
+    model, twin, *_, program = trained(BUNDLED[name])
+    assert len(program.bundles) == 1
+    assert_alike(model, twin)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(name):
+    _, _, first, second, _ = trained(BUNDLED[name])
+    bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
+    got, want = first.state_dict()["state"], second.state_dict()["state"]
+    torch.testing.assert_close(got, want, **bounds)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_weights_that_the_step_looks_at_as_a_whole_are_updated_one_by_one(name):
+    model, twin, *_, program = trained(ALONE[name])
+    assert not program.bundles
+    assert_alike(model, twin)
+
+
+def test_a_step_that_asks_for_dimensions_is_not_run_on_a_flat_tensor():
+    model, twin, *_, program = trained(
+        Decaying, lambda model: [*matrices_of(model), model.last.bias]
+    )
+    assert not program.bundles
+    assert_alike(model, twin)
+
+
+def test_only_the_weights_that_most_others_are_like_are_in_a_bundle():
+    class Two(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.ParameterList(nn.Parameter(torch.ones(6)) for _ in range(2 * LAYERS))
+
+        def forward(self, x, labels):
+            return super().forward(x * sum(self.more) / len(self.more), labels)
+
+    torch.manual_seed(0)
+    model = Two()
+    twin = copy.deepcopy(model)
+    optimizers = Decaying(model.parameters()), Decaying(twin.parameters())
+    training = poptorch.trainingModel(model, options(), optimizers[0])
+    x, labels = torch.randn(ROWS, 6), torch.randint(3, (ROWS,))
+    for _ in range(STEPS):
+        training(x, labels)
+        optimizers[1].zero_grad()
+        twin(x, labels).backward()
+        optimizers[1].step()
+    (bundle,) = training._session.now.compiled.plan.program.bundles
+    assert all(len(member.slot.shape) == 1 for member in bundle.members)
+    assert_alike(model, twin)
