@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from torch import nn
 
+from helpers.modes import MODES
+from poptorch._base.plainly import plainly
 from poptorch._residency import TABLE, Device, Event, Lock, State, Transfer, unwatched
 
 PATHS = ("w",)
 EITHER = st.integers(0, 1)
+UNDER = st.sampled_from([mode for name, mode in MODES.items() if "meta" not in name])
 
 
 class Machine(RuleBasedStateMachine):
@@ -36,7 +39,7 @@ class Machine(RuleBasedStateMachine):
         self.newer: int | None = None
 
     def move(self, at: int, event: Event) -> None:
-        with torch.no_grad():
+        with plainly():
             for _ in self.devices[at].due(event, PATHS):
                 row = TABLE[event, self.devices[at].state("w")]
                 ends = (self.host, self.values[at])
@@ -50,8 +53,12 @@ class Machine(RuleBasedStateMachine):
     def came_down(self) -> None:
         self.on_host, self.newer = self.newest, None
 
-    @rule(at=EITHER)
-    def call(self, at: int) -> None:
+    @rule(at=EITHER, mode=UNDER)
+    def call(self, at: int, mode) -> None:
+        with mode():
+            self.train(at)
+
+    def train(self, at: int) -> None:
         self.devices[at].fetch()
         self.move(at, Event.CALL)
         assert self.values[at] == self.newest
@@ -61,15 +68,20 @@ class Machine(RuleBasedStateMachine):
         self.devices[at].updated(Event.UPDATE, PATHS)
         self.newest, self.newer = self.step, at
 
-    @rule()
-    def look(self) -> None:
+    @rule(mode=UNDER)
+    def look(self, mode) -> None:
         assert (type(self.host) is not nn.Parameter) == (self.newer is not None)
-        assert self.host + 0 == self.newest
+        with mode():
+            assert self.host.item() == self.newest
         assert type(self.host) is nn.Parameter
         self.came_down()
 
-    @rule(at=EITHER)
-    def copy_to_host(self, at: int) -> None:
+    @rule(at=EITHER, mode=UNDER)
+    def copy_to_host(self, at: int, mode) -> None:
+        with mode():
+            self.fetch_to_host(at)
+
+    def fetch_to_host(self, at: int) -> None:
         if self.devices[at].state("w") is State.HOST_ONLY:
             return  # nothing is on this device
         self.devices[at].fetch()
@@ -77,16 +89,18 @@ class Machine(RuleBasedStateMachine):
         self.came_down()
         assert self.host.item() == self.newest
 
-    @rule(at=EITHER)
-    def copy_to_device(self, at: int) -> None:
+    @rule(at=EITHER, mode=UNDER)
+    def copy_to_device(self, at: int, mode) -> None:
         if self.devices[at].state("w") is not State.HOST_ONLY and self.newer == at:
             self.newest, self.newer = self.on_host, None  # what it trained is gone
-        self.move(at, Event.COPY_TO_DEVICE)
+        with mode():
+            self.move(at, Event.COPY_TO_DEVICE)
 
-    @rule(at=EITHER)
-    def detach(self, at: int) -> None:
-        self.move(at, Event.DETACH)
-        self.devices[at].clear()
+    @rule(at=EITHER, mode=UNDER)
+    def detach(self, at: int, mode) -> None:
+        with mode():
+            self.move(at, Event.DETACH)
+            self.devices[at].clear()
         if self.newer == at:
             self.came_down()
 

@@ -125,7 +125,7 @@ class Copy:
     def differs_from(self, host: torch.Tensor) -> bool:
         """Whether somebody has put other values into the host than those that last travelled."""
         if self.state in (State.HOST_NEWER, State.DEVICE_ONLY) or (
-            host is self.host() and self.version in (None, host._version)
+            host is self.host() and (self.version is None or self.version == host._version)
         ):
             return False
         value = self.value

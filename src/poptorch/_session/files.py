@@ -29,6 +29,7 @@ from .._base import archive, json_codec, keyed, log, safe_files
 from .._base.archive import InvalidFile
 from .._base.errors import AssertionFailure
 from .._base.json_codec import Json
+from .._base.plainly import plainly
 from .programs import Variant
 from .session import Session
 
@@ -119,6 +120,7 @@ def _digests(parts: Mapping[str, bytes]) -> bytes:
     return json.dumps(digests, sort_keys=True).encode()
 
 
+@plainly()
 def packed(
     session: Session, objects: Objects | None, options: str, with_random: bool, pickled: bool = True
 ) -> dict[str, bytes] | None:
@@ -323,7 +325,7 @@ def _zeros(content: Json) -> torch.Tensor:
         raise ValueError(f"no dtype: {kind!s:.80}")
     if len(_shape(shape)) > DEEPEST or math.prod(shape) > LARGEST:
         raise ValueError(f"too large a shape: {shape!s:.80}")
-    return torch.zeros((), dtype=dtype).expand(shape)
+    return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
 
 
 def _shape(value: Any) -> list[int]:

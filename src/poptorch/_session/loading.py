@@ -13,6 +13,7 @@ from torch import nn
 from .. import _capture, _compile
 from .._base import log
 from .._base.errors import Error
+from .._base.plainly import plainly, written_to
 from ..optim import KINDS
 from ..optim.arguments import LARGEST
 from ..optim.freeze import freeze
@@ -24,6 +25,7 @@ from .weights import check_saved, refuse_saved
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
 
+@plainly()
 def fill(
     saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
 ) -> Callable[[], None]:
@@ -67,9 +69,10 @@ def _put(
     stored: Mapping[str, torch.Tensor],
     values: Sequence[tuple[dict[str, Any], dict[str, Any]]],
 ) -> None:
-    with torch.no_grad():
+    with plainly():
         for path, tied in tensors.items():
-            tied.tensor.copy_(stored[path])
+            with written_to(tied.tensor):
+                tied.tensor.copy_(stored[path])
     for target, new in values:
         target.update(new)
 
@@ -177,7 +180,8 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
         asked = f"arguments {', '.join(saved.arguments)} ({error})"
         refuse_saved(f"{asked}; here forward{session.model.signature}", error)
     try:
-        session.compile(arguments, background=True, placeholders=True)
+        with plainly(), torch.enable_grad():  # no call of the user's, whose modes would count
+            session.compile(arguments, background=True, placeholders=True)
     except Error:
         raise
     except Exception as error:  # forward's own, of whatever the file passes to it

@@ -16,6 +16,7 @@ import torch
 from .. import optim
 from .._base import log
 from .._base.errors import Error
+from .._base.plainly import plainly
 from .._compile import agreement
 from .._ir.slots import narrowed, unchanged
 from .._ir.spec import OptimSpec, Spec
@@ -203,6 +204,10 @@ class SessionOptimizer:
         state._detach_device()
         self._store, self._kept = None, {}
 
+    def let_go(self) -> None:
+        """The device could not be attached: it has nothing to read."""
+        self._store, self._state._device = None, None
+
     def read(self) -> None:
         """Bring the user's optimizer up to date; all processes do where they keep parts."""
         if self._store is not None:
@@ -228,9 +233,10 @@ class SessionOptimizer:
     def _take_loaded(self) -> None:
         if self._state.ipu_state_is_dirty:
             before = self._values
-            self._upload(with_values=True)
+            with plainly():
+                self._upload(with_values=True)
+                self._note_loaded()
             self._untold |= self._values != before
-            self._note_loaded()
 
     def count_steps(self) -> Mapping[str, float]:
         """Return the steps of weights by path, for a run that goes on with them elsewhere."""
@@ -275,13 +281,13 @@ class SessionOptimizer:
         if isinstance(state, TorchState) and state.was_loaded:
             self.adopt(self.given, self.paths)
         cached = state.get_state_dict()
+        loaded = from_ipu_state(self.spec, self._store.shapes(), cached["ipu_state"])
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])
             self._store.write_hypers(self._values)
             self.guards.expect()
         log.engine.debug("Writing optimiser state tensors from host to IPU memory")
-        shapes = self._store.shapes()
-        for key, value in from_ipu_state(self.spec, shapes, cached["ipu_state"]).items():
+        for key, value in loaded.items():
             self._store.write(key, value)
         state.ipu_state_is_dirty = False
         state.host_state_is_dirty = True  # merged with what was not loaded

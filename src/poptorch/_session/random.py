@@ -79,7 +79,7 @@ class Randomness:
                 got=f"{len(numbers)} values",
                 fix="set what rng_state returned",
             )
-        state_words = torch.tensor(numbers[1:], dtype=torch.int64).view(torch.uint8)
+        state_words = torch.tensor(numbers[1:], dtype=torch.int64, device="cpu").view(torch.uint8)
         if len(numbers) > 1:
             try:
                 torch.Generator().set_state(state_words)

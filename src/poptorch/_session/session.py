@@ -13,6 +13,7 @@ import torch
 from .. import _capture, _compile
 from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error
+from .._base.plainly import plainly
 from .._ir.spec import Spec
 from .._residency import Event, locked
 from ..backends import release_freed_memory
@@ -315,7 +316,7 @@ class Session:
             variant = self._new_variant(now, arguments)
             if mode == now.mode:
                 log.python.info("Options.programs: compiled for %s, too", variant.inputs)
-        with interrupts.deferred():
+        with interrupts.deferred(), plainly():
             if self.optimizer is not None and not variant.reading.has_those_of(now.reading):
                 self.optimizer.detach()
                 self.optimizer.compiled(variant.task)
@@ -328,7 +329,7 @@ class Session:
         log.python.info("The optimizer's structure changed: compiling again, with its state kept")
         variant = self._new_variant(self.now, arguments)
         assert self.optimizer is not None
-        with interrupts.deferred():
+        with interrupts.deferred(), plainly():
             self.optimizer.detach()
             self.optimizer.compiled(variant.task)
             self._move(variant, restored=False)
@@ -380,15 +381,18 @@ class Session:
         self._chips.acquire(now.spec, now.compiled.plan.layout.reserved)
         weights = self.weights
         has_agreed = weights.has_agreed or not now.spec.runs_together
-        with interrupts.deferred():
+        with interrupts.deferred(), plainly(), contextlib.ExitStack() as undo:
+            undo.callback(weights.device.clear)
             store = StateStore(now.compiled, now.reading, weights.device, agreed=has_agreed)
             for key, value in (self.kept or {}).items():
                 store.write(key, value)
             if self.optimizer is not None:
+                undo.callback(self.optimizer.let_go)
                 self.optimizer.attach(store, restored)
             self.random.start(store.state, restored)
             weights.attach(store)
             now.store, self.kept = store, None
+            undo.pop_all()
         if not has_agreed:
             store.agree(now.spec.runtime.broadcast_weights)
             weights.has_agreed = True
@@ -404,15 +408,17 @@ class Session:
 
     def _detach(self, local_only: bool = False) -> None:
         # The garbage collector may do it while another model is captured.
-        with interrupts.deferred(), _capture.untraced():
+        with interrupts.deferred(), plainly():
             store = self.weights.store
             if store is not None:
                 self.weights.save(local_only)
-                self.kept = store.device_only(leaving=True)
+                kept = store.device_only(leaving=True)
                 if self.optimizer is not None:
-                    self.optimizer.detach(local_only, self.kept)
+                    self.optimizer.detach(local_only, kept)
+                # Nothing from here on fails: what has failed before has left the device.
                 self.random.leave(store.state)
-                self.weights.leave(local_only)
+                self.weights.leave()
+                self.kept = kept
         self._chips.release()
 
     @locked
@@ -442,6 +448,7 @@ class Session:
     # Optimizer, random numbers, state.
 
     @locked
+    @plainly()
     def set_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
         """Use another optimizer, or the same one with other values; these are uploaded."""
         if self.optimizer is None:
@@ -452,6 +459,7 @@ class Session:
         self.optimizer.adopt(optimizer, paths, relaxed)
 
     @locked
+    @plainly()
     def state_to_save(self) -> Mapping[str, torch.Tensor]:
         """Return state that no host tensor mirrors, by key: the device's, or what was kept.
 
@@ -472,12 +480,12 @@ class Session:
     @property
     def rng_state(self) -> list[int] | None:
         """The random state of the device, or the one that is kept for it."""
-        with self.lock():
+        with self.lock(), plainly():
             _, store = self.now, self.weights.store
             return self.random.get(store.state if store is not None else None)
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int] | None) -> None:
-        with self.lock():
+        with self.lock(), plainly():
             _, store = self.now, self.weights.store
             self.random.set(state, store.state if store is not None else None)

@@ -10,7 +10,8 @@ import torch
 from .. import _job
 from .._base import log
 from .._base.errors import Error
-from .._capture import ModelTensor, tensors_of, untraced
+from .._base.plainly import plainly, written_to
+from .._capture import ModelTensor, tensors_of
 from .._compile import Compiled, agreement
 from .._ir import verify
 from .._ir.bundle import Member, View
@@ -157,7 +158,6 @@ class StateStore:
             self.take_over(other)
         verify.verify_state(self.state, program)
 
-    @torch.inference_mode(False)  # later calls write to what the first one allocates
     def _allocate(self, compiled: Compiled) -> None:
         program, tensors = self._program, self.state.tensors
         for key in _summed(compiled):  # zeros, as all that gradients are added to
@@ -242,7 +242,7 @@ class StateStore:
         self._send(event, known)
 
     def _send(self, event: Event, hosts: Tensors) -> None:
-        with untraced(), torch.no_grad():
+        with plainly():
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
 
@@ -289,7 +289,7 @@ class StateStore:
     def _fetch(self, event: Event, paths: Collection[str], local_only: bool) -> None:
         """Write to the tensors whose values these are, wherever the user has put them since."""
         due, hosts, lost = {*self._device.due(event, paths)}, {}, []
-        with untraced(), torch.no_grad():
+        with plainly():
             for key, slot in self._slots.items():
                 if slot.path not in due:
                     continue
@@ -313,17 +313,18 @@ class StateStore:
     def _write_to(self, slot: Slot, value: torch.Tensor, host: torch.Tensor) -> None:
         grouping = self._groups.get(slot.path)
         value = value[0] if slot.replicas > 1 else value
-        if grouping is not None:
-            grouping.to_host(value, host)
-        else:
-            host.copy_(value)
+        with written_to(host):
+            if grouping is not None:
+                grouping.to_host(value, host)
+            else:
+                host.copy_(value)
 
     def digests(self) -> Mapping[str, str]:
         """Return digests of the host's weights that the processes of a job have in common."""
         tensors = tensors_of(self._reading.module)
         slots = ((key, self._slots[key]) for key in self._common())
         hosts = {key: tensors[slot.path].tensor for key, slot in slots if slot.path in tensors}
-        with untraced():
+        with plainly():
             return agreement.digests(hosts)
 
     # Another program of the same model.

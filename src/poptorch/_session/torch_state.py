@@ -106,7 +106,8 @@ class TorchState(DeviceState):
 
     def _remember(self) -> None:
         self._read = self._entries()
-        self._tensors = [value for value in self._read if isinstance(value, torch.Tensor)]
+        tensors = [value for value in self._read if isinstance(value, torch.Tensor)]
+        self._tensors = [value for value in tensors if not value.is_inference()]
         self._versions = self._sum_of_versions()
 
     def _sum_of_versions(self) -> int:
@@ -152,8 +153,8 @@ class TorchState(DeviceState):
             self._watch()
 
     def _read_from(self, link: Any) -> None:
-        updates, self._updates = self._updates, 0
         on_device, _ = link.read_state()
+        updates, self._updates = self._updates, 0
         for number, parameter, path in self._parameters():
             watched = self._watched[number]
             values = {

@@ -62,10 +62,9 @@ class Transfers:
         self.store, self._left = store, None
         self.adopted()
 
-    def leave(self, local_only: bool) -> None:
+    def leave(self) -> None:
         """The device goes, after ``save``."""
-        compares = self.has_agreed and not local_only
-        self._left = self.attached.digests() if compares else None
+        self.device.clear()
         self.store = None
         for variant in self._programs.all:
             variant.store = None
@@ -75,7 +74,8 @@ class Transfers:
         self.bring_down(local_only)
         if not self._trains and self.device.due(Event.DETACH, self.device.copies):
             self._download(local_only, Event.DETACH)
-        self.device.clear()
+        compares = self.has_agreed and not local_only
+        self._left = self.attached.digests() if compares else None
 
     def check_processes(self) -> None:
         """Refuse weights that the processes of a job have written, each its own."""

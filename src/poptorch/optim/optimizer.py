@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .._base.errors import AssertionFailure, StateError
+from .._base.plainly import plainly
 from .arguments import pair_of_betas
 
 _KEYS = ("ipu_state", "ipu_param")
@@ -82,7 +83,7 @@ class DeviceState:
         link = self._link
         if link is None or not self.host_state_is_dirty:
             return
-        with link.lock():
+        with link.lock(), plainly():
             if self.host_state_is_dirty:
                 self._read_from(link)
                 self.host_state_is_dirty = False

@@ -1,0 +1,27 @@
+"""Work on the library's own tensors, whatever modes of torch the user's code has around it.
+
+A tensor that is made under ``torch.inference_mode()`` cannot be written later, one that is made
+under ``torch.device("meta")`` has no values, and a mode that records would record our copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from . import private
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Within the block tensors are ordinary ones of the host, and nobody records what is done."""
+    outside = private.optional("disable_current_modes") or contextlib.nullcontext
+    with outside(), torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        yield
+
+
+def written_to(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return the mode in which a tensor of the user's can be written, whichever it was made in."""
+    return torch.inference_mode() if tensor.is_inference() else contextlib.nullcontext()

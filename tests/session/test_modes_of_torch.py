@@ -1,0 +1,177 @@
+"""Every transfer is all or nothing, and works under every mode that torch may be in."""
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.closeness import FUNCTION, near
+from helpers.modes import MODES
+from helpers.wrapping import Graded, Twins, normal, options
+from poptorch._session.store import StateStore
+
+X, Y = normal(4, 4), normal(4, 3, seed=1)
+MAKERS = {
+    "Adam": functools.partial(torch.optim.Adam, lr=0.1, eps=1e-3),
+    "RMSprop": functools.partial(torch.optim.RMSprop, lr=0.01, eps=0.1),
+}
+CLOSE = near(8 + FUNCTION, 6)
+
+
+def net() -> Graded:
+    return Graded(norm=nn.BatchNorm1d(4), tanh=nn.Tanh(), head=nn.Linear(4, 3))
+
+
+def trained(make: Callable = MAKERS["Adam"]) -> Twins:
+    twins = Twins(net(), make, **CLOSE)
+    twins.step(X, Y, count=2)
+    return twins
+
+
+def attach_again(twins: Twins, folder: Path) -> None:
+    twins.wrapped.detachFromDevice()
+    twins.wrapped.attachToDevice()
+
+
+def upload(twins: Twins, folder: Path) -> None:
+    twins.wrapped.copyWeightsToHost()
+    twins.wrapped.copyWeightsToDevice()
+
+
+def load_own_weights(twins: Twins, folder: Path) -> None:
+    twins.wrapped.load_state_dict(copy.deepcopy(twins.model.state_dict()))
+
+
+def load_own_state(twins: Twins, folder: Path) -> None:
+    twins.ours.load_state_dict(copy.deepcopy(twins.ours.state_dict()))
+
+
+def continue_random_numbers(twins: Twins, folder: Path) -> None:
+    twins.wrapped.rng_state = twins.wrapped.rng_state
+
+
+EVENTS: dict[str, Callable[[Twins, Path], Any]] = {
+    "a read of the optimizer's state": lambda twins, _: twins.ours.state_dict(),
+    "a read of weights": lambda twins, _: [p + 0 for p in twins.model.parameters()],
+    "state_dict()": lambda twins, _: twins.model.state_dict(),
+    "deepcopy": lambda twins, _: copy.deepcopy(twins.model),
+    "detachFromDevice()": lambda twins, _: twins.wrapped.detachFromDevice(),
+    "attachToDevice()": attach_again,
+    "destroy()": lambda twins, _: twins.wrapped.destroy(),
+    "copyWeightsToDevice()": upload,
+    "setOptimizer()": lambda twins, _: twins.wrapped.setOptimizer(twins.ours),
+    "load_state_dict()": load_own_weights,
+    "load_state_dict() of the optimizer": load_own_state,
+    "save()": lambda twins, folder: twins.wrapped.save(folder / "model"),
+    "rng_state": continue_random_numbers,
+    "another wrapper": lambda twins, _: poptorch.inferenceModel(twins.model, options()),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_training_goes_on_after_an_event_under_a_mode(event, mode, tmp_path) -> None:
+    twins = trained()
+    with mode():
+        event(twins, tmp_path)
+    twins.step(X, Y, count=2)
+    twins.compare()
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_steps_that_are_counted_on_the_host_are_counted_under_a_mode(mode, tmp_path) -> None:
+    twins = trained(MAKERS["RMSprop"])
+    with mode():
+        twins.ours.state_dict()
+        attach_again(twins, tmp_path)
+    twins.step(X, Y)
+    twins.compare()
+
+
+@pytest.mark.parametrize("name", [name for name in MODES if name != "saved_tensors_hooks"])
+def test_a_loaded_file_is_compiled_under_a_mode(name: str, tmp_path) -> None:
+    """Hooks of saved tensors are part of what is captured: those of ``MODES`` refuse it."""
+    twins = trained()
+    twins.wrapped.save(tmp_path / "model")
+    model = net()
+    twins.ours = MAKERS["Adam"](model.parameters())
+    with MODES[name]():
+        given = {"model": model, "optimizer": twins.ours}
+        twins.wrapped = poptorch.load(tmp_path / "model", **given)
+    twins.model = model
+    twins.step(X, Y, count=2)
+    twins.compare()
+
+
+def test_a_buffer_that_was_made_in_inference_mode_takes_what_is_trained() -> None:
+    model = net()
+    with torch.inference_mode():
+        model.norm.running_mean = torch.zeros(4)
+    executor = poptorch.trainingModel(model, options(), MAKERS["Adam"](model.parameters()))
+    executor(X, Y)
+    executor.destroy()
+    eager = nn.BatchNorm1d(4)
+    eager(X)
+    torch.testing.assert_close(model.norm.running_mean.clone(), eager.running_mean.clone())
+
+
+def fails(*_: object, **__: object) -> None:
+    raise MemoryError("planted")
+
+
+STEPS_OF_DETACHING = [(StateStore, "download"), (StateStore, "device_only")]
+
+
+@pytest.mark.parametrize(("owner", "name"), STEPS_OF_DETACHING, ids=lambda each: str(each))
+@pytest.mark.parametrize("event", ["detachFromDevice", "destroy"])
+def test_a_device_that_cannot_be_left_goes_on(event: str, owner, name, monkeypatch) -> None:
+    twins = trained()
+    with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
+        planted.setattr(owner, name, fails)
+        getattr(twins.wrapped, event)()
+    twins.step(X, Y, count=2)
+    twins.compare()
+    getattr(twins.wrapped, event)()
+    twins.step(X, Y)
+    twins.compare()
+
+
+def test_state_that_cannot_be_read_is_read_later(monkeypatch) -> None:
+    twins = trained(MAKERS["RMSprop"])
+    with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
+        planted.setattr(StateStore, "readable", fails)
+        twins.ours.state_dict()
+    twins.step(X, Y)
+    twins.compare()
+
+
+@pytest.mark.parametrize("name", ["write_hypers", "write"])
+def test_a_device_that_cannot_be_attached_is_attached_later(name: str, monkeypatch) -> None:
+    twins = trained()
+    twins.wrapped.detachFromDevice()
+    with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
+        planted.setattr(StateStore, name, fails)
+        twins.wrapped(X, Y)
+    assert not twins.wrapped.isAttachedToDevice()
+    twins.step(X, Y, count=2)
+    twins.compare()
+
+
+def test_a_state_of_another_shape_can_be_replaced_by_the_right_one() -> None:
+    twins = trained()
+    twins.wrapped.detachFromDevice()
+    right = copy.deepcopy(twins.ours.state_dict())
+    wrong = copy.deepcopy(right)
+    wrong["state"][0]["exp_avg"] = torch.zeros(9)
+    twins.ours.load_state_dict(wrong)
+    with pytest.raises(RuntimeError, match="wrong shape"):
+        twins.wrapped(X, Y)
+    twins.ours.load_state_dict(right)
+    twins.step(X, Y, count=2)
+    twins.compare()
