@@ -17,6 +17,7 @@ from .._ir import graph_json
 from .._ir.closeness import Difference
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
+from .._ir.spec import OptimSpec
 from .cache import Store
 
 OFF, WARN, ERROR = "off", "warn", "error"
@@ -69,6 +70,18 @@ class EagerCheck:
             self._react(_disagreement(finding))
         else:
             self._note("")
+
+    def update(self, optim: OptimSpec | None, optimizer: _eager.EagerOptimizer | None) -> None:
+        """Compare some updates with those of the user's own optimizer.
+
+        Raises:
+            Error: they disagree, and the options ask for an error.
+        """
+        if not self.is_on or optim is None or optimizer is None:
+            return
+        found = _eager.update_differences(self._request, optim, optimizer)
+        if found:
+            self._react(_updates_differ(type(optimizer.optimizer).__name__, found))
 
     def lanes(self, micro: _capture.Micro, several: Graph, lanes: Lanes) -> bool:
         """Tell whether several micro-batches side by side agree with the same ones in turn.
@@ -136,6 +149,17 @@ def _disagreement(finding: _eager.Finding) -> Error:
         where=finding.where,
         fix=(
             "take the layer that is named out of the wrapped model, or write it another way",
+            'options.checkAgainstEager("off") if you know the reason and want these numbers',
+        ),
+    )
+
+
+def _updates_differ(optimizer: str, found: Sequence[Difference]) -> Error:
+    return Error(
+        "The compiled update computes something else than the optimizer in eager PyTorch",
+        got="\n".join([optimizer, *map(str, found[:_SHOWN])]),
+        fix=(
+            "use another optimizer of torch.optim or poptorch.optim",
             'options.checkAgainstEager("off") if you know the reason and want these numbers',
         ),
     )

@@ -9,6 +9,7 @@ from .. import _capture, _place
 from .._base import log, timing
 from .._base.errors import Error
 from .._base.tables import table
+from .._eager import EagerOptimizer
 from .._ir import verify
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph
@@ -29,6 +30,7 @@ class Draft:
     optim: OptimSpec | None  # None in inference
     by_stages: bool  # whether the backend runs stage by stage, one micro-batch at a time
     check: EagerCheck
+    eager_optimizer: EagerOptimizer | None = None
     one: _capture.Micro = field(init=False)  # a single micro-batch, as it was captured
     micro: _capture.Micro = field(init=False)  # it, or several side by side
     lanes: Lanes | None = None  # what runs side by side in it
@@ -64,8 +66,9 @@ def capture(draft: Draft) -> None:
 
 
 def check_against_eager(draft: Draft) -> None:
-    """Compare it with eager PyTorch on the first micro-batch of the call."""
+    """Compare it, and the update, with eager PyTorch on the first micro-batch of the call."""
     draft.check.micro_batch(draft.one)
+    draft.check.update(draft.optim, draft.eager_optimizer)
 
 
 def put_side_by_side(draft: Draft) -> None:

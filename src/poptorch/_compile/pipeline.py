@@ -15,6 +15,7 @@ from .._base import env, log, timing
 from .._base.errors import Error
 from .._base.resources import collecting_seldom
 from .._base.threads import one_at_a_time
+from .._eager import EagerOptimizer
 from .._ir import graph_json, indices, verify
 from .._ir.plan import Plan
 from .._ir.slots import Kind
@@ -67,6 +68,7 @@ def compile(
     placed: Callable[[int], None],
     background: bool,
     beside: Mapping[str, str],
+    eager_optimizer: EagerOptimizer | None = None,
 ) -> Compiled:
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
@@ -81,7 +83,9 @@ def compile(
     store, facts = cache.store_of(spec.runtime.cache_dir), None
     mode = "off" if spec.target.synthetic_data else spec.runtime.check
     check = EagerCheck(request, mode, store)
-    draft = passes.Draft(request, spec, optim, backends.works_by_stages(backend), check)
+    draft = passes.Draft(
+        request, spec, optim, backends.works_by_stages(backend), check, eager_optimizer
+    )
     for share in passes.run(draft):
         progress(0.02 + 0.28 * share)
     plan, micro = draft.plan(), draft.one

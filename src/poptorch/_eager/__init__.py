@@ -2,5 +2,13 @@
 
 from .check import Finding, Skipped, check
 from .undoing import PythonState
+from .update import EagerOptimizer, update_differences
 
-__all__ = ["Finding", "PythonState", "Skipped", "check"]
+__all__ = [
+    "EagerOptimizer",
+    "Finding",
+    "PythonState",
+    "Skipped",
+    "check",
+    "update_differences",
+]

@@ -18,6 +18,7 @@ from .._base import log
 from .._base.errors import Error
 from .._base.plainly import plainly
 from .._compile import agreement
+from .._eager import EagerOptimizer
 from .._ir.slots import narrowed, unchanged
 from .._ir.spec import OptimSpec, Spec
 from .._residency import Lock
@@ -84,6 +85,23 @@ class SessionOptimizer:
         """``like``: whose constants and variables are those of the result."""
         automatic = spec.reduction.automatic_loss_scaling
         return freeze(snapshot, paths, automatic_loss_scaling=automatic, compiled=like)
+
+    def in_eager(self, hypers: Mapping[str, float]) -> EagerOptimizer | None:
+        """Return the optimizer that eager PyTorch would step; None where there is none.
+
+        The classes of ``poptorch.optim`` update in programs only.
+        """
+        given = self._snapshot
+        if isinstance(given, optim.Optimizer) or len(members_of(self.given)) > 1:
+            return None
+        kinds = {each.algorithm: each.moments for each in optim.KINDS}
+        names = {
+            kinds[algorithm][prefix]: torchs
+            for algorithm, by_prefix in NAMES.items()
+            if type(given).__name__.lower() == algorithm
+            for prefix, torchs in by_prefix.items()
+        }
+        return EagerOptimizer(given, hypers, names)
 
     def compiled(self, task: Task) -> None:
         self.spec, self._asked, self._values = task.optim, dict(task.hypers), dict(task.hypers)

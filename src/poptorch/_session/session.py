@@ -143,6 +143,7 @@ class Session:
                 placed,
                 background,
                 {key: repr(value) for key, value in task.hypers.items()},
+                None if self.optimizer is None else self.optimizer.in_eager(task.hypers),
             )
         # After capturing: a forward that sets modes or attributes itself has set them by now.
         tensors, constants = task.reading.tensors, compiled.micro.constants.values()

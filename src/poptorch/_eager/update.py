@@ -1,0 +1,137 @@
+"""Comparing some updates of a weight with those that the user's own optimizer makes.
+
+One weight of each parameter group and type is enough: all others of the group are updated by the
+same formula. Copies of it go through three updates, as what an optimizer keeps shows from the
+second one on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _update
+from .._capture import Request
+from .._ir import slots
+from .._ir.closeness import Difference, difference
+from .._ir.slots import Kind, Slot
+from .._ir.spec import OptimSpec
+
+_UPDATES = 3
+_ROUNDINGS = 64  # that as many updates may add up to, with orders of operations that differ
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+@dataclass(frozen=True, eq=False)
+class EagerOptimizer:
+    """The user's optimizer, as it was read when the model was wrapped."""
+
+    optimizer: torch.optim.Optimizer  # of which copies are made
+    hypers: Mapping[str, float]  # values of the program's variables, by slot key
+    names: Mapping[str, str]  # of state: torch's names by those of the program
+
+
+def update_differences(
+    request: Request, spec: OptimSpec, eager: EagerOptimizer
+) -> list[Difference]:
+    """Return where weights or state differ after some updates."""
+    found: list[Difference] = []
+    for group, slot in _representatives(request, spec):
+        given = request.tensors[slot.path].tensor.detach().to(slot.dtype)
+        generator = torch.Generator().manual_seed(0)
+        gradients = [
+            torch.randn(slot.shape, dtype=slot.dtype, generator=generator) for _ in range(_UPDATES)
+        ]
+        expected, state = _in_eager(eager, group, given.clone(), gradients)
+        own = _by_program(spec, eager, group, slot, given.clone(), gradients)
+        pairs = [(f"'{slot.path}' after {_UPDATES} updates", own[slot.key], expected)]
+        pairs += _state_pairs(own, state, eager.names, slot)
+        share = _ROUNDINGS * torch.finfo(slot.dtype).eps
+        for name, mine, theirs in pairs:
+            found += filter(None, [difference(name, mine, theirs, share)])
+    return found
+
+
+def _representatives(request: Request, spec: OptimSpec) -> Iterator[tuple[int, Slot]]:
+    """Yield the smallest weight of each group and type, with the number of its group."""
+    by_path = {slot.path: slot for slot in request.state if slot.path in request.trained}
+    for at, group in enumerate(spec.groups):
+        smallest: dict[torch.dtype, Slot] = {}
+        for slot in sorted((by_path[p] for p in group.params if p in by_path), key=_size):
+            if slot.numel:
+                smallest.setdefault(slot.dtype, slot)
+        yield from ((at, slot) for slot in smallest.values())
+
+
+def _size(slot: Slot) -> int:
+    return slot.numel
+
+
+def _in_eager(
+    eager: EagerOptimizer, group: int, value: torch.Tensor, gradients: list[torch.Tensor]
+) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    weight = nn.Parameter(value)
+    kind = type(eager.optimizer)
+    twin: Any = kind.__new__(kind)
+    twin.__dict__.update(vars(eager.optimizer))
+    twin.__dict__.pop("step", None)  # what a scheduler has put around it
+    twin.__dict__.update({name: OrderedDict() for name in _HOOKS})
+    twin.param_groups = [{**eager.optimizer.param_groups[group], "params": [weight]}]
+    twin.state = defaultdict(dict)
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            twin.step()
+    return weight.detach(), twin.state[weight]
+
+
+def _by_program(
+    spec: OptimSpec,
+    eager: EagerOptimizer,
+    group: int,
+    slot: Slot,
+    value: torch.Tensor,
+    gradients: list[torch.Tensor],
+) -> Mapping[str, torch.Tensor]:
+    groups = tuple(
+        replace(each, params=(slot.path,) if at == group else ())
+        for at, each in enumerate(spec.groups)
+    )
+    lowered = _update.lower(replace(spec, groups=groups, common=()), [slot])
+    tensors = {
+        each.key: torch.full(each.shape, lowered.initial.get(each.key, 0.0), dtype=each.dtype)
+        for each in lowered.inputs
+    }
+    tensors |= {
+        each.key: torch.full(each.shape, eager.hypers[each.key], dtype=each.dtype)
+        for each in lowered.inputs
+        if each.kind is Kind.HYPER
+    }
+    tensors[slot.key] = value
+    with torch.no_grad():
+        for gradient in gradients:
+            for each in lowered.inputs:
+                if each.kind is Kind.GRADIENT:
+                    tensors[each.key] = gradient.to(each.dtype)
+            tensors |= lowered.function(tensors)
+    return tensors
+
+
+def _state_pairs(
+    own: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    names: Mapping[str, str],
+    weight: Slot,
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    for ours, theirs in names.items():
+        key = slots.moment(ours, weight, weight.dtype).key
+        value = state.get(theirs)
+        if key in own and isinstance(value, torch.Tensor):
+            yield f"'{theirs}' of '{weight.path}'", own[key], value

@@ -1,0 +1,137 @@
+"""The update of a new program is compared with the ``step`` of the user's own optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from helpers.wrapping import options
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_checked_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.layer(x)
+        return out, F.mse_loss(out, torch.zeros_like(out))
+
+
+def train_once(kind: type[torch.optim.Optimizer], **settings: Any) -> torch.Tensor:
+    model = Model()
+    optimizer = kind(model.parameters(), lr=0.1, **settings)
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+    _, loss = wrapped(torch.randn(4, 3))
+    return loss
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, torch.Tensor], Any]) -> None:
+    """Let updates of programs write something else; ``change`` gets a key and the right value."""
+    lower = pkgutil.resolve_name("poptorch._update.lower")
+
+    def lowered(*args: Any, **settings: Any) -> Any:
+        made = lower(*args, **settings)
+
+        def function(tensors: Any) -> Any:
+            return {key: change(key, value) for key, value in made.function(tensors).items()}
+
+        return dataclasses.replace(made, function=function)
+
+    monkeypatch.setattr("poptorch._update.lower", lowered)
+
+
+def larger_weights(key: str, value: torch.Tensor) -> torch.Tensor:
+    return value * 1.001 if key.startswith("param") else value
+
+
+def half_the_velocity(key: str, value: torch.Tensor) -> torch.Tensor:
+    return value / 2 if key.startswith("optstate.velocity") else value
+
+
+def real_velocity(key: str, value: torch.Tensor) -> torch.Tensor:
+    return value.real + 0j if key.startswith("optstate.velocity") else value
+
+
+@pytest.mark.parametrize(
+    "kind, settings",
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        (torch.optim.Adam, {"weight_decay": 0.1}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.RMSprop, {"centered": True, "momentum": 0.5}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.NAdam, {}),
+    ],
+)
+def test_updates_that_agree_train_without_a_word(
+    kind: type[torch.optim.Optimizer], settings: dict[str, Any]
+) -> None:
+    assert train_once(kind, **settings).isfinite()
+
+
+def test_another_weight_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, larger_weights)
+
+    with pytest.raises(poptorch.Error, match=r"'layer.bias' after 3 updates differs by"):
+        train_once(torch.optim.SGD)
+
+
+def test_other_state_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, half_the_velocity)
+
+    with pytest.raises(poptorch.Error, match=r"'momentum_buffer' of 'layer.bias' differs by"):
+        train_once(torch.optim.SGD, momentum=0.9)
+
+
+def test_the_optimizer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, larger_weights)
+
+    with pytest.raises(poptorch.Error, match="RMSprop"):
+        train_once(torch.optim.RMSprop)
+
+
+def test_state_of_complex_weights_without_imaginary_parts_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return poptorch.identity_loss((self.weight * x).abs().square(), reduction="mean")
+
+    plant(monkeypatch, real_velocity)
+    model = Fourier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+
+    with pytest.raises(poptorch.Error, match=r"'momentum_buffer' of 'weight' differs by"):
+        wrapped(torch.randn(4, 3))
+
+
+def test_the_users_optimizer_is_not_stepped() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+    before = model.layer.weight.detach().clone()
+
+    wrapped.compile(torch.randn(4, 3))
+
+    assert torch.equal(model.layer.weight, before)
