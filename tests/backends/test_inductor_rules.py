@@ -271,3 +271,17 @@ def test_a_weight_is_updated_before_the_gradient_of_the_next() -> None:
 def test_graphs_without_products_or_writes() -> None:
     for step in (lambda a: ([a + 1], [a * 2]), lambda a: ([a @ a], []), lambda a: ([], [a + 1])):
         assert placed(step, [torch.randn(3, 3)])
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+def test_lazy_conjugates_have_values_of_their_own() -> None:
+    """Kernels that compiled code calls directly take a lazy conjugate's memory for its values."""
+
+    def step(x: torch.Tensor, weight: torch.Tensor) -> tuple[Tensors, Tensors]:
+        few_modes = torch.fft.rfft(x)[..., :3].permute(0, 3, 1, 2)
+        across = few_modes.permute(0, 1, 3, 2).conj().permute(1, 0, 3, 2)
+        product = across.reshape(12, 6, 2) @ torch.view_as_complex(weight)
+        return [torch.view_as_real(product), across.imag.sum()], []
+
+    torch.manual_seed(0)
+    check(step, [torch.randn(4, 2, 6, 16), torch.randn(12, 2, 5, 2)])

@@ -184,8 +184,7 @@ def _compile(
     if sources is not None:
         stand_ins = {**stand_ins, "load_pybinding_async": chains.collecting(sources)}
     with private.settings(settings), private.standing_in(stand_ins):
-        ours = {aten.add.Tensor: _add, aten.index_put.default: _put, aten.select_copy.int: _select}
-        decompositions = {**private.select_decomp_table(), **ours}
+        decompositions = {**private.select_decomp_table(), **_OURS}
         lowered = lower(module, places, inputs, rules(module.graph), decompositions)
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad():
@@ -233,3 +232,13 @@ def _put(
     if all(stride or size == 1 for size, stride in lies):
         return NotImplemented
     return aten.index_put.default(tensor.contiguous(), indices, values, accumulate)
+
+
+# Kernels that compiled code calls may not know that a tensor is a lazy conjugate of its memory.
+_OURS: Mapping[Any, Any] = {
+    aten.add.Tensor: _add,
+    aten.index_put.default: _put,
+    aten.select_copy.int: _select,
+    aten._conj.default: aten.conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
