@@ -335,3 +335,69 @@ def test_weights_per_replica_and_an_exchange() -> None:
     torch.testing.assert_close(copies, WEIGHT.expand_as(copies))
     for ours, theirs in zip((model.own, model.common), leaves, strict=True):
         torch.testing.assert_close(ours.detach(), theirs.detach() - 0.1 * theirs.grad)
+
+
+GATHERED = (4, 2, 3)
+
+
+def gathered(x):
+    example = torch.zeros(GATHERED)
+    return poptorch.custom_op([x], "ReplicatedAllGather", "ai.graphcore", 1, [example])[0].sum(0)
+
+
+def from_outside(model, x, index):
+    body = lambda a: gathered(a) + model.table[model.rows]  # noqa: E731
+    return poptorch.for_loop(2, body, [x])[0]
+
+
+def from_the_loop(model, x, index):
+    return poptorch.for_loop(2, lambda a: gathered(a) + a[:, index[:1]], [x])[0]
+
+
+def at_places_of_the_loop(model, x, index):
+    def body(a, place):
+        window = poptorch.dynamic_slice(model.table, 0, place, 2, 1)
+        return gathered(a) + window, place + 1
+
+    return poptorch.for_loop(2, body, [x, torch.zeros((), dtype=torch.int32)])[0]
+
+
+@pytest.mark.parametrize("function, expected", [
+    (from_outside, lambda table, a, each: each + table[[1, 0]]),
+    (from_the_loop, lambda table, a, each: each + a[:, :, [1]]),
+])  # fmt: skip
+def test_lookups_beside_a_collective_in_a_loop_run_side_by_side(function, expected) -> None:
+    torch.manual_seed(0)
+    table, x = torch.randn(5, 3), torch.randn(8, 3)
+    model = Having(function, table=table, rows=torch.tensor([1, 0]))
+    executor = poptorch.inferenceModel(model, options(replicas=4))
+
+    got = executor(x, torch.tensor([1, 0] * 4))
+
+    value = x.reshape(GATHERED)
+    for _ in range(2):
+        value = expected(table, value, value.sum(0)).expand(GATHERED)
+    torch.testing.assert_close(got, value.reshape(8, 3))
+
+
+def test_windows_beside_a_collective_in_a_loop_run_side_by_side() -> None:
+    torch.manual_seed(0)
+    table, x = torch.randn(5, 3), torch.randn(8, 3)
+    model = Having(at_places_of_the_loop, table=table)
+    executor = poptorch.inferenceModel(model, options(replicas=4))
+
+    got = executor(x, torch.tensor([1, 0] * 4))
+
+    value = x.reshape(GATHERED)
+    for place in range(2):
+        value = (value.sum(0) + table[place : place + 2]).expand(GATHERED)
+    torch.testing.assert_close(got, value.reshape(8, 3))
+
+
+def test_all_to_all_is_found_by_its_short_name() -> None:
+    def forward(x):
+        return poptorch.custom_op([x], "AllToAll", "ai.graphcore", 1, [x])[0]
+
+    executor = poptorch.inferenceModel(Calling(forward), options(replicas=2))
+
+    assert executor(torch.arange(8.0)).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]

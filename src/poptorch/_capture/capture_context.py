@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from .._base import private, source, trees
 from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
-from . import marks, trace
+from . import inner_gradients, marks, trace
 from .casting import Casting
 from .draws import Draws
 from .held import Held
@@ -118,6 +118,8 @@ class Overrides(TorchFunctionMode):
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         loss, called = LOSS_FUNCTIONS.get(func) if self._context.training else None, func
         func, args, kwargs = self._casting(func, args, kwargs)
+        if func is torch.autograd.grad:
+            inner_gradients.check(self._context, args[0] if args else kwargs["outputs"])
         operator = stand_in(func)
         if operator is not None:
             result = operator(self._context, self._within, *args, **kwargs)

@@ -8,6 +8,7 @@ import linecache
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -20,6 +21,7 @@ from .._base.threads import one_at_a_time
 from . import micro
 from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward
+from .inner_gradients import NeedsGradient
 from .trace import forgetting_sources, torchs_settings
 from .value_reads import NUMBER_FIX, PRINT_FIX, SHAPE_FIX, Finding, Uncapturable, ValueReads
 
@@ -68,6 +70,13 @@ def capture(request: Request) -> micro.Micro:
 @one_at_a_time()
 @forgetting_sources()
 def explain(request: Request) -> Explanation:
+    try:
+        return _explained(request)
+    except NeedsGradient:
+        return _explained(replace(request, differentiates=True))
+
+
+def _explained(request: Request) -> Explanation:
     reads = ValueReads(real=True, collect=True)
     codes: dict[CodeType, None] = {}
     lines: set[tuple[str, int]] = set()
@@ -85,12 +94,12 @@ def explain(request: Request) -> Explanation:
         leaves = {s.path: t for s, t in zip(request.state, flat[:count], strict=True)}
         for path, leaf in leaves.items():
             leaf.requires_grad_(path in request.trained and leaf.is_floating_point())
-        context = CaptureContext(request.training, reads=reads)
+        context = CaptureContext(request.training, request.differentiates, reads=reads)
         batch = flat[count : count + len(request.batch)]
         before = sys.gettrace()
         sys.settrace(note)
         try:
-            with torch.set_grad_enabled(request.training):
+            with torch.set_grad_enabled(request.training or request.differentiates):
                 return list(run_forward(request, context, batch, leaves).tensors)
         finally:
             sys.settrace(before)

@@ -18,7 +18,7 @@ from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.context import autocast_settings, listening
-from . import scripts
+from . import inner_gradients, scripts
 from .capture_context import CaptureContext, Overrides
 from .doors import watched
 from .failures import explained
@@ -44,6 +44,7 @@ class Request:
     batch: tuple[Slot, ...]  # of the tensor arguments
     trained: frozenset[str] = frozenset()  # paths of the parameters that get a gradient
     training: bool = False  # whether a loss is looked for
+    differentiates: bool = False  # inference whose forward computes gradients
     loss_scaling: tuple[float | Slot, ...] = ()  # factors on the gradient's seed
     precision: Precision = field(default_factory=Precision)
     examples: Callable[[], list[torch.Tensor]] | None = None  # makes the first micro-batch
@@ -162,6 +163,7 @@ def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iter
         watched(context.held, overrides.on),
         context.reads.by_torch(context.held.caught),
         scripts.followed(context.reads, context.held),
+        inner_gradients.followed(context),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
         overrides,
     ):

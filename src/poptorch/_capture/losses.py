@@ -24,6 +24,11 @@ MARK = "identity_loss"
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
     getattr(owner, name): name for name in _NAMES for owner in (F, torch) if hasattr(owner, name)
 }
+# What exported modules call.
+for _name in (*_NAMES, "cross_entropy_loss", "nll_loss2d", "nll_loss_nd"):
+    _packet = getattr(torch.ops.aten, _name, None)
+    for _overload in _packet.overloads() if _packet is not None else ():
+        LOSS_FUNCTIONS[getattr(_packet, _overload)] = _name
 
 
 def final_loss(

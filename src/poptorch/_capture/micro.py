@@ -25,6 +25,7 @@ from .draws import Draws, Unsettled
 from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
 from .host_draws import HostDraws
+from .inner_gradients import NeedsGradient
 from .recorded import storage_of
 from .replaced import ModelTensor
 from .value_reads import BranchOnData, ValueReads
@@ -77,6 +78,7 @@ class _Recording:
         self.overlaps: dict[str, str] = {}
         self.context = CaptureContext(
             request.training,
+            request.differentiates,
             stochastic=request.precision.stochastic_rounding,
             reads=reads,
             draws=draws,
@@ -94,7 +96,8 @@ class _Recording:
             for slot in request.state
         }
         batch = [values[slot.key] for slot in request.batch]
-        grad = torch.enable_grad() if request.training else torch.no_grad()
+        grads = request.training or request.differentiates
+        grad = torch.enable_grad() if grads else torch.no_grad()
         recording, drawing = annotate.recording(request.module), self.context.draws.noticed()
         with recording as self.blocks, grad, drawing, HostDraws(request.module).noticed():
             seen = self._seen(leaves, values)
@@ -199,9 +202,16 @@ def capture(request: Request) -> Micro:
             fix="call the model outside of it",
         )
     try:
-        return _captured(request, None)
+        return _differentiated(request, None)
     except Unsettled as draws:
-        return _captured(request, draws)
+        return _differentiated(request, draws)
+
+
+def _differentiated(request: Request, earlier: Unsettled | None) -> Micro:
+    try:
+        return _captured(request, earlier)
+    except NeedsGradient:
+        return _captured(replace(request, differentiates=True), earlier)
 
 
 def _captured(request: Request, earlier: Unsettled | None) -> Micro:

@@ -98,6 +98,17 @@ def _repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
     return source.index_select(dim or 0, places)
 
 
+def _view(input: torch.Tensor, *size: Any, **named: Any) -> torch.Tensor:
+    """On an IPU tensors have no strides: every shape can be viewed."""
+    if "dtype" in named or any(isinstance(each, torch.dtype) for each in size):
+        return input.view(*size, **named)
+    return input.reshape(*named.values(), *size)
+
+
+def _view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return _view(input, other.shape)
+
+
 def _tensor_split(input: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     numbers = [_as_numbers(argument) for argument in args]
     named = {name: _as_numbers(argument) for name, argument in kwargs.items()}
@@ -224,6 +235,8 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
             for f in (torch.masked_select, torch.Tensor.masked_select)
         },
         torch.combinations: _combinations,
+        torch.Tensor.view: _view,
+        torch.Tensor.view_as: _view_as,
         torch.repeat_interleave: _repeat_interleave,
         torch.Tensor.repeat_interleave: _repeat_interleave,
         torch.tensor_split: _tensor_split,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -150,6 +151,19 @@ def may_view(node: fx.Node) -> bool:
         return True
     first = target._schema.arguments[:1]
     return bool(first) and first[0].alias_info is not None
+
+
+@functools.cache
+def view_of(target: Any) -> Any:
+    """Return the view whose copy an operator makes, as bodies of loops have them; or itself."""
+    if not isinstance(target, Operator) or target.namespace != "aten":
+        return target
+    packet, _, overload = str(target).removeprefix("aten.").partition(".")
+    if not packet.endswith("_copy"):
+        return target
+    view = getattr(getattr(aten, packet.removesuffix("_copy"), None), overload, None)
+    shares = view is not None and view._schema.returns[0].alias_info is not None
+    return view if shares else target
 
 
 def of_shape(node: fx.Node) -> Any:

@@ -175,7 +175,7 @@ def vectorised(call: Call) -> Any:
 
     try:
         results = iter(_over_lanes(one, [call.values[node] for node in call.inputs]))
-    except Exception as error:
+    except RuntimeError as error:  # torch's own of what it cannot vectorise
         text = next(iter(str(error).splitlines()), type(error).__name__)
         raise NotVectorisable(text) from error
     found = [None if part is None else next(results) for part in several]

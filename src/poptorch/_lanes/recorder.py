@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Recorder:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.like: fx.Node | None = None  # whose notes new nodes get
+        self._pauses = False
         self._nodes: dict[int, fx.Node] = {}
         self._values: list[Any] = []  # tensors are known by identity: they stay
         self._made: dict[Any, Any] = {}
@@ -36,6 +38,15 @@ class Recorder:
 
     def recording(self) -> Any:
         return answering(self._dispatched)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block another graph is made, whose tensors this one does not know."""
+        self._pauses = True
+        try:
+            yield
+        finally:
+            self._pauses = False
 
     def know(self, value: Any, node: fx.Node) -> None:
         if isinstance(value, torch.Tensor):
@@ -63,7 +74,8 @@ class Recorder:
         node.meta["val"] = value
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(func, Operator) or func.namespace == "prim" or _of_types(func):
+        is_node = isinstance(func, Operator) and func.namespace != "prim" and not _of_types(func)
+        if self._pauses or not is_node:
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             raise Writes(str(func))

@@ -16,7 +16,7 @@ from .._base import private
 from .._base.errors import Error
 from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
 from .._ir.loops import Lanes
-from .._ir.operators import SHAPE_ONLY, acts, draws, generator_of, of_shape
+from .._ir.operators import SHAPE_ONLY, acts, draws, generator_of, of_shape, view_of
 from .._ir.plan import RESULTS
 from .._ir.slots import Kind, Slot
 from .._ops import streams
@@ -218,6 +218,8 @@ class _Lanes:
     def _part(self, attribute: fx.Node, own: list[bool], results: list[bool]) -> Graph:
         """Return a loop's test or body, what has lanes marked as batches and outputs are."""
         module = copied(self._parts[str(attribute.target)])
+        for node in module.graph.nodes:
+            node.target = view_of(node.target)
         output: Any = module.graph.output_node()
         if isinstance(output.args[0], fx.Node):
             output.args = ((output.args[0],),)
@@ -229,7 +231,8 @@ class _Lanes:
         """Let the graph hold a loop's part with lanes, and read it."""
         name = f"{attribute.target}_in_lanes"
         before = self._parts[str(attribute.target)].graph.output_node().args[0]
-        module = self._parts[name] = side_by_side(part, self._lanes).module
+        with self._recorder.paused():
+            module = self._parts[name] = side_by_side(part, self._lanes).module
         if isinstance(before, fx.Node):
             output: Any = module.graph.output_node()
             output.args = (output.args[0][0],)

@@ -47,6 +47,7 @@ class Group:
 @dataclass(eq=False)
 class Capture(abc.ABC):
     training: bool
+    differentiates: bool = False  # gradients are recorded in inference, too
     replicas: Replicas = field(default_factory=Replicas)
     exchanging: bool = False  # replicas exchange something, so that they must run side by side
     losses: list[Candidate] = field(default_factory=list)

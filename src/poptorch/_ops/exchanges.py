@@ -6,12 +6,13 @@ Source: W. Gropp et al., "Using MPI", chapter on collective operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from .. import _job
 from .._base.errors import Error
+from .context import listener
 from .identities import with_surrogate_gradient
 from .library import define
 
@@ -89,7 +90,15 @@ def _formula(kind: str, settings: Sequence[int], backward: bool, processes: int 
     return lambda x: _OWN(formula(_OF_ALL(x, processes)), processes)
 
 
-def _one_replica(*_: object) -> torch.Tensor:
+def _one_replica(x: torch.Tensor, *how: Any) -> torch.Tensor:
+    if listener() is not None:  # a capture on the values of the first inputs: all have the same
+        kind, settings, replicas, processes, backward, *_ = how
+        of_all = x.expand(1, replicas * processes, *x.shape)
+        return _formula(kind, settings, backward)(of_all)[0, 0].clone()
+    return _in_a_transform()
+
+
+def _in_a_transform(*_: object) -> NoReturn:
     raise Error(
         "Replicas can exchange tensors only where each of them is a lane",
         got="a collective operator outside of the lanes",
@@ -120,7 +129,7 @@ exchange = define(
     _shape,
     backward=_backward,
     setup_context=_keep_settings,
-    vmap=_one_replica,
+    vmap=_in_a_transform,
 )
 """What a replica gets: it stands in the graph of one until all are side by side."""
 

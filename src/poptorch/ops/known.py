@@ -215,6 +215,7 @@ _OPERATORS: dict[str, Callable[[_Call], torch.Tensor]] = {
     "StaticSparseMatmul": _sparse,
     "ReplicatedAllGather": _gather,
     "ReplicatedAllReduceTP": _reduce,
+    "AllToAll": _all_to_all,
     "ReplicatedAllToAll": _all_to_all,
 }
 
