@@ -9,7 +9,14 @@ import traceback
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
 from tqdm import tqdm
 
 import poptorch
@@ -150,6 +157,49 @@ def test_seeds_make_runs_reproducible(mode):
     assert len({*run(1), *run(2)}) == len(run(1)) + len(run(2))
 
 
+def share_of_worker() -> slice:
+    worker = torch.utils.data.get_worker_info()
+    return slice(None) if worker is None else slice(worker.id, None, worker.num_workers)
+
+
+class Dividing(sets.Repeating):
+    def __iter__(self):
+        yield from [*super().__iter__()][share_of_worker()]
+
+
+class DividingInside(sets.Repeating):
+    def __iter__(self):
+        return iter([torch.tensor(n) for n in range(4) for _ in [get_worker_info()]])
+
+
+class Holding(sets.Repeating):
+    def __init__(self, inner: sets.Repeating) -> None:
+        super().__init__(4)
+        self.inner = inner
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
+SELF_DIVIDING = [
+    Dividing(4),
+    DividingInside(4),
+    Holding(Dividing(4)),
+    Holding(Holding(Dividing(4))),
+]
+
+
+@pytest.mark.parametrize("dataset", SELF_DIVIDING, ids=lambda each: type(each).__name__)
+def test_data_that_ask_for_their_worker_bring_no_warning(dataset, caplog):
+    loader(dataset, 2, num_workers=2)
+    assert caplog.text == ""
+
+
+def test_data_that_hold_others_which_do_not_ask_bring_the_warning(caplog):
+    loader(Holding(sets.Repeating(4)), 2, num_workers=2)
+    assert "every element will be returned 2 times" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.spec("data", 19, 25, 29)
 @pytest.mark.parametrize("mode", few(ALL_MODES, DataLoaderMode.Async))
@@ -159,12 +209,12 @@ def test_torch_s_workers(mode, caplog):
     made = loader(sets.Workers(6), 1, mode=mode, num_workers=2, **own)
     assert not made.persistent_workers
     assert [batch[0].tolist() for batch in made] == [[i, i % 2, i % 2] for i in range(6)]
-    made = loader(sets.Stream(4), 2, mode=mode, num_workers=2)
+    made = loader(sets.Repeating(4), 2, mode=mode, num_workers=2)
     assert "every element will be returned 2 times" in caplog.text
     assert sorted(x for batch in values(made) for x in batch) == [0, 0, 1, 1, 2, 2, 3, 3]
     caplog.clear()
-    loader(sets.Stream(4), 2, num_workers=2, worker_init_fn=print)
-    loader(sets.Stream(4), 2, num_workers=1)
+    loader(sets.Repeating(4), 2, num_workers=2, worker_init_fn=print)
+    loader(sets.Repeating(4), 2, num_workers=1)
     assert caplog.text == ""
 
 

@@ -264,3 +264,43 @@ def test_functions_become_programs_under_the_names_of_experimental() -> None:
     torch.testing.assert_close(shifted(X), net(X) + 1)
     with pytest.raises(NotImplementedError, match="IPUContext"):
         poptorch.experimental.IPUScope([X])
+
+
+RETURNING = {
+    "to": lambda model: model.to("cpu"),
+    "train": lambda model: model.train(),
+    "eval": lambda model: model.eval(),
+    "cpu": lambda model: model.cpu(),
+    "float": lambda model: model.float(),
+    "half": lambda model: model.half(),
+    "double": lambda model: model.double(),
+    "bfloat16": lambda model: model.bfloat16(),
+    "type": lambda model: model.type(torch.float32),
+    "requires_grad_": lambda model: model.requires_grad_(False),
+    "apply": lambda model: model.apply(lambda layer: None),
+    "to_empty": lambda model: model.to_empty(device="cpu"),
+    "share_memory": lambda model: model.share_memory(),
+    "a method of the user's": lambda model: model.freeze(),
+    "several in one line": lambda model: model.to("cpu").float().train(),
+}
+
+
+class Freezing(Net):
+    def freeze(self):
+        self.layer.bias.requires_grad_(False)
+        return self
+
+
+@pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+@pytest.mark.parametrize("call", RETURNING.values(), ids=RETURNING)
+def test_methods_that_return_the_module_return_the_executor(wrap, call) -> None:
+    executor = wrap(Freezing(), options())
+    assert call(executor) is executor
+
+
+def test_methods_that_return_something_else_are_the_modules_own() -> None:
+    model = Net()
+    executor = poptorch.trainingModel(model, options())
+    assert executor.get_submodule("layer") is model.layer
+    assert executor.state_dict().keys() == model.state_dict().keys()
+    assert executor.forward.__name__ == "forward"

@@ -7,6 +7,7 @@ import datetime
 import functools
 import os
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -478,7 +479,19 @@ class PoplarExecutor:
         value: Any = getattr(self._user_model, name)
         if isinstance(value, (nn.Parameter, nn.Module)):
             make_groupable(value, self._session)
+        if isinstance(value, types.MethodType) and value.__self__ is self._user_model:
+            value = self._handing_back(value)
         return value  # type: ignore[no-any-return]
+
+    def _handing_back(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Let methods that return the module, as ``to`` and ``train`` do, return this."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            return self if result is self._user_model else result
+
+        return call
 
     def __repr__(self) -> str:
         return module_repr(self._user_model)

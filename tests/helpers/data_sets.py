@@ -105,6 +105,16 @@ class Stream(IterableDataset):
         return (torch.tensor(float(number)) for number in range(begin, end))
 
 
+class Repeating(IterableDataset):
+    """The numbers below a size, in every worker."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        return (torch.tensor(float(number)) for number in range(self.size))
+
+
 class SizedStream(Stream):
     def __len__(self):
         return self.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
     """Tell about a remainder; ``process`` counts for shards, ``programs`` are the model's sizes."""
     dataset, workers = loader.dataset, loader.num_workers
     if isinstance(dataset, IterableDataset):
-        if workers > 1 and loader.worker_init_fn is None:
+        if workers > 1 and loader.worker_init_fn is None and not _divides_itself(dataset):
             log.python.warning(
                 f"An IterableDataset with {workers} workers and no worker_init_fn: every element "
                 f"will be returned {workers} times, once by each worker"
@@ -53,6 +54,31 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
     else:
         size = len(shard_range(samples, plan.combined, False, process, processes))
         _incomplete(plan, samples, size % plan.combined or plan.combined, processes, programs)
+
+
+def _divides_itself(dataset: object) -> bool:
+    """Whether code of a data set, or of one that it holds, asks which worker it runs in."""
+    held = [each for each in vars(dataset).values() if isinstance(each, IterableDataset)]
+    own = [cls for cls in type(dataset).__mro__ if cls not in IterableDataset.__mro__]
+    functions = [each for cls in own for each in vars(cls).values()]
+    found = {each for each in functions if isinstance(each, types.FunctionType)}
+    looked_at: set[types.FunctionType] = set()
+    while found:
+        function = found.pop()
+        looked_at.add(function)
+        names = set(_names(function.__code__))
+        if "get_worker_info" in names:
+            return True
+        called = (function.__globals__.get(name) for name in names)
+        found |= {each for each in called if isinstance(each, types.FunctionType)} - looked_at
+    return any(map(_divides_itself, held))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
 
 
 def _incomplete(plan: Arrangement, samples: int, size: int, processes: int, programs: int) -> None:
