@@ -33,6 +33,35 @@ def test_a_long_look_puts_the_next_off(monkeypatch) -> None:
     assert checks.due == pytest.approx(101.0)
 
 
+def looks(monkeypatch, took: float) -> int:
+    """How often two calls look, of which the second comes at once; a look takes 1 ms."""
+    made: list[int] = []
+    checks = guards.Checks(guards.Guard(lambda: made.append(1), lambda _: [], ""))
+    made.clear()
+    monkeypatch.setattr(time, "monotonic", iter([100.0, 100.001, 100.001, 100.002]).__next__)
+    for _ in range(2):
+        checks.run([], None, took)
+    return len(made)
+
+
+def test_a_call_that_takes_long_is_looked_at_each_time(monkeypatch) -> None:
+    assert looks(monkeypatch, took=0.2) == 2
+    assert looks(monkeypatch, took=0.05) == 1
+
+
+def test_weights_that_change_between_two_long_validations_are_told_by_the_second(
+    caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr(guards, "CHEAP", 1e-12)  # the next look that is due is far away
+    model = Net()
+    executor = inference(model)
+    executor(X)
+    executor._session.took.append(3600.0)
+    nn.init.ones_(model.first.weight)
+    executor(X)
+    assert "'first.weight' on the host, while the device goes on with its own" in caplog.text
+
+
 def run(executor: poptorch.PoplarExecutor, calls: int = 1):
     """Call it so that what changed is looked at."""
     for _ in range(calls):

@@ -33,6 +33,8 @@ CHECK_EVERY, CHEAP = 0.02, 2e-4
 """Seconds from one look at the guards to the next, and of a look: one that takes longer puts the
 next off in proportion. Layers are not in the processor's caches when a call begins: looking at a
 small model's took 40 of its 650 us, at a ResNet's 0.7 of 2.5 ms."""
+SHARE = 0.01
+"""Of a call, that a look may take to be made before each."""
 DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
 _WRAP = "wrap the model again, after destroy()"
 _WEIGHTS = (
@@ -105,19 +107,25 @@ class Checks:
     def __init__(self, weights: Guard) -> None:
         self._weights = weights
         self.due = 0.0
+        self._cost = 0.0  # seconds of the last look
 
     def adopted(self) -> None:
         """The device has the host's weights as they are."""
         self._weights.accept()
         self.due = 0.0
 
-    def run(self, rows: Iterable[Guard], optimizer: OfOptimizer | None) -> None:
-        """Look, before a call; at the optimizer's numbers each time."""
+    def run(self, rows: Iterable[Guard], optimizer: OfOptimizer | None, took: float = 0.0) -> None:
+        """Look, before a call; at the optimizer's numbers each time.
+
+        ``took``: seconds of the call before. If a look takes little of that, every call has one.
+        """
         moment = time.monotonic()
-        if moment >= self.due or not (optimizer is None or optimizer.numbers_hold()):
+        is_cheap = self._cost < took * SHARE
+        if moment >= self.due or is_cheap or not (optimizer is None or optimizer.numbers_hold()):
             with interrupts.deferred():  # what a handler raises is no change
                 unwatched(check, [*rows, self._weights, *(optimizer.rows if optimizer else ())])
-            self.due = moment + CHECK_EVERY * max(1.0, (time.monotonic() - moment) / CHEAP)
+            self._cost = time.monotonic() - moment
+            self.due = moment + CHECK_EVERY * max(1.0, self._cost / CHEAP)
 
 
 def shorten(texts: Sequence[str]) -> str:
