@@ -79,7 +79,9 @@ class Forward:
     tensors: list[torch.Tensor]  # that it returned
     structure: trees.Structure  # what they were cut out of
     loss: torch.Tensor | None
-    leaves: dict[str, torch.Tensor]  # parameters and buffers by path, as they are afterwards
+    leaves: Callable[[], dict[str, torch.Tensor]]  # parameters and buffers by path, as they are now
+    # The context of user code that the backward pass calls: hooks, and what Functions define.
+    in_backward: Callable[[], contextlib.AbstractContextManager[object]]
     names: Names
     hosts: dict[int, torch.Tensor]  # the returned tensors that it did not compute, by their place
 
@@ -196,7 +198,17 @@ def run_forward(
         annotate.in_forward(heard),
     ):
         returned = request.call(batch)
-    after = {path: held.traced(tensor) for path, tensor in own.reassigned(leaves).items()}
+
+    def now() -> dict[str, torch.Tensor]:
+        assigned = own.reassigned(leaves).items()
+        return {**leaves, **{path: held.traced(tensor) for path, tensor in assigned}}
+
+    @contextlib.contextmanager
+    def in_backward() -> Iterator[None]:
+        with _user_code(request, context, own), listening(context):
+            yield
+
+    now()  # refuses what no program follows, before anything is made of it
     tensors, structure = trees.flatten(returned, "output")
     tensors = held.traced(tensors)
     refuse_holders(structure.constants, "forward returns an object whose tensors cannot be seen")
@@ -204,4 +216,4 @@ def run_forward(
     if request.training:
         loss = final_loss(context, request.module, tensors, structure)
     hosts = {at: tensor for at, tensor in enumerate(tensors) if recorded(tensor) is None}
-    return Forward(tensors, structure, loss, {**leaves, **after}, names, hosts)
+    return Forward(tensors, structure, loss, now, in_backward, names, hosts)

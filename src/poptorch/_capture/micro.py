@@ -113,7 +113,7 @@ class _Recording:
             for slot in request.state:
                 done.names.add(slot.path, leaves[slot.path])
             results += self._anchors(done.names)
-            after = done.leaves | {path: leaves[path] for path in request.grouped}
+            after = done.leaves() | {path: leaves[path] for path in request.grouped}
             self.slots += [*request.state, *request.batch]
             results += [after[slot.path].detach() for slot in request.state]
         return results + batch
@@ -166,8 +166,10 @@ class _Recording:
             self.done.names.add("finalLossScale", seed.reshape(-1)[0])
         gradients = []
         differentiated = [leaves[slot.path] for slot in trained]
-        with explained(self.request.module, self.request.inputs_text, backward=True):
+        inputs = self.request.inputs_text
+        with explained(self.request.module, inputs, backward=True), self.done.in_backward():
             found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
+        found = self.context.held.traced(found)
         for slot, gradient in zip(trained, found, strict=True):
             if gradient is not None:
                 # Updates read complex numbers as pairs, which a lazy conjugate is not.
@@ -326,8 +328,32 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
                     "remove the hook with the handle that registering it returned",
                 ),
             )
+        if parameter.requires_grad and _has_hooks_where_it_accumulates(parameter):
+            raise Error(
+                "A hook on the node that accumulates a gradient cannot be compiled",
+                got=f"register_hook or register_prehook on the node of '{path}': "
+                "a compiled program has no such node",
+                fix="change the gradient of each micro-batch: parameter.register_hook(function)",
+            )
         for hook in list((parameter._backward_hooks or {}).values()):
+            if "register_multi_grad_hook.<locals>" in getattr(hook, "__qualname__", ""):
+                raise Error(
+                    "A hook on the gradients of several parameters cannot be compiled",
+                    got=f"register_multi_grad_hook on '{path}'",
+                    fix="look at each gradient by itself: parameter.register_hook(function)",
+                )
             leaves[path].register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _has_hooks_where_it_accumulates(parameter: torch.Tensor) -> bool:
+    """The node keeps its hooks in a dict that torch gives out with the handle of a new one."""
+    with trace.untraced(), torch.enable_grad():
+        node = torch.autograd.graph.get_gradient_edge(parameter).node
+        handles = node.register_hook(lambda *_: None), node.register_prehook(lambda *_: None)
+        counts = [len(handle.hooks_dict_ref() or ()) for handle in handles]
+        for handle in handles:
+            handle.remove()
+    return max(counts) > 1
 
 
 _OPERANDS = {

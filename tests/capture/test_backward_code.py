@@ -1,0 +1,102 @@
+"""User code that runs during the backward pass sees the program's state, and changes it."""
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapping import Having, normal, training, trains_alike
+
+X = normal(4, 3)
+
+
+def model_of(forward) -> Having:
+    torch.manual_seed(0)
+    return Having(forward, layer=nn.Linear(3, 3), seen=torch.zeros(3), count=torch.zeros(()))
+
+
+def marked(out):
+    return out, poptorch.identity_loss(out.square(), "mean")
+
+
+def in_place(model, x):
+    def hook(gradient):
+        model.seen.add_(gradient.sum(0))
+        model.count.add_(1)
+        return gradient * (1 + model.count)
+
+    out = model.layer(x)
+    out.register_hook(hook)
+    return marked(out)
+
+
+def assigned(model, x):
+    def hook(gradient):
+        model.seen = model.seen * 0.5 + gradient.sum(0)
+        return gradient + model.seen
+
+    out = model.layer(x)
+    out.register_hook(hook)
+    return marked(out)
+
+
+def in_a_function(model, x):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            model.count.add_(1)
+            return gradient * 2 + model.count * model.layer.bias
+
+    return marked(Scaled.apply(model.layer(x)))
+
+
+def in_an_unpack_hook(model, x):
+    def unpack(value):
+        model.count.add_(1)
+        return value * (1 + 0.1 * model.count)
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: value.clone(), unpack):
+        out = model.layer(x).tanh()
+    return marked(out)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("forward", [in_place, assigned, in_a_function, in_an_unpack_hook])
+def test_what_the_backward_pass_reads_and_writes_is_the_programs(forward, accumulation) -> None:
+    trains_alike(model_of(forward), X, accumulation=accumulation, steps=3)
+
+
+def plain(model, x):
+    return marked(model.layer(x))
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
+def test_a_hook_on_the_node_that_accumulates_is_refused(register) -> None:
+    model = model_of(plain)
+    node = torch.autograd.graph.get_gradient_edge(model.layer.weight).node
+    handle = getattr(node, register)(lambda *gradients: None)
+    executor = training(model)
+
+    with pytest.raises(poptorch.Error, match="node that accumulates") as refused:
+        executor(X)
+    handle.remove()
+
+    assert "'layer.weight'" in refused.value.message
+    assert executor(X)[1] > 0
+
+
+def test_a_hook_on_several_parameters_is_refused() -> None:
+    model = model_of(plain)
+    handle = torch.autograd.graph.register_multi_grad_hook([*model.parameters()], lambda g: None)
+    executor = training(model)
+
+    with pytest.raises(poptorch.Error, match="several parameters") as refused:
+        executor(X)
+    handle.remove()
+
+    assert "parameter.register_hook" in refused.value.message
+    assert executor(X)[1] > 0
