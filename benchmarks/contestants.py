@@ -8,6 +8,7 @@ stock form of the optimizer, accumulation as a loop over micro-batches, replicas
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,14 @@ def ingredients(work: Workload, **form: bool) -> Ingredients:
     if work.optimizer is None:
         return Ingredients(net.eval(), None, batch)
     kind = getattr(torch.optim, work.optimizer)
-    return Ingredients(net, kind(net.parameters(), **work.settings(), **form), batch)
+    known = {name: on for name, on in form.items() if name in inspect.signature(kind).parameters}
+    return Ingredients(net, kind(_trained(net, work), **work.settings(), **known), batch)
+
+
+def _trained(net: nn.Module, work: Workload) -> list[nn.Parameter]:
+    """Return all parameters; for Muon the matrices, as it takes no others."""
+    every = [*net.parameters()]
+    return [each for each in every if each.dim() == 2] if work.optimizer == "Muon" else every
 
 
 def ours(

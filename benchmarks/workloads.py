@@ -143,7 +143,7 @@ class Workload:
         model: makes the module, with its loss as the last result.
         data: makes the inputs of so many rows.
         micro: rows of a micro-batch.
-        optimizer: "SGD" with momentum or "Adam"; None for inference.
+        optimizer: a class of torch.optim, SGD with momentum; None for inference.
         accumulation, replicas, iterations: of one call.
         precision: "bfloat16" and "float16" convert the model, "autocast" computes in bfloat16.
         floors: what must hold against eager and against ``torch.compile``.
@@ -210,6 +210,10 @@ WORKLOADS = {
     "bert": Workload(
         "BERT, 8, Adam", Bert, tokens, 8, "Adam", floors=(1.5, 1.2), first=4.0, full=4.0
     ),
+    "bert-adafactor": Workload(
+        "BERT, 8, Adafactor", Bert, tokens, 8, "Adafactor", floors=(1.2, 1.0)
+    ),
+    "bert-muon": Workload("BERT, 8, Muon", Bert, tokens, 8, "Muon", floors=(1.2, 1.0)),
     "bert-1x8": Workload("BERT, 1 x 8, Adam", Bert, tokens, 1, "Adam", 8, floors=(1.6, 1.4)),
     "lstm": Workload(
         "LSTM, 2 layers of 128, 4 x 4", Lstm, images((32, 64)), 4, "SGD", 4, floors=(1.2, 1.1)
