@@ -109,6 +109,23 @@ def test_weights_and_state_are_those_of_eager_torch(case, dtype) -> None:
         torch.testing.assert_close({key: here[key] for key in there}, there, **close)
 
 
+@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adagrad", "Adamax", "ASGD", "Rprop"])
+def test_traced_optimizers_update_complex_weights(name) -> None:
+    model = operator()
+    eager = copy.deepcopy(model)
+    ours, theirs = (getattr(torch.optim, name)(m.parameters(), lr=0.01) for m in (model, eager))
+    close = near(64, STEPS)
+
+    train(model, ours, options_of({}))
+    train_eagerly(eager, theirs)
+
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), **close)
+    for at, entry in theirs.state_dict()["state"].items():
+        here = ours.state_dict()["state"][at]
+        numbers = {key: value for key, value in entry.items() if isinstance(value, torch.Tensor)}
+        torch.testing.assert_close({key: here[key] for key in numbers}, numbers, **close)
+
+
 def test_optimizers_of_poptorch_clip_by_the_norm_of_both_parts() -> None:
     model = operator()
     eager = copy.deepcopy(model)

@@ -36,7 +36,7 @@ class Kept:
     slot: Slot
     owner: str  # the path of the weight whose state it is in; or "group.0", "optimizer.0"
     leaf: Leaf
-    initial: float | None  # before the first step; None where that computes it
+    initial: complex | None  # before the first step; None where that computes it
     made: bool  # by the first step, in which it is not there
 
     @property

@@ -114,7 +114,7 @@ class Numbers(TorchFunctionMode):
         self.forms: list[Any] = []  # how a value is computed, by its identifier
         self._contents: dict[int, Identifier] = {}  # of storages
         self._sources: dict[int, Sources] = {}  # of storages
-        self._uniform: dict[int, float] = {}  # storages all of whose elements are one number
+        self._uniform: dict[int, complex] = {}  # storages all of whose elements are one number
         self._computed: dict[Identifier, Tensor] = {}  # numbers
         self._kept: list[Tensor] = []  # so that no storage is taken for another one
 
@@ -133,7 +133,7 @@ class Numbers(TorchFunctionMode):
         """Let a 0-d tensor be an input that stands for a Python number."""
         return _as_number(self.enter(tensor, name, source))
 
-    def uniform(self, tensor: Tensor) -> float | None:
+    def uniform(self, tensor: Tensor) -> complex | None:
         """Return the number that all elements are, if that is known."""
         return self._uniform.get(_place(tensor))
 
@@ -357,11 +357,11 @@ class Numbers(TorchFunctionMode):
             form: Any = self._form(value)
         else:
             self._sources[place] = _NOTHING
-            self._uniform[place] = float(value)
-            form = float(value)
+            form = value if isinstance(value, complex) else float(value)
+            self._uniform[place] = form
         self._contents[place] = self._name("filled", form, _geometry(result))
 
-    def say_uniform(self, number: Tensor, value: float) -> None:
+    def say_uniform(self, number: Tensor, value: complex) -> None:
         """Tell what a number is at present."""
         self._uniform[_place(number)] = value
 

@@ -91,7 +91,7 @@ class _Discovery:
         self.choices = Choices()
         self.mode = self.choices.mode
         self.params = _trained(spec, self.own)
-        self.initial: dict[Place, float] = {}
+        self.initial: dict[Place, complex] = {}
         self.leaves: dict[Place, Leaf] = {}
         self.there: set[Place] = set()  # what is kept before the first step
         self.layouts: dict[str, Any] = {}
