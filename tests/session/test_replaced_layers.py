@@ -235,3 +235,22 @@ def test_a_layer_that_has_left_is_an_ordinary_one_once_the_model_is() -> None:
     executor.destroy()
     assert type(old._parameters) is dict
     assert type(old.weight) is nn.Parameter
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_moments_of_ours_do_not_go_to_another_layer_of_the_name(size: int) -> None:
+    model = Net()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options(), optimizer)
+    executor(X, Y)
+    model.head = nn.Linear(3, size)
+    executor.destroy()
+    optimizer.add_param_group({"params": list(model.head.parameters())})
+    executor.setOptimizer(optimizer)
+    target, eager = normal(4, size), copy.deepcopy(model)
+    gradient = torch.autograd.grad(eager(X, target)[1], eager.head.bias)[0]
+
+    executor(X, target)
+
+    moment = optimizer.state_dict()["ipu_state"]["Accl1___head.bias"]
+    torch.testing.assert_close(moment, 0.1 * gradient, **CLOSE)

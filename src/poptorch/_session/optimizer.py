@@ -299,6 +299,8 @@ class SessionOptimizer:
         if isinstance(state, TorchState) and state.was_loaded:
             self.adopt(self.given, self.paths)
         cached = state.get_state_dict()
+        if isinstance(state, optim.Optimizer):
+            cached["ipu_state"] = state._state_of_present_weights(self)
         loaded = from_ipu_state(self.spec, self._store.shapes(), cached["ipu_state"])
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -112,6 +112,8 @@ class Optimizer(DeviceState):
         self.ipu_state_is_dirty = False
         self.host_state_is_dirty = False
         self._device = None
+        # Whose state is cached, by path, if it was read from a device and not loaded.
+        self._whose: dict[str, weakref.ref[torch.Tensor]] = {}
 
     def _construct(self, arguments: Mapping[str, Any]) -> None:
         given = {name: value for name, value in arguments.items() if value is not None}
@@ -145,6 +147,22 @@ class Optimizer(DeviceState):
     def _read_from(self, link: Any) -> None:
         state, param = link.read_state()
         self._state_dict = {"ipu_state": state, "ipu_param": param}
+        self._whose = {path: weakref.ref(weight) for path, weight in self._weights(link)}
+
+    def _weights(self, link: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights that a device trains for this optimizer, by their paths there."""
+        for group in self.param_groups:  # type: ignore[attr-defined]
+            for weight in group["params"]:
+                path = link.paths.get(id(weight))
+                if path is not None:
+                    yield path, weight
+
+    def _state_of_present_weights(self, link: Any) -> dict[str, torch.Tensor]:
+        """Return the cached state without that of weights in whose places there are others."""
+        present = dict(self._weights(link))
+        others = [p for p, w in self._whose.items() if p in present and w() is not present[p]]
+        state = self._state_dict["ipu_state"] or {}
+        return {name: v for name, v in state.items() if name.partition("___")[2] not in others}
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with two more keys, ``ipu_state`` and ``ipu_param``.
@@ -190,6 +208,7 @@ class Optimizer(DeviceState):
         """Replace the cached ``ipu_state`` and ``ipu_param``; the next call uploads them."""
         inner = {key: state.get(key) for key in _KEYS}
         self._state_dict = {key: None if v is None else dict(v) for key, v in inner.items()}
+        self._whose = {}
         self.ipu_state_is_dirty = self.has_state()
         self.host_state_is_dirty = False
 
