@@ -13,6 +13,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from .._base import private, source, trees
+from .._base.errors import Error
 from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
 from . import inner_gradients, marks, trace
@@ -21,12 +22,13 @@ from .draws import Draws
 from .held import Held
 from .higher_order import refuse_writes, stand_in
 from .losses import LOSS_FUNCTIONS
-from .recorded import recorded, surroundings_waiting
+from .recorded import assign_data, recorded, surroundings_waiting
 from .replaced import changed
 from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, Frozen, ValueReads
 
 # Scripts of PopTorch's last releases say where masks and constants are to be.
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _IPU, _DEVICE = re.compile(r"ipu(:\d+)?"), torch.device("cpu")  # of what is traced
 
 
@@ -36,6 +38,7 @@ class CaptureContext(Capture):
     reads: ValueReads = field(default_factory=ValueReads)
     held: Held = field(default_factory=Held)
     draws: Draws = field(default_factory=Draws)
+    assigned: dict[int, str | None] = field(default_factory=dict)  # lines of ``.data =``, by tensor
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
         super().mark_loss(self.held.traced(loss), name)
@@ -43,6 +46,16 @@ class CaptureContext(Capture):
     def identify(self, tensor: torch.Tensor) -> int | None:
         node = recorded(outermost(self.held.traced(tensor)))
         return None if node is None else list(node.graph.nodes).index(node)
+
+    def assign_data(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        if recorded(target) is None and recorded(value) is not None:
+            raise Error(
+                "forward assigns to the data of a tensor that is not part of the model's state",
+                got=f"a tensor of shape {tuple(target.shape)}, which is a constant of the program",
+                fix="register it in __init__: self.register_buffer('name', tensor)",
+            )
+        self.assigned[id(target)] = source.calling_line()
+        assign_data(target, value)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -123,6 +136,9 @@ class Overrides(TorchFunctionMode):
         operator = stand_in(func)
         if operator is not None:
             result = operator(self._context, self._within, *args, **kwargs)
+        elif func == _SET_DATA:
+            self._context.assign_data(*args)
+            result = None
         elif func in QUESTIONS:
             result = self._context.reads.answer(func, args, kwargs)
         elif func in RECURRENT and not kwargs:

@@ -183,6 +183,8 @@ def run_forward(
     for path, tied in request.tensors.items():
         held.add(tied.tensor, leaves[path])
 
+    kinds = {path: (leaf.dtype, leaf.shape) for path, leaf in leaves.items()}
+
     def heard(module: nn.Module, output: Any, scope: str) -> None:
         names.heard(module, held.traced(trees.flatten(output)[0]), scope)
 
@@ -208,6 +210,7 @@ def run_forward(
         with _user_code(request, context, own), listening(context):
             yield
 
+    _check_kinds(context, leaves, kinds)
     now()  # refuses what no program follows, before anything is made of it
     tensors, structure = trees.flatten(returned, "output")
     tensors = held.traced(tensors)
@@ -217,3 +220,24 @@ def run_forward(
         loss = final_loss(context, request.module, tensors, structure)
     hosts = {at: tensor for at, tensor in enumerate(tensors) if recorded(tensor) is None}
     return Forward(tensors, structure, loss, now, in_backward, names, hosts)
+
+
+def _check_kinds(
+    context: CaptureContext,
+    leaves: Mapping[str, torch.Tensor],
+    before: Mapping[str, tuple[torch.dtype, torch.Size]],
+) -> None:
+    for path, leaf in leaves.items():
+        now = leaf.dtype, leaf.shape
+        if now != before[path]:
+            was, became = (slots.type_text(*kind) for kind in (before[path], now))
+            raise Error(
+                "forward leaves a weight or buffer with another shape or type",
+                got=f"'{path}' was {was} and is {became}: a program keeps the shape and type "
+                "of its state",
+                where=context.assigned.get(id(leaf)),
+                fix=(
+                    "assign the former values again before forward returns",
+                    "convert it where it is used: weight.half() instead of weight.data = ...",
+                ),
+            )

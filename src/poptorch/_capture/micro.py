@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,7 +170,11 @@ class _Recording:
         with explained(self.request.module, inputs, backward=True), self.done.in_backward():
             found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
         found = self.context.held.traced(found)
-        for slot, gradient in zip(trained, found, strict=True):
+        for slot, outer in zip(trained, found, strict=True):
+            # What backward() in forward left there; it knows nothing of a scale of the loss.
+            inner = leaves[slot.path].grad
+            scaled = None if inner is None else inner * seed.reshape(()).to(inner.dtype)
+            gradient = scaled if outer is None else outer if scaled is None else outer + scaled
             if gradient is not None:
                 # Updates read complex numbers as pairs, which a lazy conjugate is not.
                 dense = gradient.to_dense() if gradient.is_sparse else gradient.resolve_conj()
@@ -286,16 +290,17 @@ def _capture(
     )
     tied = request.tensors
     trained = {path: tied[path].tensor for path in sorted(request.trained)}
-    _refuse_views(constants, trained)
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     graph = _without_unchanged(graph)
+    held = {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)}
+    _refuse_views(graph, held, trained | {path: tied[path].tensor for path in _changed(graph)})
     _refuse_overlaps(tied, graph)
     _refuse_mixed(graph.module.graph)
     done = recording.done
     return Micro(
         graph,
-        {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
+        held,
         done.structure,
         {at: tensor.detach() for at, tensor in done.hosts.items()},
         tuple(done.names.tensors),
@@ -389,6 +394,26 @@ def _refuse_overlaps(tensors: Mapping[str, ModelTensor], graph: Graph) -> None:
                 got=f"'{path}' and '{other}': one of them would not follow what the other learns",
                 fix="let them be one parameter: b.weight = a.weight instead of b.weight.data = ...",
             )
+    changed = _changed(graph)
+    for path, other in _overlaps(tensors) if changed else ():
+        written = next((each for each in (path, other) if each in changed), None)
+        if written is not None and {path, other} - with_gradient:
+            raise Error(
+                "forward changes a tensor whose values are in the memory of another one",
+                got=f"'{path}' and '{other}': in a program each has memory of its own, so that "
+                "one of them would not follow",
+                where=changed[written],
+                fix="register one of them, and make the other in forward: part = self.whole[:2]",
+            )
+
+
+def _changed(graph: Graph) -> dict[str, str | None]:
+    """Return the paths of weights and buffers that ``forward`` changes, each with a line."""
+    return {
+        slot.path: None if (line := blocks.line_of(node)) is None else source.describe(*line)
+        for slot, node in graph.results
+        if slot.kind in (Kind.PARAM, Kind.BUFFER)
+    }
 
 
 def _overlaps(tensors: Mapping[str, ModelTensor]) -> Iterator[tuple[str, str]]:
@@ -424,14 +449,20 @@ def _region(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _refuse_views(constants: Sequence[torch.Tensor], trained: Mapping[str, torch.Tensor]) -> None:
-    paths = {storage_of(tensor): path for path, tensor in trained.items() if tensor.numel()}
-    for constant in constants:
-        path = paths.get(storage_of(constant)) if constant.numel() else None
-        if path is not None:
-            raise Error(
-                "forward uses a view of a weight that was made outside of it",
-                got=f"a tensor of shape {tuple(constant.shape)} in the memory of '{path}': the "
-                "program would go on with the values of now, and not train it",
-                fix="make the view in forward, from the parameter",
-            )
+def _refuse_views(
+    graph: Graph, constants: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor]
+) -> None:
+    paths = {storage_of(tensor): path for path, tensor in moving.items() if tensor.numel()}
+    for node, slot in graph.arguments.items():
+        constant = constants.get(slot.key)
+        if constant is None or not constant.numel() or storage_of(constant) not in paths:
+            continue
+        line = next(filter(None, map(blocks.line_of, node.users)), None)
+        raise Error(
+            "forward uses a view of a weight or buffer that was made outside of it",
+            got=f"a tensor of shape {tuple(constant.shape)} in the memory of "
+            f"'{paths[storage_of(constant)]}': the program would go on with the values of now, "
+            "and not follow what changes",
+            where=source.describe(*line) if line else None,
+            fix="make the view in forward, from the parameter or buffer",
+        )

@@ -56,6 +56,20 @@ def body_draws(result: Any) -> bool:
     return any(draws(each) for graph in graphs for each in graph.nodes)
 
 
+def assign_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Let a tensor have the values and the memory of another one from now on, as ``.data =`` does.
+
+    What was computed from it before keeps what it was; its gradient still is that of the target.
+    """
+    if recorded(value) is None:
+        value = value.clone()  # of a constant, so that the program has it
+    torch.Tensor.data.__set__(target, value)  # type: ignore[attr-defined]
+    for recorder in _recorders():
+        slot = private.get_proxy_slot(value, recorder, None)
+        if slot is not None:
+            private.set_proxy_slot(target, recorder, slot)
+
+
 def original(tensor: torch.Tensor) -> fx.Node | None:
     node = recorded(tensor)
     if node is None:
