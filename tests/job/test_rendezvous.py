@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import signal
+import socket
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -137,3 +138,43 @@ def test_processes_on_two_hosts_train_together(tmp_path) -> None:
     for line in lines:
         ours = torch.tensor([[float(word.strip("[],")) for word in line.split()[2:]]])
         torch.testing.assert_close(ours, model[0].weight.detach())
+
+
+def listens_at(address: str, port: int) -> str:
+    with socket.socket(fileno=rendezvous.listening(address, port)) as listener:
+        at: str = listener.getsockname()[0]
+        return at
+
+
+@pytest.mark.parametrize("address, at", [
+    ("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"),
+    ("127.0.0.2", "0.0.0.0"),  # as a host's own name often leads to, which others know elsewhere
+    ("192.0.2.1", "0.0.0.0"),  # another machine's, which passes on what comes
+])  # fmt: skip
+def test_a_store_listens_at_the_address_that_is_named(address: str, at: str) -> None:
+    assert listens_at(address, jobs.free_port()) == at
+
+
+def test_a_port_that_something_else_listens_to_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        with pytest.raises(OSError, match="in use"):
+            rendezvous.listening("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("variables, expected", [
+    ({"MASTER_ADDR": "127.0.0.1"}, True), ({"MASTER_ADDR": "host"}, False),
+    ({"MASTER_ADDR": "host", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, True),
+    ({"MASTER_ADDR": "host", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, False),
+    ({"MASTER_ADDR": "host", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, False),  # another job's
+    ({"MASTER_ADDR": "host", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, True),
+])  # fmt: skip
+def test_launchers_and_addresses_say_whether_a_job_is_on_one_machine(
+    variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", jobs.environment(MASTER_PORT="29500", **variables))
+    where = rendezvous.endpoint()
+    assert where is not None
+
+    assert rendezvous._on_one_machine(where, 2) is expected
