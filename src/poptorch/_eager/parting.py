@@ -21,7 +21,7 @@ _CLOSE = 100  # rounding steps that sums of equal values may differ by, as a sha
 
 
 class _Sums(NamedTuple):
-    count: int
+    numel: int
     plain: float
     weighted: float
     size: float
@@ -29,7 +29,7 @@ class _Sums(NamedTuple):
     def is_close(self, other: _Sums, share: float) -> bool:
         allowed = share * max(self.size, 1e-30)
         return (
-            self.count == other.count
+            self.numel == other.numel
             and _near(self.plain, other.plain, allowed)
             and _near(self.weighted, other.weighted, allowed)
         )
@@ -83,7 +83,7 @@ class Found:
 
 
 def sizes(values: Values) -> frozenset[int]:
-    return frozenset(sums.count for _, sums in (*values.outputs, *values.gradients))
+    return frozenset(sums.numel for _, sums in (*values.outputs, *values.gradients))
 
 
 def first_parting(eager: Values, graph: Found, rounding: float) -> tuple[str, bool] | None:

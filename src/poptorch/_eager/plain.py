@@ -97,7 +97,8 @@ def run(
 
 def _backward(outputs: Sequence[torch.Tensor], loss: Loss, marked: PlainRun) -> None:
     value = outputs[loss.output] if loss.output is not None else marked.losses[loss.marked or 0]
-    value.backward(loss.seed.to(value.dtype).expand(value.shape))
+    seed = loss.seed.to(value.dtype).expand(value.shape)
+    torch.autograd.backward(value, seed)
 
 
 def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -143,7 +144,8 @@ def _told(root: nn.Module, listener: Listener | None) -> Iterator[None]:
         for value in trees.flatten(output)[0] if path else ():
             listener.output(str(path), value)
             if value.requires_grad and value.grad_fn is not None:
-                value.register_hook(lambda gradient: listener.gradient(str(path), gradient))
+                hook = functools.partial(listener.gradient, str(path))
+                value.register_hook(hook)  # type: ignore[no-untyped-call]
 
     with register_module_forward_hook(only_here(left)):
         yield

@@ -126,28 +126,41 @@ def _one_after_another(
     """By key the results, and how large what was added up is."""
     own = {slot.key for slot in several.inputs if slot.lanes and not _own(slot)}
     states = [dict(state) for _ in range(lanes.replicas)]
+    types = {slot.key: slot.dtype for slot in several.outputs}
+    gradients = {slot.key for slot in graph.gradients}
     results: dict[str, list[torch.Tensor]] = {slot.key: [] for slot in graph.outputs}
+    sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # and how large what they add up is
     for lane in range(lanes.count):
         replica = lane % lanes.replicas
         values = states[replica] | {key: each[lane] for key, each in rows.items()}
         values[slots.REPLICA.key] = torch.tensor(float(replica))
         streams.begin(seeds[lane : lane + 1])
         for key, value in graph(values).items():
+            if key in gradients:
+                sums[key] = _added(sums.get(key), value.to(types[key]))
+                continue
             results[key].append(value)
             for each in [states[replica]] if key in own else states:
                 if key in each:
                     each[key] = value
-    types = {slot.key: slot.dtype for slot in several.outputs}
-    expected = {}
+    expected = dict(sums)
     for slot in graph.outputs:
-        stacked = torch.stack(results[slot.key])
-        if slot.kind is Kind.GRADIENT:
-            size = stacked.abs().double().sum(0)
-            expected[slot.key] = stacked.sum(0, dtype=types[slot.key]), size
+        if slot.key in gradients:
             continue
+        stacked = torch.stack(results[slot.key])
         if slot.key in own:
             stacked = stacked[-lanes.replicas :]
         elif slot.key in state:
             stacked = stacked[-1]
         expected[slot.key] = stacked, stacked.abs()
     return expected
+
+
+def _added(
+    before: tuple[torch.Tensor, torch.Tensor] | None, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sums of a gradient and of its size, one micro-batch after another."""
+    if before is None:
+        return value.clone(), value.abs()
+    total, size = before
+    return total.add_(value), size.add_(value.abs())

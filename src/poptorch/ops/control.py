@@ -99,8 +99,8 @@ def cond(
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         results = _as_list(body(*(tensor.clone() for tensor in inputs)))
         if plain_run() is not None and condition:  # to be compared: with the shapes of a program
-            shapes = [other.shape for other in _as_list(else_body(*else_inps))]
-            results = [each.reshape(shape) for each, shape in zip(results, shapes, strict=True)]
+            wanted = [other.shape for other in _as_list(else_body(*else_inps))]
+            results = [each.reshape(shape) for each, shape in zip(results, wanted, strict=True)]
         return results
     _only_inference(capture, "cond()")
     taken, taken_captured = capture.body(lambda *args: _as_list(then_body(*args)), then_inps)
