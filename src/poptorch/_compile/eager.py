@@ -61,13 +61,17 @@ class EagerCheck:
         if needed > _SHARE * free:
             self._skip(f"it would take {needed >> 20} MiB, and {free >> 20} MiB are free")
             return
+        check = _eager.Check(self._request, micro, self._before)
         try:
-            finding = _eager.check(self._request, micro, self._before)
+            finding = check.micro_batch()
+            next_run = None if finding is not None else check.next_run()
         except _eager.Skipped as skipped:
             self._skip(str(skipped))
             return
         if finding is not None:
             self._react(_disagreement(finding))
+        elif next_run is not None:
+            self._react(_state_in_attributes(next_run))
         else:
             self._note("")
 
@@ -150,6 +154,18 @@ def _disagreement(finding: _eager.Finding) -> Error:
         fix=(
             "take the layer that is named out of the wrapped model, or write it another way",
             'options.checkAgainstEager("off") if you know the reason and want these numbers',
+        ),
+    )
+
+
+def _state_in_attributes(finding: _eager.Finding) -> Error:
+    return Error(
+        "forward changes attributes that decide what it computes the next time",
+        got=f"{finding.got}; the program computes what the first call does, every time",
+        where=finding.where,
+        fix=(
+            "keep the value in a buffer, self.register_buffer(name, tensor), and compute with it",
+            "let forward settle first: call the model once in eager PyTorch before wrapping it",
         ),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +23,7 @@ from . import plain
 from .draws import Disagreement, counted
 from .parting import Found, Values, first_parting, sizes
 from .replay import replay
-from .undoing import PythonState
+from .undoing import Changed, PythonState
 
 _ROUNDINGS = 4  # of the narrowest type, that results may differ by without a closer look
 _SHOWN = 4
@@ -39,24 +41,16 @@ class Skipped(Exception):  # noqa: N818 (nothing went wrong)
     """The check cannot be made: the message says why."""
 
 
-def check(request: Request, micro: Micro, before: PythonState) -> Finding | None:
-    """Compare one micro-batch; ``before``: the attributes of the model before it was captured.
-
-    Raises:
-        Skipped: it cannot be compared.
-    """
-    reason = _why_not(request, micro)
-    if reason:
-        raise Skipped(reason)
-    comparison = _Comparison(request, micro, before)
+def _assignment(changed: Changed) -> str | None:
+    """Return the line of the module's class that assigns to an attribute outside ``__init__``."""
+    kind = type(changed.module)
     try:
-        found = comparison.differences()
-    except Disagreement as disagreement:
-        node = disagreement.node
-        return Finding(str(disagreement), _line([] if node is None else [node]))
-    if not found:
+        lines, first = inspect.getsourcelines(kind.forward)
+    except (OSError, TypeError):
         return None
-    return _finding(found, comparison)
+    name = re.compile(rf"\.{re.escape(changed.name)}\b")
+    at = next((at for at, line in enumerate(lines) if name.search(line)), 0)
+    return source.describe(inspect.getsourcefile(kind.forward) or "", first + at)
 
 
 def _why_not(request: Request, micro: Micro) -> str | None:
@@ -87,11 +81,46 @@ def _inside(node: fx.Node) -> Iterator[fx.Node]:
                 yield from _inside(inner)
 
 
-class _Comparison:
+class Check:
+    """The comparison of one micro-batch; its methods raise ``Skipped`` if it cannot be made.
+
+    Args:
+        before: the attributes of the model before it was captured.
+    """
+
     def __init__(self, request: Request, micro: Micro, before: PythonState) -> None:
         self.request, self.micro, self.before = request, micro, before
         self.loss = self._loss()
         self.rounding = coarsest(micro.graph)
+        self.attributes = before  # as forward left them in eager PyTorch
+
+    def micro_batch(self) -> Finding | None:
+        """Compare outputs, loss, gradients, new state and draws."""
+        reason = _why_not(self.request, self.micro)
+        if reason:
+            raise Skipped(reason)
+        try:
+            found = self.differences()
+        except Disagreement as disagreement:
+            node = disagreement.node
+            return Finding(str(disagreement), _line([] if node is None else [node]))
+        return _finding(found, self) if found else None
+
+    def next_run(self) -> Finding | None:
+        """Tell whether ``forward`` changed attributes that decide what it computes the next time.
+
+        It runs once more from what the first run left, if that changed any.
+        """
+        changed = self.before.changed(self.attributes)
+        if not changed:
+            return None
+        try:
+            if not Check(self.request, self.micro, self.attributes).differences():
+                return None
+        except Disagreement as disagreement:
+            log.engine.debug("The second run of forward: %s", disagreement)
+        names = ", ".join(".".join(filter(None, each[:2])) for each in changed[:_SHOWN])
+        return Finding(names, _assignment(changed[0]))
 
     def _loss(self) -> plain.Loss | None:
         if not self.request.training:
@@ -104,13 +133,13 @@ class _Comparison:
 
     def run_plainly(self, listener: plain.Listener | None = None) -> plain.Results:
         wide = any(tied.tensor.dtype == torch.float64 for tied in self.request.tensors.values())
-        batch = [tensor.clone() for tensor in self.micro_batch(narrow=not wide)]
+        batch = [tensor.clone() for tensor in self.first_batch(narrow=not wide)]
         try:
             return plain.run(self.request, self.before, batch, self.loss, listener)
         except Exception as error:
             raise Skipped(f"eager PyTorch raises {described(error)}") from error
 
-    def micro_batch(self, narrow: bool) -> list[torch.Tensor]:
+    def first_batch(self, narrow: bool) -> list[torch.Tensor]:
         """Return the first one; a model with weights of 64 bits gets its inputs as they are."""
         assert self.request.sample is not None
         (batch,) = self.request.sample(1)
@@ -119,7 +148,7 @@ class _Comparison:
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         """Return the inputs of the graph by key: the host's tensors themselves where types fit."""
-        batch = self.micro_batch(narrow=True)
+        batch = self.first_batch(narrow=True)
         values: dict[str, torch.Tensor] = {slots.REPLICA.key: torch.zeros(())}
         values |= {slot.key: torch.ones(()) for slot in self.request.inputs if not slot.shape}
         values |= self.micro.constants
@@ -131,6 +160,7 @@ class _Comparison:
 
     def differences(self) -> list[Difference]:
         eager = self.run_plainly()
+        self.attributes = eager.attributes
         drawn = counted(self.micro.graph, eager.drawn, self.micro.drawn)
         values = self.inputs()
         found = replay(self.micro.graph, values, drawn)
@@ -178,7 +208,7 @@ class _Comparison:
             yield f"the new value of {kind} '{path}'", given[path].key, expected
 
 
-def _finding(found: Sequence[Difference], comparison: _Comparison) -> Finding:
+def _finding(found: Sequence[Difference], comparison: Check) -> Finding:
     lines = [str(each) for each in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"and {len(found) - _SHOWN} more")
@@ -195,7 +225,7 @@ def _finding(found: Sequence[Difference], comparison: _Comparison) -> Finding:
     return Finding("\n".join(lines), _line(inside) or definition or _line(nodes))
 
 
-def _parting(comparison: _Comparison) -> tuple[str, bool] | None:
+def _parting(comparison: Check) -> tuple[str, bool] | None:
     values = Values()
     listener = plain.Listener(values.output, values.gradient)
     try:

@@ -36,6 +36,7 @@ class Results:
     gradients: Mapping[str, torch.Tensor | None]  # of the trained parameters, by path
     state: Mapping[str, torch.Tensor]  # new values of what forward and backward wrote, by path
     drawn: Drawn
+    attributes: PythonState  # as forward left them
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,8 @@ def run(
             state = {p: t.detach().clone() for p, t in tensors.items() if writes.written(t)}
             state |= _replaced(request, tensors)
             outputs = [each.detach().clone() for each in outputs]
-    return Results(outputs, gradients, state, drawn)
+            attributes = before.now()
+    return Results(outputs, gradients, state, drawn, attributes)
 
 
 def _backward(outputs: Sequence[torch.Tensor], loss: Loss, marked: PlainRun) -> None:

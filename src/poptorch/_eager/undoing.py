@@ -11,7 +11,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,15 @@ from .._base import private
 from .._ir.operators import Operator
 
 _ABSENT = object()
+_OF_MODULES = frozenset(vars(nn.Module()))  # torch's own attributes of every module
+
+
+class Changed(NamedTuple):
+    """An attribute that ``forward`` has changed."""
+
+    path: str  # of the module
+    name: str
+    module: nn.Module
 
 
 class PythonState:
@@ -61,15 +70,45 @@ class PythonState:
                 value.clear()
                 value.update(contents) if isinstance(value, set) else value.extend(contents)
 
+    def now(self) -> PythonState:
+        """Return the state of the same modules at this moment."""
+        return PythonState(self._roots)
+
+    def changed(self, later: PythonState) -> list[Changed]:
+        """Return which attributes of modules have another value, or other contents, later."""
+        found = []
+        for root in self._roots[:1]:
+            for path, module in root.named_modules():
+                before, after = (each._contents(vars(module)) for each in (self, later))
+                names = [name for name in after if name not in _OF_MODULES]
+                found += [
+                    Changed(path, name, module)
+                    for name in names
+                    if before.get(name, _ABSENT) is not after[name]
+                    or not _same(self._contents(after[name]), later._contents(after[name]))
+                ]
+        return found
+
+    def _contents(self, value: Any) -> Any:
+        return self._saved.get(id(value), (None, value))[1]
+
     @contextlib.contextmanager
     def once_more(self) -> Iterator[None]:
         """Within the block the attributes are as they were; afterwards as they are now."""
-        now = PythonState(self._roots)
+        now = self.now()
         self.restore()
         try:
             yield
         finally:
             now.restore()
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and _same_items(list(one.values()), list(other.values()))
+    return isinstance(one, list) and isinstance(other, list) and _same_items(one, other)
 
 
 def _same_items(value: Any, contents: list[Any]) -> bool:
