@@ -85,6 +85,18 @@ def test_updates_that_agree_train_without_a_word(
     assert train_once(kind, **settings).isfinite()
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_limit_of_the_norm_is_no_difference(kind: type[torch.optim.Optimizer]) -> None:
+    model = Model()
+    optimizer: Any = kind(model.parameters(), lr=0.1)
+    optimizer.max_grad_norm = 0.01
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+
+    _, loss = wrapped(torch.randn(4, 3))
+
+    assert loss.isfinite()
+
+
 def test_another_weight_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, larger_weights)
 

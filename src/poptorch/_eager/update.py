@@ -125,7 +125,10 @@ def _by_program(
         replace(each, params=(slot.path,) if at == group else ())
         for at, each in enumerate(spec.groups)
     )
-    lowered = _update.lower(replace(spec, groups=groups, common=()), [slot])
+    # The norm that gradients are clipped by is that of all weights, so neither side clips here.
+    settings = tuple(each for each in spec.settings if each[0] != "max_grad_norm")
+    alone = replace(spec, groups=groups, settings=settings, common=())
+    lowered = _update.lower(alone, [slot])
     tensors = {
         each.key: torch.full(each.shape, lowered.initial.get(each.key, 0.0), dtype=each.dtype)
         for each in lowered.inputs
