@@ -25,7 +25,9 @@ from .parting import Found, Values, first_parting, sizes
 from .replay import replay
 from .undoing import Changed, PythonState
 
-_ROUNDINGS = 4  # of the narrowest type, that results may differ by without a closer look
+# Rounding steps of the narrowest type, as a share of the largest value, that results may differ by
+# without a closer look, which takes as long as the first one: some for types that round finely.
+_ROUNDINGS, _FINE_ROUNDINGS, _FINE = 4, 32, 1e-5
 _SHOWN = 4
 
 
@@ -177,7 +179,8 @@ class Check:
         values: Mapping[str, torch.Tensor],
         near: Mapping[str, torch.Tensor] | None,
     ) -> list[Difference]:
-        share = _ROUNDINGS * self.rounding
+        fine = min(_FINE_ROUNDINGS * self.rounding, _FINE)
+        share = max(_ROUNDINGS * self.rounding, fine)
         differences = []
         for name, key, expected in self._pairs(eager, found):
             own = found.get(key, values.get(key))
