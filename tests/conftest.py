@@ -160,4 +160,5 @@ def _process() -> Generator[None, None, None]:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)
+    torch.distributions.Distribution.set_default_validate_args(True)  # torch's compiler ends it
     torch.multiprocessing.set_sharing_strategy("file_descriptor")

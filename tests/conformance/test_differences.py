@@ -107,6 +107,10 @@ SHOWN = {
     "`options.programs(n)` keeps a model compiled for n kinds of inputs, over the same weights": "session/test_common_weights.py::test_a_short_last_batch_trains_like_eager",
     "`poptorch.estimate` [prices a model on IPUs](guide/ipu_costs.md)": "estimates/test_estimating.py::test_a_model_stops_fitting_where_its_fullest_tile_does",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
+    "a program that computed something else than PyTorch did so silently": "eager/test_check.py::test_a_difference_is_one_warning_if_asked_for",
+    "`view` of a tensor that is not contiguous is an error": "capture/test_inner_gradients.py::test_a_tensor_in_another_order_is_viewed_as_on_an_ipu",
+    "if all IPUs are in use, attaching raises an exception": "test_pod.py::test_a_shared_pod_whose_devices_are_all_in_use_is_an_error_that_names_the_holder",
+    "a buffer in half is rounded after every micro-batch": "lanes/test_half.py::test_running_values_are_no_further_from_the_exact_ones_than_eager",
     "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_zoo.py::test_the_environment_chooses_a_backend_unless_an_option_does",
 }  # fmt: skip
 # The suite was run by hand on the releases that CONTRIBUTING.md names.

@@ -12,7 +12,17 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import near
-from helpers.wrapping import Calling, Having, Scaled, agrees, graph_of, infer, options, training
+from helpers.wrapping import (
+    Calling,
+    Having,
+    Scaled,
+    agrees,
+    graph_of,
+    infer,
+    options,
+    training,
+    unchecked,
+)
 from poptorch import MultiConv, MultiConvPartialsType, MultiConvPlanType, OverlapMode
 from poptorch._ir.blocks import label_of
 from poptorch.autocasting import Policy
@@ -270,7 +280,8 @@ def test_products_run_in_half_unless_switched_off(accumulation, enabled):
     x, labels = torch.randn(8, 3), torch.arange(8) % 2
     with torch.autocast("cpu", HALF, enabled):
         want = model.layer(x).detach()
-    opts = options(accumulation=accumulation).outputMode(poptorch.OutputMode.All)
+    # Eager PyTorch has no autocast of poptorch's.
+    opts = unchecked(accumulation=accumulation).outputMode(poptorch.OutputMode.All)
     assert opts.Precision.autocastEnabled(enabled) is opts.Precision
     with pytest.raises(AssertionError):
         opts.Precision.autocastEnabled("yes")

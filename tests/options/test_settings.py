@@ -33,6 +33,7 @@ OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
 LOCATED = ("Activation", "Weight", "Optimizer", "Accumulator")
 # Arguments where the default's type does not say enough.
 ARGUMENTS = {
+    "checkAgainstEager": ("off",),
     "anchorTensor": ("short", "long"), "backend": ("reference",), "disableModuleNamescope": (),
     "enableExecutableCaching": ("folder",), "enableProfiling": ("reports",),
     "inputReplicaGrouping": (2, CommGroupType.Consecutive), "outputMode": (OutputMode.Sum,),
@@ -61,6 +62,7 @@ OF_THIS_MACHINE = (
 )  # fmt: skip
 TAKES_TEXTS = (
     "logDir", "anchorTensor", "modelName", "enableProfiling", "enableExecutableCaching", "backend",
+    "checkAgainstEager",
 )  # fmt: skip
 TAKES_NONE = ("maxRepeatLogs", "enableProfiling", "enableExecutableCaching")
 ALL = overview.settings(Options())

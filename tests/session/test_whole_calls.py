@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pkgutil
 import signal
 from typing import Any
 
@@ -185,14 +186,14 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(monkeypatch, hand
 def test_what_a_handler_raises_while_guards_are_looked_at_is_no_change(
     monkeypatch, handled, caplog
 ) -> None:
-    seed, armed = torch.initial_seed, list[int]()
+    last, armed = pkgutil.resolve_name("poptorch._base.seeding.last"), list[int]()
 
-    def looked() -> int:
+    def looked() -> Any:
         if armed:
             os.kill(os.getpid(), armed.pop())
-        return seed()
+        return last()
 
-    monkeypatch.setattr(torch, "initial_seed", looked)
+    monkeypatch.setattr("poptorch._base.seeding.last", looked)
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
     executor = poptorch.inferenceModel(torch.nn.Sequential(torch.nn.Dropout()), options())
     executor.train()

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from .._base import private, trees
 from .._base.threads import holding
@@ -51,7 +51,8 @@ def body_draws(result: Any) -> bool:
         return False
     root = next(each.root for each in _recorders() if each.graph is node.graph)
     names = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
-    modules = [part for name in names for part in getattr(root, name).modules()]
+    bodies = [getattr(root, name) for name in names]  # and tensors that they read
+    modules = [part for each in bodies if isinstance(each, nn.Module) for part in each.modules()]
     graphs = [part.graph for part in modules if isinstance(part, fx.GraphModule)]
     return any(draws(each) for graph in graphs for each in graph.nodes)
 

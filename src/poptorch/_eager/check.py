@@ -16,7 +16,6 @@ from .._capture import Micro, Request
 from .._ir import slots
 from .._ir.blocks import label_of, line_of
 from .._ir.closeness import Difference, coarsest, difference, movement
-from .._ir.operators import bodies, draws
 from .._ir.slots import Kind, Slot
 from .._ops.effects import is_control_flow, is_effect
 from . import plain
@@ -69,18 +68,9 @@ def _why_not(request: Request, micro: Micro) -> str | None:
         return "options ask for groups of channels that are not PyTorch's"
     if any(is_effect(node) and "host" in str(node.target) for node in nodes):
         return "it calls functions of the host"
-    inner = [node for each in filter(is_control_flow, nodes) for node in _inside(each)]
-    if any(map(draws, inner)):
-        return "a loop or branch draws random numbers"
+    if any(map(is_control_flow, nodes)):
+        return "it has loops or branches, which eager PyTorch compiles"
     return None
-
-
-def _inside(node: fx.Node) -> Iterator[fx.Node]:
-    for body in bodies(node):
-        for inner in body.nodes:
-            yield inner
-            if is_control_flow(inner):
-                yield from _inside(inner)
 
 
 class Check:

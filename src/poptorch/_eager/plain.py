@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from .._base import private, trees
-from .._base.threads import only_here
+from .._base.threads import by_thread, only_here
 from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, Request
+from .._capture.replaced import changed
 from .._ir.operators import call_draws, generator_of
 from .._ops.context import PlainRun, running_plainly
 from .draws import Drawn
@@ -84,6 +86,7 @@ def run(
             _marking(marked) if loss is not None and loss.marked is not None else _nothing(),
             _watching()(writes, drawn),
             OverwriteContextManager.active(),
+            _without_dynamo(),
         ):
             warnings.simplefilter("ignore")  # the capture has shown them
             outputs, _ = trees.flatten(request.call(batch), "output")
@@ -127,6 +130,21 @@ def _put_back(writes: Writes, drawn: Drawn) -> Iterator[None]:
     finally:
         writes.undo()
         drawn.put_back()
+
+
+@contextlib.contextmanager
+def _without_dynamo() -> Iterator[None]:
+    """Torch's compiler does not work under a mode; what it skips once, it skips for good."""
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:  # asking for the stance would import it, which takes a second
+        with changed([(torch, "compile", by_thread(_as_it_is, torch.compile))]):
+            yield
+
+
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    return _as_it_is if function is None else function
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -206,14 +206,16 @@ def arguments_written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tenso
 @contextlib.contextmanager
 def random_states() -> Iterator[None]:
     """Within the block torch's generator starts at a fixed seed; afterwards all are as before."""
-    pythons, numpys = random.getstate(), np.random.get_state()
+    pythons, numpy = random.getstate(), sys.modules.get("numpy")  # which few models use
+    numpys = None if numpy is None else numpy.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             yield
     finally:
         random.setstate(pythons)
-        np.random.set_state(numpys)
+        if numpy is not None:
+            numpy.random.set_state(numpys)
 
 
 @contextlib.contextmanager

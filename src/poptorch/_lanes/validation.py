@@ -46,7 +46,8 @@ def differences(
         if not any(compared):
             return []
         nudged = {key: [_nudged(row, generator) for row in each] for key, each in rows.items()}
-        near = _one_after_another(one, lanes, several, state, nudged, seeds)
+        moved = {key: _nudged(value, generator) for key, value in state.items()}
+        near = _one_after_another(one, lanes, several, moved, nudged, seeds)
         compared = [
             _compared(slot, found[slot.key], value, size, share, movement(value, near[slot.key][0]))
             for slot, (value, size) in _by_slot(several, expected)

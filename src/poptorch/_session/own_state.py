@@ -99,6 +99,6 @@ def _of_host(leaf: Leaf, value: torch.Tensor) -> Any:
 def _assign(target: dict[str, Any], name: str, value: Any) -> None:
     *outer, last = name.split(".")
     inner: Any = target
-    for key in outer:
-        inner = inner[int(key) if isinstance(inner, list | tuple) else key]
+    for part in outer:
+        inner = inner[int(part) if isinstance(inner, list | tuple) else part]
     inner[int(last) if isinstance(inner, list) else last] = value

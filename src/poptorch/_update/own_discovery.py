@@ -122,8 +122,8 @@ class _Discovery:
         """Return by weight what is the same for those that are updated alike."""
         found: dict[str, list[tuple[str, Identifier]]] = {path: [] for path in self.params}
         for prefix, results in (("first ", first), ("later ", later)):
-            for key, value in results.items():
-                before, _, after = key.partition(":")
+            for named, value in results.items():
+                before, _, after = named.partition(":")
                 path = after if before == "weight" else before
                 if path in found:
                     name = "weight" if before == "weight" else after
