@@ -111,6 +111,9 @@ SHOWN = {
     "`view` of a tensor that is not contiguous is an error": "capture/test_inner_gradients.py::test_a_tensor_in_another_order_is_viewed_as_on_an_ipu",
     "if all IPUs are in use, attaching raises an exception": "test_pod.py::test_a_shared_pod_whose_devices_are_all_in_use_is_an_error_that_names_the_holder",
     "a buffer in half is rounded after every micro-batch": "lanes/test_half.py::test_running_values_are_no_further_from_the_exact_ones_than_eager",
+    'a scheduler made after wrapping brought the warning "Ignoring unexpected group attribute"': "optim/test_classes.py::test_schedulers_of_torch_that_come_after_wrapping_bring_nothing_unexpected",
+    "inference computed no gradients": "capture/test_inner_gradients.py::test_inference_computes_gradients_as_eager_torch_does",
+    "an error of more than 80 lines was written to `poptorch_error.log` in the working directory": "test_wrappers.py::test_a_long_message_overwrites_nothing_in_the_working_directory",
     "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_zoo.py::test_the_environment_chooses_a_backend_unless_an_option_does",
 }  # fmt: skip
 # The suite was run by hand on the releases that CONTRIBUTING.md names.

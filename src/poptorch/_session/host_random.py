@@ -18,7 +18,11 @@ from .._base.errors import Error
 Json = Any
 
 _HOLDERS = ("sampler", "batch_sampler", "dataset", "datasets")  # attributes to look into
-_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _kinds() -> tuple[type, ...]:
+    """Return the classes of generators; NumPy's are imported when they are first asked for."""
+    return torch.Generator, random.Random, np.random.Generator, np.random.RandomState
 
 
 def held_by(loader: Any) -> list[Any]:
@@ -30,7 +34,7 @@ def held_by(loader: Any) -> list[Any]:
             if id(value) in known:
                 continue
             known.add(id(value))
-            if isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom):
+            if isinstance(value, _kinds()) and not isinstance(value, random.SystemRandom):
                 found[id(value)] = value
             elif name in _HOLDERS:
                 waiting += value if isinstance(value, list | tuple) else [value]
