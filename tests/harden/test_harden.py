@@ -24,8 +24,8 @@ PIECES = 10  # of the many of each part
 CASES = [*((name, 1, count) for name, count in FEW.items())]
 REBOUND = pytest.mark.xfail(
     strict=True,
-    reason="orders 35: after weight.data = ... and train() or eval(), an inference model that shares "
-    "the weights computes with other values than expected; a defect that is known and open",
+    reason="orders 35: after weight.data = ... and train() or eval(), an inference model that "
+    "shares the weights computes with other values than expected; a known defect, still open",
 )
 CASES += [pytest.param("orders", 26, 25, marks=REBOUND)]
 CASES += [("orders", first, 25) for first in (51, 76)]
