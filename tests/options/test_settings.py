@@ -49,6 +49,7 @@ ARGUMENTS = {
 READ_BY_THE_EXECUTOR = ("relaxOptimizerAttributesChecks",)
 # Besides hints, what may change without another compilation.
 OUTSIDE_THE_KEY = (
+    "checkAgainstEager",
     "maxRepeatLogs", "connectionType", "setAvailableMemoryProportion", "randomSeed", "useIpuId",
     "modelName", "logCycleCount", "enableProfiling", "sourceLocationExcludes",
     "enableExecutableCaching", "programs", "Precision.setPartialsType",
