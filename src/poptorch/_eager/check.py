@@ -16,10 +16,11 @@ from .._capture import Micro, Request
 from .._ir import slots
 from .._ir.blocks import label_of, line_of
 from .._ir.closeness import Difference, coarsest, difference, movement
+from .._ir.graph import Graph
 from .._ir.slots import Kind, Slot
 from .._ops.effects import is_control_flow, is_effect
 from . import plain
-from .draws import Disagreement, counted
+from .draws import Disagreement, Draw, Drawn, counted, used
 from .parting import Found, Values, first_parting, sizes
 from .replay import replay
 from .undoing import Changed, PythonState
@@ -28,6 +29,8 @@ from .undoing import Changed, PythonState
 # without a closer look, which takes as long as the first one: some for types that round finely.
 _ROUNDINGS, _FINE_ROUNDINGS, _FINE = 4, 32, 1e-5
 _SHOWN = 4
+
+DrawsOf = Callable[[Graph, Drawn, int], list[Draw]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Check:
         if not changed:
             return None
         try:
-            if not Check(self.request, self.micro, self.attributes).differences():
+            if not Check(self.request, self.micro, self.attributes).differences(used):
                 return None
         except Disagreement as disagreement:
             log.engine.debug("The second run of forward: %s", disagreement)
@@ -150,10 +153,11 @@ class Check:
             values[slot.key] = self.request.tensors[slot.path].tensor.detach().to(slot.dtype)
         return values
 
-    def differences(self) -> list[Difference]:
+    def differences(self, draws: DrawsOf = counted) -> list[Difference]:
+        """Compare one run; ``draws`` says which random values of it are those of the graph."""
         eager = self.run_plainly()
         self.attributes = eager.attributes
-        drawn = counted(self.micro.graph, eager.drawn, self.micro.drawn)
+        drawn = draws(self.micro.graph, eager.drawn, self.micro.drawn)
         values = self.inputs()
         found = replay(self.micro.graph, values, drawn)
         first = self._compared(eager, found, values, None)

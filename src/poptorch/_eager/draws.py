@@ -108,6 +108,19 @@ def counted(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
     return found
 
 
+def used(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
+    """Return the draws as ``counted`` does, of a run that may lack those whose values no one uses.
+
+    When ``forward`` makes a layer in its first run, only that run draws the layer's initial values.
+    """
+    numbers = sorted({draw.number for _, draw in drawing(graph.module.graph)})
+    found = drawn.counted(len(numbers))
+    if found is None or len(numbers) == captured:
+        return counted(graph, drawn, captured)
+    by_number = dict(zip(numbers, found, strict=True))
+    return [by_number.get(number, found[0]) for number in range(captured)]
+
+
 def handed_over(node: fx.Node, drawn: Sequence[Draw]) -> Any:
     """Return the result of a node that draws, with the values that eager PyTorch drew."""
     noted = draw_of(node)
