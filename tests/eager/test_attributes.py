@@ -90,13 +90,14 @@ def test_a_mask_that_is_made_once_is_no_difference() -> None:
     assert out.shape == (4, 3)
 
 
-def test_a_layer_that_the_first_run_replaces_by_an_equal_one_is_no_difference() -> None:
+@pytest.mark.parametrize("rate", [0.5, 0.0])
+def test_a_layer_that_the_first_run_replaces_by_an_equal_one_is_no_difference(rate: float) -> None:
     def settled(self: Any, x: torch.Tensor) -> torch.Tensor:
         if not self.is_settled:
             copied = nn.Linear(3, 3)  # draws initial values, which the copy overwrites
             copied.weight, copied.bias = self.layer.weight, self.layer.bias
             self.layer, self.is_settled = copied, True
-        return nn.functional.dropout(self.layer(x))
+        return nn.functional.dropout(self.layer(x), rate)
 
     out = infer(Having(settled, layer=nn.Linear(3, 3), is_settled=False))
 

@@ -118,7 +118,8 @@ def used(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
     if found is None or len(numbers) == captured:
         return counted(graph, drawn, captured)
     by_number = dict(zip(numbers, found, strict=True))
-    return [by_number.get(number, found[0]) for number in range(captured)]
+    unused = Draw("", (), certain=True)
+    return [by_number.get(number, unused) for number in range(captured)]
 
 
 def handed_over(node: fx.Node, drawn: Sequence[Draw]) -> Any:
