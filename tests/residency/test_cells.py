@@ -76,6 +76,11 @@ class Machine(RuleBasedStateMachine):
         assert type(self.host) is nn.Parameter
         self.came_down()
 
+    @rule()
+    def give_other_memory(self) -> None:
+        self.host.data = self.host.detach().clone()
+        self.came_down()
+
     @rule(at=EITHER, mode=UNDER)
     def copy_to_host(self, at: int, mode) -> None:
         with mode():

@@ -129,6 +129,24 @@ def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(library, c
         assert {float(entry["step"]) for entry in optimizer.state.values()} == {3.0}
 
 
+def test_trained_weights_reach_a_validation_model_after_data_was_assigned() -> None:
+    torch.manual_seed(0)
+    model = Graded(both=True, layer=nn.Linear(3, 2))
+    trainer = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
+    validation = poptorch.inferenceModel(model, options())
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    trainer(x, y)
+    validation(x, y)
+
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    trainer(x, y)
+    output, _ = validation(x, y)
+
+    expected, _ = copy.deepcopy(model)(x, y)
+    torch.testing.assert_close(output, expected.detach(), **near(20, 4))
+
+
 @pytest.mark.parametrize("ends", ["destroyed", "dropped"])
 def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
     twins = Twins(nets()[1], adam, **near(10, 2))

@@ -6,6 +6,7 @@ the copies of all others, so that nobody has to ask which model trained last.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -216,6 +217,8 @@ class Device:
 
     def _note(self, event: Event, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.meet({path: host for path, (host, _) in pairs.items()})
+        for other in self.near.living():
+            other._follow_hosts()
         for path, (host, value) in pairs.items():
             row = TABLE[event, self.state(path)]
             self._put(path, host, value, row.state)
@@ -250,6 +253,19 @@ class Device:
                 elif host is not None:
                     watch(host, self.announce)
         copy.state = state
+
+    def _follow_hosts(self) -> None:
+        """Look for tensors where they are: the user may have given them other memory since."""
+        hosts = {path: copy.host() for path, copy in self.copies.items()}
+        moved = {path: host for path, host in hosts.items()
+                 if host is not None and not self._has(path, host)}  # fmt: skip
+        self.meet(moved)
+        for path, host in moved.items():
+            copy = dataclasses.replace(
+                self.copies[path], cell=Cell.of(host), address=_address(host)
+            )
+            self.copies[path] = copy
+            copy.cell.copies.add(copy)
 
     def _tell_others(self, copy: Copy) -> None:
         for other in copy.cell.overlapping_copies():
