@@ -30,7 +30,6 @@ import pictures
 import poptorch
 import site_pages
 import speed
-import words
 from helpers import jobs
 from helpers.programs import run as run_program
 from helpers.source_tree import PACKAGE, ROOT
@@ -111,8 +110,8 @@ def test_python_in_the_pages_runs(chain: list[Block], tmp_path, monkeypatch, cap
         text = "\n" * block.line + block.text  # so that a traceback tells the page's own line
         if block.info == "python torchrun":
             Path("train.py").write_text(text)
-            words = "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"
-            run = run_program(*words, environment=jobs.environment())
+            command = "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"
+            run = run_program(*command, environment=jobs.environment())
             assert run.returncode == 0, run.stderr
         else:
             exec(compile(text, str(ROOT / block.page), "exec"), names)
@@ -161,11 +160,6 @@ def test_the_readme_fits_a_screen() -> None:
     (program,) = [block for block in blocks("README.md", text) if block.info == "python"]
     assert len([line for line in program.text.splitlines() if line]) <= 15
     assert len(re.findall(r"^- \*\*\[", text, re.M)) == 4
-
-
-@pytest.mark.parametrize("path", words.pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_sentences_are_short(path: Path) -> None:
-    assert words.long_sentences(path.read_text()) == []
 
 
 def test_the_guide_quotes_the_example_as_it_is() -> None:
@@ -244,12 +238,8 @@ def docstrings():
                 yield f"{name}.{attribute}", inspect.getdoc(getattr(value, attribute)) or ""
 
 
-def test_every_public_name_is_documented_in_short_sentences() -> None:
-    texts = dict(docstrings())
-    assert [name for name, text in texts.items() if not text] == []
-    apart = {name: re.sub(r"\n *(?=[\w, .]+:\s)", "\n\n", text) for name, text in texts.items()}
-    long = {name: found for name, text in apart.items() if (found := words.long_sentences(text))}
-    assert long == {}
+def test_every_public_name_is_documented() -> None:
+    assert [name for name, text in docstrings() if not text] == []
 
 
 def test_errors_by_title_and_commands_are_whole() -> None:
