@@ -23,6 +23,7 @@ from ..backends.protocol import Again, repeating
 from ..backends.reference import Reference
 from . import helper
 from .cache import Store, key_of, store_of
+from .guarded import Guarded, warn_of_failure
 from .helper import CompileJob
 
 # Seconds of a compilation on the two cores of the table of record with nothing beside it, and so
@@ -143,7 +144,8 @@ def compile_plan(
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
-        return code.compile(progress)
+        fast = code.compile(progress)
+        return Guarded(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
     except Exception as error:  # whatever it is, the reference backend's results are right
         log.engine.warning(
             "Compiling failed, the program runs on the %s backend: %s",
@@ -193,6 +195,9 @@ class Tiered:
             self._look(start)
         results = self._current.run(state, batch)
         seconds = time.perf_counter() - start
+        if isinstance(self._current, Guarded) and self._current.gave_up:
+            self._finish()
+            self._fast = None
         if self._fast is not None:
             self._compare(seconds)
         else:
@@ -252,14 +257,18 @@ class Tiered:
         if complete:
             # Nothing has been written yet in this call, for which signals wait.
             with interrupts.allowed(), interrupts.insisting():
-                self._current = self._code.compile(lambda share: None)
+                self._current = self._guarded(self._code.compile(lambda share: None))
             self._finish()
             self._fast = []
         elif len(found) > len(self._ready):
-            self._current, self._ready = self._code.mixed(found), [*found]
+            self._current = self._guarded(self._code.mixed(found))
+            self._ready = [*found]
             text = "%d of %d graphs compiled: %s, from call %d on"
             names = " and ".join(found)
             self._tell(text, len(found), len(self._code.keys), names, self._calls + 1)
+
+    def _guarded(self, fast: Executable) -> Guarded:
+        return Guarded(fast, lambda: self._slow_tier, self._code.plan)
 
     def _compare(self, seconds: float) -> None:
         assert self._fast is not None
@@ -278,7 +287,7 @@ class Tiered:
 
     def _give_up(self, why: str) -> None:
         self._finish()
-        log.engine.warning("Compiling failed, the run goes on without optimised code: %s", why)
+        warn_of_failure(why)
 
     def _finish(self) -> None:
         self.waiting = False

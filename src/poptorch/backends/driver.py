@@ -26,7 +26,7 @@ from . import stopwatch
 from .failing import explained
 from .prepare import returned
 from .process import Threads
-from .protocol import Again, Compiled
+from .protocol import Again, Compiled, Failure
 from .rollback import Rollback
 
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
@@ -105,6 +105,10 @@ class LoopExecutable:
             raise
 
     @property
+    def failure(self) -> Failure | None:
+        return self._rollback.failure
+
+    @property
     def repeating(self) -> Again | None:
         return self._repeat if self._repeats else None
 
@@ -133,6 +137,8 @@ class LoopExecutable:
         try:
             self._enable_grad(False)
             return self._threads.run(run.call, batch)
+        except Exception:  # ``run`` does it again, and says what failed
+            return None
         finally:
             self._enable_grad(enabled)
 
@@ -144,6 +150,7 @@ class LoopExecutable:
             if isinstance(point.node, Run):
                 self._run(runs[point.node.graph], point, slices, collector)
             else:
+                self._rollback.exchanged = True
                 self._in_flight = exchange(point.node, state, self._in_flight)
         if self._writes:
             self._wrote(state)
@@ -192,7 +199,11 @@ class LoopExecutable:
         interrupts.check()
         if run.name in self._random:
             streams.begin(self._seeds(point.step, point.replica))
-        results = stopwatch.action(run.name, run, slices, point)
+        try:
+            results = stopwatch.action(run.name, run, slices, point)
+        except BaseException:
+            self._rollback.running = run.name
+            raise
         self._rollback.ran(run.name, state)
         collector.collect(run.emitted, results, point.step, point.replica)
 

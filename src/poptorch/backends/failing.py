@@ -24,7 +24,7 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
 
     Compiled code does not say which operator it was, so that the graph is interpreted then.
     """
-    if isinstance(error, Error) or _is_users(error):
+    if isinstance(error, Error) or is_users(error):
         return error
     found, node, nodes = error, _failed(error), graph.module.graph.nodes
     if node is None and not any(map(is_effect, nodes)):
@@ -47,12 +47,18 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
     )
 
 
-def _is_users(error: Exception) -> bool:
+def is_users(error: Exception) -> bool:
+    """Whether code of the user's raised it, as a function that the program calls."""
     return any(
         source.is_user_file(frame.f_code.co_filename)
         for frame, _ in traceback.walk_tb(error.__traceback__)
         if not frame.f_globals.get("__name__", "").startswith("torch.")  # generated code
     )
+
+
+def refused_memory(error: Exception) -> bool:
+    causes = (error, error.__cause__)
+    return any(isinstance(e, MemoryError) or "allocate memory" in str(e) for e in causes)
 
 
 def _failed(error: Exception) -> fx.Node | None:

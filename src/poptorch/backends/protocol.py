@@ -48,6 +48,26 @@ def repeating(executable: Executable) -> Again | None:
     return getattr(executable, "repeating", None)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """How a call failed while a graph ran.
+
+    Attributes:
+        graph: the name of the graph.
+        undone: whether the state and the batch are as before the call.
+        exchanged: whether other processes had taken part in the call by then.
+    """
+
+    graph: str
+    undone: bool
+    exchanged: bool
+
+
+def failure_of(executable: Executable) -> Failure | None:
+    """Return how its last call failed; None where no graph did, or where it does not say."""
+    return getattr(executable, "failure", None)
+
+
 def device_of(executable: Executable) -> torch.device:
     """Return where an executable wants the device's tensors: the CPU, if it does not say."""
     return getattr(executable, "device", torch.device("cpu"))

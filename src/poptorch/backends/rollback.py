@@ -17,7 +17,8 @@ import torch
 from .._base import resources
 from .._ir.indices import preconditions
 from .._ir.program import Program, State
-from .._ir.slots import Kind
+from .._ir.slots import Kind, Slot
+from .protocol import Failure
 
 _LAST = ("step", "update")  # the graphs that end an update
 # A call under torch.inference_mode allocates what later calls write, too.
@@ -52,6 +53,11 @@ class Rollback:
         self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
         self._generator: torch.Tensor | None = None
         self._done = self._kept = 0
+        self._changes_batch = any(s.kind is Kind.BATCH for s in _outputs(program))
+        self._written = {key: frozenset(g.updates) for key, g in program.graphs.items()}
+        self._in_place = in_place
+        self.running: str | None = None  # the graph that failed
+        self.exchanged = False
 
     def _changed(self, program: Program, torn: Collection[str]) -> list[str]:
         """Return what has to be copied: what changes before the last results are there."""
@@ -66,6 +72,7 @@ class Rollback:
 
     def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         self._done = self._kept = 0
+        self.running, self.exchanged = None, False
         if self._differ:
             hold = not self._preconditions or self._hold(state, batch)
             self._keys = self._usual if hold else self._careful
@@ -115,7 +122,68 @@ class Rollback:
                 for generator, before in zip(self._users, self._states, strict=True):
                     generator.set_state(before)
             state.updates -= self._done - self._kept
-        error.add_note(note(self._kept, self._updates if self._training else 0))
+        updates = self._updates if self._training else 0
+        error.add_note(TORN if self._is_torn else note(self._kept, updates))
+
+    @property
+    def _is_torn(self) -> bool:
+        """Whether a graph failed that writes in place, and of which nothing was kept."""
+        if not self._in_place or self.running is None:
+            return False
+        return not self._written[self.running].issubset((*self._keys, *self._sums))
+
+    @property
+    def failure(self) -> Failure | None:
+        """Say how the call failed that was rolled back last."""
+        if self.running is None:
+            return None
+        undone = not (self._kept or self._is_torn or self._changes_batch)
+        return Failure(self.running, undone, self.exchanged)
+
+
+class Snapshot:
+    """All that a program changes, as it was before a call: state, random numbers, the batch."""
+
+    def __init__(self, program: Program) -> None:
+        slots = program.state_slots()
+        written = sorted({key for graph in program.graphs.values() for key in graph.updates})
+        self._keys = [key for key in written if slots[key].kind is not Kind.ACCUM]
+        self._sums = [key for key, slot in slots.items() if slot.kind is Kind.ACCUM]
+        self._inputs = sorted({s.index for s in _outputs(program) if s.kind is Kind.BATCH})
+        graphs = program.graphs.values()
+        self._generators = [each for graph in graphs for each in graph.generators.values()]
+        self._values: dict[str, torch.Tensor] = {}
+
+    def keep(self, state: State, batch: Sequence[torch.Tensor]) -> None:
+        for key in self._keys:
+            if key not in self._values:
+                self._values[key] = _like(state.values[key])
+            self._values[key].copy_(state.values[key])
+        self._batch = [batch[at].clone() for at in self._inputs]
+        self._random = state.rng, [each.get_state() for each in self._generators]
+        self._updates = state.updates
+
+    def put_back(self, state: State, batch: Sequence[torch.Tensor]) -> None:
+        for key in self._keys:
+            state.values[key].copy_(self._values[key])
+        for key in self._sums:
+            state.values[key].zero_()
+        for at, before in zip(self._inputs, self._batch, strict=True):
+            batch[at].copy_(before)
+        state.rng, states = self._random
+        for generator, before in zip(self._generators, states, strict=True):
+            generator.set_state(before)
+        state.updates = self._updates
+
+
+def _outputs(program: Program) -> list[Slot]:
+    return [slot for graph in program.graphs.values() for slot in graph.outputs]
+
+
+TORN = (
+    "poptorch: it failed while it wrote weights and the optimizer's state, a part of which may be "
+    "new; go on from a checkpoint"
+)
 
 
 def note(done: int, updates: int) -> str:

@@ -1,0 +1,99 @@
+"""Compiled code that fails while it runs: the interpreter does the call, and all that follow.
+
+Compiled code writes weights and optimizer state in place. All sizes are fixed, so a fault in the
+code shows when it first runs. The first calls therefore keep a copy of all that the program
+changes, and later calls cost nothing. ``backends/rollback.py`` decides what later calls keep, and
+says whether a failed call has left everything as it was: only then it is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .._base import log
+from .._base.errors import Error, OperatorError, described
+from .._ir.plan import Plan, Report
+from .._ir.program import State
+from ..backends import Executable
+from ..backends.failing import is_users, refused_memory
+from ..backends.protocol import Again, Failure, failure_of, repeating
+from ..backends.rollback import Snapshot
+
+FIRST = 2
+"""Calls of new code that keep a copy: every kernel runs in the first, prepared weights are read
+by the second as by all others."""
+
+
+class Guarded:
+    """Runs ``fast`` until a call of it fails that ``slow`` can do; from then on runs ``slow``."""
+
+    def __init__(self, fast: Executable, slow: Callable[[], Executable], plan: Plan) -> None:
+        self._current, self._slow = fast, slow
+        self._left = FIRST
+        self._snapshot: Snapshot | None = Snapshot(plan.program)
+        self.gave_up = False
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._snapshot is not None:
+            return self._first(self._snapshot, state, batch)
+        try:
+            return self._current.run(state, batch)
+        except Exception as error:
+            failure = self._failure(error)
+            if failure is None or not failure.undone:
+                raise
+            return self._instead(error, state, batch)
+
+    def _first(
+        self, snapshot: Snapshot, state: State, batch: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        snapshot.keep(state, batch)
+        try:
+            results = self._current.run(state, batch)
+        except Exception as error:
+            failure = self._failure(error)
+            if failure is None:
+                raise
+            snapshot.put_back(state, batch)
+            return self._instead(error, state, batch)
+        self._left -= 1
+        if not self._left:
+            self._snapshot = None
+        return results
+
+    @property
+    def repeating(self) -> Again | None:
+        return None if self._snapshot is not None else repeating(self._current)
+
+    def report(self) -> Report:
+        return self._current.report()
+
+    def _failure(self, error: Exception) -> Failure | None:
+        """Return what failed, if it may be the code's fault and the call can be done again.
+
+        After an exchange other processes have gone on, and would not take part in another one.
+        """
+        ours = isinstance(error, Error) and not isinstance(error, OperatorError)
+        if self.gave_up or ours or is_users(error) or refused_memory(error):
+            return None
+        failure = failure_of(self._current)
+        return None if failure is None or failure.exchanged else failure
+
+    def _instead(
+        self, error: Exception, state: State, batch: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        slow = self._slow()
+        try:
+            results = slow.run(state, batch)
+        except Exception as again:  # then it is no fault of the code
+            raise again from None
+        self._current, self._snapshot, self.gave_up = slow, None, True
+        cause = error.__cause__ if isinstance(error, OperatorError) else None
+        warn_of_failure(described(cause if isinstance(cause, Exception) else error))
+        return results
+
+
+def warn_of_failure(why: str) -> None:
+    log.engine.warning("Compiling failed, the run goes on without optimised code: %s", why)

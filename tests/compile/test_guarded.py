@@ -1,0 +1,257 @@
+"""Compiled code that fails while it runs: the interpreter does the call, and all that follow."""
+
+import logging
+from collections.abc import Callable, Sequence
+from types import FunctionType
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapping import Having, normal, options
+from poptorch import backends
+from poptorch._compile import cache, guarded, tiers
+from poptorch._compile.tiers import PlanCode
+from poptorch._ir.program import State
+from poptorch.backends.protocol import Failure
+from poptorch.backends.reference import Reference
+
+ACCUMULATION, ITERATIONS = 4, 2
+RUNS = ITERATIONS * (ACCUMULATION + 1)  # of graphs in a call: micro-batches, and updates
+X, Y = normal(16, 4), normal(16, 2, seed=1)
+LAYOUT_FAULT = "expected size 4==4, stride 1==4 at dim=0"
+
+
+def training(backend: str) -> poptorch.PoplarExecutor:
+    torch.manual_seed(0)
+    layers = {"layer": nn.Linear(4, 2), "norm": nn.BatchNorm1d(2), "dropout": nn.Dropout(0.25)}
+
+    def forward(net: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(net.dropout(net.norm(net.layer(x))), y)
+
+    net = Having(forward, **layers)
+    opts = options(backend, iterations=ITERATIONS, accumulation=ACCUMULATION)
+    opts.lanes(1).randomSeed(5)
+    return poptorch.trainingModel(net, opts, torch.optim.Adam(net.parameters(), lr=0.05))
+
+
+class Compiled:
+    """Stands for compiled code of all graphs of a model: does what they say, and counts its runs.
+
+    From run ``failing`` on it writes into its arguments, and then fails as code does that meets
+    other strides.
+    """
+
+    def __init__(self, failing: int, error: Callable[[], Exception]) -> None:
+        self.runs, self._failing, self._error = 0, failing, error
+
+    def function(self, run: backends.Compiled) -> backends.Compiled:
+        def counted(arguments):
+            results = run(arguments)
+            self.runs += 1
+            if self.runs >= self._failing:
+                raise self._error()
+            return results
+
+        return FunctionType(
+            counted.__code__, {"__name__": "torch.generated"}, closure=counted.__closure__
+        )
+
+
+@pytest.fixture
+def plant(monkeypatch, tmp_path):
+    """Return what has code ready for a model's graphs, one run of which fails."""
+    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
+    monkeypatch.setattr(cache, "_loaded", {})
+
+    def planted(
+        plan, failing: int, error: Callable[[], Exception] = lambda: AssertionError(LAYOUT_FAULT)
+    ) -> Compiled:
+        compiled = Compiled(failing, error)
+        code = PlanCode(plan, backends.choose("inductor"), cache.default_store())
+        for name, key in code.keys.items():
+            run = Reference().interpreted(code.graphs[name])
+            monkeypatch.setitem(cache._loaded, key, compiled.function(run))
+        return compiled
+
+    return planted
+
+
+def warnings(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def states_equal(one: poptorch.PoplarExecutor, other: poptorch.PoplarExecutor) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+PLACES = {
+    "the first graph": 1,
+    "a middle graph": 3,
+    "the first update": ACCUMULATION + 1,
+    "the last graph": RUNS,
+    "the last graph of the second call": 2 * RUNS,
+}
+
+
+@pytest.mark.compiling_fails
+@pytest.mark.parametrize("failing", PLACES.values(), ids=PLACES)
+def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
+    failing: int, plant, caplog
+) -> None:
+    expected = training("reference")
+    wanted = [expected(X, Y).tolist() for _ in range(4)]
+    model = training("inductor")
+    code = plant(expected.plan(), failing)
+
+    losses = [model(X, Y).tolist() for _ in range(4)]
+
+    assert losses == wanted
+    assert states_equal(model, expected)
+    assert code.runs == failing
+    assert model._executable.report().backend == "reference"
+    (warning,) = warnings(caplog)
+    assert "goes on without optimised code" in warning
+    assert LAYOUT_FAULT in warning
+
+
+@pytest.mark.compiling_fails
+@pytest.mark.parametrize("place", range(1, ACCUMULATION + 1))
+def test_a_later_call_is_done_again_too_where_nothing_was_written_for_good(
+    place: int, plant, caplog
+) -> None:
+    expected = training("reference")
+    wanted = [expected(X, Y).tolist() for _ in range(guarded.FIRST + 2)]
+    model = training("inductor")
+    plant(expected.plan(), guarded.FIRST * RUNS + place)
+
+    losses = [model(X, Y).tolist() for _ in range(guarded.FIRST + 2)]
+
+    assert losses == wanted
+    assert states_equal(model, expected)
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_later_call_that_fails_in_its_second_update_keeps_the_first(plant, caplog) -> None:
+    once = training("reference")
+    for _ in range(guarded.FIRST):
+        once(X, Y)
+    model = training("inductor")
+    plant(once.plan(), guarded.FIRST * RUNS + ACCUMULATION + 2)
+    for _ in range(guarded.FIRST):
+        model(X, Y)
+
+    with pytest.raises(AssertionError) as caught:
+        model(X, Y)
+
+    assert "1 of the 2 updates" in caught.value.__notes__[0]
+    assert not warnings(caplog)
+
+
+def test_a_later_update_that_was_half_written_says_so(plant) -> None:
+    expected = training("reference")
+    expected(X, Y)
+    model = training("inductor")
+    plant(expected.plan(), guarded.FIRST * RUNS + ACCUMULATION + 1)
+    for _ in range(guarded.FIRST):
+        model(X, Y)
+
+    with pytest.raises(AssertionError) as caught:
+        model(X, Y)
+
+    assert "go on from a checkpoint" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("mistake", [
+    lambda: MemoryError("can't allocate memory"),
+    lambda: poptorch.Error("The user's mistake"),
+])  # fmt: skip
+def test_what_is_no_fault_of_the_code_is_raised(mistake, plant, caplog) -> None:
+    expected = training("reference")
+    expected(X, Y)
+    model = training("inductor")
+    code = plant(expected.plan(), 2, mistake)
+
+    with pytest.raises((MemoryError, poptorch.Error)):
+        model(X, Y)
+
+    assert code.runs == 2
+    assert not warnings(caplog)
+
+
+@pytest.mark.compiling_fails
+@pytest.mark.parametrize("failing", [1, 2, 6], ids=["first", "second", "repeated"])
+def test_an_inference_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
+    failing: int, plant, caplog
+) -> None:
+    net = nn.Linear(4, 2)
+    expected = poptorch.inferenceModel(net, options("reference"))
+    wanted = expected(X)
+    model = poptorch.inferenceModel(net, options("inductor"))
+    plant(expected.plan(), failing)
+
+    results = [model(X) for _ in range(8)]
+
+    assert all(torch.equal(result, wanted) for result in results)
+    assert model._executable.report().backend == "reference"
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.compiling_fails
+def test_a_takeover_that_fails_is_the_last_one(plant, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(tiers, "SHARE", 1e9)  # nothing is compiled here
+    monkeypatch.setattr(tiers, "LOOKING", 0.0)
+    monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
+    expected = training("reference")
+    wanted = [expected(X, Y).tolist() for _ in range(5)]
+    model = training("auto")
+    losses = [model(X, Y).tolist()]
+    code = plant(expected.plan(), 1)
+
+    losses += [model(X, Y).tolist() for _ in range(4)]
+
+    assert losses == wanted
+    assert code.runs == 1
+    assert not model._executable.waiting
+    assert len(warnings(caplog)) == 1
+
+
+def _of_the_user() -> Exception:
+    """Raise as a function of the user's that a program calls, from a file of the user's."""
+    try:
+        raise RuntimeError("raised by the user's function")
+    except RuntimeError as error:
+        return error
+
+
+def test_an_error_of_the_users_own_function_is_raised(plant, caplog) -> None:
+    expected = training("reference")
+    expected(X, Y)
+    model = training("inductor")
+    code = plant(expected.plan(), 2, _of_the_user)
+
+    with pytest.raises(RuntimeError, match="the user's function"):
+        model(X, Y)
+
+    assert code.runs == 2
+    assert not warnings(caplog)
+
+
+class Exchanging:
+    """An executable that failed after other processes had taken part in the call."""
+
+    failure = Failure("update", undone=True, exchanged=True)
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise AssertionError(LAYOUT_FAULT)
+
+
+def test_a_call_is_not_done_again_alone_after_an_exchange_with_other_processes() -> None:
+    model = training("reference")
+    model(X, Y)
+    alone = guarded.Guarded(Exchanging(), lambda: pytest.fail("done again"), model.plan())
+
+    with pytest.raises(AssertionError, match="expected size"):
+        alone.run(model._session.weights.store.state, [X, Y])
