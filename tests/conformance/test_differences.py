@@ -1,7 +1,6 @@
 """Each row of docs/differences.md is shown by a test: the table below says which, and has the rest."""
 # ruff: noqa: E501 (cells of the page)
 
-
 import pytest
 import torch
 
