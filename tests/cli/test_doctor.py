@@ -224,7 +224,6 @@ def test_nobody_who_reads_on_is_no_error(script, monkeypatch) -> None:
 
 @pytest.mark.parametrize("arguments, phrase", [
     (["nowhere.py"], "There is no file nowhere.py"),
-    ([], "There is no file"),
     ([f"{UNDECIDED}:Missing"], "is no torch.nn.Module"),
     ([f"{UNDECIDED}:Undecided", "4x3"], "4x3 is no shape"),
     ([f"{UNDECIDED}:Undecided", "4:nonsense"], "is no shape"),

@@ -115,19 +115,25 @@ def temporary() -> str | None:
 
 def of_the_user() -> Path:
     """Return where code is kept if no option names a folder: beside torch's compiler cache."""
+    folder, why = chosen()
+    return folder if why is None else of_the_process(why)
+
+
+def chosen() -> tuple[Path, str | None]:
+    """Return that folder, and why nothing can be kept there."""
     given, place = env.get("TORCHINDUCTOR_CACHE_DIR"), temporary()
     own = Path(given or place or "")
     if own.name == _TORCHS:  # while torch's compiler runs
-        return own.parent
+        return own.parent, None
     if not given and place is None:
-        return of_the_process("there is no temporary directory that can be written to")
+        return own, "there is no temporary directory that can be written to"
     if not given or (str(own.parent) == place and own.name.startswith(_TORCHS_OWN)):
         own = Path(place or "", f"poptorch-code-{os.getuid()}")
         if (why := trouble(own)) is not None:  # others could put another folder in it at any time
-            return of_the_process(f"{own}: {why}")
+            return own, f"{own}: {why}"
     folder = own / "poptorch"
     why = trouble(folder)
-    return folder if why is None else of_the_process(f"{folder}: {why}")
+    return folder, None if why is None else f"{folder}: {why}"
 
 
 def of_torchs_compiler() -> contextlib.AbstractContextManager[None]:

@@ -31,6 +31,14 @@ def misuse() -> Iterator[None]:
         raise Misuse(error.message) from None
 
 
+def complete() -> None:
+    """Import the whole package, of which ``poptorch_commands`` has left its own file out."""
+    package = sys.modules[__name__.partition(".")[0]]
+    spec = package.__spec__
+    if not hasattr(package, "__version__") and spec is not None and spec.loader is not None:
+        spec.loader.exec_module(package)
+
+
 def add(commands: Any, name: str, does: str, example: str, details: str = "") -> Any:
     return commands.add_parser(
         name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from .._base.errors import visible
@@ -14,45 +13,14 @@ from .._base.tables import text_of
 from .._ipu_model import page, profile, scaling
 from .._systems import system_of
 from ..executor import PoplarExecutor
-from .commands import FOUND, Enough, Misuse, add, misuse, run_script
+from .commands import FOUND, Enough, Misuse, misuse, run_script
 
 _LINK = ("--processes", "--latency", "--bandwidth")
 _OURS = ("--system", "--all", "--json", "--html", *_LINK)
 _CALLS = 10  # that measure a call: the first ones are slower, the latest count
 
 
-def add_estimate(commands: Any) -> None:
-    parser = add(
-        commands,
-        "estimate",
-        "estimate the cost of a script's models on IPUs",
-        "poptorch estimate train.py\npoptorch estimate --system bow:64 --all train.py --epochs 1\n"
-        "poptorch estimate --processes 8,64,1024 --latency 20us --bandwidth 100Gb train.py",
-        "The script runs until it first compiles or calls a wrapped model. The command prices it\n"
-        "and ends the script. With --all it prices each wrapped model at its first use, and the\n"
-        "script runs to its end. With --processes it compiles the model, measures a few calls on\n"
-        "this batch, and shows what a call would take in so many processes, a machine each.",
-    )
-    parser.add_argument("--system", help="the chips, kind:number; default POPTORCH_POD, mk2:64")
-    parser.add_argument("--all", action="store_true", help="price every model and run the script")
-    parser.add_argument("--processes", type=_counts, metavar="N,N", help="numbers of processes")
-    parser.add_argument("--latency", help="of the link between them, one way, for instance 20us")
-    parser.add_argument("--bandwidth", help="of the link, for instance 100Gb")
-    parser.add_argument("--json", type=Path, help="write the last one's profile into this file")
-    parser.add_argument("--html", type=Path, help="write its page into this file, too")
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
-    parser.set_defaults(run=_estimate)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        return scaling.counts_of([int(each) for each in text.split(",")])
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"numbers such as 8,64,1024, not {text}") from None
-
-
-def _estimate(chosen: argparse.Namespace) -> int:
+def estimate(chosen: argparse.Namespace) -> int:
     curve = {name[2:]: getattr(chosen, name[2:]) for name in _LINK if chosen.processes}
     with misuse():
         system_of(chosen.system)
@@ -102,26 +70,7 @@ def _measure(executor: PoplarExecutor, args: Sequence[Any], kwargs: Mapping[str,
         executor(*args, **kwargs)
 
 
-def add_report(commands: Any) -> None:
-    parser = add(
-        commands,
-        "report",
-        "print a profile report, or compare two",
-        "poptorch report reports/training\n"
-        "poptorch report --html page.html reports/training/profile.json\n"
-        "poptorch report --compare old/training new/training --budget memory=3%,cycles=1%",
-        "With a budget the exit status is 1 if the new one needs more than it allows.",
-    )
-    parser.add_argument("file", type=Path, nargs="?", help="profile.json, or its directory")
-    parser.add_argument("--html", type=Path, help="write the page into this file")
-    parser.add_argument(
-        "--compare", type=Path, nargs=2, metavar=("OLD", "NEW"), help="two of them instead"
-    )
-    parser.add_argument("--budget", help="what the new one may need more: memory=3%%,cycles=1%%")
-    parser.set_defaults(run=_report)
-
-
-def _report(chosen: argparse.Namespace) -> int:
+def report(chosen: argparse.Namespace) -> int:
     if (chosen.file is None) == (chosen.compare is None):
         raise Misuse("Give one report, or --compare OLD NEW")
     if chosen.budget and chosen.compare is None:

@@ -1,4 +1,7 @@
-"""``poptorch doctor``: everything in a script's models that cannot be captured, in one list."""
+"""``poptorch doctor``: everything in a script's models that cannot be captured, in one list.
+
+Without a script ``health`` examines the machine.
+"""
 
 from __future__ import annotations
 
@@ -22,52 +25,15 @@ from .._base.private import replaced
 from .._data.consumer import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
-from .commands import FOUND, Enough, Misuse, add, run_script
-
-CALLS = 20
-_DESCRIPTION = """
-With a script: runs it, and explains each wrapped model before it is compiled. It ends the script
-after some calls, or before a model that cannot be compiled. At the end it says whether the host or
-the device limited the run.
-
-With FILE.py:NAME, a module, or a class or function that makes one: imports the file and explains
-the module. Code under if __name__ == "__main__" does not run. With shapes of its inputs, such as
-8,3 or 8:int64, or labels=8:int64 for one by name, its forward runs once. Without shapes only its
-source is searched.
-
-The first line of the output says what is run."""
-_EXAMPLE = """
-poptorch doctor --calls 5 train.py --epochs 1
-poptorch doctor --training model.py:Classifier 16,1,28,28 16:int64
-poptorch doctor --calibrate
-poptorch doctor --training bert.py:make input_ids=8,128:int64 labels=8:int64"""
-
-
-def add_parser(commands: Any) -> None:
-    does = "list what cannot be captured, and what limits a run"
-    parser = add(commands, "doctor", does, _EXAMPLE, _DESCRIPTION)
-    parser.add_argument("target", nargs="?", default="", help="a script, or FILE.py:NAME")
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="measure which library computes matrix products, once more; keep it for later code",
-    )
-    parser.add_argument("--training", action="store_true", help="a module is to be trained")
-    parser.add_argument(
-        "--calls",
-        type=int,
-        default=CALLS,
-        help=f"end a script after so many (default {CALLS}; 0: all)",
-    )
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the script's arguments, or shapes"
-    )
-    parser.set_defaults(run=run)
+from . import health
+from .commands import FOUND, Enough, Misuse, run_script
 
 
 def run(chosen: argparse.Namespace) -> int:
     if chosen.calibrate:
         return _calibrate()
+    if not chosen.target:
+        return health.run(chosen)
     path, _, name = chosen.target.partition(":")
     if not Path(path).is_file():
         raise Misuse(f"There is no file {path}")

@@ -359,7 +359,12 @@ class Options(Container):
 
     @row(RESULTS, Value("random_seed", kind=int, field="target.seed"))
     def randomSeed(self, random_seed: int) -> Self:
-        """Seed the device's generator, and torch's on the host, now."""
+        """Seed the device's generator, and torch's on the host, now.
+
+        A second run with the same seed draws the same numbers. Its loss may still differ in the
+        last digits, as interpreted and compiled code round differently:
+        ``backend("optimise")`` uses compiled code from the first call on.
+        """
         self._check_writable("random_seed")
         expect("random_seed", random_seed, int)
         if not -(1 << 63) <= random_seed < 1 << 64:  # torch's generators have 64 bits

@@ -1,0 +1,173 @@
+"""``poptorch doctor`` without a script: whether this machine has what compiled training needs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .._base import env, folders, keyed, private, resources, temporary_folders
+from .._compile.cache import CODE_SUFFIX
+from ..backends.inductor import toolchain
+from .commands import FOUND
+
+GIB, MIB = 1 << 30, 1 << 20
+LEAST_DISK, LEAST_MEMORY = 1 * GIB, 1 * GIB  # below this a compilation may fail
+WATCHED = 0.5  # seconds in which idle cores are counted
+_PATIENCE = 60.0  # seconds for the C++ compiler
+_SOURCE = "#include <cmath>\n#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found; ``fix`` says what to do where that is wrong."""
+
+    subject: str
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        wrong = "WRONG: " if self.fix else ""
+        line = f"{self.subject:<10} {wrong}{self.text}"
+        return f"{line}\n{'':<10} Fix: {self.fix}" if self.fix else line
+
+
+def run(_: argparse.Namespace) -> int:
+    wrong = 0
+    for check in (_torch, _compiler, _caches, _threads, _memory, _environment):
+        for finding in check():
+            print(finding, flush=True)
+            wrong += bool(finding.fix)
+    things = {0: "Nothing is", 1: "One thing is"}.get(wrong, f"{wrong} things are")
+    print(f"\n{things} wrong. To examine a script: poptorch doctor train.py")
+    return FOUND if wrong else 0
+
+
+def _torch() -> Iterator[Finding]:
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    lost = []
+    for name in private.ROWS:
+        try:
+            getattr(private, name)
+        except private.Gone:
+            lost.append(private.ROWS[name][1])
+    if lost:
+        fix = "install a release that pip install poptorch accepts"
+        yield Finding("torch", f"{versions}; without names of other releases: {lost[0]}", fix)
+    else:
+        yield Finding("torch", versions)
+
+
+def _compiler() -> Iterator[Finding]:
+    why = toolchain.obstacle()
+    if why is not None:
+        fix = "install g++, or set CXX; until then the interpreter runs everything"
+        yield Finding("compiler", why, fix)
+        return
+    compiler = env.get("CXX") or "g++"
+    start = time.perf_counter()
+    with temporary_folders.folder_meanwhile("poptorch-doctor-") as folder:
+        (folder / "code.cpp").write_text(_SOURCE)
+        command = [compiler, "-fopenmp", "-shared", "-fPIC", "code.cpp", "-o", "code.so"]
+        try:
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE
+            )
+            complaint = done.stderr.strip() if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            complaint = str(error)
+    if complaint:
+        first = next((t for t in complaint.splitlines() if "error" in t), complaint)
+        fix = f"install headers and OpenMP for it, and try: {shlex.join(command)}"
+        yield Finding("compiler", f"{compiler} fails: {first}", fix)
+    else:
+        seconds = time.perf_counter() - start
+        place = shutil.which(compiler)
+        yield Finding("compiler", f"{place} compiles with OpenMP, in {seconds:.1f} s")
+
+
+def _caches() -> Iterator[Finding]:
+    folder, why = folders.chosen()
+    if why is not None:
+        yield Finding(
+            "caches",
+            f"compiled code is not kept for later runs: {why}",
+            "name a folder of yours in TORCHINDUCTOR_CACHE_DIR",
+        )
+    else:
+        files = [*folder.glob(f"*{CODE_SUFFIX}")]
+        size = sum(file.stat().st_size for file in files)
+        graphs = f"{len(files)} compiled graph{'s' * (len(files) != 1)}, {size / MIB:.1f} MiB"
+        yield Finding("caches", f"{folder}: {graphs}")
+        yield from _disk(folder)
+    for variable in ("POPTORCH_CACHE_DIR", "POPART_CACHE_DIR"):
+        named = env.get(variable)
+        trouble = folders.trouble(Path(named), on_the_way=False) if named else None
+        if trouble is not None:
+            fix = f"name a folder of yours in {variable}, or unset it"
+            yield Finding("caches", f"{variable}={named}: {trouble}", fix)
+    if not keyed.name():
+        fix = "name a file of yours in POPTORCH_KEY_FILE"
+        yield Finding("caches", "there is no key to mark compiled code with", fix)
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_DISK:
+        text = f"only {free / MIB:.0f} MiB of disk are free for {folder}"
+        yield Finding("caches", text, "poptorch cache trim, or another TORCHINDUCTOR_CACHE_DIR")
+
+
+def _threads() -> Iterator[Finding]:
+    cores, threads = _cores(), torch.get_num_threads()
+    watch = resources.Cores()
+    watch.idle()
+    time.sleep(WATCHED)
+    idle = min(watch.idle(), cores)
+    most = max(1, math.floor(cores))
+    text = f"{threads} for {cores:g} cores, {idle:.1f} of which are idle now"
+    if threads > most:
+        fix = f"export OMP_NUM_THREADS={most}, or torch.set_num_threads({most})"
+        yield Finding("threads", f"{text}: they wait for one another", fix)
+    else:
+        yield Finding("threads", text)
+    if idle < resources.IDLE:
+        yield Finding("", "Compiling waits half a minute for a free core, and takes longer.")
+
+
+def _cores() -> float:
+    """Return the cores that this process may use: those it is bound to, or a container's share."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):  # another system, or another version of control groups
+        return cores
+    return cores if quota == "max" else min(cores, int(quota) / int(period))
+
+
+def _memory() -> Iterator[Finding]:
+    free = resources.available_memory()
+    text = f"{free / GIB:.1f} GiB free of {resources.memory_size() / GIB:.1f} GiB"
+    if free < LEAST_MEMORY:
+        fix = "end other programs; options.laneMemory(bytes) and smaller micro-batches need less"
+        yield Finding("memory", f"{text}: the C++ compiler alone may need as much", fix)
+    elif resources.memory_can_be_refused():
+        yield Finding("memory", f"{text}; it is limited, so that state is copied before a call")
+    else:
+        yield Finding("memory", text)
+
+
+def _environment() -> Iterator[Finding]:
+    for name in env.unknown():
+        yield Finding("variables", f"{name} has no effect", f"unset {name}, or correct its name")

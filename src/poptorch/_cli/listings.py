@@ -1,0 +1,28 @@
+"""``poptorch options`` and ``poptorch passes``: what can be set, and what a compilation does."""
+
+from __future__ import annotations
+
+import argparse
+
+from .._base.errors import described
+from .._compile import passes_text
+from ..options import Options
+from ..options.overview import describe
+from .commands import Misuse
+
+
+def options(chosen: argparse.Namespace) -> int:
+    try:
+        shown = Options()
+        for file in chosen.file:
+            shown.loadFromFile(file)
+    except Exception as error:  # whatever a setter raises is about the file's line
+        notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
+        raise Misuse("\n".join([described(error), *notes])) from None
+    print(describe(shown, every=chosen.all))
+    return 0
+
+
+def passes(_: argparse.Namespace) -> int:
+    print(passes_text())
+    return 0

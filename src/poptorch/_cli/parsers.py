@@ -1,0 +1,218 @@
+"""The arguments and help pages of the command ``poptorch``; what they run is imported when it runs.
+
+Nothing here imports torch, so that help pages and wrong use cost a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import migrate
+from .commands import add, complete
+
+CALLS = 20  # of a script, after which ``doctor`` ends it
+
+
+def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    def run(chosen: argparse.Namespace) -> int:
+        found = importlib.import_module(f".{module}", __package__)
+        return getattr(found, function)(chosen)  # type: ignore[no-any-return]
+
+    return run
+
+
+def _add_options(commands: Any) -> None:
+    parser = add(
+        commands,
+        "options",
+        "show every option, its value and its effect here",
+        "poptorch options\npoptorch options training.cfg --all",
+    )
+    parser.add_argument("file", nargs="*", help="files of option calls, as for loadFromFile")
+    parser.add_argument("--all", action="store_true", help="show backend settings not set, too")
+    parser.set_defaults(run=_later("listings", "options"))
+
+
+def _add_passes(commands: Any) -> None:
+    parser = add(
+        commands,
+        "passes",
+        "list what a compilation does, in order",
+        "poptorch passes",
+        "With POPTORCH_LOG_LEVEL=DEBUG a compilation logs how long each of them takes.",
+    )
+    parser.set_defaults(run=_later("listings", "passes"))
+
+
+def _add_cache(commands: Any) -> None:
+    parser = add(
+        commands,
+        "cache",
+        "list, explain and trim cached executables",
+        "poptorch cache --dir ./cache list\npoptorch cache explain 3f2a",
+    )
+    parser.add_argument(
+        "--dir", help="the cache; default POPTORCH_CACHE_DIR, then POPART_CACHE_DIR"
+    )
+    actions = parser.add_subparsers(required=True, metavar="action")
+    example = "poptorch cache --dir ./cache list"
+    listing = add(actions, "list", "one line per entry, the latest first", example)
+    listing.set_defaults(run=_later("caches", "list_entries"))
+    explain = add(
+        actions,
+        "explain",
+        "what an entry was compiled from, or two differ in",
+        "poptorch cache explain 3f2a\npoptorch cache explain 3f2a 81b0",
+    )
+    explain.add_argument("key", help="the first characters of a key")
+    explain.add_argument("other", nargs="?", help="another key; default: show all of the first")
+    explain.set_defaults(run=_later("caches", "explain"))
+    example = "poptorch cache trim --max-mb 500 --days 30"
+    trimming = add(actions, "trim", "remove damaged entries and others", example)
+    trimming.add_argument("--max-mb", type=float, help="keep the latest, up to so many megabytes")
+    trimming.add_argument("--days", type=float, help="remove what was not used for so many days")
+    trimming.set_defaults(run=_later("caches", "trim_folder"))
+
+
+_DESCRIPTION = """
+Without a script: checks the C++ compiler, torch, the caches, threads and memory, and says what is
+wrong and what to do. The exit status is 1 then.
+
+With a script: runs it, and explains each wrapped model before it is compiled. It ends the script
+after some calls, or before a model that cannot be compiled. At the end it says whether the host or
+the device limited the run.
+
+With FILE.py:NAME, a module, or a class or function that makes one: imports the file and explains
+the module. Code under if __name__ == "__main__" does not run. With shapes of its inputs, such as
+8,3 or 8:int64, or labels=8:int64 for one by name, its forward runs once. Without shapes only its
+source is searched.
+
+The first line of the output says what is run."""
+_EXAMPLE = """
+poptorch doctor
+poptorch doctor --calls 5 train.py --epochs 1
+poptorch doctor --training model.py:Classifier 16,1,28,28 16:int64
+poptorch doctor --calibrate
+poptorch doctor --training bert.py:make input_ids=8,128:int64 labels=8:int64"""
+
+
+def _add_doctor(commands: Any) -> None:
+    does = "check this machine, or list what cannot be captured and what limits a run"
+    parser = add(commands, "doctor", does, _EXAMPLE, _DESCRIPTION)
+    parser.add_argument("target", nargs="?", default="", help="a script, or FILE.py:NAME")
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure which library computes matrix products, once more; keep it for later code",
+    )
+    parser.add_argument("--training", action="store_true", help="a module is to be trained")
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=CALLS,
+        help=f"end a script after so many (default {CALLS}; 0: all)",
+    )
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the script's arguments, or shapes"
+    )
+    parser.set_defaults(run=_later("doctor", "run"))
+
+
+def _add_estimate(commands: Any) -> None:
+    parser = add(
+        commands,
+        "estimate",
+        "estimate the cost of a script's models on IPUs",
+        "poptorch estimate train.py\npoptorch estimate --system bow:64 --all train.py --epochs 1\n"
+        "poptorch estimate --processes 8,64,1024 --latency 20us --bandwidth 100Gb train.py",
+        "The script runs until it first compiles or calls a wrapped model. The command prices it\n"
+        "and ends the script. With --all it prices each wrapped model at its first use, and the\n"
+        "script runs to its end. With --processes it compiles the model, measures a few calls on\n"
+        "this batch, and shows what a call would take in so many processes, a machine each.",
+    )
+    parser.add_argument("--system", help="the chips, kind:number; default POPTORCH_POD, mk2:64")
+    parser.add_argument("--all", action="store_true", help="price every model and run the script")
+    parser.add_argument("--processes", type=_counts, metavar="N,N", help="numbers of processes")
+    parser.add_argument("--latency", help="of the link between them, one way, for instance 20us")
+    parser.add_argument("--bandwidth", help="of the link, for instance 100Gb")
+    parser.add_argument("--json", type=Path, help="write the last one's profile into this file")
+    parser.add_argument("--html", type=Path, help="write its page into this file, too")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    parser.set_defaults(run=_later("costs", "estimate"))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    complete()
+    from .._ipu_model import scaling
+
+    try:
+        return scaling.counts_of([int(each) for each in text.split(",")])
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"numbers such as 8,64,1024, not {text}") from None
+
+
+def _add_report(commands: Any) -> None:
+    parser = add(
+        commands,
+        "report",
+        "print a profile report, or compare two",
+        "poptorch report reports/training\n"
+        "poptorch report --html page.html reports/training/profile.json\n"
+        "poptorch report --compare old/training new/training --budget memory=3%,cycles=1%",
+        "With a budget the exit status is 1 if the new one needs more than it allows.",
+    )
+    parser.add_argument("file", type=Path, nargs="?", help="profile.json, or its directory")
+    parser.add_argument("--html", type=Path, help="write the page into this file")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("OLD", "NEW"), help="two of them instead"
+    )
+    parser.add_argument("--budget", help="what the new one may need more: memory=3%%,cycles=1%%")
+    parser.set_defaults(run=_later("costs", "report"))
+
+
+def _add_export(commands: Any) -> None:
+    parser = add(
+        commands,
+        "export",
+        "write a script's program as plain PyTorch, or as a page",
+        "poptorch export -o step.py train.py --epochs 1\n"
+        "poptorch export -o step.py model.py:train\n"
+        "poptorch export --html step.html train.py",
+        "The script runs, or is imported and its function called, until it first compiles or\n"
+        "calls a wrapped model. The command writes the program of that, and ends the script.\n\n"
+        "step.py needs torch and safetensors alone: `step` makes one call of the model, with\n"
+        "its loops, forward, backward and update as lines that you can read and change.\n"
+        "step.safetensors holds weights, state and a batch; `python step.py` runs that.\n"
+        "Write it, then use it:\n\n"
+        "    import step\n"
+        '    state, batch = step.load("step.safetensors")\n'
+        "    loss = step.step(*state, *batch)  # or torch.compile(step.step)\n\n"
+        "step.html shows a browser the program: operators by module, what they read and write,\n"
+        "what they cost, beside your source. It fetches nothing.",
+    )
+    add_outputs(parser)
+    parser.add_argument("script", help="a file, or file:function")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    parser.set_defaults(run=_later("exports", "export"))
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, help="the Python, for instance step.py")
+    parser.add_argument("--html", type=Path, help="the page, for instance step.html")
+
+
+COMMANDS = {
+    "options": _add_options,
+    "cache": _add_cache,
+    "doctor": _add_doctor,
+    "passes": _add_passes,
+    "estimate": _add_estimate,
+    "report": _add_report,
+    "export": _add_export,
+    "migrate": migrate.add_migrate,
+}
