@@ -1,7 +1,11 @@
-"""Configuration files and JSON (spec/options.md sections 8 and 9)."""
+"""Options from files and from JSON, and the calls that make the same options again."""
 
 import json
+import operator
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,69 +14,130 @@ from poptorch.enums import AutoStage, CommGroupType, ConnectionType, Liveness, O
 from poptorch.options import ConfigFileError, Options, Phase, PipelinedExecution, Stage
 from poptorch.options.files import apply_calls, as_calls
 
+Write = Callable[[str], Path]
+
 
 @pytest.fixture
-def config(tmp_path):
-    def write(text, name="options.conf"):
-        path = tmp_path / name
+def config(tmp_path: Path) -> Write:
+    """Writes a file of options, ``options.conf``."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "options.conf"
         path.write_text(text)
         return path
 
     return write
 
 
-def test_what_is_no_file(tmp_path):
+@pytest.mark.spec("options", 27)
+def test_the_error_of_a_file_is_an_exception_of_its_own() -> None:
     assert ConfigFileError.__bases__ == (Exception,)
-    os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for ever
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Whoever opens a pipe waits for ever."""
+    os.mkfifo(tmp_path / "pipe")
+
     with pytest.raises(AssertionError, match="no regular file"):
         Options().loadFromFile(tmp_path / "pipe")
+
+
+def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Options().loadFromFile(tmp_path / "missing")
 
 
 @pytest.mark.spec("options", 27)
-def test_a_file_is_a_list_of_calls(config):
+def test_a_file_may_have_comments_and_blank_lines_and_later_lines_win(config: Write) -> None:
     path = config("""
         # a comment, then a blank line
 
         deviceIterations(4)   # a trailing comment
         deviceIterations(8)
-        Training.gradientAccumulation(2)
-        _Popart.set("outlineThreshold", 10.0)
-        _popart.setPatterns({"A": True}, level=-1)
-        outputMode(poptorch.OutputMode.All)
-        connectionType(poptorch.enums.ConnectionType.OnDemand)
-        Precision.setPartialsType(torch.half)
-        TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
-        setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage("a").ipu(1), ["b", "c"]))
-        setAvailableMemoryProportion({"IPU0": 0.5})
-        updatableNamedBuffers(["a", "b"])
-        replicationFactor(2).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
     """)
     options = Options()
-    assert options.loadFromFile(path) is options
-    assert (options.device_iterations, options.Training.gradient_accumulation) == (8, 2)
-    assert options.output_mode == OutputMode.All
-    assert options.connection_type == ConnectionType.OnDemand
-    assert options.TensorLocations.location_weight == {"onChip": 0}
-    assert (options.available_memory_proportion, options.input_group_size) == ({0: 0.5}, 2)
-    strategy = "ShardedExecution(Stage('a').ipu(1), Stage('b', 'c'))"
-    assert repr(options._execution_strategy) == strategy
-    popart = options._Popart.options
-    assert (popart["outlineThreshold"], popart["patterns_level"]) == (10.0, -1)
-    assert popart["partialsTypeMatMuls"] == "half"
-    assert popart["updatableNamedBuffers"] == ["a", "b"]
+
+    returned = options.loadFromFile(path)
+
+    assert returned is options
+    assert options.device_iterations == 8
+
+
+@pytest.mark.spec("options", 27)
+@pytest.mark.parametrize("line, name, value", [
+    ("outputMode(poptorch.OutputMode.All)", "output_mode", OutputMode.All),
+    ("connectionType(poptorch.enums.ConnectionType.OnDemand)",
+     "connection_type", ConnectionType.OnDemand),
+    ('setAvailableMemoryProportion({"IPU0": 0.5})', "available_memory_proportion", {0: 0.5}),
+    ("replicationFactor(2).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)",
+     "input_group_size", 2),
+    ("Training.gradientAccumulation(2)", "Training.gradient_accumulation", 2),
+    ("TensorLocations.setWeightLocation("
+     "poptorch.TensorLocationSettings().useOnChipStorage(False))",
+     "TensorLocations.location_weight", {"onChip": 0}),
+])  # fmt: skip
+def test_a_line_of_a_file_sets_an_option(
+    line: str, name: str, value: object, config: Write
+) -> None:
+    options = Options().loadFromFile(config(line))
+
+    assert operator.attrgetter(name)(options) == value
+
+
+@pytest.mark.spec("options", 27)
+@pytest.mark.parametrize("line, key, value", [
+    ('_Popart.set("outlineThreshold", 10.0)', "outlineThreshold", 10.0),
+    ('_popart.setPatterns({"A": True}, level=-1)', "patterns_level", -1),
+    ("Precision.setPartialsType(torch.half)", "partialsTypeMatMuls", "half"),
+    ('updatableNamedBuffers(["a", "b"])', "updatableNamedBuffers", ["a", "b"]),
+])  # fmt: skip
+def test_a_line_of_a_file_sets_a_key_of_the_backend(
+    line: str, key: str, value: object, config: Write
+) -> None:
+    options = Options().loadFromFile(config(line))
+
+    assert options._Popart.options[key] == value
+
+
+@pytest.mark.spec("options", 27)
+def test_a_line_of_a_file_can_make_a_strategy(config: Write) -> None:
+    path = config(
+        'setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage("a").ipu(1), ["b", "c"]))'
+    )
+
+    options = Options().loadFromFile(path)
+
+    strategy = repr(options._execution_strategy)
+    assert strategy == "ShardedExecution(Stage('a').ipu(1), Stage('b', 'c'))"
 
 
 @pytest.mark.spec("options", 28)
-def test_a_syntax_error_names_the_effective_line_and_applies_nothing(config):
+def test_a_syntax_error_counts_lines_that_hold_something(config: Write) -> None:
     path = config("# comment\n\ndeviceIterations(4)\n\n  replicationFactor(2\nlogDir('x')\n")
+
+    with pytest.raises(ConfigFileError, match=r"SyntaxError at line 2") as error:
+        Options().loadFromFile(path)
+
+    assert "\n> replicationFactor(2" in str(error.value)
+
+
+@pytest.mark.spec("options", 28)
+def test_a_syntax_error_names_the_file_without_its_folder(config: Write) -> None:
+    path = config("replicationFactor(2")
+
+    with pytest.raises(ConfigFileError, match=r"of options\.conf") as error:
+        Options().loadFromFile(path)
+
+    assert str(path.parent) not in str(error.value)
+
+
+@pytest.mark.spec("options", 28)
+def test_a_file_with_a_syntax_error_applies_nothing(config: Write) -> None:
     options = Options()
-    with pytest.raises(ConfigFileError, match=r"SyntaxError at line 2 of options\.conf") as caught:
-        options.loadFromFile(path)
-    message = str(caught.value)
-    assert str(path.parent) not in message
-    assert "\n> replicationFactor(2" in message
+
+    with pytest.raises(ConfigFileError):
+        options.loadFromFile(config("deviceIterations(4)\nreplicationFactor(2"))
+
     assert repr(options) == repr(Options())
 
 
@@ -86,10 +151,12 @@ def test_a_syntax_error_names_the_effective_line_and_applies_nothing(config):
     "device_iterations = 4", "set(x=lambda: 1)", "deviceIterations(\x00)",
     "setPartialsType" + "(" * 500,
 ])  # fmt: skip
-def test_only_calls_with_plain_arguments_are_understood(config, line):
+def test_only_calls_with_plain_arguments_are_understood(config: Write, line: str) -> None:
     options = Options()
+
     with pytest.raises(ConfigFileError, match="SyntaxError at line 1"):
         options.loadFromFile(config(line))
+
     assert repr(options) == repr(Options())
 
 
@@ -102,56 +169,100 @@ def test_only_calls_with_plain_arguments_are_understood(config, line):
     ("logDir(poptorch.ConnectionType.Always.name.ljust(9))", AttributeError),
     ("modelName(poptorch.ConnectionType.mro().pop().mro())", AttributeError),
 ])  # fmt: skip
-def test_errors_of_the_calls_come_after_the_earlier_lines(config, line, error):
+def test_an_error_of_a_call_comes_after_the_lines_before_it(
+    config: Write, line: str, error: type[Exception]
+) -> None:
     options = Options()
+
     with pytest.raises(error):
         options.loadFromFile(config(f"logDir('first')\n{line}\nlogDir('last')"))
+
     assert options.log_dir == "first"
 
 
-def test_deprecated_names_work_in_files(config, caplog):
+@pytest.mark.spec("options", 34)
+def test_deprecated_names_work_in_files_with_a_warning_each(
+    config: Write, caplog: pytest.LogCaptureFixture
+) -> None:
     path = config("anchorMode(poptorch.AnchorMode.Sum)\nPopart.set('a', 1)")
+
     options = Options().loadFromFile(path)
-    assert (options.output_mode, options._Popart.options["a"]) == (OutputMode.Sum, 1)
-    assert len([record for record in caplog.records if "deprecated" in record.message]) == 2
+
+    assert options.output_mode == OutputMode.Sum
+    assert options._Popart.options["a"] == 1
+    assert [text for text in caplog.messages if "deprecated" in text] == caplog.messages
+    assert len(caplog.messages) == 2
+
+
+# JSON.
 
 
 @pytest.mark.spec("options", 29)
-def test_json_maps_setters_to_arguments():
-    calls = {
-        "deviceIterations": 4, "Precision.enableFloatingPointExceptions": True,
-        "_Popart.set": ["outlineThreshold", 10.0], "outputMode": "OutputMode.All",
-        "logDir": "not.anEnum", "disableModuleNamescope": [],
-        "setAvailableMemoryProportion": {"IPU1": 0.25},
-    }  # fmt: skip
-    options = Options()
-    assert options.from_json(json.dumps(calls)) is options
-    assert (options.device_iterations, options.output_mode) == (4, OutputMode.All)
-    assert (options.log_dir, options.available_memory_proportion) == ("not.anEnum", {1: 0.25})
-    assert options._module_namescope_enabled is False
-    assert options._Popart.options["outlineThreshold"] == 10.0
-    assert options._Popart.options["enableFloatingPointChecks"] is True
-    with pytest.raises(AssertionError):  # only the sole argument is converted
-        options.from_json('{"outputMode": ["OutputMode.All"]}')
-    options.from_json('{"modelName": "OutputMode.Unknown"}')
-    assert options.model_name == "OutputMode.Unknown"
-
-
-UNKNOWN = (
-    '"unknown": 1', '"Training.unknown": 1', '"device_iterations": 1', '"__class__": 1',
-    '"_values.clear": []', '"toDict.__self__.logDir": "x"', '"log_dir.ljust": [9]',
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("text, error", [
-    *((f'{{"deviceIterations": 7, {each}}}', AttributeError) for each in UNKNOWN),
-    *((each, ValueError) for each in ("", "{", "[1]", "4")),
+@pytest.mark.parametrize("setter, argument, name, value", [
+    ("deviceIterations", 4, "device_iterations", 4),
+    ("outputMode", "OutputMode.All", "output_mode", OutputMode.All),
+    ("logDir", "not.anEnum", "log_dir", "not.anEnum"),
+    ("modelName", "OutputMode.Unknown", "model_name", "OutputMode.Unknown"),
+    ("disableModuleNamescope", [], "_module_namescope_enabled", False),
+    ("setAvailableMemoryProportion", {"IPU1": 0.25}, "available_memory_proportion", {1: 0.25}),
 ])  # fmt: skip
-def test_json_that_is_refused_applies_nothing(text, error):
+def test_json_maps_a_setter_to_its_argument(
+    setter: str, argument: object, name: str, value: object
+) -> None:
     options = Options()
-    with pytest.raises(error):
-        options.from_json(text)
+
+    returned = options.from_json(json.dumps({setter: argument}))
+
+    assert returned is options
+    assert getattr(options, name) == value
+
+
+@pytest.mark.parametrize("setter, argument, key, value", [
+    ("_Popart.set", ["outlineThreshold", 10.0], "outlineThreshold", 10.0),
+    ("Precision.enableFloatingPointExceptions", True, "enableFloatingPointChecks", True),
+])  # fmt: skip
+def test_json_maps_a_setter_of_a_group_to_its_arguments(
+    setter: str, argument: object, key: str, value: object
+) -> None:
+    options = Options().from_json(json.dumps({setter: argument}))
+
+    assert options._Popart.options[key] == value
+
+
+@pytest.mark.spec("options", 29)
+def test_json_takes_a_member_of_an_enum_only_where_it_is_the_only_argument() -> None:
+    with pytest.raises(AssertionError):
+        Options().from_json('{"outputMode": ["OutputMode.All"]}')
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        '"unknown": 1',
+        '"Training.unknown": 1',
+        '"device_iterations": 1',
+        '"__class__": 1',
+        '"_values.clear": []',
+        '"toDict.__self__.logDir": "x"',
+        '"log_dir.ljust": [9]',
+    ],
+)
+def test_json_with_an_unknown_setter_applies_nothing(unknown: str) -> None:
+    options = Options()
+
+    with pytest.raises(AttributeError):
+        options.from_json(f'{{"deviceIterations": 7, {unknown}}}')
+
     assert options.device_iterations == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "4"])
+def test_json_that_is_no_dictionary_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Options().from_json(text)
+
+
+# Calls that make the same options again.
 
 
 @pytest.mark.parametrize("strategy", [
@@ -163,18 +274,44 @@ def test_json_that_is_refused_applies_nothing(text, error):
     .useSeparateBackwardPhase()
     .setTensorsLiveness(Liveness.OffChipAfterFwd),
 ], ids=repr)  # fmt: skip
-def test_calls_rebuild_what_was_set(strategy):
-    """One by one in test_settings.py; here strategies, quotes, several of one setter."""
-    options = Options().setExecutionStrategy(strategy).modelName("it's Stage")
+def test_calls_rebuild_strategies(strategy: Any) -> None:
+    """``test_settings.py`` rebuilds every option by itself."""
+    options = Options().setExecutionStrategy(strategy)
+    again = Options()
+
+    apply_calls(again, as_calls(options))
+
+    assert repr(again._execution_strategy) == repr(strategy)
+
+
+@pytest.fixture
+def set_by_several_arguments() -> Options:
+    """Options with quotes, with several arguments, and with several calls of one setter."""
+    options = Options().modelName("it's Stage")
     options.outputMode(OutputMode.EveryN, 2).maxRepeatLogs(None)
     options.replicationFactor(4).inputReplicaGrouping(2, CommGroupType.Orthogonal)
     options.anchorTensor("a", "x")
     options.anchorTensor("b", "y", OutputMode.Sum)
     options._Popart.set("dotChecks", ["A", "B"]).set("outlineThreshold", 1.5)
+    return options
+
+
+def test_calls_rebuild_what_was_set_by_several_arguments(
+    set_by_several_arguments: Options,
+) -> None:
     again = Options()
-    apply_calls(again, as_calls(options))
-    assert (repr(again), repr(again._execution_strategy)) == (repr(options), repr(strategy))
-    assert (as_calls(again), as_calls(Options())) == (as_calls(options), "")
+
+    apply_calls(again, as_calls(set_by_several_arguments))
+
+    assert repr(again) == repr(set_by_several_arguments)
+    assert as_calls(again) == as_calls(set_by_several_arguments)
+
+
+def test_options_in_which_nothing_was_set_are_no_calls() -> None:
+    assert as_calls(Options()) == ""
+
+
+# Texts that are nested too deep for a parser.
 
 
 DEEP = 9**5
@@ -188,10 +325,14 @@ NESTED = {
 
 
 @pytest.mark.parametrize("kind", NESTED)
-def test_what_is_too_deep_is_an_error_of_the_file_and_applies_nothing(kind: str, config) -> None:
+def test_what_is_too_deep_is_an_error_of_the_file_and_applies_nothing(
+    kind: str, config: Write
+) -> None:
     options = Options()
+
     with pytest.raises(ConfigFileError, match="SyntaxError at line 2"):
         options.loadFromFile(config(f"deviceIterations(7)\n{NESTED[kind]}\n"))
+
     assert options.device_iterations == 1
 
 

@@ -1,83 +1,124 @@
-"""Every option: its row, default and effect, wrong values; Popart's keys, the bar, strategies."""
+"""Every option: its row, default and effect, and what it does with wrong values."""
 
 import copy
 import dataclasses
-import datetime
 import enum
+import functools
 import inspect
-import itertools
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import poptorch
 from helpers.source_tree import PACKAGE
-from helpers.wrapping import options
-from poptorch import Error, Phase, PipelinedExecution, ShardedExecution, Stage
-from poptorch._base import log
-from poptorch._ir.spec import NamedStage, Spec, Strategy
+from poptorch import ShardedExecution
+from poptorch._ir.spec import Spec
 from poptorch.autocasting import Policy
-from poptorch.enums import AutoStage, CommGroupType, HalfFloatCastingBehavior, Liveness, OutputMode
-from poptorch.options import Options, TensorLocationSettings, overview, progress
+from poptorch.enums import CommGroupType, HalfFloatCastingBehavior, OutputMode
+from poptorch.options import Options, TensorLocationSettings, overview
 from poptorch.options.files import apply_calls, as_calls
 from poptorch.options.freeze import freeze, prepare
-from poptorch.options.popart import KEYS, validate_popart
-from poptorch.options.progress import CompilationProgressBar
+from poptorch.options.popart import KEYS
 from poptorch.options.table import IDLE, UNSET, Setting
 
 OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
 LOCATED = ("Activation", "Weight", "Optimizer", "Accumulator")
-# Arguments where the default's type does not say enough.
-ARGUMENTS = {
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "anchorTensor": ("short", "long"),
+    "backend": ("reference",),
     "checkAgainstEager": ("off",),
-    "anchorTensor": ("short", "long"), "backend": ("reference",), "disableModuleNamescope": (),
-    "enableExecutableCaching": ("folder",), "enableProfiling": ("reports",),
-    "inputReplicaGrouping": (2, CommGroupType.Consecutive), "outputMode": (OutputMode.Sum,),
-    "setAvailableMemoryProportion": ({"IPU0": 0.1},), "setExecutionStrategy": (ShardedExecution(),),
-    "sourceLocationExcludes": (["mine"],), "updatableNamedBuffers": (["buffer"],),
-    "useIpuModel": (True,), "useOfflineIpuTarget": (21,), "Distributed.configureProcessId": (1, 2),
+    "disableModuleNamescope": (),
+    "enableExecutableCaching": ("folder",),
+    "enableProfiling": ("reports",),
+    "inputReplicaGrouping": (2, CommGroupType.Consecutive),
+    "outputMode": (OutputMode.Sum,),
+    "setAvailableMemoryProportion": ({"IPU0": 0.1},),
+    "setExecutionStrategy": (ShardedExecution(),),
+    "sourceLocationExcludes": (["mine"],),
+    "updatableNamedBuffers": (["buffer"],),
+    "useIpuModel": (True,),
+    "useOfflineIpuTarget": (21,),
+    "Distributed.configureProcessId": (1, 2),
     "Precision.autocastPolicy": (Policy([torch.mm], [], [], []),),
     "Precision.halfFloatCasting": (HalfFloatCastingBehavior.HalfUpcastToFloat,),
-    "Precision.setPartialsType": (torch.half,), "TensorLocations.numIOTiles": (64,),
+    "Precision.setPartialsType": (torch.half,),
+    "TensorLocations.numIOTiles": (64,),
     **{f"TensorLocations.set{kind}Location": (OFF_CHIP,) for kind in LOCATED},
-}  # fmt: skip
-# What the executor reads from the options themselves: optim/test_classes.py.
+}
+"""Arguments of setters for which the type of the default does not say enough."""
+
 READ_BY_THE_EXECUTOR = ("relaxOptimizerAttributesChecks",)
-# Besides hints, what may change without another compilation.
+"""Options that are not in the Spec: ``optim/test_classes.py`` shows their effect."""
+
 OUTSIDE_THE_KEY = (
     "checkAgainstEager",
-    "maxRepeatLogs", "connectionType", "setAvailableMemoryProportion", "randomSeed", "useIpuId",
-    "modelName", "logCycleCount", "enableProfiling", "sourceLocationExcludes",
-    "enableExecutableCaching", "programs", "Precision.setPartialsType",
-    "Distributed.processTimeout", "Distributed.broadcastWeights", "showCompilationProgressBar",
-)  # fmt: skip
-# What belongs to this machine or process: it is not saved with a model.
+    "connectionType",
+    "enableExecutableCaching",
+    "enableProfiling",
+    "logCycleCount",
+    "maxRepeatLogs",
+    "modelName",
+    "programs",
+    "randomSeed",
+    "setAvailableMemoryProportion",
+    "showCompilationProgressBar",
+    "sourceLocationExcludes",
+    "useIpuId",
+    "Distributed.broadcastWeights",
+    "Distributed.processTimeout",
+    "Precision.setPartialsType",
+)
+"""Options besides hints that may change without another compilation."""
+
 OF_THIS_MACHINE = (
-    "logDir", "enableProfiling", "sourceLocationExcludes", "enableExecutableCaching",
-    "Distributed.configureProcessId", "Distributed.processTimeout", "Distributed.stageProcesses",
+    "enableExecutableCaching",
+    "enableProfiling",
+    "logDir",
+    "sourceLocationExcludes",
+    "Distributed.configureProcessId",
+    "Distributed.processTimeout",
+    "Distributed.stageProcesses",
     '_Popart.set("engineOptions")',
-)  # fmt: skip
+)
+"""Options of this machine or process, which are not saved with a model."""
+
+TAKES_ANYTHING = ("disableModuleNamescope", "Precision.halfFloatCasting")
+"""The first takes no arguments; the second takes whatever older scripts give."""
+
 TAKES_TEXTS = (
-    "logDir", "anchorTensor", "modelName", "enableProfiling", "enableExecutableCaching", "backend",
+    "anchorTensor",
+    "backend",
     "checkAgainstEager",
-)  # fmt: skip
-TAKES_NONE = ("maxRepeatLogs", "enableProfiling", "enableExecutableCaching")
+    "enableExecutableCaching",
+    "enableProfiling",
+    "logDir",
+    "modelName",
+)
+TAKES_NONE = ("enableExecutableCaching", "enableProfiling", "maxRepeatLogs")
+
 ALL = overview.settings(Options())
 SETTERS = [setting for setting in ALL if not setting.option.startswith("_Popart")]
 
 
+def each(settings: list[Setting]) -> pytest.MarkDecorator:
+    """A test of every one of these settings."""
+    return pytest.mark.parametrize("setting", settings, ids=lambda setting: setting.option)
+
+
 def start(setting: Setting) -> Options:
+    """Options in which this one can be set."""
     options = Options().replicationFactor(2)
-    if setting.option == "Distributed.stageProcesses":  # there must be so many processes
+    if setting.option == "Distributed.stageProcesses":  # a divisor of the number of processes
         options.Distributed.configureProcessId(0, 6)
     return options
 
 
-def example(setting: Setting):
+def example(setting: Setting) -> tuple[Any, ...]:
     """Arguments of a setter that change the option."""
     if setting.option in ARGUMENTS:
         return ARGUMENTS[setting.option]
@@ -88,417 +129,473 @@ def example(setting: Setting):
     if isinstance(default, enum.Enum):
         return (next(member for member in type(default) if member != default),)
     if default is UNSET:
-        return ("text",) if value.kind is str else (3,) if value.kind is int else (True,)
+        return ({str: "text", int: 3}.get(value.kind, True),)
     if isinstance(default, bool):
         return (not default,)
-    return (default + "x",) if isinstance(default, str) else (default + 2,)
+    if isinstance(default, str):
+        return (default + "x",)
+    return (default + 2,)
 
 
-def setter(options: Options, setting: Setting):
-    target = options
+def setter(options: Options, setting: Setting) -> Callable[..., Any]:
+    """The method of these options that sets this one."""
+    target: Any = options
     for name in setting.option.split("."):
         target = getattr(target, name)
     return target
 
 
-def change(options: Options, setting: Setting):
-    """Set an option to something other than its default; return what the setter does."""
+def change(options: Options, setting: Setting) -> Any:
+    """Set an option to something other than its default; return what the setter returns."""
     if not setting.option.startswith("_Popart"):
         return setter(options, setting)(*example(setting))
     key = setting.row.values[0].name
     values = {
-        "bool": setting.row.values[0].default is not True, "int": 0, "float": 1.5,
-        "string": "text", "list": ["0"], "dictionary": {"key": "value"},
-    }  # fmt: skip
-    value = next(value for kind, value in values.items() if key in KEYS[kind])
+        "bool": setting.row.values[0].default is not True,
+        "int": 0,
+        "float": 1.5,
+        "string": "text",
+        "list": ["0"],
+        "dictionary": {"key": "value"},
+    }
+    (value,) = (value for kind, value in values.items() if key in KEYS[kind])
     return options._Popart.set(key, value)
 
 
 def shown(options: Options) -> str:
+    """All values of options as a text."""
     return overview.describe(options, every=True)
+
+
+@functools.cache
+def changed(option: str) -> Options:
+    """Options in which only this one differs from its default; not to be changed by a test."""
+    (setting,) = (each for each in ALL if each.option == option)
+    options = start(setting)
+    change(options, setting)
+    return options
+
+
+@functools.cache
+def specs(option: str) -> tuple[Spec, Spec]:
+    """The Spec without and with a change of this option."""
+    (setting,) = (each for each in ALL if each.option == option)
+    return freeze(start(setting), training=True), freeze(changed(option), training=True)
+
+
+# What a change does.
+
+
+@pytest.mark.spec("programs", 1)
+@each([setting for setting in ALL if setting.option != "anchorTensor"])
+def test_a_setter_returns_the_object_it_belongs_to(setting: Setting) -> None:
+    """``anchorTensor`` returns nothing, as in PopTorch."""
+    options = start(setting)
+    group, dot, _ = setting.option.partition(".")
+
+    returned = change(options, setting)
+
+    assert returned is (getattr(options, group) if dot else options)
+
+
+@each(ALL)
+def test_an_option_that_was_set_is_listed_as_changed(setting: Setting) -> None:
+    settings = overview.settings(changed(setting.option))
+
+    assert setting.option in {each.option for each in settings if each.changed}
 
 
 @pytest.fixture
 def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process: no option without effect was named yet."""
     monkeypatch.setattr(overview, "_reported", set())
 
 
-@pytest.mark.spec("programs", 1)
-@pytest.mark.parametrize("setting", ALL, ids=lambda setting: setting.option)
-def test_it_changes_something_or_says_that_it_does_not(setting, nothing_reported, caplog) -> None:
-    plain, options = start(setting), start(setting)
-    chained, group = change(options, setting), setting.option.partition(".")[0]
-    if setting.option != "anchorTensor":  # PopTorch's returns nothing
-        assert chained is (getattr(options, group) if "." in setting.option else options)
-    assert setting.option in {each.option for each in overview.settings(options) if each.changed}
-    before, after = freeze(plain, training=True), freeze(options, training=True)
-    for _ in range(2):
+@pytest.fixture
+def lines_of_two_wrappers(
+    nothing_reported: None, caplog: pytest.LogCaptureFixture
+) -> Callable[[Options], list[str]]:
+    """Lines about options without effect, when options are given to a wrapper twice."""
+
+    def prepared_twice(options: Options) -> list[str]:
         with caplog.at_level("INFO", logger="poptorch::python"):
             prepare(options.clone(), training=True)
-    lines = [text for text in caplog.messages if "no effect here" in text]
-    if setting.row.effect in IDLE:
-        assert (options.withoutEffect(), len(lines)) == ([setting.option], 1)
-        assert lines[0].startswith(f"{setting.option} has no effect here. ")
-    else:
-        assert options.withoutEffect() == lines == []
-        assert (before != after) is (setting.option not in READ_BY_THE_EXECUTOR)
-    unkeyed = setting.row.effect in IDLE or setting.option in READ_BY_THE_EXECUTOR + OUTSIDE_THE_KEY
-    assert (before.for_cache() == after.for_cache()) is unkeyed
-    assert hash(after) == hash(pickle.loads(pickle.dumps(after)))
-    assert " at 0x" not in repr(after)
+            prepare(options.clone(), training=True)
+        return [text for text in caplog.messages if "no effect here" in text]
+
+    return prepared_twice
+
+
+@each([setting for setting in ALL if setting.row.effect in IDLE])
+def test_an_option_without_effect_is_named_once(
+    setting: Setting, lines_of_two_wrappers: Callable[[Options], list[str]]
+) -> None:
+    options = changed(setting.option)
+
+    (line,) = lines_of_two_wrappers(options)
+
+    assert line.startswith(f"{setting.option} has no effect here. ")
+    assert options.withoutEffect() == [setting.option]
+
+
+@each([setting for setting in ALL if setting.row.effect not in IDLE])
+def test_an_option_with_an_effect_is_not_named(
+    setting: Setting, lines_of_two_wrappers: Callable[[Options], list[str]]
+) -> None:
+    options = changed(setting.option)
+
+    assert lines_of_two_wrappers(options) == []
+    assert options.withoutEffect() == []
+
+
+@each([setting for setting in ALL if setting.row.effect not in IDLE])
+def test_an_option_with_an_effect_is_in_the_spec_unless_the_executor_reads_it(
+    setting: Setting,
+) -> None:
+    before, after = specs(setting.option)
+
+    assert (before != after) is (setting.option not in READ_BY_THE_EXECUTOR)
+
+
+@each(ALL)
+def test_only_options_that_change_programs_are_in_the_key_of_the_cache(setting: Setting) -> None:
+    before, after = specs(setting.option)
+    changes_no_program = (
+        setting.row.effect in IDLE
+        or setting.option in READ_BY_THE_EXECUTOR
+        or setting.option in OUTSIDE_THE_KEY
+    )
+
+    assert (before.for_cache() == after.for_cache()) is changes_no_program
+
+
+@each(ALL)
+def test_a_spec_has_the_same_hash_in_another_process(setting: Setting) -> None:
+    _, spec = specs(setting.option)
+
+    assert hash(spec) == hash(pickle.loads(pickle.dumps(spec)))
+
+
+@each(ALL)
+def test_the_text_of_a_spec_has_no_address_of_memory(setting: Setting) -> None:
+    _, spec = specs(setting.option)
+
+    assert " at 0x" not in repr(spec)
+
+
+# Copies, saved and frozen options.
 
 
 @pytest.mark.spec("options", 26)
-@pytest.mark.parametrize("setting", ALL, ids=lambda setting: setting.option)
-def test_it_is_copied_saved_and_frozen_with_the_options(setting) -> None:
-    plain = start(setting)
-    before, options = shown(plain), plain.clone()
-    change(options, setting)
-    assert shown(plain) == before
-    text = shown(options)
-    for other in (copy.copy(options), pickle.loads(pickle.dumps(options))):
-        assert shown(other) == text
+@each(ALL)
+def test_a_change_of_a_clone_leaves_the_original_as_it_was(setting: Setting) -> None:
+    original = start(setting)
+    before = shown(original)
+
+    change(original.clone(), setting)
+
+    assert shown(original) == before
+
+
+@pytest.mark.spec("options", 38)
+@each(ALL)
+def test_copies_and_pickles_have_every_value(setting: Setting) -> None:
+    options = changed(setting.option)
+
+    copied = copy.copy(options)
+    unpickled = pickle.loads(pickle.dumps(options))
+
+    assert shown(copied) == shown(options)
+    assert shown(unpickled) == shown(options)
+
+
+@each(ALL)
+def test_every_value_is_saved_with_a_model_but_those_of_this_machine(setting: Setting) -> None:
+    options = changed(setting.option)
     saved = Options()
+
     apply_calls(saved, as_calls(options))
-    assert (shown(saved) == text) is (setting.option not in OF_THIS_MACHINE)
-    options._freeze()
-    change(options.clone(), setting)
-    for frozen in (options, pickle.loads(pickle.dumps(options))):
-        state = torch.get_rng_state()
-        with pytest.raises(AttributeError, match="Can't modify frozen Options"):
-            change(frozen, setting)
-        assert shown(frozen) == text
-        assert torch.equal(torch.get_rng_state(), state)
+
+    assert (shown(saved) == shown(options)) is (setting.option not in OF_THIS_MACHINE)
+
+
+@pytest.mark.spec("options", 1)
+@each(ALL)
+def test_a_clone_of_frozen_options_can_be_changed(setting: Setting) -> None:
+    frozen = start(setting)
+    frozen._freeze()
+    clone = frozen.clone()
+
+    change(clone, setting)
+
+    assert shown(clone) == shown(changed(setting.option))
+
+
+@pytest.mark.spec("options", 1)
+@each(ALL)
+@pytest.mark.parametrize("again", [False, True], ids=["frozen", "frozen and pickled"])
+def test_frozen_options_refuse_changes_and_draw_nothing(setting: Setting, again: bool) -> None:
+    frozen = changed(setting.option).clone()
+    frozen._freeze()
+    if again:
+        frozen = pickle.loads(pickle.dumps(frozen))
+    text = shown(frozen)
+    state = torch.get_rng_state()
+
+    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+        change(frozen, setting)
+
+    assert shown(frozen) == text
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Wrong values.
+
+
+def refused_values(setting: Setting) -> list[Any]:
+    """Values that are wrong for this option."""
+    wrong = [torch.ones(2), 4.5, object()]
+    if setting.option not in TAKES_TEXTS:
+        wrong.append("no")
+    if setting.option not in TAKES_NONE:
+        wrong.append(None)
+    return wrong
 
 
 @pytest.mark.spec("options", 5)
-@pytest.mark.parametrize("setting", SETTERS, ids=lambda setting: setting.option)
-def test_wrong_values_are_refused_at_once_and_nothing_is_stored(setting) -> None:
-    if setting.option in ("disableModuleNamescope", "Precision.halfFloatCasting"):
-        return  # nothing to be given, and whatever older scripts give
+@each([setting for setting in SETTERS if setting.option not in TAKES_ANYTHING])
+def test_wrong_values_are_refused_at_once_and_nothing_is_stored(setting: Setting) -> None:
     options = start(setting)
     text = shown(options)
-    for wrong in (torch.ones(2), "no", None, 4.5, object()):
-        if setting.option in {"no": TAKES_TEXTS, None: TAKES_NONE}.get(wrong, ()):
-            continue
+
+    for wrong in refused_values(setting):
         with pytest.raises((AssertionError, ValueError)):
             setter(options, setting)(wrong, *example(setting)[1:])
-        assert shown(options) == text
+        assert shown(options) == text, f"{wrong} was stored"
 
 
-def test_the_defaults_that_scripts_read() -> None:
-    options = Options()
-    assert freeze(options, training=True).for_cache() == poptorch._ir.spec.Spec(training=True)
-    stored = {
-        "replication_factor": 1, "input_group_size": 1, "input_cgt": CommGroupType.Consecutive,
-        "broadcast_buffers": True, "device_iterations": 1, "log_dir": ".", "max_repeat_logs": 4,
-        "auto_round_num_ipus": False, "anchored_tensors": {}, "output_mode": 4,
-        "output_return_period": 1, "connection_type": 0, "sync_pattern": 0,
+# Defaults.
+
+
+def test_the_defaults_are_those_of_the_spec() -> None:
+    assert freeze(Options(), training=True).for_cache() == Spec(training=True)
+
+
+def test_scripts_can_read_the_defaults() -> None:
+    defaults = {
+        "anchored_tensors": {},
+        "auto_round_num_ipus": False,
         "available_memory_proportion": {},
-    }  # fmt: skip
-    assert {name: options(name) for name in stored} == stored
+        "broadcast_buffers": True,
+        "connection_type": 0,
+        "device_iterations": 1,
+        "input_cgt": CommGroupType.Consecutive,
+        "input_group_size": 1,
+        "log_dir": ".",
+        "max_repeat_logs": 4,
+        "output_mode": 4,
+        "output_return_period": 1,
+        "replication_factor": 1,
+        "sync_pattern": 0,
+    }
+    options = Options()
+
+    assert {name: options(name) for name in defaults} == defaults
+
+
+def test_scripts_can_read_private_defaults() -> None:
+    options = Options()
+
     assert type(options._execution_strategy) is poptorch.PipelinedExecution
     assert options._popart is options._Popart
     assert options._relax_optimizer_checks is False
-    assert options._show_compilation_progress_bar is options._module_namescope_enabled is True
+    assert options._show_compilation_progress_bar is True
+    assert options._module_namescope_enabled is True
     assert len(options._source_location_excludes) == 3
 
 
-def test_what_is_asked_for_and_missing_is_a_warning(nothing_reported, caplog, monkeypatch) -> None:
+# Lines about options without effect.
+
+
+@pytest.mark.usefixtures("nothing_reported")
+def test_what_is_asked_for_and_missing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     prepare(Options().logDir("here"), training=True)
+
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    caplog.clear()
-    prepare(Options().logDir("there").enableStableNorm(True), training=True)
-    assert not caplog.records  # said once; a hint is an INFO line
+
+
+@pytest.mark.usefixtures("nothing_reported")
+def test_a_hint_without_effect_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    prepare(Options().enableStableNorm(True), training=True)
+
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("nothing_reported")
+def test_engine_options_of_the_environment_without_effect_are_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = '{"autoReport.all": "true", "debug.instrument": "true"}'
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
+
     prepare(Options(), training=True)
+
     assert caplog.messages == ["POPLAR_ENGINE_OPTIONS: no effect here of debug.instrument"]
 
 
-def test_hints_are_listed_in_the_order_of_the_table_unless_they_are_set_back(monkeypatch) -> None:
+def test_options_without_effect_are_listed_in_the_order_of_their_names() -> None:
     options = Options().enableStableNorm(True)
     options.Training.setConvolutionDithering(True)
     options._Popart.set("outlineThreshold", 10.0)
-    hints = ['_Popart.set("outlineThreshold")', "enableStableNorm"]
-    assert options.withoutEffect() == ["Training.setConvolutionDithering", *hints]
+
+    assert options.withoutEffect() == [
+        "Training.setConvolutionDithering",
+        '_Popart.set("outlineThreshold")',
+        "enableStableNorm",
+    ]
+
+
+def test_an_option_that_was_set_back_is_not_listed() -> None:
+    options = Options()
+    options.Training.setConvolutionDithering(True)
+
     options.Training.setConvolutionDithering(False)
     options._Popart.set("convolutionOptions", {})
-    assert options.withoutEffect() == hints
+
+    assert options.withoutEffect() == []
+
+
+def test_an_option_of_the_environment_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"syncPattern": "SyncPattern.SinglePipeline"}')
+
     assert Options().withoutEffect() == ["syncPattern"]
 
 
-def test_excluded_files_are_not_the_users(tmp_path, caplog) -> None:
+# Options whose effect is small enough to be shown here.
+
+
+@pytest.mark.parametrize("excluded", [False, True])
+def test_excluded_files_are_not_the_users(
+    excluded: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning about a branch names the user's line, which is not in an excluded file."""
     helper = tmp_path / "helper_of_mine.py"
     helper.write_text("def branch(x):\n    return x if x.sum() > 0 else -x\n")
-    names = {}
+    names: dict[str, Any] = {}
     exec(compile(helper.read_text(), str(helper), "exec"), names)
+    options = Options().showCompilationProgressBar(False)
+    if excluded:
+        options.appendToLocationExcludes("helper_of")
 
-    def read_at(options: Options) -> str:
-        caplog.clear()
-        poptorch.inferenceModel(lambda x: names["branch"](x), options)(torch.ones(2))
-        return next(line for line in caplog.messages if ".py:" in line)
+    poptorch.inferenceModel(lambda x: names["branch"](x), options)(torch.ones(2))
 
-    quiet = Options().showCompilationProgressBar(False)
-    assert "helper_of_mine.py:2" in read_at(quiet)
-    line = read_at(quiet.clone().appendToLocationExcludes("helper_of"))
-    assert "helper_of_mine" not in line
-    assert "test_settings.py" in line
+    line = next(text for text in caplog.messages if ".py:" in text)
+    assert ("helper_of_mine.py:2" in line) is not excluded
+    assert ("test_settings.py" in line) is excluded
+
+
+def first_line_of_plan(options: Options) -> str:
+    wrapper = poptorch.inferenceModel(lambda x: x + 1, options.backend("reference"))
+    wrapper.compile(torch.ones(1))
+    return str(wrapper.plan()).splitlines()[0]
 
 
 def test_a_named_model_has_its_name_in_its_plan() -> None:
-    plain, named = (poptorch.inferenceModel(lambda x: x + 1, options.backend("reference"))
-                    for options in (Options(), Options().modelName("adder")))  # fmt: skip
-    for wrapper in (plain, named):
-        wrapper.compile(torch.ones(1))
-    assert str(named.plan()).startswith("model adder\n")
-    assert "model" not in str(plain.plan()).splitlines()[0]
+    assert first_line_of_plan(Options().modelName("adder")) == "model adder"
 
 
-# Public methods that stand for other options, or for none.
+def test_a_plan_names_no_model_without_a_name() -> None:
+    assert "model" not in first_line_of_plan(Options())
+
+
+# Rows and fields.
+
 NO_SETTERS = {
-    "appendToLocationExcludes", "clone", "createOrSet", "defaultOutputMode", "deleteIfExists",
-    "enablePipelining", "exists", "from_json", "loadFromFile", "profile", "set", "toDict", "update",
-    "withoutEffect", "Precision.runningStatisticsAlwaysFloat",
+    "appendToLocationExcludes",
+    "clone",
+    "createOrSet",
+    "defaultOutputMode",
+    "deleteIfExists",
+    "enablePipelining",
+    "exists",
+    "from_json",
+    "loadFromFile",
+    "profile",
+    "set",
+    "toDict",
+    "update",
+    "withoutEffect",
+    "Precision.runningStatisticsAlwaysFloat",
     "Precision.runningVarianceAlwaysFloat",
-}  # fmt: skip
+}
+"""Public methods that set other options, or none."""
 
 
-def fields(part: object = Spec(training=True), path: str = "") -> dict[str, object]:
-    """Fields of the Spec and of its parts, by their paths."""
-    found: dict[str, object] = {}
+def fields(part: Any = None, path: str = "") -> set[str]:
+    """Paths of the fields of the Spec, or of a part of it, and of its parts."""
+    part = part or Spec(training=True)
+    found: set[str] = set()
     for field in dataclasses.fields(part):
-        value, name = getattr(part, field.name), f"{path}{field.name}"
-        found |= fields(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+        value = getattr(part, field.name)
+        name = f"{path}{field.name}"
+        found |= fields(value, f"{name}.") if dataclasses.is_dataclass(value) else {name}
     return found
 
 
-def test_every_field_of_the_spec_has_a_row_and_a_reader() -> None:
-    """Read by its name: what reads another's, the tests of that part show."""
-    rows = [value for setting in ALL for value in setting.row.values]
-    named = {path for value in rows for path in (value.field, value.decides) if path}
-    # The small model's tiles come from a variable; ``training`` from the wrapper; which part this
-    # is from the index of the process; what joins its machines from the job.
-    elsewhere = {"training", "target.tiles", "target.part", "target.link"}
-    reached = {path for name in named for path in fields() if f"{path}.".startswith(f"{name}.")}
-    assert reached | elsewhere == fields().keys()
-    assert named - fields().keys() <= {path.rpartition(".")[0] for path in fields()}
+def named_by_rows() -> set[str]:
+    """Paths of fields, or of parts of the Spec, that rows of options name."""
+    values = [value for setting in ALL for value in setting.row.values]
+    return {path for value in values for path in (value.field, value.decides) if path}
+
+
+def test_every_field_of_the_spec_has_a_row() -> None:
+    from_elsewhere = {
+        "training",  # from the wrapper
+        "target.tiles",  # a variable says how few the small model has
+        "target.part",  # from the index of the process
+        "target.link",  # from the job: what joins its machines
+    }
+
+    covered = {
+        path for name in named_by_rows() for path in fields() if f"{path}.".startswith(f"{name}.")
+    }
+
+    assert covered | from_elsewhere == fields()
+
+
+def test_rows_name_fields_or_parts_of_the_spec() -> None:
+    parts = {path.rpartition(".")[0] for path in fields()}
+
+    assert named_by_rows() - fields() <= parts
+
+
+def test_every_field_of_the_spec_has_a_reader() -> None:
+    """Of its name, at least: tests of each part show that they read their own."""
     paths = [p for p in PACKAGE.rglob("*.py") if "options" not in p.relative_to(PACKAGE).parts]
-    read = set(re.findall(r"\.(\w+)\b(?!\s*=[^=])", "\n".join(map(Path.read_text, paths))))
-    assert {path.rpartition(".")[2] for path in fields()} <= read, "give it a reader or remove it"
+    source = "\n".join(path.read_text() for path in paths)
+    read_as_attributes = set(re.findall(r"\.(\w+)\b(?!\s*=[^=])", source))
+
+    names = {path.rpartition(".")[2] for path in fields()}
+
+    assert names <= read_as_attributes, "give it a reader or remove it"
 
 
-def test_every_setter_has_a_row() -> None:
-    rows = [setting.option for setting in ALL]
-    assert len(rows) == len(set(rows))
-    for prefix in ("", "Training.", "Precision."):
-        group = getattr(Options(), prefix[:-1]) if prefix else None
-        members = vars(type(group)).items() if group else inspect.getmembers(Options)
-        public = {name for name, each in members if inspect.isfunction(each) and name[0] != "_"}
-        methods = {prefix + name for name in public}
-        written = {name for name in rows if name.rpartition(".")[0] == prefix[:-1]}
-        assert methods - NO_SETTERS == written
+def test_no_option_has_two_rows() -> None:
+    options = [setting.option for setting in ALL]
+
+    assert sorted(options) == sorted(set(options))
 
 
-GOOD = {
-    "bool": [True], "int": [1], "float": [1.5], "string": ["text"],
-    "list": [["a"], ("a", "b"), {0, 1}], "dictionary": [{"key": "value"}, {"key": True}],
-}  # fmt: skip
+@pytest.mark.parametrize("group", ["", "Training", "Precision"])
+def test_every_setter_has_a_row(group: str) -> None:
+    owner = type(getattr(Options(), group)) if group else Options
+    members = dict(inspect.getmembers(Options)) if not group else vars(owner)
+    public = {
+        f"{group}.{name}".removeprefix(".")
+        for name, member in members.items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
 
+    with_a_row = {each.option for each in ALL if each.option.rpartition(".")[0] == group}
 
-@pytest.mark.parametrize("kind", GOOD)
-def test_every_key_takes_its_type_and_no_other(kind: str) -> None:
-    for key in KEYS[kind]:
-        for value in GOOD[kind]:
-            validate_popart({key: value})
-        for other in GOOD.keys() - {kind}:
-            assert key not in KEYS[other]
-            said = f"(?s)Unknown {other} option: {key}.*takes a value of type {kind}"
-            with pytest.raises(Error, match=said):
-                validate_popart({key: GOOD[other][0]})
-
-
-@pytest.mark.parametrize("key, value, phrase", [
-    *(("nonsense", values[0], f"Unknown {kind} option") for kind, values in GOOD.items()),
-    ("nonsense", None, "Unknown value type"), ("dotChecks", [None], "Unknown value type"),
-    ("engineOptions", {1: "a"}, "Unknown value type"),
-    ("autoRecomputation", 5, "out of range"), ("virtualGraphMode", -1, "out of range"),
-    ("hardwareInstrumentations", [0, 2], "out of range"),
-    (7, True, "Unknown bool option: 7"),
-    ("outlineTreshold", 1.0, "did you mean outlineThreshold"),
-])  # fmt: skip
-def test_refused_settings(key, value, phrase: str) -> None:
-    with pytest.raises(Error, match=phrase):
-        validate_popart({key: value})
-
-
-def test_the_log_directory_is_ignored_with_a_warning(caplog) -> None:
-    validate_popart({"logDir": "x"})
-    assert "Options.logDir" in caplog.text
-
-
-def test_the_bar_users_know(capsys, monkeypatch):
-    clock = itertools.count()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    bar = CompilationProgressBar()
-    assert bar.elapsed is None
-    for done in (0, 50, 100):
-        bar(done, 100)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("\rGraph compilation:   0%|")
-    assert "Graph compilation: 100%|" in captured.err
-    assert re.search(r"\| 100/100 \[\d\d:\d\d<00:00\]", captured.err)
-    assert bar.elapsed == datetime.timedelta(seconds=2)
-    bar(0, 100)  # a second compilation
-    bar.close()
-    assert "Graph compilation:   0%|" in capsys.readouterr().err
-
-
-def test_a_line_of_the_log_stands_alone(capsys):
-    bar = CompilationProgressBar()
-    bar(30, 100)
-    capsys.readouterr()
-    log.python.warning("something")
-    bar.close()
-    cleared, line, again = re.split(r"(\[\d\d:.*something\n)", capsys.readouterr().err)
-    assert re.fullmatch(r"\r +\r", cleared)
-    assert "something" in line
-    assert again.startswith("\rGraph compilation:  30%|")
-    log.python.warning("the bar is closed")
-    assert capsys.readouterr().err.startswith("[")
-
-
-def test_a_compilation_never_goes_back_and_ends_at_all_of_it(monkeypatch):
-    seen = []
-    monkeypatch.setattr(CompilationProgressBar, "__call__", lambda self, share: seen.append(share))
-    model = poptorch.inferenceModel(torch.nn.ReLU(), options().showCompilationProgressBar(True))
-    model(torch.ones(1))
-    assert seen == sorted(seen)
-    assert len(seen) > 2
-    assert seen[-1] == 100
-
-
-def test_one_process_of_a_job_shows_a_bar(capsys):
-    for process in (0, 1):
-        opts = options().showCompilationProgressBar(True)
-        opts.Distributed.configureProcessId(process, 2)
-        with poptorch.inferenceModel(torch.nn.Identity(), opts)._session._progress() as progress:
-            progress(0.5)
-            progress(1.0)
-        assert bool(capsys.readouterr().err) is not bool(process)
-
-
-def test_copies_start_afresh(capsys):
-    own = Options()
-    own._progress_bar(10, 100)
-    for other in (own.clone(), pickle.loads(pickle.dumps(own))):
-        assert other._progress_bar.elapsed is None
-    own._progress_bar.close()
-
-
-ParallelPhasedExecution = poptorch.ParallelPhasedExecution
-SerialPhasedExecution = poptorch.SerialPhasedExecution
-
-
-def placed(strategy):
-    return freeze(Options().setExecutionStrategy(strategy), training=True).placement
-
-
-REFUSED = {
-    "Block IDs are supposed to be strings": [lambda: Stage(0)],
-    "must either be block IDs": [
-        lambda given=given: Phase(*given)
-        for given in ((), (0,), ("A", Stage("B")), (["A"],), (None,))
-    ],
-    "associated with more than one stage": [
-        lambda cls=cls: cls(Stage("a", "b"), Stage("b"))
-        for cls in (PipelinedExecution, ShardedExecution, SerialPhasedExecution)
-    ],
-    "There is currently no AutoStage": [SerialPhasedExecution, ParallelPhasedExecution],
-    "Unknown block": [lambda: ShardedExecution("a").stage("x")],
-    ".": [
-        *(lambda given=given: PipelinedExecution(*given) for given in (
-            (0,), (AutoStage.SameAsIpu, "a"), (Phase("a"),), ([],), ([Stage("a")],), (None,))),
-        lambda: Stage("a").ipu("3"),
-        *(lambda n=n: SerialPhasedExecution("A", "B").phase(n) for n in (-1, 2, "0", 1.0)),
-        lambda: SerialPhasedExecution("A").useSeparateBackwardPhase(1),
-        lambda: SerialPhasedExecution("A").setTensorsLiveness(1),
-        lambda: ParallelPhasedExecution("A").sendTensorsOffChipAfterFwd("yes"),
-        lambda: SerialPhasedExecution("A").phase(0).ipus(0, 2),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.spec("parallel", 14, 25)
-@pytest.mark.parametrize("title", REFUSED)
-def test_what_is_refused(title):
-    for call in REFUSED[title]:
-        with pytest.raises(AssertionError, match=title):
-            call()
-
-
-@pytest.mark.spec("parallel", 26, 27)
-def test_phases_of_blocks_and_of_stages_in_every_way_to_pass_them():
-    assert (len(Phase("A", "B").stages), Phase("A", "B").stage(0).blocks) == (1, ("A", "B"))
-    parallel = Phase(Stage("A"), Stage("B"))
-    assert len(parallel.stages) == 2
-    SerialPhasedExecution(parallel, Phase("C", "D")).phase(0).ipus(0, 2)
-    with pytest.raises(AssertionError):
-        parallel.ipus(1, "1")
-    assert repr(parallel) == "Phase(Stage('A').ipu(0), Stage('B').ipu(2))"
-    expected = placed(SerialPhasedExecution(Phase("A"), Phase("B")))
-    for arguments in (
-        ("A", "B"), (Stage("A"), Stage("B")), (["A"], ["B"]), ([Stage("A")], [Stage("B")]),
-        ([Phase("A"), Phase("B")],), ([["A"], ["B"]],), ((Phase("A"), "B"),),
-    ):  # fmt: skip
-        assert placed(SerialPhasedExecution(*arguments)) == expected
-    one = SerialPhasedExecution(["A", "B"])
-    assert ([stage.blocks for stage in one.phase(0).stages], len(one._phases)) == ([("A", "B")], 1)
-    assert SerialPhasedExecution("A", "B").phase(1).stage(0).blocks == ("B",)
-
-
-@pytest.mark.parametrize("cls", [PipelinedExecution, ShardedExecution])
-def test_stages_by_position(cls):
-    strategy = cls(Stage("a").ipu(5), "b", ["c", "d"], ("e",))
-    assert placed(strategy).stages == (
-        NamedStage(("a",), 0, ipu=5), NamedStage(("b",), 1), NamedStage(("c", "d"), 2),
-        NamedStage(("e",), 3),
-    )  # fmt: skip
-    assert strategy.stage("d").blocks == ("c", "d")
-    assert cls(Stage("a", "a")).stage("a").blocks == ("a", "a")
-    stage = Stage("a")
-    assert stage.ipu(3) is stage
-
-
-@pytest.mark.spec("parallel", 20)
-def test_automatic_stages_and_interleaving() -> None:
-    assert issubclass(ShardedExecution, PipelinedExecution)
-    assert placed(ShardedExecution("a")).strategy is Strategy.SHARDED
-    assert placed(PipelinedExecution()).auto_stage is AutoStage.SameAsIpu
-    assert placed(PipelinedExecution(AutoStage.AutoIncrement)).auto_stage is AutoStage.AutoIncrement
-    named = placed(PipelinedExecution("a"))
-    assert named.auto_stage is None
-    assert not named.interleaved
-    assert placed(PipelinedExecution("a").useInterleavedSchedule()).interleaved
-    assert not placed(ShardedExecution("a").useInterleavedSchedule()).interleaved
-
-
-def test_phased_settings():
-    serial = SerialPhasedExecution("A", "B")
-    assert serial.useSeparateBackwardPhase() is serial
-    assert serial.setTensorsLiveness(Liveness.OffChipAfterEachPhase) is serial
-    assert serial._backend_options() == {
-        "execution_mode": 2, "separate_backward_phase": True, "tensors_liveness": 3,
-        "serial_phases_execution": True,
-    }  # fmt: skip
-    parallel = ParallelPhasedExecution("A", "B").sendTensorsOffChipAfterFwd()
-    assert placed(parallel).liveness is Liveness.OffChipAfterFwd
-    parallel.sendTensorsOffChipAfterFwd(False)
-    assert parallel._backend_options()["tensors_liveness"] == 0
-    assert parallel._backend_options()["serial_phases_execution"] is False
-    assert repr(serial) == (
-        "SerialPhasedExecution(Phase(Stage('A')), Phase(Stage('B')))"
-        ".useSeparateBackwardPhase().setTensorsLiveness(Liveness.OffChipAfterEachPhase)"
-    )
+    assert public - NO_SETTERS == with_a_row
