@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import poptorch
 from helpers.wrapping import Having, options
@@ -51,6 +54,89 @@ class Remembering(nn.Module):
         return out
 
 
+class Anchored(nn.Module):
+    """Compares its weight with the one that it began with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.first = nn.Linear(3, 3), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.layer.weight
+        if self.first is None:
+            self.first = weight.detach().clone()
+        return F.mse_loss(self.layer(x), x) + (weight - self.first).square().sum()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.state = nn.Linear(3, 3), (torch.zeros(3), torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, cell = self.state
+        out = self.layer(x + hidden) + cell
+        self.state = (out[0].detach(), out[1].detach())
+        return F.mse_loss(out, x)
+
+
+class Growing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.means = nn.Linear(3, 3), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x)
+        self.means.append(out.mean().detach())
+        return F.mse_loss(out, x) * torch.stack(self.means).mean()
+
+
+class Settings(nn.Module):
+    """Keeps what it computes in a namespace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = nn.Linear(3, 3), types.SimpleNamespace(first=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept.first is None:
+            self.kept.first = self.layer.bias.detach().clone()
+        return F.mse_loss(self.layer(x) - self.kept.first, x)
+
+
+class Swapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.activation = nn.Linear(3, 3), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.activation(self.layer(x))
+        self.activation = nn.Tanh()
+        return F.mse_loss(out, x)
+
+
+class Noting(nn.Module):
+    """Leaves tensors in attributes for whoever looks at the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.means = nn.Linear(3, 3), None, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = self.layer(x)
+        self.means.append(self.last.mean())
+        return F.mse_loss(self.last, x)
+
+
+def train(model: nn.Module, mode: str = "error", steps: int = 1) -> None:
+    opts = options(accumulation=1).checkAgainstEager(mode)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    torch.manual_seed(0)
+    for _ in range(steps):
+        wrapped(torch.randn(4, 3))
+
+
 def infer(model: nn.Module) -> Any:
     return poptorch.inferenceModel(model, options().checkAgainstEager("error"))(torch.randn(4, 3))
 
@@ -61,6 +147,55 @@ def infer(model: nn.Module) -> Any:
 def test_an_attribute_that_decides_the_next_run_is_named(model: nn.Module, name: str) -> None:
     with pytest.raises(poptorch.Error, match=f"Got:    {name};"):
         infer(model)
+
+
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        (Anchored(), "first"),
+        (Recurrent(), "state"),
+        (Growing(), "means"),
+        (Settings(), "kept"),
+        (Swapping(), "activation"),
+    ],
+)
+def test_what_a_training_model_keeps_for_the_next_run_is_named(model: nn.Module, name: str) -> None:
+    with pytest.raises(poptorch.Error, match=f"Got:    {name};"):
+        train(model)
+
+
+def test_what_training_leaves_for_others_to_look_at_is_no_difference() -> None:
+    model = Having(lambda self, x: self.noting(x), noting=Noting())
+
+    train(model)
+
+    assert len(model.noting.means) == 1
+
+
+def test_attributes_of_layers_have_the_values_of_the_first_run_in_eager_pytorch() -> None:
+    model = Having(lambda self, x: self.noting(x), noting=Noting())
+    expected = copy.deepcopy(model.noting)
+    torch.manual_seed(0)
+    expected(torch.randn(4, 3))
+
+    train(model)
+
+    torch.testing.assert_close(model.noting.last, expected.last.detach())
+
+
+def test_a_copy_of_a_fixed_weight_is_no_difference() -> None:
+    model = Anchored()
+    model.layer.weight.requires_grad_(False)
+
+    train(model)
+
+    assert type(model.layer.weight) is nn.Parameter
+
+
+def test_a_copy_of_a_weight_in_inference_is_no_difference() -> None:
+    loss = infer(Anchored())
+
+    assert loss.isfinite()
 
 
 def test_the_line_that_changes_it_is_named() -> None:

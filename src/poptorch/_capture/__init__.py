@@ -4,6 +4,7 @@ from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
 from .losses import LOSS_FUNCTIONS
 from .micro import Decision, Micro, hooks_of, say_narrowed
+from .python_state import Place, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .replaced import ModelTensor, tensors_of
 from .trace import forgetting_sources, untraced
@@ -15,6 +16,8 @@ __all__ = [
     "Micro",
     "ModelTensor",
     "OverwriteContextManager",
+    "Place",
+    "PythonState",
     "Request",
     "capture",
     "checkpoints",

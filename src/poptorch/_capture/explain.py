@@ -22,6 +22,7 @@ from . import micro
 from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward
 from .inner_gradients import NeedsGradient
+from .python_state import PythonState
 from .trace import forgetting_sources, torchs_settings
 from .value_reads import NUMBER_FIX, PRINT_FIX, SHAPE_FIX, Finding, Uncapturable, ValueReads
 
@@ -50,12 +51,12 @@ _BRANCH_FIX = (
 )
 
 
-def capture(request: Request) -> micro.Micro:
+def capture(request: Request, before: PythonState | None = None) -> micro.Micro:
     """As ``micro.capture``; the error about one construct names all the others, too."""
     for structure in request.arguments.values():
         refuse_holders(structure.constants, "An argument is an object whose tensors cannot be seen")
     try:
-        return micro.capture(request)
+        return micro.capture(request, before)
     except Uncapturable as error:
         fatal = [] if request.examples is None else explain(request).fatal
         others = [finding for finding in fatal if (finding.line or "") not in error.message]

@@ -26,6 +26,8 @@ from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
 from .host_draws import HostDraws
 from .inner_gradients import NeedsGradient
+from .kept import kept_of_changes, refuse_new_layers
+from .python_state import Place, PythonState
 from .recorded import storage_of
 from .replaced import ModelTensor
 from .value_reads import BranchOnData, ValueReads
@@ -55,6 +57,8 @@ class Micro:
     decided: tuple[Decision, ...] = ()  # state whose values decided a Python branch
     drawn: int = 0  # how many random tensors forward and backward drew
     marked: int | None = None  # place of the loss among ``Capture.losses``, if it is one of these
+    kept: tuple[Place, ...] = ()  # attributes that hold what was computed of what changes
+    lost: bool = False  # forward left tensors without values in attributes, which were put back
 
 
 @functools.cache
@@ -76,6 +80,7 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}
+        self.kept: tuple[Place, ...] = ()
         self.context = CaptureContext(
             request.training,
             request.differentiates,
@@ -115,6 +120,7 @@ class _Recording:
             results += self._anchors(done.names)
             after = done.leaves() | {path: leaves[path] for path in request.grouped}
             self.slots += [*request.state, *request.batch]
+            self.kept = tuple(kept_of_changes(request, after))
             results += [after[slot.path].detach() for slot in request.state]
         return results + batch
 
@@ -201,26 +207,46 @@ def _needs_gradient(request: Request, path: str) -> bool:
     return request.tensors[path].tensor.requires_grad
 
 
-def capture(request: Request) -> Micro:
+def capture(request: Request, before: PythonState | None = None) -> Micro:
+    """Capture one micro-batch; ``before``: the attributes of the model, if they are known.
+
+    What forward changes in attributes stays, unless tensors without values would, or it fails.
+    """
     if request.training and torch.is_inference_mode_enabled():
         raise Error(
             "A training program cannot be compiled under torch.inference_mode: it has no gradients",
             fix="call the model outside of it",
         )
+    before = PythonState([request.module, request.users]) if before is None else before
+    done = False
     try:
-        return _differentiated(request, None)
-    except Unsettled as draws:
-        return _differentiated(request, draws)
+        micro = _settled(request, before)
+        refuse_new_layers(request)
+        lost = before.lost_values(before.now())
+        done = not lost
+        return replace(micro, lost=lost)
+    finally:
+        if not done:
+            before.restore()
 
 
-def _differentiated(request: Request, earlier: Unsettled | None) -> Micro:
+def _settled(request: Request, before: PythonState) -> Micro:
     try:
-        return _captured(request, earlier)
+        return _differentiated(request, None, before)
+    except Unsettled as unsettled:
+        before.restore()
+        return _differentiated(request, unsettled, before)
+
+
+def _differentiated(request: Request, earlier: Unsettled | None, before: PythonState) -> Micro:
+    try:
+        return _captured(request, earlier, before)
     except NeedsGradient:
-        return _captured(replace(request, differentiates=True), earlier)
+        before.restore()
+        return _captured(replace(request, differentiates=True), earlier, before)
 
 
-def _captured(request: Request, earlier: Unsettled | None) -> Micro:
+def _captured(request: Request, earlier: Unsettled | None, before: PythonState) -> Micro:
     attributes = (value for part in request.module.modules() for value in vars(part).values())
     users = [value for value in attributes if isinstance(value, torch.Generator)]
     mode = trace.fake_mode()
@@ -235,6 +261,7 @@ def _captured(request: Request, earlier: Unsettled | None) -> Micro:
             return replace(micro, decided=tuple(decided))
     except BranchOnData:
         pass
+    before.restore()
     reads = ValueReads(real=True)
     with torch.random.fork_rng(devices=[]):
         micro = _capture(request, real_inputs(request), reads, Draws(users, earlier))
@@ -308,6 +335,7 @@ def _capture(
         tuple(recording.blocks.visits),
         recording.context.exchanging,
         drawn=recording.context.draws.count,
+        kept=recording.kept,
         marked=next(
             (at for at, each in enumerate(recording.context.losses) if each.tensor is done.loss),
             None,

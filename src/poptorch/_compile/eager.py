@@ -31,7 +31,7 @@ class EagerCheck:
     def __init__(self, request: _capture.Request, mode: str, store: Store | None) -> None:
         self._request, self._store = request, store
         self._mode = OFF if request.sample is None else mode
-        self._before: _eager.PythonState | None = None
+        self._before: _capture.PythonState | None = None
         self._key: str | None = None
 
     @classmethod
@@ -42,9 +42,11 @@ class EagerCheck:
     def is_on(self) -> bool:
         return self._mode != OFF
 
-    def before_capture(self) -> None:
-        if self.is_on:
-            self._before = _eager.PythonState([self._request.module, self._request.users])
+    def before_capture(self) -> _capture.PythonState:
+        """Return what the attributes of the model are, and keep it if there will be a check."""
+        before = _capture.PythonState([self._request.module, self._request.users])
+        self._before = before if self.is_on else None
+        return before
 
     def micro_batch(self, micro: _capture.Micro) -> None:
         """Compare one micro-batch with eager PyTorch.
@@ -64,6 +66,8 @@ class EagerCheck:
         check = _eager.Check(self._request, micro, self._before)
         try:
             finding = check.micro_batch()
+            if micro.lost:
+                check.attributes.hand_over()
             next_run = None if finding is not None else check.next_run()
         except _eager.Skipped as skipped:
             self._skip(str(skipped))

@@ -61,8 +61,7 @@ class Pass:
 
 def capture(draft: Draft) -> None:
     """Trace forward, loss and backward of one micro-batch."""
-    draft.check.before_capture()
-    draft.one = _capture.capture(draft.request)
+    draft.one = _capture.capture(draft.request, draft.check.before_capture())
 
 
 def check_against_eager(draft: Draft) -> None:

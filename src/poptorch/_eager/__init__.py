@@ -1,14 +1,12 @@
 """Comparison of a captured micro-batch with eager PyTorch, on the user's own first batch."""
 
 from .check import Check, Finding, Skipped
-from .undoing import PythonState
 from .update import EagerOptimizer, update_differences
 
 __all__ = [
     "Check",
     "EagerOptimizer",
     "Finding",
-    "PythonState",
     "Skipped",
     "update_differences",
 ]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from .._base import log, source
 from .._base.errors import described
-from .._capture import Micro, Request
+from .._capture import Micro, Place, PythonState, Request
 from .._ir import slots
 from .._ir.blocks import label_of, line_of
 from .._ir.closeness import Difference, coarsest, difference, movement
@@ -23,7 +23,6 @@ from . import plain
 from .draws import Disagreement, Draw, Drawn, counted, used
 from .parting import Found, Values, first_parting, sizes
 from .replay import replay
-from .undoing import Changed, PythonState
 
 # Rounding steps of the narrowest type, as a share of the largest value, that results may differ by
 # without a closer look, which takes as long as the first one: some for types that round finely.
@@ -45,9 +44,9 @@ class Skipped(Exception):  # noqa: N818 (nothing went wrong)
     """The check cannot be made: the message says why."""
 
 
-def _assignment(changed: Changed) -> str | None:
+def _assignment(root: nn.Module, changed: Place) -> str | None:
     """Return the line of the module's class that assigns to an attribute outside ``__init__``."""
-    kind = type(changed.module)
+    kind = type(root.get_submodule(changed.path))
     try:
         lines, first = inspect.getsourcelines(kind.forward)
     except (OSError, TypeError):
@@ -55,6 +54,12 @@ def _assignment(changed: Changed) -> str | None:
     name = re.compile(rf"\.{re.escape(changed.name)}\b")
     at = next((at for at, line in enumerate(lines) if name.search(line)), 0)
     return source.describe(inspect.getsourcefile(kind.forward) or "", first + at)
+
+
+def _others(kept: torch.Tensor) -> torch.Tensor:
+    """Return other numbers, if the values are any."""
+    value = kept.detach()
+    return value * 1.5 + 0.25 if value.is_floating_point() or value.is_complex() else value
 
 
 def _why_not(request: Request, micro: Micro) -> str | None:
@@ -104,18 +109,22 @@ class Check:
     def next_run(self) -> Finding | None:
         """Tell whether ``forward`` changed attributes that decide what it computes the next time.
 
-        It runs once more from what the first run left, if that changed any.
+        It runs once more from what the first run left, if that changed any. On the same inputs and
+        weights it may well compute the same from what it kept of them, such as a copy of a weight.
+        Values that depend on them are therefore other ones by then.
         """
         changed = self.before.changed(self.attributes)
         if not changed:
             return None
+        kept = [place for place in self.micro.kept if place in changed]
+        left = self.attributes.with_tensors(kept, _others)
         try:
-            if not Check(self.request, self.micro, self.attributes).differences(used):
+            if not Check(self.request, self.micro, left).differences(used):
                 return None
         except Disagreement as disagreement:
             log.engine.debug("The second run of forward: %s", disagreement)
-        names = ", ".join(".".join(filter(None, each[:2])) for each in changed[:_SHOWN])
-        return Finding(names, _assignment(changed[0]))
+        names = ", ".join(".".join(filter(None, each)) for each in changed[:_SHOWN])
+        return Finding(names, _assignment(self.request.module, changed[0]))
 
     def _loss(self) -> plain.Loss | None:
         if not self.request.training:

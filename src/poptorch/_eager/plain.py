@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from .._base import private, trees
 from .._base.threads import by_thread, only_here
-from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, Request
+from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, PythonState, Request
 from .._capture.replaced import changed
 from .._ir.operators import call_draws, generator_of
 from .._ops.context import PlainRun, running_plainly
 from .draws import Drawn
-from .undoing import PythonState, Writes, arguments_written, gradients_of, random_states
+from .undoing import Writes, arguments_written, gradients_of, random_states
 
 Heard = Callable[[str, torch.Tensor], None]  # is told of a path and a value
 

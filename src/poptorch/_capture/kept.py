@@ -1,0 +1,70 @@
+"""What ``forward`` leaves in the model: tensors in attributes, and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import fx
+
+from .._base import source
+from .._base.errors import Error
+from .._ir.operators import draws
+from .forward import Request
+from .python_state import Place, PythonState
+from .recorded import recorded
+from .replaced import tensors_of
+
+_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def kept_of_changes(request: Request, after: Mapping[str, torch.Tensor]) -> Iterator[Place]:
+    """Yield the attributes that hold what comes of the batch, of state that changes or of draws.
+
+    ``after``: parameters and buffers by path, as forward and backward leave them.
+    """
+    constant: set[fx.Node] = set()  # as far as is known
+    for path in {slot.path for slot in request.state} - request.trained:
+        node = recorded(after[path])
+        while node is not None and node.target in _SAME:
+            node = node.all_input_nodes[0]
+        if node is not None and node.op == "placeholder":
+            constant.add(node)
+
+    def changes(tensor: torch.Tensor) -> bool:
+        node = recorded(tensor)
+        return node is not None and _comes_of_changes(node, constant)
+
+    return PythonState([request.module]).holding(changes)
+
+
+def _comes_of_changes(node: fx.Node, constant: set[fx.Node]) -> bool:
+    """Add nodes to ``constant`` until one is found whose value changes from call to call."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node in constant:
+            continue
+        if node.op == "placeholder" or draws(node):
+            return True
+        waiting += node.all_input_nodes
+        constant.add(node)
+    return False
+
+
+def refuse_new_layers(request: Request) -> None:
+    """Layers may be replaced by others of the same weights, since a program's state is fixed."""
+    known = {id(tied.tensor) for tied in request.tensors.values()}
+    for path, tied in tensors_of(request.module, values=False).items():
+        if id(tied.tensor) not in known:
+            layer = path.rpartition(".")[0]
+            raise Error(
+                "forward gives the model a layer that it did not have",
+                got=f"'{layer}', with '{path}' of shape {tuple(tied.tensor.shape)}: a program's "
+                "state is fixed when it is compiled",
+                where=source.definition_line(type(request.users).forward),
+                fix=(
+                    "call the module once without poptorch before you wrap it",
+                    "or make the layer in __init__",
+                ),
+            )
