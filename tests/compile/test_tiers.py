@@ -163,6 +163,39 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
 
 
 @pytest.mark.slow
+def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
+    eager_to_compile, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
+    monkeypatch.setattr(tiers, "SHARE", 1e9)
+    monkeypatch.setattr(tiers, "PATIENCE", 0.0)
+    monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
+    model = training(shown=True)
+    losses_of(model, 3)
+    process = model._executable._job.processes[0]
+    nice = os.getpriority(os.PRIO_PROCESS, process.process.pid)
+    model.destroy()
+    gc.collect()
+
+    assert nice == helper.LOW
+    said = capsys.readouterr().err
+    assert "compiling waits for a free core, at most 0 s" in said
+    assert "no core is free; calls run interpreted while 1 graph compiles at low priority" in said
+    assert "still compiling after 0 s, 0 of 1 graph done" in said
+
+
+@pytest.mark.slow
+def test_a_process_at_low_priority_serves_no_other_program(kept) -> None:
+    process = helper.acquire("inductor")
+    process.be_nice()
+
+    helper.give_back([process])
+
+    assert not helper._kept
+    assert not process.alive
+
+
+@pytest.mark.slow
 def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path) -> None:
     """However that one ended: nobody holds the other end of the socket any more."""
     process = helper.CompilerProcess("inductor")

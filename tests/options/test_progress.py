@@ -10,10 +10,16 @@ import pytest
 import torch
 
 import poptorch
+from helpers.patience import eventually
 from helpers.wrapping import options
-from poptorch._base import log
+from poptorch._base import log, terminal, timing
 from poptorch.options import Options, progress
 from poptorch.options.progress import CompilationProgressBar
+
+
+@pytest.fixture(autouse=True)
+def _stderr_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal.Stream, "isatty", lambda _: True)
 
 
 @pytest.fixture
@@ -90,6 +96,54 @@ def test_a_line_of_the_log_leaves_a_closed_bar_alone(
     log.python.warning("the bar is closed")
 
     assert re.fullmatch(r"\[.*the bar is closed\n", capsys.readouterr().err)
+
+
+def written_until(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    """Return what another thread writes to stderr until some text is there."""
+    written: list[str] = []
+
+    def is_there() -> bool:
+        written.append(capsys.readouterr().err)
+        return text in "".join(written)
+
+    eventually(is_there)
+    return "".join(written)
+
+
+def test_a_bar_that_stands_still_shows_what_is_being_done(
+    bar_at_30_percent: CompilationProgressBar,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "TICK", 0.01)
+
+    with timing.named("step, graph 1 of 2"), timing.part("C++ compiler"):
+        first = written_until(capsys, "C++ compiler")
+    with timing.named("update, graph 2 of 2"):
+        second = written_until(capsys, "update")
+    bar_at_30_percent.close()
+
+    assert "step, graph 1 of 2: C++ compiler" in first
+    assert "update, graph 2 of 2" in second
+
+
+@pytest.fixture
+def _stderr_is_a_pipe(_stderr_is_a_terminal: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal.Stream, "isatty", lambda _: False)
+    monkeypatch.setattr(progress, "TICK", 0.01)
+
+
+@pytest.mark.usefixtures("_stderr_is_a_pipe")
+def test_a_pipe_gets_single_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = CompilationProgressBar()
+    bar(30, 100)
+    with timing.named("step, graph 1 of 2"):
+        written = written_until(capsys, "step")
+    bar(100, 100)
+
+    assert re.match(r"Graph compilation: 30% after \d+ s, step, graph 1 of 2\n", written)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"Graph compilation: 100% after \d+ s", last)
 
 
 def test_a_compilation_never_goes_back_and_ends_at_100_percent(

@@ -44,6 +44,8 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), sum(times[:4])
 
 
+doing: list[str] = []
+"""Names of the parts that have begun, for the progress bar, which another thread shows."""
 _measured: ContextVar[Parts | None] = ContextVar("poptorch_parts", default=None)
 
 
@@ -67,11 +69,22 @@ def tell(process: int, text: str) -> None:
 @contextlib.contextmanager
 def part(name: str) -> Iterator[None]:
     parts = _measured.get()
-    if parts is None:
-        yield
-        return
-    parts.turn(name)
+    doing.append(name)
+    if parts is not None:
+        parts.turn(name)
     try:
         yield
     finally:
-        parts.turn(None)
+        doing.remove(name)
+        if parts is not None:
+            parts.turn(None)
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """Name what happens within on the progress bar; it is no part of the table."""
+    doing.append(name)
+    try:
+        yield
+    finally:
+        doing.remove(name)

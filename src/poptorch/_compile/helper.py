@@ -33,6 +33,7 @@ from .._ir.graph import Graph
 from .cache import Store
 
 PATIENCE = 300.0  # seconds that a process with nothing to do stays
+LOW = 10  # how nice a process is that compiles though no core is free
 _CODE = (
     "import gc, sys; gc.set_threshold({collecting}); sys.path[:] = {path!r}; "
     "from {module} import main; main({backend!r}, int(sys.argv[1]))"
@@ -54,7 +55,7 @@ class CompilerProcess:
         self.owner = os.getpid()
         self._waiting_for: set[str] = set()  # keys that have no outcome yet
         self._text = b""
-        self.imported = False
+        self.imported = self.is_nice = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
@@ -131,6 +132,12 @@ class CompilerProcess:
         last = f": {text.splitlines()[-1]}" if text else ""
         return f"the compiler process ended with status {status}{last}"
 
+    def be_nice(self) -> None:
+        """Give way to other processes from now on, which cannot be taken back."""
+        self.is_nice = True
+        with contextlib.suppress(OSError):  # it has just ended, or may not
+            os.setpriority(os.PRIO_PGRP, self.process.pid, LOW)
+
     def end(self) -> None:
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
@@ -178,7 +185,7 @@ def give_back(processes: Iterable[CompilerProcess]) -> None:
     for process in processes:
         if process.owner != os.getpid():
             continue
-        if process.alive and not process.busy and not _kept:
+        if process.alive and not process.busy and not process.is_nice and not _kept:
             _kept.append(process)
         else:
             process.end()
@@ -194,17 +201,24 @@ def end_kept() -> None:
 
 class CompileJob:
     def __init__(
-        self, graphs: Mapping[str, Graph], backend: str, store: Store, processes: int
+        self,
+        graphs: Mapping[str, Graph],
+        backend: str,
+        store: Store,
+        processes: int,
+        is_nice: bool = False,
     ) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self.processes: list[CompilerProcess] = []
         # Given back when it is dropped, or when the interpreter ends.
         self.end = weakref.finalize(self, give_back, self.processes)
-        keys = list(graphs)
+        keys = self.keys = list(graphs)
         number = min(len(keys), processes)
         try:
             for at in range(number):
                 self.processes.append(acquire(backend))
+                if is_nice:
+                    self.processes[-1].be_nice()
                 self.processes[-1].ask({key: graphs[key] for key in keys[at::number]}, store)
         except BaseException:
             self.end()
@@ -232,8 +246,9 @@ class CompileJob:
 def main(backend: str, handle: int) -> None:
     """Compile what is asked for until nobody asks for long.
 
-    It is not nice: with threads that wait at work on one of two cores, a nice process took 45 s or
-    more for the tutorial's CNN, this one 30. Calls are slower by a third meanwhile.
+    It is not nice unless no core is ever free: with threads that wait at work on one of two cores,
+    a nice process took 45 s or more for the tutorial's CNN, this one 30. Calls are slower by a
+    third meanwhile.
     """
     channel, requests = socket.socket(fileno=handle), queue.SimpleQueue[int]()
     threading.Thread(target=_receive, args=(channel, requests), daemon=True).start()

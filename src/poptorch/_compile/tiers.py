@@ -33,6 +33,7 @@ STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
 SOONER = 2.5  # seconds, where the process that waits compiles: it need not be started
 COMPARED = 10  # calls of the fast tier before its speed is told
 LOOKING = 0.5  # seconds between two looks into the store
+PATIENCE = 30.0  # seconds for which compiling waits for a free core, and between two lines
 
 
 class PlanCode:
@@ -75,7 +76,7 @@ class PlanCode:
         try:
             if own is not None and not waits:
                 self._build(own, missing[own])
-            with timing.part("waiting for another process"):
+            with timing.named(_graphs(len(others))), timing.part("waiting for another process"):
                 job.wait()
         finally:
             job.end()
@@ -88,9 +89,14 @@ class PlanCode:
     def compile(self, progress: Progress) -> Executable:
         start, functions = time.perf_counter(), dict[str, Compiled]()
         for done, (name, graph) in enumerate(self.graphs.items(), 1):
-            functions[name] = self._build(self.keys.get(name), graph)
+            with timing.named(f"{name}, graph {done} of {len(self.graphs)}"):
+                functions[name] = self._build(self.keys.get(name), graph)
             progress(done / len(self.graphs))
         return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
+
+
+def _graphs(count: int) -> str:
+    return f"{count} graph{'s' * (count > 1)}"
 
 
 def code_of(plan: Plan) -> dict[str, bytes]:
@@ -184,7 +190,8 @@ class Tiered:
         self._calls, self._spent = 0, 0.0  # of the slow tier
         self._slow = deque[float](maxlen=4 * COMPARED)  # seconds of its last calls
         self._fast: list[float] | None = None  # and of the first ones of the fast tier
-        self._told_to_wait = False
+        self._waits_since: float | None = None  # for a free core
+        self._begun = self._told = 0.0  # when the job began, and a line last said how it goes
         self.waiting = True
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -220,7 +227,13 @@ class Tiered:
     def _look(self, now: float) -> None:
         try:
             if self._job is None:
-                self._begin()
+                self._begin(now)
+            elif now - self._told >= PATIENCE:
+                self._told = now
+                done, all_of_them = len(self._job.outcomes), len(self._job.keys)
+                seconds = now - self._begun
+                text = "still compiling after %.0f s, %d of %s done; calls run interpreted"
+                self._tell(text, seconds, done, _graphs(all_of_them))
             news = self._job is not None and self._job.look()
             if news or (self._slow and now >= self._next_look):
                 self._next_look = now + LOOKING
@@ -228,21 +241,30 @@ class Tiered:
         except Exception as error:  # whatever it is, the slow tier's results are right
             self._give_up(described(error))
 
-    def _begin(self) -> None:
+    def _begin(self, now: float) -> None:
         idle = self._idle or int(self._cores.idle() + 1 - IDLE)
-        if not idle and self._spent < SHARE * self._expected:
-            if not self._told_to_wait:
-                self._told_to_wait = True
-                self._tell("captured; calls run interpreted, and compiling waits for a free core")
+        pays = self._spent >= SHARE * self._expected
+        if self._waits_since is None:
+            self._waits_since = now
+            if not idle and not pays:
+                waiting = "compiling waits for a free core, at most %.0f s"
+                self._tell(f"captured; calls run interpreted, and {waiting}", PATIENCE)
+        in_vain = not idle and not pays
+        if in_vain and now - self._waits_since < PATIENCE:
             return
         missing = self._code.missing()
         if not missing:  # somebody else has just stored the last one
             return
-        self._job = CompileJob(missing, self._code.builder.name, self._code.store, max(1, idle))
-        seconds = BESIDE * self._expected
-        graphs = f"{len(missing)} graph{'s' if len(missing) > 1 else ''}"
-        text = "captured; calls run interpreted while %s compile%s, about %.0f s"
-        self._tell(text, graphs, "s" * (len(missing) == 1), seconds)
+        name, store = self._code.builder.name, self._code.store
+        self._job = CompileJob(missing, name, store, max(1, idle), is_nice=in_vain)
+        self._begun = self._told = now
+        verb = f"{_graphs(len(missing))} compile{'s' * (len(missing) == 1)}"
+        if in_vain:
+            text = "no core is free; calls run interpreted while %s at low priority"
+            self._tell(text, verb)
+        else:
+            text = "captured; calls run interpreted while %s, about %.0f s"
+            self._tell(text, verb, BESIDE * self._expected)
 
     def _take_over(self) -> None:
         found = self._code.found()

@@ -7,16 +7,23 @@ import threading
 import time
 from typing import Any
 
-from .._base import log, terminal
+from .._base import log, terminal, timing
+
+TICK = 1.0  # seconds between two looks at what is being done
+LINES = 10  # ticks between two lines, where there is no terminal
 
 
 class CompilationProgressBar:
     """Called with (progress, total) while compiling; shows a tqdm bar on stderr.
 
+    While one step takes long, a thread goes on to show the seconds and what is being done. Where
+    stderr is no terminal, there are single lines: one every ten seconds, and one at the end.
+
     Copies and pickles start afresh: a live bar and its clock belong to one compilation.
     """
 
     _bar: Any = None
+    _over: threading.Event | None = None
     _visible = True
     _first: float | None = None
     _last: float | None = None
@@ -27,6 +34,10 @@ class CompilationProgressBar:
         if self._first is None or (self._bar is None and progress < total):
             self._first = now
             self._bar = log.bar = _open_bar(total) if self._visible else None
+            if self._bar is not None:
+                self._over = threading.Event()
+                name, begun = "poptorch progress", (self._bar, self._over)
+                threading.Thread(target=_tick, args=begun, name=name, daemon=True).start()
         self._last = now
         if self._bar is not None:
             self._bar.update(progress - self._bar.n)
@@ -41,6 +52,9 @@ class CompilationProgressBar:
 
     def close(self) -> None:
         """Leave the bar as it is and start a new one at the next call."""
+        if self._over is not None:
+            self._over.set()
+            self._over = None
         if self._bar is not None:
             self._bar.close()
             self._bar = log.bar = None
@@ -59,17 +73,59 @@ class CompilationProgressBar:
         return "CompilationProgressBar()"
 
 
+def _tick(bar: Any, over: threading.Event) -> None:
+    ticks = 0
+    while not over.wait(TICK):
+        ticks += 1
+        if doing := ": ".join(timing.doing):
+            bar.show(doing, ticks)
+
+
+class _Lines:
+    """Stands for the bar where stderr is a file or a pipe, which a bar would fill with returns."""
+
+    def __init__(self, total: int) -> None:
+        self.n, self._total, self._begun = 0, total, time.monotonic()
+
+    def update(self, more: int) -> None:
+        self.n += more
+
+    def show(self, doing: str, ticks: int) -> None:
+        if ticks % LINES == 0:
+            self._write(f", {doing}")
+
+    def close(self) -> None:
+        self._write("")
+
+    def _write(self, doing: str) -> None:
+        share, seconds = self.n / self._total, time.monotonic() - self._begun
+        terminal.write_line(f"Graph compilation: {share:.0%} after {seconds:.0f} s{doing}")
+
+    def clear(self, nolock: bool = False) -> None:
+        """Do as the bar, which makes room for a line of the log: a line needs none."""
+
+    def refresh(self, nolock: bool = False) -> None:
+        """Do as the bar, which comes back after a line of the log."""
+
+
 def _open_bar(total: int) -> Any:
+    from tqdm.asyncio import tqdm as on_terminals
     from tqdm.auto import tqdm  # a widget in a notebook
+
+    if tqdm is on_terminals and not terminal.Stream("stderr").isatty():
+        return _Lines(total)
 
     class Bar(tqdm):  # type: ignore[misc]
         # The default lock is shared between processes and deadlocks with forked data workers.
         _lock = threading.RLock()
         monitor_interval = 0
 
+        def show(self, doing: str, ticks: int) -> None:
+            self.set_postfix_str(doing)
+
     return Bar(
         total=total,
         desc="Graph compilation",
         file=terminal.Stream("stderr"),
-        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
+        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
     )
