@@ -216,18 +216,79 @@ def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
 
 
 def several_lengths() -> tuple[torch.nn.Module, Samples]:
-    model, samples = bert()
-    counts = [int(sample["attention_mask"].sum()) for sample in samples]
-    for sample, count in zip(samples, counts, strict=True):
+    model, samples = bert(layers=1)
+    for sample in samples:
+        count = int(sample["attention_mask"].sum())
         for key in ("input_ids", "attention_mask"):
             sample[key] = sample[key][:count]
+    return model, samples
+
+
+def sorted_by_length() -> tuple[torch.nn.Module, Samples]:
+    model, samples = several_lengths()
     return model, sorted(samples, key=lambda sample: len(sample["input_ids"]))
 
 
-def test_sequences_of_several_lengths(tmp_path: Path) -> None:
+def to_the_longest(samples: Samples) -> dict[str, torch.Tensor]:
+    """Pad a batch as the collators of transformers do."""
+    batch = {
+        key: torch.nn.utils.rnn.pad_sequence([each[key] for each in samples], batch_first=True)
+        for key in ("input_ids", "attention_mask")
+    }
+    return {**batch, "labels": torch.stack([each["labels"] for each in samples])}
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_batches_of_several_lengths_train_as_with_the_plain_trainer(
+    steps: int, tmp_path: Path
+) -> None:
+    """Also if they belong to one update."""
+    changes = {"gradient_accumulation_steps": steps, "per_device_train_batch_size": 2}
+
+    trained(several_lengths, tmp_path, changes=changes, data_collator=to_the_longest)
+
+
+def test_predictions_of_tokens_are_those_of_the_plain_trainer(tmp_path: Path) -> None:
+    """Batches are padded for the program; what is returned has the length that they had."""
+
+    def tokens_case() -> tuple[torch.nn.Module, Samples]:
+        _, samples = several_lengths()
+        config = BertConfig(
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            vocab_size=50,
+        )
+        return transformers.BertForTokenClassification(config), samples
+
+    args = arguments(tmp_path, per_device_eval_batch_size=3)
+    torch.manual_seed(0)
+    model, samples = tokens_case()
+    unlabelled = [{k: v for k, v in each.items() if k != "labels"} for each in samples]
+
+    def collate(rows: Samples) -> dict[str, torch.Tensor]:
+        batch = to_the_longest([{**row, "labels": torch.tensor(0)} for row in rows])
+        del batch["labels"]
+        return batch
+
+    mine, theirs = (
+        made(kind, (model, unlabelled), args, data_collator=collate).predict(unlabelled)
+        for kind in (Trainer, PLAIN)
+    )
+
+    assert mine.predictions.shape == theirs.predictions.shape
+    assert mine.predictions == pytest.approx(theirs.predictions, abs=relative(16, 5))
+
+
+def test_sizes_that_the_user_chose_are_kept(tmp_path: Path) -> None:
     collate = poptorch.PadToSizes([4, 8], {"input_ids": 0, "attention_mask": 0})
     changes = {"train_sampling_strategy": "sequential"}
-    trained(several_lengths, tmp_path, changes=changes, data_collator=collate)
+
+    ours, _ = trained(sorted_by_length, tmp_path, changes=changes, data_collator=collate)
+
+    shapes = {variant.inputs for variant in ours._training._session.programs.all}
+    assert len(shapes) == 2
 
 
 def test_only_training_leaves_samples_out_and_that_is_said(tmp_path, caplog) -> None:
@@ -254,7 +315,7 @@ def test_other_ways_to_run_counts_and_lengths_that_differ_are_refused(tmp_path: 
         for key in ("input_ids", "attention_mask"):
             sample[key] = sample[key][:4]
     args = arguments(tmp_path, gradient_accumulation_steps=2, train_sampling_strategy="sequential")
-    trainer = made(Trainer, (model, samples), args)
+    trainer = made(Trainer, (model, samples), args, pad_lengths=False)
     with pytest.raises(poptorch.Error, match=r"input_ids: \(4, 4\), \(4, 8\)"):
         trainer.train()
 

@@ -25,8 +25,12 @@ except ModuleNotFoundError as error:
     error.add_note('  Fix:    pip install "poptorch[transformers]"')
     raise
 
+from ._lengths import Batch, Lengths, Padding
+
 _NORM = "GradientNorm"
 _RNG_FILE = "poptorch_rng.pt"
+_LENGTHS = 8  # that batches are padded to, at most
+_PROGRAMS = _LENGTHS + 2  # batches with fewer rows need programs, too
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
@@ -36,24 +40,37 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     label smoothing, backward, clipping. Arguments, schedulers, callbacks, logging, metrics and
     resuming work as always. Checkpoints load in the plain Trainer, and the other way round.
 
-    Two things differ. The norm of the gradients is logged only if they are clipped by it. With
+    Three things differ. The norm of the gradients is logged only if they are clipped by it. With
     gradient accumulation an incomplete last micro-batch of an epoch is left out, with a warning.
+    Batches that have an ``attention_mask`` are padded a little further than the collator pads
+    them, to one of at most eight lengths, because each length needs its own compiled program. The
+    Trainer first makes sure, in eager PyTorch, that padding does not change the model's results.
 
     Args:
         args, kwargs: of ``transformers.Trainer``.
         options: backend, caches, precision and so on, of which a copy is used. The counts come
-            from the Trainer's arguments. Up to four lengths of sequences stay compiled;
-            ``options.programs`` can ask for another number, above 1.
+            from the Trainer's arguments. Up to ten programs are kept for batches of different
+            shapes; ``options.programs`` can ask for another number, above 1.
+        pad_lengths: whether batches are padded to a few lengths. Batches that
+            ``poptorch.PadToSizes`` makes as the ``data_collator`` keep the sizes it was given.
 
     Raises:
         poptorch.Error: an argument asks for another way to run the model, such as
             ``torch_compile``.
     """
 
-    def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        options: poptorch.Options | None = None,
+        pad_lengths: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         _check(self.args)
         self._poptorch_options = _checked(options)
+        self._pads = pad_lengths and not isinstance(self.data_collator, poptorch.PadToSizes)
+        self._lengths: dict[tuple[str, ...], Lengths] = {}  # by the names of a batch's entries
         self._training: poptorch.PoplarExecutor | None = None
         self._evaluation: poptorch.PoplarExecutor | None = None
         self._trained_with: torch.optim.Optimizer | None = None  # by _training
@@ -114,6 +131,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         scale = (torch.arange(steps) < count) / share
         if num_items_in_batch is not None:
             items = torch.as_tensor(num_items_in_batch).repeat(steps)
+        window = self._lengths_of("training", window[0]).pad(window) if self._pads else window
         window += window[-1:] * (steps - count)  # they count nothing
         inputs = join(window, equally=True)
         if self._random is not None:
@@ -121,6 +139,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             executor.rng_state, self._random = self._random, None
         loss: torch.Tensor = executor(scale, items, **inputs)
         return loss.sum()
+
+    def _lengths_of(self, what: str, batch: Batch) -> Lengths:
+        names = (what, *sorted(batch))
+        if names not in self._lengths:
+            compared = _Loss(self) if what == "training" else _Evaluation(self)
+            padding = Padding.of(self.model, self.processing_class)
+            programs = self._poptorch_options._values["programs"]
+            self._lengths[names] = Lengths(padding, min(_LENGTHS, programs - 1), compared)
+        return self._lengths[names]
 
     def _is_scaled(self, items: torch.Tensor | int | None) -> bool:
         """Whether the loss is divided by the items of all steps already; the base asks so, too."""
@@ -187,7 +214,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             options = self._poptorch_options.clone()
             self._evaluation = poptorch.inferenceModel(_Evaluation(self), options)
         self.model.eval()
-        return super().prediction_step(self._evaluation, inputs, prediction_loss_only, ignore_keys)
+        wrapped: Any = _Padded(self._evaluation, self) if self._pads else self._evaluation
+        return super().prediction_step(wrapped, inputs, prediction_loss_only, ignore_keys)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         if self._training is not None and self._training.isCompiled():
@@ -233,6 +261,18 @@ class _Step(nn.Module):
         return poptorch.identity_loss(loss * scale[0], reduction="sum")
 
 
+class _Loss(nn.Module):
+    """The loss of one micro-batch, as the Trainer computes it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.model = trainer.model
+        self._trainer = trainer
+
+    def forward(self, **inputs: Any) -> Any:
+        return self._trainer.compute_loss(self.model, dict(inputs))
+
+
 class _Evaluation(nn.Module):
     """What is evaluated: the model's results that are tensors or containers of tensors."""
 
@@ -247,6 +287,21 @@ class _Evaluation(nn.Module):
         if not isinstance(outputs, Mapping):
             return outputs
         return {key: value for key, value in outputs.items() if key not in self._left_out}
+
+
+class _Padded:
+    """A model that gets padded batches; its results are those of the batches as they were."""
+
+    def __init__(self, executor: poptorch.PoplarExecutor, trainer: Trainer) -> None:
+        self._executor, self._trainer = executor, trainer
+
+    def __call__(self, **inputs: Any) -> Any:
+        lengths = self._trainer._lengths_of("evaluation", inputs)
+        (padded,) = lengths.pad([inputs])
+        return lengths.cut(self._executor(**padded), inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
 
 
 def _inner(optimizer: Any) -> Any:
@@ -267,7 +322,7 @@ def _check(args: Any) -> None:
 def _checked(options: poptorch.Options | None) -> poptorch.Options:
     options = poptorch.Options() if options is None else options.clone()
     if options._values["programs"] == 1:
-        options.programs(4)
+        options.programs(_PROGRAMS)
     counts = {
         "deviceIterations": options.device_iterations,
         "replicationFactor": options.replication_factor,

@@ -1,0 +1,266 @@
+"""Pad the Trainer's batches to a few lengths, so that a few compiled programs serve all of them.
+
+A collator pads each batch to its longest sample, so nearly every batch has another shape, and each
+shape needs its own program. ``Lengths`` pads a little further: to the next of a few sizes. Added
+tokens are masked and have no labels, so that results stay those of the batch as it was. That is
+true of most models but not of all: some average over all tokens, or convolve over the last ones. So
+results with and without padding are compared in eager PyTorch before a size is used for the first
+time, with weights in double precision, because a difference can be as small as rounding is
+otherwise. If results differ, or if the comparison fails, batches keep their lengths.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._base import trees
+from .._data.lengths import next_size
+
+Batch = dict[str, Any]
+Sizes = tuple[int, ...]
+
+_ROWS = 2  # of a batch, that are compared
+_CLOSE = 5e-7  # relative to the largest value; parts of some models compute in single precision
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Which entries of a batch are padded, and with which value.
+
+    Attributes:
+        groups: names of entries that have one length: those of the encoder, then, in a model with
+            an encoder and a decoder, those of the decoder.
+        fill: a value for each name.
+        longest: the largest number of positions that the model has, if it has a limit.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    fill: Mapping[str, int]
+    longest: int | None
+
+    @classmethod
+    def of(cls, model: nn.Module, tokenizer: Any) -> Padding:
+        """Return what a model needs; padding tokens are those of its tokenizer."""
+        config = getattr(model, "config", None)
+        token = getattr(tokenizer, "pad_token_id", None)
+        if token is None:
+            token = getattr(config, "pad_token_id", None)
+        token = token if isinstance(token, int) else 0
+        fill = {
+            "attention_mask": 0,
+            "input_ids": token,
+            "token_type_ids": 0,
+            "position_ids": 0,
+            "special_tokens_mask": 1,
+            "decoder_attention_mask": 0,
+            "decoder_input_ids": token,
+            "labels": -100,
+        }
+        encoder = (
+            "attention_mask",
+            "input_ids",
+            "token_type_ids",
+            "position_ids",
+            "special_tokens_mask",
+        )
+        decoder = ("decoder_attention_mask", "decoder_input_ids")
+        if getattr(config, "is_encoder_decoder", False):
+            groups: tuple[tuple[str, ...], ...] = (encoder, (*decoder, "labels"))
+        else:
+            groups = ((*encoder, "labels"),)
+        longest = getattr(config, "max_position_embeddings", None)
+        return cls(groups, fill, longest if isinstance(longest, int) and longest > 0 else None)
+
+    def lengths(self, batch: Batch) -> Sizes | None:
+        """Return the length of each group, or None if the batch has no mask to pad with."""
+        mask = batch.get("attention_mask")
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            return None
+        return (mask.shape[1], *map(self._length, self.groups[1:], [batch] * len(self.groups[1:])))
+
+    def _length(self, names: Sequence[str], batch: Batch) -> int:
+        return max((batch[name].shape[1] for name in names if _is_sequence(batch, name)), default=0)
+
+    def resized(self, batch: Batch, sizes: Sizes) -> Batch:
+        """Return the batch with other lengths: padded at the end, or cut."""
+        lengths = self.lengths(batch)
+        assert lengths is not None
+        entries = dict(batch)
+        for names, length, size in zip(self.groups, lengths, sizes, strict=True):
+            for name in names:
+                if _is_sequence(batch, name) and batch[name].shape[1] == length:
+                    entries[name] = _resized(batch[name], size, self.fill[name])
+        return entries
+
+
+class Lengths:
+    """The sizes that batches are padded to; chosen as batches come.
+
+    Args:
+        padding: what is padded.
+        most: how many combinations of sizes there may be.
+        model: takes a batch as keywords and returns what padding must not change.
+    """
+
+    def __init__(self, padding: Padding, most: int, model: nn.Module) -> None:
+        self._padding, self._most, self._model = padding, most, model
+        self._chosen: list[Sizes] = []
+        self._compared: set[Sizes] = set()
+        self._is_off = False
+        self._rows = 0  # of a usual batch
+        self._varying: list[tuple[int | None, ...]] | None = None  # of each result, per dimension
+
+    def pad(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Pad some batches to common sizes; return them as they are if that is not possible."""
+        lengths = [self._padding.lengths(batch) for batch in batches]
+        known = [each for each in lengths if each is not None]
+        if self._is_off or len(known) < len(batches):
+            return list(batches)
+        longest = tuple(map(max, zip(*known, strict=True)))
+        rows = min(len(batch["attention_mask"]) for batch in batches)
+        sizes = self._sizes(longest, is_short=rows < self._rows)
+        self._rows = max(self._rows, rows)
+        if sizes not in self._compared:
+            differing = [at for at, each in enumerate(known) if each != sizes]
+            if differing and not self._is_safe(batches[differing[0]], sizes):
+                return list(batches)
+        return [self._padding.resized(batch, sizes) for batch in batches]
+
+    def cut(self, results: Any, batch: Batch) -> Any:
+        """Return results of a padded batch without what belongs to padding.
+
+        Args:
+            batch: as it was before it was padded.
+        """
+        lengths = self._padding.lengths(batch)
+        if self._varying is None or lengths is None or self._is_off:
+            return results
+        tensors, structure = trees.flatten(results, "results")
+        cut = [_cut(*each, lengths) for each in zip(tensors, self._varying, strict=True)]
+        return structure.unflatten(cut)
+
+    def _sizes(self, lengths: Sizes, is_short: bool) -> Sizes:
+        """Choose sizes; a batch with few rows, the last of an epoch, takes the largest."""
+        fitting = [each for each in self._chosen if all(map(int.__ge__, each, lengths))]
+        rounded = tuple(next_size(length, self._padding.longest) for length in lengths)
+        if rounded in self._chosen and not is_short:
+            return rounded
+        if fitting and (is_short or len(self._chosen) >= self._most):
+            return max(fitting) if is_short else min(fitting, key=sum)
+        if len(self._chosen) >= self._most:
+            rounded = tuple(map(max, zip(rounded, *self._chosen, strict=True)))
+        self._chosen.append(rounded)
+        return rounded
+
+    def _is_safe(self, batch: Batch, sizes: Sizes) -> bool:
+        """Tell whether padding leaves results as they are; learn which dimensions grow with it."""
+        rows = {name: _first_rows(value) for name, value in batch.items()}
+        try:
+            if self._varying is None:
+                self._varying = self._learned(rows)
+            expected = _run(self._model, rows)
+            padded = _run(self._model, self._padding.resized(rows, sizes))
+            lengths = self._padding.lengths(rows)
+            assert lengths is not None
+            pairs = zip(padded, self._varying, expected, strict=True)
+            differs = any(not _agree(_cut(p, v, lengths), e) for p, v, e in pairs)
+            reason = "padding changes its results" if differs else ""
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            reason = f"a padded batch fails: {type(error).__name__}: {error}"
+        if reason:
+            self._is_off = True
+            logging.getLogger("poptorch::python").warning(
+                f"Trainer: batches keep their lengths, because for this model {reason}. Each "
+                "length needs a compiled program; poptorch.PadToSizes makes fewer lengths."
+            )
+            return False
+        self._compared.add(sizes)
+        return True
+
+    def _learned(self, rows: Batch) -> list[tuple[int | None, ...]]:
+        """Find which dimensions of results grow with which group, from runs of other lengths.
+
+        Raises:
+            ValueError: a result grows in another way.
+        """
+        lengths = self._padding.lengths(rows)
+        assert lengths is not None
+        shapes = []
+        for added in (0, 1):
+            sizes = tuple(max(1, n - 4) + added * (at + 1) for at, n in enumerate(lengths))
+            results = _run(self._model, self._padding.resized(rows, sizes))
+            shapes.append([tuple(each.shape) for each in results])
+        short, long = shapes
+        pairs = zip(short, long, strict=True)
+        return [_groups(before, after, len(lengths)) for before, after in pairs]
+
+
+def _run(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
+    """Return the tensors in a model's results, in double precision, without dropout.
+
+    Gradients are not recorded. Random state and modes are put back.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            doubled = {name: _doubled(tensor) for name, tensor in tensors.items()}
+            inputs = {name: _doubled(value) for name, value in batch.items()}
+            results = torch.func.functional_call(model, doubled, kwargs=inputs)
+            return trees.flatten(results, "results")[0]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _doubled(value: Any) -> Any:
+    is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_real else value
+
+
+def _is_sequence(batch: Batch, name: str) -> bool:
+    value = batch.get(name)
+    if not isinstance(value, torch.Tensor) or value.dim() != 2:
+        return False
+    return not value.is_floating_point() or "mask" in name
+
+
+def _resized(value: torch.Tensor, size: int, fill: int) -> torch.Tensor:
+    return nn.functional.pad(value, (0, size - value.shape[1]), value=fill)
+
+
+def _first_rows(value: Any) -> Any:
+    return value[:_ROWS] if isinstance(value, torch.Tensor) and value.dim() else value
+
+
+def _groups(short: Sizes, long: Sizes, count: int) -> tuple[int | None, ...]:
+    if len(short) != len(long):
+        raise ValueError(f"results of {len(short)} and of {len(long)} dimensions")
+    grown = [after - before for before, after in zip(short, long, strict=True)]
+    if not all(0 <= each <= count for each in grown):
+        raise ValueError(f"results of the shapes {list(short)} and {list(long)}")
+    return tuple(each - 1 if each else None for each in grown)
+
+
+def _cut(value: torch.Tensor, varying: tuple[int | None, ...], lengths: Sizes) -> torch.Tensor:
+    for dimension, group in enumerate(varying):
+        if group is not None:
+            value = value.narrow(dimension, 0, lengths[group])
+    return value
+
+
+def _agree(value: torch.Tensor, expected: torch.Tensor) -> bool:
+    if value.shape != expected.shape:
+        return False
+    if not expected.is_floating_point() or expected.numel() == 0:
+        return torch.equal(value, expected)
+    value, expected = value.detach().double(), expected.detach().double()
+    largest = float(expected.abs().nan_to_num(0.0, posinf=0.0).max())
+    return torch.allclose(value, expected, rtol=_CLOSE, atol=_CLOSE * largest, equal_nan=True)
