@@ -286,7 +286,7 @@ torch._inductor.scheduler: SchedulerNode.recompute_size_and_body SchedulerNode.s
 torch._inductor.sizevars: SizeVarAllocator._simplify_with_ranges
 torch._inductor.virtualized: V
 torch._subclasses.fake_tensor: DataDependentOutputException DynamicOutputShapeException
-torch._subclasses.fake_tensor: FakeTensorMode UnsupportedOperatorException
+torch._subclasses.fake_tensor: FakeTensor FakeTensorMode UnsupportedOperatorException
 torch.autograd.grad_mode: _unsafe_preserve_version_counter
 torch.distributed.distributed_c10d: _get_default_store
 torch.fx._lazy_graph_module: _get_graph_module_cls _use_lazy_graph_module

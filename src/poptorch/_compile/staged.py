@@ -8,12 +8,12 @@ from .. import _place, _schedule, _update
 from .._base.errors import Error
 from .._ipu_model.cycles import core_seconds
 from .._ir.blocks import StagePass
-from .._ir.graph import Graph, compose
+from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
 from .._ir.schedule import Workload
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec, Strategy
-from .lower import Make, lower, lower_by_example
+from .lower import Make, lower, lower_by_example, lower_update
 
 Graphs = Mapping[StagePass, Graph]
 Homes = Mapping[str, tuple[int, ...]]
@@ -42,7 +42,14 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
         adding = traced(accumulation.accumulate, gradients, rounding)
         scale = accumulation.finish
     scaled = traced(scale, gradients)
-    update = traced(lambda p: _update.lower(optim, p, rounding), micro.trained)
+
+    def make(weights: Sequence[Slot]) -> SlotFunction:
+        return _update.lower(optim, weights, rounding)
+
+    if priced:
+        update = lower_by_example(make, micro.trained, optim)
+    else:
+        update = lower_update(make, micro.trained, optim)
     return adding, compose("update", [scaled, update])
 
 

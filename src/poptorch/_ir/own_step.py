@@ -81,6 +81,8 @@ class OwnStep:
     kept: tuple[Kept, ...] | None = None  # None until it was looked for
     differs_at_first: bool = False  # the first step computes otherwise than later ones
     signatures: Mapping[str, str] = field(default_factory=dict)  # alike where updates are alike
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """By weight the one whose update stands for its own, which may be itself; empty if unknown."""
 
     def constant(self, place: Place, value: Any) -> bool | int | float | str | None:
         """Return a value of the user's as a setting."""

@@ -31,6 +31,7 @@ class Wholes:
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
         self.paths: set[str] = set()
+        self.seen: set[str] = set()  # since someone emptied it
 
     def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded in operator.tags:
@@ -40,14 +41,18 @@ class Wholes:
                 fix="draw them in forward, or use an optimizer that draws none",
             )
         result = operator(*args, **kwargs)
-        sources = self._numbers.spread((args, kwargs), result)
-        weights = {key for role, key in sources if role == WEIGHT}
         if not isinstance(result, torch.Tensor | tuple | list):
             return result  # of the device or the layout
+        sources = self._numbers.spread((args, kwargs), result)
+        weights = {key for role, key in sources if role == WEIGHT}
         by_element = torch.Tag.pointwise in operator.tags or operator in _KEEP_ELEMENTS
         if weights and (len(weights) > 1 or not by_element):
-            self.paths |= weights
+            self.add(weights)
         return result
+
+    def add(self, weights: Iterable[str]) -> None:
+        self.paths.update(weights)
+        self.seen.update(weights)
 
 
 class _NotAlike(Exception):  # noqa: N818 (it says what is the case)
@@ -57,30 +62,30 @@ class _NotAlike(Exception):  # noqa: N818 (it says what is the case)
 class Signatures:
     """Texts that are the same for what is computed of two weights alike."""
 
-    def __init__(self, numbers: Numbers, path: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, numbers: Numbers, shape: tuple[int, ...]) -> None:
         self._forms = numbers.forms
-        self._path, self._shape = path, shape
+        self._shape = shape
         self._sizes = tuple(("int", size) for size in shape)
-        self._known: dict[Identifier, str] = {}
+        self._known: dict[int, str] = {}
 
     def of(self, results: Iterable[tuple[str, Identifier]]) -> str | None:
         """Return one of all results of a weight by name; None where they depend on its shape."""
         try:
-            return self._digest(tuple((self._named(n), each) for n, each in sorted(results)))
+            return self._digest(tuple(results))
         except _NotAlike:
             return None
 
-    def _of(self, identifier: Identifier) -> str:
-        if identifier not in self._known:
-            self._known[identifier] = self._digest(self._forms[identifier.number])
-        return self._known[identifier]
+    def _of(self, number: int) -> str:
+        if number not in self._known:
+            self._known[number] = self._digest(self._forms[number])
+        return self._known[number]
 
     def _digest(self, form: Any) -> str:
         return hashlib.sha256(repr(self._without_shape(form)).encode()).hexdigest()
 
     def _without_shape(self, form: Any) -> Any:
         if isinstance(form, Identifier):
-            return self._of(form)
+            return self._of(form.number)
         if isinstance(form, Geometry):
             if form.shape == ():
                 return "number", form.dtype
@@ -94,10 +99,4 @@ class Signatures:
             if form[:1] == ("foreign",):
                 raise _NotAlike
             return tuple(map(self._without_shape, form))
-        return self._named(form) if isinstance(form, str) else form
-
-    def _named(self, name: str) -> str:
-        before, colon, after = name.partition(":")
-        if self._path in (before, after):
-            return f"*{colon}{after if before == self._path else before}"
-        return name
+        return form

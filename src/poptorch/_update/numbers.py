@@ -6,7 +6,8 @@ What asks for their value, or for the value of any other tensor, is noticed: an 
 by ``_update.choices``.
 
 Every value has an identifier, the same for the same computation on the same inputs. Computations
-of numbers alone are therefore done once, and two runs can be shown to compute the same.
+of numbers alone are therefore done once, and two runs can be shown to compute the same. Values of
+two weights have equal numbers in their identifiers if one is computed like the other one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Sources = frozenset[Source]
 class Identifier(NamedTuple):
     """What is the same for values that are computed alike."""
 
-    number: int
+    number: int  # the same for two weights whose values are computed in the same way
+    weight: str = ""  # path of the one that the value is computed from; "" for none, or for several
 
 
 class Geometry(NamedTuple):
@@ -42,6 +44,7 @@ class Geometry(NamedTuple):
 
 HYPER, NUMBER, WEIGHT = "hyper", "number", "weight"  # roles
 _NOTHING: Sources = frozenset()
+Again = Callable[[Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
 _ITEMS = {Tensor.item, Tensor.tolist}
 _TRUTHS = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
@@ -110,7 +113,8 @@ class Numbers(TorchFunctionMode):
     def __init__(self, decide: Callable[[Tensor, Sources, Identifier], bool]) -> None:
         super().__init__()
         self._decide = decide
-        self._names: dict[Any, Identifier] = {}
+        self.again: Again | None = None  # may answer for an operator that another weight had
+        self._names: dict[Any, int] = {}
         self.forms: list[Any] = []  # how a value is computed, by its identifier
         self._contents: dict[int, Identifier] = {}  # of storages
         self._sources: dict[int, Sources] = {}  # of storages
@@ -121,10 +125,16 @@ class Numbers(TorchFunctionMode):
     # What enters.
 
     def enter(self, tensor: Tensor, name: str, source: Source) -> Tensor:
-        """Let a tensor, or its present value, be an input of the step."""
+        """Let a tensor, or its present value, be an input of the step.
+
+        Inputs of the same name that belong to two weights are for these what the other is for the
+        other one.
+        """
         self._kept.append(tensor)
-        place = _place(tensor)
-        self._contents[place] = self._name("input", name)
+        place = place_of(tensor)
+        role, key = source
+        known = self._name("input of a weight" if role == WEIGHT else "input", name)
+        self._contents[place] = known._replace(weight=key) if role == WEIGHT else known
         self._sources[place] = frozenset({source})
         self._uniform.pop(place, None)
         return tensor
@@ -135,22 +145,22 @@ class Numbers(TorchFunctionMode):
 
     def uniform(self, tensor: Tensor) -> complex | None:
         """Return the number that all elements are, if that is known."""
-        return self._uniform.get(_place(tensor))
+        return self._uniform.get(place_of(tensor))
 
     def sources(self, value: Any) -> Sources:
-        found = (self._sources.get(_place(each), _NOTHING) for each in _tensors(value))
+        found = (self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value))
         return _NOTHING.union(*found)
 
     def identifier(self, value: Any) -> Identifier:
         """Return what is the same for two values that are computed in the same way."""
-        return self._name(self._form(value))
+        return self._name(value)
 
     def spread(self, args: Any, results: Any) -> Sources:
         """Let what results depend on be what arguments do; return it."""
         before = self.sources(args)
-        for each in _tensors(results):
+        for each in tensors_in(results):
             self._kept.append(each)
-            place = _place(each)
+            place = place_of(each)
             self._sources[place] = before | self._sources.get(place, _NOTHING)
         return before
 
@@ -169,8 +179,9 @@ class Numbers(TorchFunctionMode):
         if func == _DATA:
             return args[0].detach()
         if func == _SET_DATA:
+            known = self._name(_title(func), args, kwargs)
             args[0].detach().copy_(args[1])
-            self._note(func, args, kwargs, args[0])
+            self._note(func, args, kwargs, known, args[0])
             return None
         name = getattr(func, "__name__", "")
         if name in _ABOUT:
@@ -190,41 +201,68 @@ class Numbers(TorchFunctionMode):
         return self.__torch_function__(func, (), args, kwargs)
 
     def _compute(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scaled = name.rstrip("_") in _SCALED and any(True for _ in _tensors(kwargs))
-        if scaled or any(map(is_number, _tensors((args, kwargs)))):
-            if is_number(args[0]) and name.endswith("_") and not name.endswith("__"):
-                # Python's numbers do not change in place: ``x += 1`` makes another one.
-                name = name[:-1]
-                func = getattr(Tensor, name)
-            return self._with_numbers(func, name, args, kwargs)
-        return self._note(func, args, kwargs, self._call(func, args, kwargs))
+        scaled = name.rstrip("_") in _SCALED and any(True for _ in tensors_in(kwargs))
+        numbers = scaled or any(map(is_number, tensors_in((args, kwargs))))
+        if numbers and is_number(args[0]) and name.endswith("_") and not name.endswith("__"):
+            # Python's numbers do not change in place: ``x += 1`` makes another one.
+            name = name[:-1]
+            func = getattr(Tensor, name)
+        known = self._name(_title(func), args, kwargs)
+        if numbers:
+            return self._with_numbers(func, name, args, kwargs, known)
+
+        def compute() -> Any:
+            return self._call(func, args, kwargs)
+
+        return self._note(func, args, kwargs, known, self._once(known, args, kwargs, compute))
+
+    def _once(
+        self,
+        known: Identifier,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compute: Callable[[], Any],
+    ) -> Any:
+        if self.again is None:
+            return compute()
+        return self.again(known, args, kwargs, compute)
 
     def _with_numbers(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: Identifier,
     ) -> Any:
-        given = list(_tensors((args, kwargs)))
+        given = list(tensors_in((args, kwargs)))
         if all(map(is_number, given)):
-            known = self._name(_title(func), self._form(args), self._form(kwargs))
             if known in self._computed:
                 return self._computed[known]
             if func in _FROM_VALUES:
                 value = args[0] if isinstance(args[0], Tensor) else torch.stack(args[0])
                 usual = torch.get_default_dtype() if value.is_floating_point() else value.dtype
                 result = value.to(kwargs.get("dtype") or usual, copy=True)
-                return self._note(func, args, kwargs, result)
+                return self._note(func, args, kwargs, known, result)
             if func in _FILLING:
-                return self._filled(func, args, kwargs)
-            result = self._note(func, args, kwargs, self._call(func, args, kwargs))
+                return self._filled(func, args, kwargs, known)
+            result = self._note(func, args, kwargs, known, self._call(func, args, kwargs))
             made_of_nothing = func in _MADE_OF_NOTHING or func in _UNSET
             if isinstance(result, Tensor) and result.dim() == 0 and not made_of_nothing:
                 self._computed[known] = _as_number(result)
                 self._kept.append(result)
             return result
         if func in _FILLING:
-            return self._filled(func, args, kwargs)
-        return self._mixed(func, name, args, kwargs, given)
+            return self._filled(func, args, kwargs, known)
 
-    def _filled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def compute() -> Any:
+            return self._mixed(func, name, args, dict(kwargs), given)
+
+        return self._note(func, args, kwargs, known, self._once(known, args, kwargs, compute))
+
+    def _filled(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: Identifier
+    ) -> Any:
         at = _FILLING[func]
         number = args[at] if len(args) > at else kwargs["fill_value"]
         kwargs.setdefault("dtype", None)
@@ -232,10 +270,10 @@ class Numbers(TorchFunctionMode):
         if "fill_value" in kwargs:
             kwargs["fill_value"] = 0.0
         if func is Tensor.fill_:
-            return self._note(func, args, {}, args[0].copy_(number))
+            return self._note(func, args, {}, known, args[0].copy_(number))
         result = func(*rest, **kwargs)
         result.copy_(number)
-        self._note(func, (*rest[:at], number), kwargs, result)
+        self._note(func, (*rest[:at], number), kwargs, known, result)
         return result
 
     def _mixed(
@@ -251,7 +289,6 @@ class Numbers(TorchFunctionMode):
         floating = [each.dtype for each in others if each.dtype.is_floating_point]
         dtype = floating[0] if floating else None
         base = name.rstrip("_")
-        shown = (args, dict(kwargs))
         if base in _SCALED:
             args, kwargs = self._scaled(name, args, kwargs, dtype)
         if base == "clamp" or base == "clip":
@@ -264,7 +301,7 @@ class Numbers(TorchFunctionMode):
                 for key, each in kwargs.items()
             }
         narrow = _replaced((args, kwargs), lambda each: self._narrow(each, dtype))
-        return self._note(func, *shown, self._call(func, *narrow))
+        return self._call(func, *narrow)
 
     def _scaled(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
@@ -286,13 +323,13 @@ class Numbers(TorchFunctionMode):
         """Return a number in a tensor's type, in memory: compilers then compute it once."""
         if not is_number(number) or dtype is None or number.dtype is torch.bool:
             return number
-        known = self._name("narrow", self._form(number), str(dtype))
+        known = self._name("narrow", number, str(dtype))
         if known not in self._computed:
             made = number.to(dtype, copy=True).as_strided((), ())
             self._kept.append(made)
             self._computed[known] = made
-            self._contents[_place(made)] = known
-            self._sources[_place(made)] = self.sources(number)
+            self._contents[place_of(made)] = known
+            self._sources[place_of(made)] = self.sources(number)
         return self._computed[known]
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -301,46 +338,44 @@ class Numbers(TorchFunctionMode):
         except (ValueNeeded, Error):
             raise
         except Exception:
-            if any(map(is_number, _tensors((args, kwargs)))):
+            if any(map(is_number, tensors_in((args, kwargs)))):
                 self._refuse((args, kwargs), getattr(func, "__name__", str(func)))
             raise
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    def _note(self, func: Any, args: Any, kwargs: Any, known: Identifier, result: Any) -> Any:
         """Give results identifiers and sources; what was written into has new ones."""
         title = _title(func)
-        named: Identifier | None = None
         written = title.endswith("_") and not title.endswith("__")
         written |= title.startswith("__i") or title in ("__setitem__", "__set__")
-        outputs = [*_tensors(result)]
+        outputs = [*tensors_in(result)]
         if title == "__setitem__":
             outputs.append(args[0])
         if "out" in kwargs:
-            outputs += _tensors(kwargs["out"])
+            outputs += tensors_in(kwargs["out"])
             written = True
         before = self.sources((args, kwargs))
         for at, each in enumerate(outputs):
-            place = _place(each)
+            place = place_of(each)
             if place in self._contents and not written:
                 continue  # a view, or the argument itself
-            if named is None:
-                named = self._name(title, self._form(args), self._form(kwargs))
             self._kept.append(each)
             self._uniform.pop(place, None)
             if func in _MADE_OF_NOTHING or func in _FILLING:
                 self._note_uniform(func, args, kwargs, each)
                 continue
             if func in _UNSET:
-                self._contents[place], self._sources[place] = self._name("unset", place), _NOTHING
+                self._contents[place] = self._name("unset", geometry_of(each))
+                self._sources[place] = _NOTHING
                 continue
             was = self._contents.get(place)
-            self._contents[place] = self._name(named, at, was, _geometry(each))
+            self._contents[place] = self._name(known, at, was, geometry_of(each))
             self._sources[place] = before | self._sources.get(place, _NOTHING)
-            if title in _COPIES and _place(args[0]) in self._uniform:
-                self._uniform[place] = self._uniform[_place(args[0])]
+            if title in _COPIES and place_of(args[0]) in self._uniform:
+                self._uniform[place] = self._uniform[place_of(args[0])]
         return result
 
     def _note_uniform(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
-        place = _place(result)
+        place = place_of(result)
         if func in _FILLING:
             at = _FILLING[func]
             value = args[at] if len(args) > at else kwargs.get("fill_value", kwargs.get("value"))
@@ -351,34 +386,34 @@ class Numbers(TorchFunctionMode):
             self._sources[place] = of_number
             if place in self._uniform:
                 del self._uniform[place]
-            known = self._uniform.get(_place(value))
+            known = self._uniform.get(place_of(value))
             if known is not None:
                 self._uniform[place] = known
-            form: Any = self._form(value)
+            form: Any = value
         else:
             self._sources[place] = _NOTHING
             form = value if isinstance(value, complex) else float(value)
             self._uniform[place] = form
-        self._contents[place] = self._name("filled", form, _geometry(result))
+        self._contents[place] = self._name("filled", form, geometry_of(result))
 
     def say_uniform(self, number: Tensor, value: complex) -> None:
         """Tell what a number is at present."""
-        self._uniform[_place(number)] = value
+        self._uniform[place_of(number)] = value
 
     # What is asked.
 
     def _item(self, tensor: Tensor) -> Tensor:
         if is_number(tensor):
             return tensor
-        known = self._name("item", self._form(tensor))
+        known = self._name("item", tensor)
         if known not in self._computed:
             made = tensor.to(torch.float64, copy=True)
             self._kept.append(made)
             self._computed[known] = _as_number(made)
-            self._contents[_place(made)] = known
-            self._sources[_place(made)] = self.sources(tensor)
-            if _place(tensor) in self._uniform:
-                self._uniform[_place(made)] = self._uniform[_place(tensor)]
+            self._contents[place_of(made)] = known
+            self._sources[place_of(made)] = self.sources(tensor)
+            if place_of(tensor) in self._uniform:
+                self._uniform[place_of(made)] = self._uniform[place_of(tensor)]
         return self._computed[known]
 
     def _truth(self, tensor: Tensor) -> bool:
@@ -400,29 +435,43 @@ class Numbers(TorchFunctionMode):
 
     # Identifiers.
 
-    def _name(self, *form: Any) -> Identifier:
-        known = self._names.get(form)
-        if known is None:
-            known = self._names[form] = Identifier(len(self.forms))
+    def _name(self, *parts: Any) -> Identifier:
+        weights: list[str] = []
+        form: Any = tuple(self._form(part, weights) for part in parts)
+        several = len(set(weights)) > 1
+        if several:
+            form = *form, ("weights", *weights)
+        number = self._names.get(form)
+        if number is None:
+            number = self._names[form] = len(self.forms)
             self.forms.append(form)
-        return known
+        return Identifier(number, weights[0] if weights and not several else "")
 
-    def _form(self, value: Any) -> Any:
+    def _form(self, value: Any, weights: list[str]) -> Any:
+        """Return how a value is made, but for names of weights, which are added to a list."""
         if isinstance(value, Tensor):
-            place = _place(value)
+            place = place_of(value)
             if place not in self._contents:
                 self._kept.append(value)
                 self._contents[place] = self._name("foreign", id(value))
-            return "tensor", self._contents[place], _geometry(value)
+            return "tensor", self._form(self._contents[place], weights), geometry_of(value)
+        if isinstance(value, Identifier):
+            if value.weight:
+                weights.append(value.weight)
+            return Identifier(value.number)
+        if isinstance(value, str | Geometry):
+            return value
+        if isinstance(value, float | complex):
+            return f"number {value!r}"  # of zeros, too, the sign matters
         if isinstance(value, list | tuple):
-            return tuple(map(self._form, value))
+            return tuple([self._form(each, weights) for each in value])
         if isinstance(value, dict):
-            return tuple((key, self._form(each)) for key, each in value.items())
+            return tuple([(key, self._form(each, weights)) for key, each in value.items()])
         try:
             hash(value)
         except TypeError:
             return repr(value)
-        return type(value).__name__, value if value == value else "nan"
+        return type(value).__name__, value
 
 
 def is_number(value: Any) -> bool:
@@ -434,12 +483,12 @@ def _as_number(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _place(tensor: Tensor) -> int:
+def place_of(tensor: Tensor) -> int:
     place: int = tensor.untyped_storage()._cdata
     return place
 
 
-def _geometry(tensor: Tensor) -> Geometry:
+def geometry_of(tensor: Tensor) -> Geometry:
     offset = int(tensor.storage_offset())
     return Geometry(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
 
@@ -460,15 +509,15 @@ def _title(func: Any) -> str:
     return str(getattr(func, "__name__", func))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
 def _replaced(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

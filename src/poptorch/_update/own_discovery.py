@@ -8,14 +8,14 @@ computes otherwise than later ones. Numbers that decide what the step does becom
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._base import private
+from .._base import log, private
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.own_step import (
@@ -34,8 +34,17 @@ from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._ops.dispatch import answering
 from .choices import COMMON, Choices, Results
 from .likeness import Signatures, Wholes
-from .numbers import HYPER, NUMBER, WEIGHT, Identifier, ValueNeeded, is_number, numbers_functions
+from .numbers import (
+    HYPER,
+    NUMBER,
+    WEIGHT,
+    Identifier,
+    ValueNeeded,
+    is_number,
+    numbers_functions,
+)
 from .own_run import Inputs, Run
+from .repeats import Repeats
 
 Narrow = Callable[[torch.dtype], torch.dtype]
 
@@ -64,8 +73,8 @@ def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
     known = _Known()
     while True:
         try:
-            with _without_values(), numbers_functions():
-                return _Discovery(spec, known, narrow).result()
+            with _without_values() as mode, numbers_functions():
+                return _Discovery(spec, known, narrow, mode).result()
         except ValueNeeded as needed:
             known.constants |= needed.keys
         except _Restart:
@@ -73,18 +82,33 @@ def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
 
 
 @contextlib.contextmanager
-def _without_values() -> Iterator[None]:
+def _without_values() -> Iterator[Any]:
     sizes = private.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = private.FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
     with mode, torch.no_grad():
-        yield
+        yield mode
+
+
+class _Kind(NamedTuple):
+    """What is the same for weights with the same update, but for the names of tensors."""
+
+    group: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kept: tuple[Leaf, ...]
+    results: tuple[tuple[str, Identifier], ...]
+    alone: bool  # nothing of another weight is in it
 
 
 class _Discovery:
     """The runs that find out what a step keeps."""
 
     def __init__(
-        self, spec: OptimSpec, known: _Known, narrow: Callable[[torch.dtype], torch.dtype]
+        self,
+        spec: OptimSpec,
+        known: _Known,
+        narrow: Callable[[torch.dtype], torch.dtype],
+        without_values: Any,
     ) -> None:
         assert spec.own is not None
         self.spec, self.own, self.known = spec, _narrowed(spec.own, narrow), known
@@ -96,6 +120,7 @@ class _Discovery:
         self.there: set[Place] = set()  # what is kept before the first step
         self.layouts: dict[str, Any] = {}
         self.wholes = Wholes(self.mode)
+        self.mode.again = self.repeats = Repeats(without_values, self.wholes)
 
     def result(self) -> OptimSpec:
         with answering(self.wholes.answer), self.mode:
@@ -112,40 +137,89 @@ class _Discovery:
                 )
             same = self.mode.identifier
             alike = all(same(first[key]) == same(later[key]) for key in later)
-            signatures = self._signatures(first, later)
+            kinds = self._kinds(first, later)
+            examples = self._examples(kinds, first, later)
         complete = all(place in self.initial for place in self.leaves)
-        return self._spec(not (alike and complete), signatures)
+        self.own = replace(self.own, signatures=self._signatures(kinds), examples=examples)
+        return self._spec(not (alike and complete))
 
-    def _signatures(
-        self, first: Mapping[str, Tensor], later: Mapping[str, Tensor]
-    ) -> dict[str, str]:
-        """Return by weight what is the same for those that are updated alike."""
+    def _kinds(self, first: Mapping[str, Tensor], later: Mapping[str, Tensor]) -> dict[str, _Kind]:
+        """Return by weight what is the same for those with the same update."""
         found: dict[str, list[tuple[str, Identifier]]] = {path: [] for path in self.params}
         for prefix, results in (("first ", first), ("later ", later)):
             for named, value in results.items():
                 before, _, after = named.partition(":")
                 path = after if before == "weight" else before
                 if path in found:
-                    name = "weight" if before == "weight" else after
+                    name = "weight" if before == "weight" else f"*:{after}"
                     found[path].append((prefix + name, self.mode.identifier(value)))
-        signatures = {}
-        for path, each in found.items():
-            if path not in self.wholes.paths:
-                signature = Signatures(self.mode, path, self.params[path].shape).of(each)
-                if signature is not None:
-                    signatures[path] = signature
-        return signatures
+        leaves: dict[str, list[Leaf]] = {path: [] for path in self.params}
+        for (owner, _), leaf in self.leaves.items():
+            if owner in leaves:
+                leaves[owner].append(leaf)
+        return {
+            path: _Kind(
+                self._group_of(path),
+                self.params[path].shape,
+                self.params[path].dtype,
+                tuple(leaves[path]),
+                tuple(sorted((name, each._replace(weight="")) for name, each in results)),
+                all(each.weight in ("", path) for _, each in results),
+            )
+            for path, results in found.items()
+        }
+
+    def _examples(
+        self, kinds: Mapping[str, _Kind], first: Mapping[str, Tensor], later: Mapping[str, Tensor]
+    ) -> dict[str, str]:
+        """Return by weight one of its kind, if a step of those alone updates them the same."""
+        of_kind: dict[_Kind, str] = {}
+        examples = {path: of_kind.setdefault(kind, path) for path, kind in kinds.items()}
+        if not all(kind.alone for kind in kinds.values()) or len(of_kind) == len(examples):
+            return {}
+        runs = self._runs_of(set(of_kind.values()))
+        same = self.mode.identifier
+        for results, whole in zip(runs, (first, later), strict=False):
+            if any(key not in whole or same(v) != same(whole[key]) for key, v in results.items()):
+                return {}
+        return examples if runs else {}
+
+    def _runs_of(self, few: Collection[str]) -> list[dict[str, Tensor]]:
+        """Return what a first and a later step compute if only some weights have gradients."""
+        kept = self.known, self.leaves, self.layouts, self.initial
+        self.known = replace(self.known, changing={*self.known.changing}, read={*self.known.read})
+        self.leaves, self.layouts, self.initial = ({**each} for each in kept[1:])
+        try:
+            return [
+                self.choices.results(lambda first=first: self._run(first, few))  # type: ignore[misc]
+                for first in (True, False)
+            ]
+        except Exception as error:  # of the user's code, which may need all gradients
+            log.engine.debug("Without some gradients the optimizer's step fails: %s", error)
+            return []
+        finally:
+            self.known, self.leaves, self.layouts, self.initial = kept
+
+    def _signatures(self, kinds: Mapping[str, _Kind]) -> dict[str, str]:
+        """Return by weight what is the same for those that are updated alike."""
+        texts: dict[_Kind, str | None] = {}
+        for path, kind in kinds.items():
+            if path not in self.wholes.paths and kind not in texts:
+                texts[kind] = Signatures(self.mode, kind.shape).of(kind.results)
+        found = {path: texts.get(kind) for path, kind in kinds.items()}
+        return {p: text for p, text in found.items() if text and p not in self.wholes.paths}
 
     # One run.
 
-    def _run(self, first: bool) -> Results:
-        inputs = self._inputs(first)
+    def _run(self, first: bool, only: Collection[str] | None = None) -> Results:
+        """``only``: the weights that have gradients; None for all."""
+        inputs = self._inputs(first, self.params if only is None else only)
         read = self.known.read
         run = Run(self.own, inputs, first, self._note, lambda at, key: read.add((at, key)))
         run.step()
         self._check_owned(run)
         results: Results = {
-            path: {f"weight:{path}": weight.detach()} for path, weight in run.stand_ins.items()
+            path: {f"weight:{path}": weight} for path, weight in run.stand_ins.items()
         }
         for path, entry in run.states():
             self._take(path, dict(entry), results)
@@ -202,7 +276,7 @@ class _Discovery:
         if value.dim() == 0 and group and (group, name) not in self.known.single:
             label, source = f"{group}:{name}", (NUMBER, f"{group}:{name}")
         elif owner in self.params:
-            label, source = f"{owner}:{name}", (WEIGHT, owner)
+            label, source = name, (WEIGHT, owner)
         else:
             label, source = f"{owner}:{name}", (NUMBER, f"{owner}:{name}")
         return (self.mode.number if number else self.mode.enter)(value, label, source)
@@ -213,16 +287,19 @@ class _Discovery:
                 return of_group(at)
         return ""
 
-    def _inputs(self, first: bool) -> Inputs:
+    def _inputs(self, first: bool, trained: Collection[str]) -> Inputs:
         inputs = Inputs()
         enter = self.mode.enter
         for path, param in self.params.items():
-            weight = torch.empty(param.shape, dtype=param.dtype)
-            gradient = torch.empty(param.shape, dtype=param.dtype)
-            inputs.weights[path] = enter(weight, f"weight:{path}", (WEIGHT, path))
-            inputs.gradients[path] = enter(gradient, f"gradient:{path}", (WEIGHT, path))
+            if path in trained:
+                weight = self.repeats.fresh(param.shape, param.dtype)
+                gradient = self.repeats.fresh(param.shape, param.dtype)
+                inputs.weights[path] = enter(weight, "weight", (WEIGHT, path))
+                inputs.gradients[path] = enter(gradient, "gradient", (WEIGHT, path))
         for place, leaf in self._present(first):
-            value = torch.empty(leaf.shape, dtype=leaf.dtype)
+            if place[0] in self.params and place[0] not in trained:
+                continue
+            value = self.repeats.fresh(leaf.shape, leaf.dtype)
             inputs.kept[place] = self._entered(value, place, number=bool(leaf.number))
         for at, group in enumerate(self.own.groups):
             for leaf in leaves_of(group.values):
@@ -297,13 +374,13 @@ class _Discovery:
                     self.known.single.add((of_group(at), name))
                     raise _Restart
 
-    def _spec(self, differs: bool, signatures: Mapping[str, str]) -> OptimSpec:
+    def _spec(self, differs: bool) -> OptimSpec:
         kept = []
         for (owner, name), leaf in self.leaves.items():
             initial = self.initial.get((owner, name))
             made = (owner, name) not in self.there
             kept.append(Kept(self._slot(owner, leaf), owner, leaf, initial, made))
-        own = replace(self.own, kept=tuple(kept), differs_at_first=differs, signatures=signatures)
+        own = replace(self.own, kept=tuple(kept), differs_at_first=differs)
         groups = tuple(self._group_spec(at, group) for at, group in enumerate(self.spec.groups))
         return replace(self.spec, groups=groups, own=own)
 
@@ -341,7 +418,7 @@ def _is_same(before: Any, now: Any) -> bool:
 
 def _as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach()
+        return value
     return torch.full((), float(value), dtype=torch.float64)
 
 

@@ -114,15 +114,16 @@ class _Update:
             path, key = slot.path, self.gradients[slot.path].key
             weight = self.tensors[slot.key].clone()
             gradient = self.tensors[key].to(slot.dtype, copy=True)
-            inputs.weights[path] = enter(weight, slot.key, (WEIGHT, path))
-            inputs.gradients[path] = enter(gradient, key, (WEIGHT, path))
+            inputs.weights[path] = enter(weight, "weight", (WEIGHT, path))
+            inputs.gradients[path] = enter(gradient, "gradient", (WEIGHT, path))
         for each in self.kept:
             if first and each.made:
                 continue
             slot = each.slot
             source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
             take = self.mode.number if each.leaf.number else enter
-            inputs.kept[each.place] = take(self.tensors[slot.key].clone(), slot.key, source)
+            name = slot.name if slot.weight else slot.key
+            inputs.kept[each.place] = take(self.tensors[slot.key].clone(), name, source)
         for slot in self.hypers:
             leaves = leaves_of(self.own.groups[slot.index].values)
             leaf = next(each for each in leaves if each.name == slot.name)

@@ -108,6 +108,7 @@ def _freeze_own(
             kept=known.kept,
             differs_at_first=known.differs_at_first,
             signatures=known.signatures,
+            examples=known.examples,
         )
     asked = [name for name in _NEED_A_FORMULA if hasattr(optimizer, name)]
     if asked:

@@ -1,0 +1,204 @@
+"""Of weights that a traced step updates alike one is traced, and nothing but time shows it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers import own_optimizers as own
+from helpers.closeness import FUNCTION, near
+from helpers.wrapping import options
+
+T = torch.optim
+STEPS, ROWS, LAYERS = 4, 8, 5
+WEIGHTS, KINDS = 2 * LAYERS + 2, 4
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(LAYERS))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x, labels):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return nn.functional.cross_entropy(self.last(x), labels)
+
+
+class Watched:
+    """An optimizer that is told how many weights had gradients when it was traced the last time."""
+
+    with_gradients = 0
+
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        Watched.with_gradients = sum(p.grad is not None for p in params)
+        return super().step(closure)
+
+
+class Own(T.Optimizer):
+    """Does to each weight what ``rate`` says; looks at weights as a whole, so none are bundled."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for place, p in enumerate(group["params"]):
+                if p.grad is not None:
+                    p.sub_(p.grad / p.grad.norm() * self.rate(place, p, group))
+
+
+class Plain(Own):
+    def rate(self, place, p, group):
+        return group["lr"]
+
+
+class ByPlace(Own):
+    """Later weights have smaller rates."""
+
+    def rate(self, place, p, group):
+        return group["lr"] * 0.9**place
+
+
+class WithOneException(Own):
+    def rate(self, place, p, group):
+        return group["lr"] * (2 if place == 4 else 1)
+
+
+class WithAttributes(Own):
+    def rate(self, place, p, group):
+        return group["lr"] * getattr(p, "scale", 1.0)
+
+
+class PerGradient(Own):
+    """The rate depends on how many weights have gradients."""
+
+    def rate(self, place, p, group):
+        return group["lr"] / sum(each.grad is not None for each in group["params"])
+
+
+class NeedingAll(Own):
+    """It fails if a weight has no gradient."""
+
+    def rate(self, place, p, group):
+        return group["lr"] * min(each.grad.numel() for each in group["params"])
+
+
+class OfZeros(Own):
+    """The sign of a zero decides about the sign of the rate."""
+
+    def rate(self, place, p, group):
+        zero = -0.0 if place == 4 else 0.0
+        return group["lr"] * torch.copysign(torch.ones(()), torch.full((), zero))
+
+
+class Neighbours(Own):
+    """A weight's step depends on the one before."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            before = 0.0
+            for p in group["params"]:
+                if p.grad is not None:
+                    norm = p.grad.norm()
+                    p.sub_(p.grad * group["lr"] / (1 + before))
+                    before = norm
+
+
+class MomentumOfFirst(Own):
+    """Its first step computes otherwise than later ones."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if "buffer" in state:
+                    state["buffer"].mul_(0.9).add_(p.grad)
+                else:
+                    state["buffer"] = p.grad.clone()
+                p.sub_(state["buffer"] / p.grad.norm() * group["lr"])
+
+
+class AskingNorms(Own):
+    def rate(self, place, p, group):
+        return group["lr"] if p.norm() > 1 else 0.5 * group["lr"]
+
+
+def trained(cls, optimizer=lambda cls, model: cls(model.parameters(), lr=0.02)):
+    """Return a model after some steps, and its twin from eager torch."""
+    torch.manual_seed(0)
+    model = Deep()
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        each.layers[2].weight.scale = 3.0
+    watched = type(cls.__name__, (Watched, cls), {})
+    training = poptorch.trainingModel(model, options(), optimizer(watched, model))
+    eager = optimizer(cls, twin)
+    seen = []
+    for seed in range(STEPS):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(ROWS, 6, generator=generator)
+        labels = torch.randint(3, (ROWS,), generator=generator)
+        training(x, labels)
+        seen.append(Watched.with_gradients)
+        eager.zero_grad()
+        twin(x, labels).backward()
+        eager.step()
+    return model, twin, seen[-1]
+
+
+def assert_alike(got, want):
+    bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
+    torch.testing.assert_close(got.state_dict(), want.state_dict(), **bounds)
+
+
+ALIKE = {
+    "Adafactor": T.Adafactor, "LARS": own.LARS, "Plain": Plain,
+    "MomentumOfFirst": MomentumOfFirst, "AskingNorms": AskingNorms,
+}  # fmt: skip
+ONE_OTHER = {"WithOneException": WithOneException, "WithAttributes": WithAttributes,
+             "OfZeros": OfZeros}  # fmt: skip
+EACH = {
+    "ByPlace": ByPlace, "PerGradient": PerGradient, "NeedingAll": NeedingAll,
+    "Neighbours": Neighbours,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_one_weight_of_each_shape_is_traced_where_all_are_updated_alike(name):
+    model, twin, traced = trained(ALIKE[name])
+    assert traced == KINDS
+    assert_alike(model, twin)
+
+
+@pytest.mark.parametrize("name", ONE_OTHER)
+def test_a_weight_that_is_updated_otherwise_is_traced_too(name):
+    model, twin, traced = trained(ONE_OTHER[name])
+    assert traced == KINDS + 1
+    assert_alike(model, twin)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_all_weights_are_traced_where_a_step_of_some_is_another_one(name):
+    model, twin, traced = trained(EACH[name])
+    assert traced == WEIGHTS
+    assert_alike(model, twin)
+
+
+def test_weights_of_two_groups_are_of_different_kinds():
+    def in_groups(cls, model):
+        params = [*model.parameters()]
+        return cls([{"params": params[:4]}, {"params": params[4:], "lr": 0.5}], lr=0.02)
+
+    model, twin, traced = trained(Plain, in_groups)
+    assert traced == KINDS + 2
+    assert_alike(model, twin)
