@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -175,3 +177,25 @@ def test_after_where_they_are_allowed_signals_wait_again() -> None:
         reached.append("still noted")
 
     assert reached == ["still noted"]
+
+
+ENDING = """
+import poptorch
+class Cycle:
+    def __init__(self):
+        self.own = self
+    def __del__(self):
+        print("looked for garbage")
+kept = Cycle()
+{end}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end, looks", [("", True), ("raise KeyboardInterrupt", False)])
+def test_a_process_that_ctrl_c_ends_does_not_look_for_garbage(end: str, looks: bool) -> None:
+    command = [sys.executable, "-c", ENDING.format(end=end)]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert ("looked for garbage" in done.stdout) is looks

@@ -8,6 +8,8 @@ within ``deferred``.
 from __future__ import annotations
 
 import _signal  # signal's functions look every handler up in an enum: 10 us of every call
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -181,6 +183,17 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
+
+
+@atexit.register
+def _end_soon() -> None:
+    """Let Python's last look for garbage find none in a process that Ctrl-C ends.
+
+    It visits all objects of torch and its compiler: half a second of processor time, which took 5
+    to 7 s on two cores with ten busy processes.
+    """
+    if issubclass(getattr(sys, "last_type", None) or Exception, KeyboardInterrupt):
+        gc.freeze()
 
 
 def check() -> None:
