@@ -163,6 +163,35 @@ def test_a_device_that_cannot_be_attached_is_attached_later(name: str, monkeypat
     twins.compare()
 
 
+def without_memory(layer: nn.Module) -> None:
+    layer.bias.untyped_storage().resize_(0)
+
+
+def on_meta(layer: nn.Module) -> None:
+    layer.bias = nn.Parameter(layer.bias.to("meta"))
+
+
+@pytest.mark.parametrize("spoil", [without_memory, on_meta], ids=["without memory", "meta"])
+@pytest.mark.filterwarnings("ignore")
+def test_copying_weights_to_the_device_copies_none_if_one_cannot_be_read(spoil) -> None:
+    twins = trained()
+    last = twins.model.head
+    before = {name: value.clone() for name, value in twins.model.state_dict().items()}
+    bias = last.bias
+    with torch.no_grad():
+        twins.model.norm.weight.zero_()
+    spoil(last)
+
+    with pytest.raises(poptorch.Error, match="cannot be read"):
+        twins.wrapped.copyWeightsToDevice()
+
+    last.bias = bias
+    bias.untyped_storage().resize_(bias.nbytes)
+    twins.model.load_state_dict(before)
+    twins.step(X, Y, count=2)
+    twins.compare()
+
+
 def test_a_state_of_another_shape_can_be_replaced_by_the_right_one() -> None:
     twins = trained()
     twins.wrapped.detachFromDevice()

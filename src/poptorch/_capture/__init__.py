@@ -7,7 +7,7 @@ from .micro import Decision, Micro, hooks_of, say_narrowed
 from .python_state import Place, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .replaced import ModelTensor, tensors_of
-from .trace import forgetting_sources, untraced
+from .trace import forgetting_sources, untraced, without_data
 
 __all__ = [
     "LOSS_FUNCTIONS",
@@ -30,4 +30,5 @@ __all__ = [
     "tensors_of",
     "untraced",
     "with_fewer_checkpoints",
+    "without_data",
 ]

@@ -11,7 +11,7 @@ from .. import _job
 from .._base import log
 from .._base.errors import Error
 from .._base.plainly import plainly, written_to
-from .._capture import ModelTensor, tensors_of
+from .._capture import ModelTensor, tensors_of, without_data
 from .._compile import Compiled, agreement
 from .._ir import verify
 from .._ir.bundle import Member, View
@@ -228,6 +228,7 @@ class StateStore:
                 fix="destroy() the executor first, so that the model is compiled again",
             )
         hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
+        unwatched(self._refuse_unreadable, hosts)
         replaced = {
             self._slots[key].path
             for key, host in hosts.items()
@@ -252,10 +253,24 @@ class StateStore:
             self._fetch(Event.DETACH, paths, local_only=False)
             self._device.leave(path for path in paths if path in self._device.copies)
 
-    def _write_from(self, hosts: Tensors) -> None:
+    def _refuse_unreadable(self, hosts: Tensors) -> None:
+        """Look before the first tensor is written: a device has all of the new values or none."""
         for key, host in hosts.items():
-            grouping = self._groups.get(self._slots[key].path)
-            self.state.write(key, grouping.from_host(host) if grouping else host)
+            if without_data(host) or not _has_memory(host):
+                raise Error(
+                    f"The values of '{self._slots[key].path}' cannot be read",
+                    got=f"a tensor of shape {tuple(host.shape)} without memory for its values; "
+                    "the device keeps the values that it has",
+                    fix="give it values: module.to_empty(device='cpu'), then load_state_dict()",
+                )
+
+    def _write_from(self, hosts: Tensors) -> None:
+        self._refuse_unreadable(hosts)
+        grouped = ((key, host, self._groups.get(self._slots[key].path))
+                   for key, host in hosts.items())  # fmt: skip
+        values = {key: g.from_host(host) if g else host for key, host, g in grouped}
+        for key, value in values.items():
+            self.state.write(key, value)
 
     def _host(self, slot: Slot, tensors: Mapping[str, ModelTensor]) -> torch.Tensor:
         host = tensors[slot.path].tensor
@@ -491,6 +506,15 @@ def _summed(compiled: Compiled) -> list[str]:
         return []
     wholes = [whole.key for node in program.nodes(Scatter) for whole, _ in node.pairs]
     return [*(bucket.slot.key for bucket in program.buckets), *wholes]
+
+
+def _has_memory(host: torch.Tensor) -> bool:
+    """Whether a tensor's elements are within its storage, which users can resize to nothing."""
+    if host.layout is not torch.strided or not host.numel():
+        return True
+    last = sum((size - 1) * step for size, step in zip(host.shape, host.stride(), strict=True))
+    end = host.storage_offset() + last + 1
+    return end * host.itemsize <= host.untyped_storage().nbytes()
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
