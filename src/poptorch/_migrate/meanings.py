@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import poptorch
 
 from ..options.overview import settings
@@ -47,6 +49,13 @@ class Meaning:
     rename: str = ""
     without: Sequence[str] = ()
     hand: dict[str, str] = dataclasses.field(default_factory=dict)
+    usual: dict[str, str] = dataclasses.field(default_factory=dict)
+    aside: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether plain PyTorch has no use for it, so that a line that needs its value goes."""
+        return self.aside or (self.goes and not self.value)
 
     @property
     def goes(self) -> bool:
@@ -76,7 +85,8 @@ def meaning(full: str) -> Meaning | None:
     if package not in PACKAGES or not name:
         return None
     if package != "poptorch":
-        return _row(_TABLE["general"]["name"], own=False)
+        general = _TABLE["general"]
+        return _row(general["popart" if package == "popart" else "name"], own=False)
     parts = name.split(".")
     if name in ROWS:
         return _row(ROWS[name], own=True)
@@ -97,8 +107,10 @@ def here(full: str) -> str:
     return " ".join(text.split("\n\n")[0].split()).replace("``", "")
 
 
-def is_option(full: str) -> bool:
-    return full.removeprefix("poptorch.Options.") in _options()
+def changed_by_key(key: str) -> str:
+    """Return what a key of ``_Popart`` does if that changes results; nothing if it does not."""
+    row = _options().get(f'_Popart.set("{key}")')
+    return row.sentence if row is not None and row.effect is RESULTS else ""
 
 
 def helpers(loops: bool) -> dict[str, str]:
@@ -118,7 +130,8 @@ def _sort(full: str, name: str) -> str:
         return "option" if row is None or row.effect is RESULTS else "hint"
     value = named(full)
     if name.startswith("PoplarExecutor."):
-        return "" if value is None else "executor"
+        own = value is not None and not hasattr(torch.nn.Module, name.split(".")[1])
+        return "executor" if own else ""
     if name.startswith(("DataLoader.", "optim.Optimizer.")):
         return ""
     owner = value if isinstance(value, type) else type(value)

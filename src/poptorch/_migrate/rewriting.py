@@ -9,7 +9,9 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
-from .meanings import Meaning, helpers, is_option, meaning, named
+from .aside import with_comments, with_places
+from .meanings import Meaning, changed_by_key, helpers, meaning, named
+from .precision import in_float32
 from .scripts import Script
 from .tidying import with_helpers, without_unread
 
@@ -26,10 +28,13 @@ _AFTER = "gradients began at identity_loss, and did not follow what is computed 
 
 def rewritten(script: Script) -> str:
     """Return the new script."""
+    text, comments = with_places(Script(in_float32(script)))
+    script = Script(text)
     loops = any((row := meaning(name)) and row.field for _, name in script.uses())
     work = _Rewriting(script, loops)
     module = without_unread(script.module.visit(work), work.emptied)
-    return str(with_helpers(module, script, helpers(loops), work.helpers).code)
+    code = with_helpers(module, script, helpers(loops), work.helpers).code
+    return with_comments(code, comments)
 
 
 class _ByHand(Exception):  # noqa: N818 (no failure)
@@ -51,7 +56,20 @@ class _Rewriting(cst.CSTTransformer):
         self._frames: list[_Frame] = []
         self.helpers: set[str] = set()
         self.emptied: set[str] = set()  # variables that hold None now
+        self._foreign = self._takes_foreign_options()
         self._evaluates = m.findall(script.module, m.Call(m.Attribute(attr=m.Name("eval"))))
+
+    def _takes_foreign_options(self) -> bool:
+        """Return whether models get options of another file, and no others are made here."""
+        calls: Any = m.findall(self._script.module, m.Call())
+        found = [(call, self._script.called(call)) for call in calls]
+        wrapped = [
+            call.args[1].value
+            for call, name in found
+            if name in ("poptorch.trainingModel", "poptorch.inferenceModel") and len(call.args) > 1
+        ]
+        made = any(name == _OPTIONS for _, name in found)
+        return not made and not all(map(self._are_options, wrapped))
 
     # Statements: what comes above them, and those of which nothing is left.
 
@@ -138,6 +156,12 @@ class _Rewriting(cst.CSTTransformer):
         called = isinstance(parent, cst.Call) and parent.func is original_node
         if row is None or called or isinstance(parent, cst.Attribute):
             return updated_node
+        if row.own and row.field and self._foreign:
+            self._todo(name, row, _ELSEWHERE)
+            return updated_node
+        if row.own and row.field:
+            _, base = self._whole_options(original_node.value, updated_node.value)
+            return cst.Attribute(base, cst.Name(row.field))
         if row.own and row.rename:
             self.helpers |= {row.rename} & {"Trained", "Evaluated"}
             return cst.parse_expression(row.rename)
@@ -214,7 +238,7 @@ class _Rewriting(cst.CSTTransformer):
             if key == "options" and not self._are_options(original.args[place].value):
                 raise _ByHand(_ELSEWHERE)
             given[key] = argument.value
-            if key in row.hand and not m.matches(argument.value, m.Name("None")):
+            if key in row.hand and self._code(argument.value) not in ("None", row.usual.get(key)):
                 self._frames[-1].todo.append(f"{key}={self._code(argument.value)}: {row.hand[key]}")
             if key not in dropped:
                 if len(kept) < place and kept and argument.keyword is None:
@@ -256,19 +280,24 @@ class _Rewriting(cst.CSTTransformer):
     def _options(self, name: str, row: Meaning, original: Any, updated: Any) -> Any:
         """Rewrite an option call; those before it in a chain are rewritten already."""
         if name == _OPTIONS:
+            holder = self._script.parents[original]
+            if isinstance(holder, cst.BooleanOperation) and not self._are_options(holder.left):
+                raise _ByHand(_ELSEWHERE)
+            if isinstance(holder, cst.IfExp) and not all(
+                map(self._are_options, (holder.body, holder.orelse))
+            ):
+                raise _ByHand(_ELSEWHERE)
             self.helpers |= {"Loops"} if self._loops else set()
             return cst.parse_expression("Loops()" if self._loops else "None")
-        old, base = original.func.value, updated.func.value
-        while isinstance(old, cst.Attribute) and self._script.plain(old).startswith(f"{_OPTIONS}."):
-            old, base = old.value, base.value  # a group, such as Training
+        old, base = self._whole_options(original.func.value, updated.func.value)
         if name == f"{_OPTIONS}.clone":
             copied = f"dataclasses.replace({self._code(base)})"
             return cst.parse_expression(copied) if self._loops else base
+        if name == f"{_OPTIONS}._Popart.set":
+            self._key(original)
         if row.goes:
             return base
         if not row.own or not (row.field or row.write):
-            if not is_option(name):
-                raise _ByHand
             self._todo(f"{name}({', '.join(self._code(each.value) for each in updated.args)})", row)
             return base
         arguments = self._texts(name, updated)
@@ -281,7 +310,7 @@ class _Rewriting(cst.CSTTransformer):
             if written not in row.values:
                 raise _ByHand(f"{name.removeprefix('poptorch.')}({value}): {row.torch}")
             value = row.values[written]
-        if row.note:
+        if row.note and value != "1":
             self._frames[-1].todo.append(row.note)
         if not isinstance(base, cst.Call):
             self._above(original, f"{self._code(base)}.{row.field} = {value}")
@@ -291,6 +320,19 @@ class _Rewriting(cst.CSTTransformer):
         return base.with_changes(
             args=[*base.args, _keyword(row.field, cst.parse_expression(value))]
         )
+
+    def _whole_options(self, old: Any, base: Any) -> tuple[Any, Any]:
+        """Return the options of a group, such as ``Training``, before and after rewriting."""
+        while isinstance(old, cst.Attribute) and self._script.plain(old).startswith(f"{_OPTIONS}."):
+            old, base = old.value, base.value
+        return old, base
+
+    def _key(self, call: cst.Call) -> None:
+        """Tell of a key of the compiler that changes results."""
+        key = getattr(call.args[0].value, "evaluated_value", None) if call.args else None
+        changed = changed_by_key(key) if key else "keys that change results are to be done by hand"
+        if changed:
+            self._frames[-1].todo.append(f"{' '.join(self._code(call).split())}: {changed}")
 
     # Small things.
 

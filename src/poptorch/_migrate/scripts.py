@@ -57,10 +57,20 @@ class Script:
             return f"{owner}.{node.attr.value}" if owner else ""
         if isinstance(node, cst.Call):
             return self._result(self.called(node))
+        if isinstance(node, (cst.BinaryOperation, cst.BooleanOperation)):
+            return self._either(node.left, node.right)  # ``Options | None``, ``given or Options()``
+        if isinstance(node, cst.IfExp):
+            return self._either(node.body, node.orelse)
         if not isinstance(node, cst.Name) or (scope := self._scopes.get(node)) is None:
             return ""
         found = {each.name for each in scope.get_qualified_names_for(node)}
         return found.pop() if len(found) == 1 else ""
+
+    def _either(self, one: cst.BaseExpression, other: cst.BaseExpression) -> str:
+        """Return the name that two expressions share, where neither is ``None``."""
+        parts = [each for each in (one, other) if not m.matches(each, m.Name("None"))]
+        names = {self.name(each) for each in parts}
+        return names.pop() if len(names) == 1 else ""
 
     def called(self, node: cst.Call) -> str:
         """Return the name of the function or class; none for an object that is called."""
@@ -102,10 +112,14 @@ class Script:
             for use in (*scope.accesses[name.value], *scope[name.value]):
                 yield self.parents[use.node]
 
+    def assignments(self, node: cst.CSTNode) -> list[Any]:
+        """Return all assignments of a variable; none of another expression."""
+        scope: Any = self._scopes.get(node)
+        return list(scope[node.value]) if isinstance(node, cst.Name) and scope else []
+
     def is_fixed(self, node: cst.CSTNode) -> bool:
         """Return whether an expression is a variable that is assigned once."""
-        scope: Any = self._scopes.get(node)
-        return isinstance(node, cst.Name) and len(scope[node.value]) == 1
+        return len(self.assignments(node)) == 1
 
     def uses(self) -> list[tuple[cst.CSTNode, str]]:
         """Return what names something of PopTorch, with its full name, in the order of lines."""

@@ -78,7 +78,7 @@ def with_helpers(module: cst.Module, script: Script, texts: dict[str, str], used
         rest[0] = rest[0].with_changes(leading_lines=[_BLANK, _BLANK, *above])
     module = module.with_changes(body=[*module.body[:count], *added, *rest])
     context = CodemodContext()
-    for package in {"dataclasses", "torch"} & _names(module):
+    for package in {"dataclasses", "datetime", "torch"} & _names(module):
         AddImportsVisitor.add_needed_import(context, package)
     return AddImportsVisitor(context).transform_module(module)
 
