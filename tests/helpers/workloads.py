@@ -1,6 +1,7 @@
 """Workloads for schedules: a chain of stages, without any graphs; and schedules from their text."""
 
 import re
+from collections.abc import Sequence
 
 from poptorch._ir.blocks import Direction, Stage, StagePass
 from poptorch._ir.schedule import Action, Schedule, Streaming, Traffic, Workload, padded
@@ -12,8 +13,22 @@ def backward(stage: int) -> StagePass:
     return StagePass(stage, Direction.BACKWARD)
 
 
-def chain(chips, micros, training=True, phased=False, rounds=1) -> Workload:
-    """A workload whose stages each read the one before; phased, each is loaded and stored."""
+def chain(
+    chips: Sequence[int],
+    micro_batches: int,
+    training: bool = True,
+    phased: bool = False,
+    rounds: int = 1,
+) -> Workload:
+    """A workload whose stages each read the one before.
+
+    Args:
+        chips: the chip of each stage.
+        micro_batches: how many there are.
+        training: whether there are backward passes and an update.
+        phased: whether what each stage reads is loaded and what it makes is stored.
+        rounds: of the update.
+    """
     stages = range(len(chips))
     needs = {forward(s): frozenset({forward(s - 1)} if s else ()) for s in stages}
     if training:
@@ -33,9 +48,14 @@ def chain(chips, micros, training=True, phased=False, rounds=1) -> Workload:
         for number in range(rounds if training else 0)
         for chip in sorted(set(chips))
     ]
-    return Workload(tuple(Stage(chip, (), s if phased else None) for s, chip in enumerate(chips)),
-                    micro_batches=micros, training=training, needs=needs, updates=tuple(updates),
-                    streaming=streaming)  # fmt: skip
+    return Workload(
+        tuple(Stage(chip, (), s if phased else None) for s, chip in enumerate(chips)),
+        micro_batches=micro_batches,
+        training=training,
+        needs=needs,
+        updates=tuple(updates),
+        streaming=streaming,
+    )
 
 
 def action(text: str) -> Action:
