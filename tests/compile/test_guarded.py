@@ -117,6 +117,20 @@ def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
     assert LAYOUT_FAULT in warning
 
 
+def test_no_copy_of_the_state_is_kept_where_memory_is_short(plant, monkeypatch) -> None:
+    """Then the call cannot be made again, and its error says what was lost."""
+    monkeypatch.setattr(guarded, "available_memory", lambda: 1)
+    interpreted = training("reference")
+    interpreted(X, Y)
+    model = training("inductor")
+    plant(interpreted.plan(), RUNS)
+
+    with pytest.raises(AssertionError) as failed:
+        model(X, Y)
+
+    assert "it failed while it wrote weights" in failed.value.__notes__[-1]
+
+
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("place", range(1, ACCUMULATION + 1))
 def test_a_later_call_is_done_again_too_where_nothing_was_written_for_good(

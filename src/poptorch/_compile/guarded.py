@@ -2,8 +2,9 @@
 
 Compiled code writes weights and optimizer state in place. All sizes are fixed, so a fault in the
 code shows when it first runs. The first calls therefore keep a copy of all that the program
-changes, and later calls cost nothing. ``backends/rollback.py`` decides what later calls keep, and
-says whether a failed call has left everything as it was: only then it is done again.
+changes, if memory allows, and later calls cost nothing. ``backends/rollback.py`` decides what later
+calls keep, and says whether a failed call has left everything as it was: only then it is done
+again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from .._base import log
 from .._base.errors import Error, OperatorError, described
+from .._base.resources import available_memory
 from .._ir.plan import Plan, Report
 from .._ir.program import State
 from ..backends import Executable
@@ -24,6 +26,8 @@ from ..backends.rollback import Snapshot
 FIRST = 2
 """Calls of new code that keep a copy: every kernel runs in the first, prepared weights are read
 by the second as by all others."""
+
+_SHARE = 0.5  # of the free memory, that the copy may take
 
 
 class Guarded:
@@ -36,6 +40,8 @@ class Guarded:
         self.gave_up = False
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._snapshot is not None and not self._fits(self._snapshot, state, batch):
+            self._snapshot = None
         if self._snapshot is not None:
             return self._first(self._snapshot, state, batch)
         try:
@@ -45,6 +51,19 @@ class Guarded:
             if failure is None or not failure.undone:
                 raise
             return self._instead(error, state, batch)
+
+    @staticmethod
+    def _fits(snapshot: Snapshot, state: State, batch: Sequence[torch.Tensor]) -> bool:
+        needed, free = snapshot.size(state, batch), available_memory()
+        fits = needed <= _SHARE * free
+        if not fits:
+            log.engine.info(
+                "The first calls of compiled code keep no copy of the state, which would take "
+                "%d MiB; %d MiB are free",
+                needed >> 20,
+                free >> 20,
+            )
+        return fits
 
     def _first(
         self, snapshot: Snapshot, state: State, batch: Sequence[torch.Tensor]

@@ -154,6 +154,11 @@ class Snapshot:
         self._generators = [each for graph in graphs for each in graph.generators.values()]
         self._values: dict[str, torch.Tensor] = {}
 
+    def size(self, state: State, batch: Sequence[torch.Tensor]) -> int:
+        """Return the bytes that ``keep`` takes."""
+        state_bytes = sum(state.values[key].nbytes for key in self._keys)
+        return state_bytes + sum(batch[at].nbytes for at in self._inputs)
+
     def keep(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         for key in self._keys:
             if key not in self._values:
