@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -85,6 +86,15 @@ _SCALED = {
     name: ("value" if name.startswith("addc") else "alpha", 1)
     for name in ("add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr")
 }
+
+
+_ARITHMETIC = {"mul", "div", "true_divide", "truediv", "multiply", "divide", "pow", "rsub", "lerp"}
+_ARITHMETIC |= {"subtract", *_SCALED}
+_PRODUCTS = {"addmm", "addmv", "addbmm", "baddbmm", "addr"}
+_ROUNDED_NUMBERS = {"add", "sub", "subtract", "rsub", "pow"}  # whose numbers torch rounds to halves
+_HALVES = {torch.bfloat16, torch.float16}
+# The hyper-parameters that schedules change from step to step.
+_SCHEDULED = {"lr", "momentum", "betas", "weight_decay"}
 
 
 class ValueNeeded(Exception):  # noqa: N818 (it says what is the case)
@@ -289,6 +299,9 @@ class Numbers(TorchFunctionMode):
         floating = [each.dtype for each in others if each.dtype.is_floating_point]
         dtype = floating[0] if floating else None
         base = name.rstrip("_")
+        in_half = not _HALVES.isdisjoint(floating) and "out" not in kwargs
+        if in_half and _operation(name) in _ARITHMETIC:
+            return self._rounded_once(func, name, args, kwargs, others)
         if base in _SCALED:
             args, kwargs = self._scaled(name, args, kwargs, dtype)
         if base == "clamp" or base == "clip":
@@ -302,6 +315,36 @@ class Numbers(TorchFunctionMode):
             }
         narrow = _replaced((args, kwargs), lambda each: self._narrow(each, dtype))
         return self._call(func, *narrow)
+
+    def _rounded_once(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
+    ) -> Any:
+        """Compute with halves in float32, as torch does where a number is one of Python.
+
+        Products of matrices are faster in halves. Torch rounds them once if their factors are
+        Python's: these become constants, unless schedules change them.
+        """
+        if _operation(name) in _PRODUCTS:
+            sources = self.sources([kwargs.get("alpha"), kwargs.get("beta")])
+            keys = frozenset(key for role, key in sources if role == HYPER)
+            if len(keys) == len(sources) and not any(map(_is_scheduled, keys)):
+                raise ValueNeeded(keys)
+        in_place = _is_in_place(name)
+        dtype = tensors[0].dtype if in_place else _result_type(tensors)
+        if dtype in _HALVES and _operation(name) in _ROUNDED_NUMBERS:
+            args, kwargs = _replaced((args, kwargs), lambda each: self._narrow(each, dtype))
+        args_now, kwargs_now = _replaced((args, kwargs), _widened)
+        given = [*tensors_in((args_now, kwargs_now))]
+        if in_place:
+            name = name.replace("__i", "__", 1) if name.startswith("__") else name.rstrip("_")
+            func = getattr(Tensor, name)
+        made = self._mixed(func, name, args_now, kwargs_now, given).to(dtype)
+        return args[0].copy_(made) if in_place else made
 
     def _scaled(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
@@ -472,6 +515,31 @@ class Numbers(TorchFunctionMode):
         except TypeError:
             return repr(value)
         return type(value).__name__, value
+
+
+def _operation(name: str) -> str:
+    """Return what functions, methods, and Python's operators have in common: ``__imul__``, mul."""
+    if not name.startswith("__"):
+        return name.rstrip("_")
+    plain = name.strip("_")
+    return plain[1:] if plain[:1] in ("i", "r") and plain[1:] in _ARITHMETIC else plain
+
+
+def _is_in_place(name: str) -> bool:
+    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_scheduled(key: str) -> bool:
+    return not _SCHEDULED.isdisjoint(key.split("."))
+
+
+def _result_type(tensors: Sequence[Tensor]) -> torch.dtype:
+    dtypes = [each.dtype for each in tensors if each.dim()] or [each.dtype for each in tensors]
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32) if tensor.dtype in _HALVES else tensor
 
 
 def is_number(value: Any) -> bool:

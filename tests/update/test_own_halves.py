@@ -1,0 +1,137 @@
+"""Traced steps that compute in bfloat16 or float16 round like the optimizer in eager PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers import own_optimizers as own
+from helpers.closeness import near, relative
+from helpers.wrapping import options
+
+T = torch.optim
+STEPS, ROWS = 4, 16
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 20, bias=False)
+        self.last = nn.Linear(20, 3, bias=False)
+
+    def forward(self, x, labels):
+        scores = self.last(torch.tanh(self.first(x)))
+        return nn.functional.cross_entropy(scores.float(), labels)
+
+
+class Arithmetic(T.Optimizer):
+    """Numbers of its groups take part in all kinds of arithmetic with tensors."""
+
+    def __init__(self, params, lr, decay=0.1):
+        super().__init__(params, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            rate = group["lr"]
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["mean"] = torch.zeros_like(p)
+                state["mean"].lerp_(p.grad, 1 - rate)
+                p *= 1 - rate * group["decay"]
+                p.add_(state["mean"], alpha=-rate)
+                p.addcmul_(p.grad, state["mean"], value=-rate)
+                p.addcdiv_(p.grad, state["mean"].abs() + 1, value=-rate)
+                p -= rate * p.grad.abs() ** (1 - rate) * p.grad.sign()
+                tall, wide = torch.ones_like(p[:, :2]), torch.ones_like(p[:2])
+                p.addmm_(tall, wide, alpha=rate * 1e-2, beta=1 - rate * 1e-2)
+
+
+MAKE = {
+    "Lion": lambda p: own.Lion(p, lr=0.0013, weight_decay=0.1),
+    "NAdam": lambda p: T.NAdam(p, lr=0.0013, weight_decay=0.1, eps=1e-4),
+    "Adafactor": lambda p: T.Adafactor(p, lr=0.0013, weight_decay=0.1),
+    "Arithmetic": lambda p: Arithmetic(p, lr=0.03),
+}
+
+
+class Pair:
+    """A model that a program trains, and its twin, which eager PyTorch trains."""
+
+    def __init__(self, make, dtype, backend="reference"):
+        torch.manual_seed(0)
+        self.model = Net().to(dtype)
+        self.twin, self.dtype = copy.deepcopy(self.model), dtype
+        self.optimizer, self.twins = (make(each.parameters()) for each in (self.model, self.twin))
+        self.training = poptorch.trainingModel(self.model, options(backend), self.optimizer)
+        self._generator = torch.Generator().manual_seed(1)
+
+    def steps(self, count=STEPS):
+        for _ in range(count):
+            x = torch.randn(ROWS, 12, generator=self._generator).to(self.dtype)
+            labels = torch.randint(3, (ROWS,), generator=self._generator)
+            self.training(x, labels)
+            self.twins.zero_grad()
+            self.twin(x, labels).backward()
+            self.twins.step()
+
+    def change(self, **numbers):
+        for optimizer in (self.optimizer, self.twins):
+            optimizer.param_groups[0].update(numbers)
+        self.training.setOptimizer(self.optimizer)
+
+    def program(self):
+        return self.training._session.now.compiled
+
+    def assert_alike(self, **bounds):
+        torch.testing.assert_close(self.model.state_dict(), self.twin.state_dict(), **bounds)
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Lion", "NAdam"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_are_bit_for_bit_those_of_eager_torch(name, dtype):
+    pair = Pair(MAKE[name], dtype)
+    pair.steps()
+    pair.assert_alike(rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_arithmetic_in_half_with_numbers_of_groups_rounds_once(dtype):
+    pair = Pair(MAKE["Arithmetic"], dtype)
+    pair.steps()
+    pair.assert_alike(**near(1, STEPS, dtype=dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["NAdam", "Arithmetic"])
+def test_compiled_steps_of_weights_in_half_are_those_of_eager_torch_within_rounding(name):
+    pair = Pair(MAKE[name], torch.bfloat16, "inductor")
+    pair.steps()
+    pair.assert_alike(rtol=0, atol=relative(1, STEPS, torch.bfloat16))
+
+
+def test_products_of_muon_in_bfloat16_round_like_those_of_eager_torch():
+    pair = Pair(lambda p: T.Muon(p, lr=0.02), torch.float32)
+    pair.steps()
+    pair.assert_alike(**near(ROWS, STEPS))
+
+
+def test_factors_of_products_in_half_may_change():
+    pair = Pair(lambda p: T.Muon(p, lr=0.02), torch.float32)
+    pair.steps(1)
+    pair.change(ns_coefficients=(3.0, -4.0, 2.0))
+    pair.steps(1)
+    pair.assert_alike(**near(ROWS, 2))
+
+
+def test_a_rate_that_scales_a_product_in_half_changes_without_another_program():
+    pair = Pair(MAKE["Arithmetic"], torch.bfloat16)
+    pair.steps(1)
+    before = pair.program()
+    pair.change(lr=0.02)
+    pair.steps(1)
+    assert pair.program() is before
+    pair.assert_alike(**near(1, 2, dtype=torch.bfloat16))
