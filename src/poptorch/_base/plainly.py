@@ -18,8 +18,17 @@ from . import private
 def plainly() -> Iterator[None]:
     """Within the block tensors are ordinary ones of the host, and nobody records what is done."""
     outside = private.optional("disable_current_modes") or contextlib.nullcontext
-    with outside(), torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+    with outside(), torch.inference_mode(False), torch.no_grad(), on_host():
         yield
+
+
+def on_host() -> contextlib.AbstractContextManager[object]:
+    """Return a mode that makes tensors on the host, if torch would make them elsewhere.
+
+    Torch asks a mode in Python at each of its functions.
+    """
+    host = torch.device("cpu")
+    return contextlib.nullcontext() if torch.get_default_device() == host else host
 
 
 def written_to(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import linecache
 import re
@@ -32,7 +33,12 @@ def excluding(parts: Iterable[str]) -> contextlib.AbstractContextManager[None]:
 
 
 def is_user_file(filename: str) -> bool:
-    excludes = (*DEFAULT_EXCLUDES, *_more.get())
+    return _is_user_file(filename, _more.get())
+
+
+@functools.lru_cache(1024)  # frames of one stack have few files
+def _is_user_file(filename: str, more: tuple[str, ...]) -> bool:
+    excludes = (*DEFAULT_EXCLUDES, *more)
     return not filename.startswith("<") and not any(part in filename for part in excludes)
 
 

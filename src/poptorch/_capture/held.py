@@ -15,7 +15,7 @@ user's, and count as parameters where those do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -71,10 +71,10 @@ class Held:
 
         Torch was not asked on the way, and its autograd would give gradients to the user's tensor.
         """
-        if not any(id(each) in self._traced for each in _tensors([args, list(kwargs.values())])):
+        if not any(id(each) in self._traced for each in _tensors((*args, *kwargs.values()))):
             return args, kwargs
         given = self.traced(args), self.traced(kwargs)
-        trained = any(each.requires_grad for each in _tensors([*given[0], *given[1].values()]))
+        trained = any(each.requires_grad for each in _tensors((*given[0], *given[1].values())))
         if torch.is_grad_enabled() and trained:
             raise Error(
                 "A weight takes a way into torch that no gradient would come back on",
@@ -94,7 +94,7 @@ class Held:
     def classes(self, args: Any, kwargs: Any) -> list[type[torch.Tensor]]:
         """Return the classes whose ``__torch_function__`` a call is for, subclasses first."""
         found: list[type[torch.Tensor]] = []
-        for tensor in _tensors([args, list(kwargs.values())]):
+        for tensor in _tensors((*args, *kwargs.values())):
             kind = type(tensor)
             if id(tensor) in self._traced and overrides(kind) and kind not in found:
                 bases = (at for at, each in enumerate(found) if issubclass(kind, each))
@@ -106,9 +106,12 @@ def overrides(kind: type[torch.Tensor]) -> bool:
     return kind is not torch.Tensor and kind.__torch_function__ is not _NO_FUNCTIONS
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif type(value) in (list, tuple):
-        for each in value:
-            yield from _tensors(each)
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors among values, also in lists and tuples of them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += _tensors(value)
+    return found

@@ -13,7 +13,7 @@ import torch
 from .. import _capture, _compile
 from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error
-from .._base.plainly import plainly
+from .._base.plainly import on_host, plainly
 from .._ir.spec import Spec
 from .._residency import Event, locked
 from ..backends import release_freed_memory
@@ -125,7 +125,6 @@ class Session:
 
         excludes = source.excluding(spec.runtime.source_excludes)
         mode, as_recorded = self.model.in_mode(), torch.autocast("cpu", enabled=False)
-        here = torch.device("cpu")  # whatever new tensors of the caller's code are made on
         with (
             interrupts.insisting(),
             self._progress() as progress,
@@ -133,7 +132,7 @@ class Session:
             excludes,
             mode,
             as_recorded,
-            here,
+            on_host(),
         ):
             compiled = _compile.compile(
                 task.request,
