@@ -278,19 +278,26 @@ def test_torch_s_workers_are_started_as_the_program_would_start_them(start_metho
         made.terminate()
 
 
-@pytest.mark.parametrize(("workers", "method"), [(1, "fork"), (0, "fork"), (1, "spawn")])
-def test_a_loader_with_workers_is_forked_where_torch_forks_them(workers, method, start_method):
-    class Local(sets.Numbers):
-        """Cannot be pickled."""
+class Unpicklable(sets.Numbers):
+    """Only a forked process can have it."""
 
-    start_method(method)
-    if workers and method == "fork":
-        made = DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
-        assert values(made) == [[0], [1]]
-        made.terminate()
-    else:
-        with pytest.raises((AttributeError, Error), match="Local"):
-            DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
+    def __reduce__(self):
+        raise TypeError("Unpicklable")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loading_process_is_forked_where_torch_forks_workers(workers, start_method):
+    start_method("fork")
+    made = DataLoader(options(), Unpicklable(2), mode=DataLoaderMode.Async, num_workers=workers)
+    assert values(made) == [[0], [1]]
+    made.terminate()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loading_process_is_not_forked_where_torch_forks_none(workers, start_method):
+    start_method("spawn")
+    with pytest.raises((TypeError, Error), match="Unpicklable"):
+        DataLoader(options(), Unpicklable(2), mode=DataLoaderMode.Async, num_workers=workers)
 
 
 def test_torch_s_file_system_sharing_is_tolerated():

@@ -264,6 +264,20 @@ def test_arguments_of_the_accessor_that_make_no_sense():
         DataLoader({}, sets.Numbers(4))
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "got"),
+    [
+        ((sets.Numbers(4),), {"batch_size": 2}, "a Numbers first"),
+        ((), {"dataset": sets.Numbers(4)}, "no options"),
+        ((poptorch.Options(),), {}, "options only"),
+    ],
+)
+def test_a_loader_without_options_or_data_says_how_to_call_it(args, kwargs, got) -> None:
+    with pytest.raises(TypeError, match=got) as caught:
+        DataLoader(*args, **kwargs)
+    assert "poptorch.DataLoader(options, dataset" in str(caught.value)
+
+
 @pytest.mark.parametrize("samples, arguments, level, text", [
     (12, {}, None, ""),
     (11, {}, "INFO", "3 of the data set's 11 samples are left out"),

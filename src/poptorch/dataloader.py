@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from . import _job
 from ._base import source
-from ._base.errors import AssertionFailure, Error, InvalidValue
+from ._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
 from ._data import arrangement, notices
 from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
@@ -31,6 +31,13 @@ from .options.distributed import data_share, replicas
 from .profiling import Channel
 
 __all__ = ["AsynchronousDataAccessor", "DataLoader", "PadToSizes", "join"]
+
+
+_MISSING: Any = object()
+_ORDER = "DataLoader takes a poptorch.Options first"
+_CALL = (
+    "call poptorch.DataLoader(options, dataset, batch_size=...) with options = poptorch.Options()"
+)
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -77,8 +84,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __init__(
         self,
-        options: Options,
-        dataset: Any,
+        options: Options = _MISSING,
+        dataset: Any = _MISSING,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         num_workers: int = 0,
@@ -91,7 +98,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
-        _check(options, async_options)
+        _check(options, dataset, async_options)
         arrangement.check_switches(shuffle=shuffle, drop_last=drop_last)
         arrangement.check_switches(auto_distributed_partitioning=auto_distributed_partitioning)
         options._freeze()
@@ -140,7 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._accessor = AsynchronousDataAccessor(
                 # Not of a subclass, whose own __iter__ would be applied there and here.
                 self._for_another_process(DataLoader),
-                **(_started_as(num_workers) | (async_options or {})),
+                **(_started_as() | (async_options or {})),
                 rebatched_size=self._plan.rebatched,
             )
 
@@ -487,19 +494,26 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
     return loader._for_another_process(type(loader))
 
 
-def _started_as(workers: int) -> dict[str, Any]:
+def _started_as() -> dict[str, Any]:
     """Return how the loading process starts: as torch starts the workers of a loader.
 
+    So a script needs the guard for ``__main__`` where a loader of torch needs it, and nowhere else.
     A fork is there 1.6 s before a server has imported torch.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     forks = (method or multiprocessing.get_all_start_methods()[0]) == "fork"
-    return {"sharing_strategy": SharingStrategy.Fork} if workers and forks else {}
+    return {"sharing_strategy": SharingStrategy.Fork} if forks else {}
 
 
-def _check(options: Options, async_options: dict[str, Any] | None) -> None:
+def _check(options: Any, dataset: Any, async_options: dict[str, Any] | None) -> None:
+    if options is _MISSING:
+        raise InvalidType(_ORDER, got="no options", fix=_CALL)
+    if dataset is _MISSING and not isinstance(options, Options):
+        raise InvalidType(_ORDER, got=f"a {type(options).__name__} first", fix=_CALL)
     if not isinstance(options, Options):
-        raise AssertionFailure("DataLoader takes a poptorch.Options first", got=repr(options))
+        raise AssertionFailure(_ORDER, got=repr(options), fix=_CALL)
+    if dataset is _MISSING:
+        raise InvalidType("DataLoader takes a data set", got="options only", fix=_CALL)
     if async_options and "rebatched_size" in async_options:
         raise AssertionFailure(
             "rebatched_size must not be in async_options",

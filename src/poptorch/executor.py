@@ -488,7 +488,16 @@ class PoplarExecutor:
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
+            try:
+                result = method(*args, **kwargs)
+            except (AssertionError, RuntimeError) as error:
+                if device := _missing_device(method.__name__, args, kwargs):
+                    raise Error(
+                        f"This machine has no device {device!r} that torch can use",
+                        got=f"{method.__name__}(...) of a wrapped model; torch says: {error}",
+                        fix="remove the call: a wrapped model runs where it is, and its inputs too",
+                    ) from error
+                raise
             return self if result is self._user_model else result
 
         return call
@@ -514,6 +523,16 @@ class PoplarExecutor:
         """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
         self._session.weights.fetch()
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
+
+
+def _missing_device(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the kind of device that a call moves a model to, if it is not the processor."""
+    if method in ("cuda", "ipu", "xpu"):
+        return method
+    places = [*args[:1], kwargs.get("device")] if method in ("to", "to_empty") else []
+    named = [str(place) for place in places if isinstance(place, str | torch.device)]
+    kinds = [name.partition(":")[0] for name in named]
+    return next((kind for kind in kinds if kind not in ("cpu", "meta")), "")
 
 
 def _settings(options: Options, training: bool) -> Spec:

@@ -235,6 +235,11 @@ def test_multi_conv_options_change_the_estimate() -> None:
     assert cycles(MultiConv().partialsTypes([HALF, FLOAT])) != plain
 
 
+def test_a_multi_conv_without_options_says_nothing(caplog) -> None:
+    poptorch.inferenceModel(convs(MultiConv()), options())(torch.zeros(1, 2, 4))
+    assert "MultiConv" not in caplog.text
+
+
 def test_multi_conv_says_what_has_no_effect(caplog) -> None:
     group = MultiConv().perConvReservedTiles(100).cycleBackOff(0.3).availableMemoryProportions(0.1)
     # Dithering has its default again.

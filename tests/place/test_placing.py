@@ -135,6 +135,12 @@ REFUSED = [
 ]  # fmt: skip
 
 
+def test_a_typo_in_a_block_s_id_names_the_nearest_one() -> None:
+    steps, strategy = (("A", 0), ("decoder", 1)), PipelinedExecution(Stage("A"), Stage("decodr"))
+    with pytest.raises(AssertionError, match="write 'decodr' in both places"):
+        chain(*steps, strategy=strategy)
+
+
 @pytest.mark.spec("parallel", 10, 13, 23, 24, 43)
 @pytest.mark.parametrize("steps, strategy, error, phrase", REFUSED)
 def test_what_cannot_be_placed_is_refused(

@@ -5,6 +5,7 @@ import functools
 import logging
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -426,3 +427,18 @@ def test_keywords_of_other_releases_mean_what_todays_do(capfd) -> None:
     assert capfd.readouterr().err.endswith("it: (1.0000, 3.0000)\n")
     with pytest.raises(TypeError, match=r"identity_loss\(\) got 'x' twice"):
         poptorch.identity_loss(x=x, loss=x)
+
+
+@pytest.mark.parametrize("device", ["ipu", torch.device("xla")])
+def test_moving_a_wrapped_model_to_a_device_that_is_not_there_says_what_to_do(device) -> None:
+    executor = poptorch.inferenceModel(nn.Linear(3, 2).eval(), options())
+    with pytest.raises(poptorch.Error, match="remove the call") as caught:
+        executor.to(device)
+    assert str(device) in str(caught.value)
+    assert executor(torch.ones(1, 3)).shape == (1, 2)
+
+
+def test_a_numpy_array_for_a_tensor_names_the_conversion() -> None:
+    executor = poptorch.inferenceModel(nn.Linear(3, 2).eval(), options())
+    with pytest.raises(TypeError, match=r"pass torch\.from_numpy\(x\)"):
+        executor(np.zeros((1, 3), dtype=np.float32))

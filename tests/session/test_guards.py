@@ -33,20 +33,35 @@ def test_a_long_look_puts_the_next_off(monkeypatch) -> None:
     assert checks.due == pytest.approx(101.0)
 
 
-def looks(monkeypatch, took: float) -> int:
-    """How often two calls look, of which the second comes at once; a look takes 1 ms."""
+def looks(monkeypatch, apart: float, first: int = 0) -> int:
+    """How often two calls look, so many seconds apart; a look takes 0.1 ms."""
     made: list[int] = []
     checks = guards.Checks(guards.Guard(lambda: made.append(1), lambda _: [], ""))
     made.clear()
-    monkeypatch.setattr(time, "monotonic", iter([100.0, 100.001, 100.001, 100.002]).__next__)
+    monkeypatch.setattr(guards, "FIRST", first)
+    later = 100.0 + apart
+    monkeypatch.setattr(time, "monotonic", iter([100.0, 100.0001, later, later + 0.0001]).__next__)
     for _ in range(2):
-        checks.run([], None, took)
+        checks.run([], None)
     return len(made)
 
 
-def test_a_call_that_takes_long_is_looked_at_each_time(monkeypatch) -> None:
-    assert looks(monkeypatch, took=0.2) == 2
-    assert looks(monkeypatch, took=0.05) == 1
+def test_a_call_that_comes_a_while_after_the_last_one_is_looked_at(monkeypatch) -> None:
+    assert looks(monkeypatch, apart=0.012) == 2
+    assert looks(monkeypatch, apart=0.005) == 1
+
+
+def test_the_first_calls_are_looked_at_however_soon_they_come(monkeypatch) -> None:
+    assert looks(monkeypatch, apart=0.005, first=2) == 2
+
+
+def test_weights_that_change_right_after_the_first_call_are_told_by_the_second(caplog) -> None:
+    model = Net()
+    executor = inference(model)
+    executor(X)
+    nn.init.ones_(model.first.weight)
+    executor(X)
+    assert "'first.weight' on the host, while the device goes on with its own" in caplog.text
 
 
 def test_weights_that_change_between_two_long_validations_are_told_by_the_second(
@@ -56,7 +71,8 @@ def test_weights_that_change_between_two_long_validations_are_told_by_the_second
     model = Net()
     executor = inference(model)
     executor(X)
-    executor._session.took.append(3600.0)
+    executor._session.weights.checks._latest = -3600.0
+    executor._session.weights.checks._calls = guards.FIRST
     nn.init.ones_(model.first.weight)
     executor(X)
     assert "'first.weight' on the host, while the device goes on with its own" in caplog.text

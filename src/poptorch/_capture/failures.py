@@ -9,11 +9,12 @@ from types import TracebackType
 from torch import nn
 
 from .._base import env, private, source
-from .._base.errors import Error, composed
+from .._base.errors import Error, InvalidType, composed
 from .value_reads import Uncapturable, dynamic_shape
 
 FORWARD = "While poptorch captured forward of "  # starts the note on exceptions of the user's own
 
+_ARRAY = "numpy.ndarray"
 _TRY = (
     "call the module on one micro-batch without poptorch; if it works there, what this line calls "
     "cannot be captured"
@@ -40,6 +41,13 @@ def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterato
                     "keep the decision in tensors: torch.where, masks, fixed-size results",
                     "pass the value to forward as a Python number: a compile-time constant",
                 ),
+            ) from error
+        if isinstance(error, TypeError) and _ARRAY in str(error):
+            raise InvalidType(
+                "A NumPy array is where a tensor is needed",
+                got=f"{str(error).splitlines()[0]}, in forward of {name}",
+                where=line,
+                fix="pass torch.from_numpy(x) in place of the array x",
             ) from error
         note = f"{FORWARD}{name}"
         if not any(known.startswith(note) for known in getattr(error, "__notes__", ())):

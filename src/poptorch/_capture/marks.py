@@ -165,6 +165,8 @@ def _share_options(members: Sequence[fx.Node], group: Group) -> None:
             if name in group.options and key not in marks(node):
                 values = group.options[name]
                 note_on(node, **{key: values[at if len(values) > 1 else 0]})
+    if not group.options:
+        return
     idle = ", ".join(sorted({*group.options} - {*_PRICED}))
     log.python.warning(
         "poptorch.MultiConv: the estimate runs the convolutions one after another%s (%s)",

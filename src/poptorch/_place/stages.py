@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,12 +104,17 @@ def _automatic(visit: Visit, placement: Placement, number: int, begun: bool) -> 
 def _named(visit: Visit, placement: Placement) -> PlacedVisit:
     stage = placement.find(visit.block or "")
     if stage is None:
-        known = ", ".join(block for named in placement.stages for block in named.blocks)
+        names = [block for named in placement.stages for block in named.blocks]
+        known = ", ".join(names)
+        close = difflib.get_close_matches(visit.block or "", names, n=1)
         raise AssertionFailure(
             f"Unknown Block {visit.block}: no stage of the execution strategy mentions it",
             got=f"known blocks: {known or 'none'}",
             where=visit.line,
-            fix="add its id to one of the strategy's stages",
+            fix=(
+                *(f"write {name!r} in both places, if that is what you mean" for name in close),
+                "add its id to one of the strategy's stages",
+            ),
         )
     return PlacedVisit(visit, stage.stage, stage.phase, _device(visit, stage.ipu, stage.stage))
 

@@ -34,7 +34,9 @@ CHECK_EVERY, CHEAP = 0.02, 2e-4
 next off in proportion. Layers are not in the processor's caches when a call begins: looking at a
 small model's took 40 of its 650 us, at a ResNet's 0.7 of 2.5 ms."""
 SHARE = 0.01
-"""Of a call, that a look may take to be made before each."""
+"""Of the time since the call before, that a look may take to be made at once."""
+FIRST = 20
+"""Calls after which a look may be put off. Scripts often edit weights after a call or two."""
 DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
 _WRAP = "wrap the model again, after destroy()"
 _WEIGHTS = (
@@ -108,19 +110,21 @@ class Checks:
         self._weights = weights
         self.due = 0.0
         self._cost = 0.0  # seconds of the last look
+        self._calls, self._latest = 0, 0.0
 
     def adopted(self) -> None:
         """The device has the host's weights as they are."""
         self._weights.accept()
         self.due = 0.0
 
-    def run(self, rows: Iterable[Guard], optimizer: OfOptimizer | None, took: float = 0.0) -> None:
+    def run(self, rows: Iterable[Guard], optimizer: OfOptimizer | None) -> None:
         """Look, before a call; at the optimizer's numbers each time.
 
-        ``took``: seconds of the call before. If a look takes little of that, every call has one.
+        Every call has a look that takes little of the time since the call before.
         """
         moment = time.monotonic()
-        is_cheap = self._cost < took * SHARE
+        is_cheap = self._calls < FIRST or self._cost < (moment - self._latest) * SHARE
+        self._calls, self._latest = self._calls + 1, moment
         if moment >= self.due or is_cheap or not (optimizer is None or optimizer.numbers_hold()):
             with interrupts.deferred():  # what a handler raises is no change
                 unwatched(check, [*rows, self._weights, *(optimizer.rows if optimizer else ())])

@@ -238,7 +238,7 @@ class Session:
             return False
         if not now.inputs.are_ready(arguments):
             return False
-        weights.checks.run(now.guards, None, self.took[-1] if self.took else 0.0)
+        weights.checks.run(now.guards, None)
         return True
 
     def _returned(
@@ -278,7 +278,7 @@ class Session:
         store, device = weights.store, weights.device
         assert store is not None
         of_optimizer = None if optimizer is None else optimizer.guards
-        weights.checks.run(now.guards, of_optimizer, self.took[-1] if self.took else 0.0)
+        weights.checks.run(now.guards, of_optimizer)
         now.indices.check(batch, store.state)
         if weights.written is not None:
             weights.check_processes()
