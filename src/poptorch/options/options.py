@@ -573,7 +573,8 @@ class Options(Container):
             count: 1 runs one micro-batch after another. A number is rounded down until it divides
                 the accumulation steps (in inference, the iterations) times the replicas. The
                 library chooses micro-batches of 64 rows together, more if their intermediate values
-                fit the caches, within ``laneMemory``.
+                fit the caches, within ``laneMemory``. In training it chooses fewer where their
+                memory exceeds 64 MiB and the last doubling would gain less than 10 %.
         """
 
     @option(RESULTS, "lane_memory", 0, least=0, field="lane_memory")
