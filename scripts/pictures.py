@@ -29,7 +29,9 @@ COLOURS = {
     "as a tree": "#00875f",
     "hierarchical": "#c77700",
 }
-WIDTH, LEFT, BAR = 760, 258, 16
+WIDTH, BAR = 760, 16
+# A plot is as narrow as a phone, or its text could not be read there: labels are above their bars.
+NARROW, EDGE, LETTER = 440, 6, 7.6  # the last: the width of a letter, at most
 Row = tuple[str, Sequence[tuple[str, float | None]]]
 
 
@@ -60,17 +62,23 @@ def origin() -> str:
 def bars(
     rows: Sequence[Row],
     shown: Callable[[float], str],
-    top: int = 0,
-    left: float = LEFT,
-    width: float = WIDTH,
+    top: int,
+    left: float,
+    width: float,
 ) -> tuple[str, int]:
-    """Return bars for each row and contestant, and the height at which they end."""
+    """Return bars for each row and contestant, and the height at which they end.
+
+    Labels are left of the bars, or above them where there is no room.
+    """
     largest = max(value for _, each in rows for _, value in each if value is not None)
     parts, y = [], top
     for label, contestants in rows:
         present = [(name, value) for name, value in contestants if value is not None]
-        middle = y + len(present) * BAR / 2 + 4
-        parts.append(_text(left - 12, middle, label, "end"))
+        if left > EDGE:
+            parts.append(_text(left - 12, y + len(present) * BAR / 2 + 4, label, "end"))
+        else:
+            parts.append(_text(left, y + BAR - 4, label))
+            y += BAR + 2
         for name, value in present:
             length = (width - left - 90) * value / largest
             parts.append(
@@ -88,22 +96,25 @@ def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "") 
     return f'<text {where} fill="currentColor"{more}>{escape(text)}</text>'
 
 
-def legend(names: Sequence[str], y: int) -> str:
-    """Return a line that tells the contestants' colours."""
-    parts, x = [], LEFT
+def legend(names: Sequence[str], y: int) -> tuple[str, int]:
+    """Return lines that tell the contestants' colours, and the height at which they end."""
+    parts, x = list[str](), float(EDGE)
     for name in names:
+        width = 32 + LETTER * len(name)
+        if parts and x + width > NARROW:
+            x, y = EDGE, y + BAR + 2
         parts.append(
             f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{COLOURS[name]}"/>'
         )
         parts.append(_text(x + 18, y + 11, name))
-        x += 28 + 7 * len(name)
-    return "".join(parts)
+        x += width
+    return "".join(parts), y + BAR + 8
 
 
-def svg(content: str, height: int, title: str, more: str = "") -> str:
+def svg(content: str, height: int, title: str, more: str = "", width: int = WIDTH) -> str:
     """Return a picture that is as wide as its place."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
         f' font-family="sans-serif" font-size="13"{more}><title>{escape(title)}</title>'
         f"{content}</svg>"
     )
@@ -112,8 +123,9 @@ def svg(content: str, height: int, title: str, more: str = "") -> str:
 def plot(title: str, rows: Sequence[Row], shown: Callable[[float], str]) -> str:
     """Return the picture of a comparison: a legend, and bars below it."""
     names = list(dict.fromkeys(name for _, each in rows for name, value in each if value))
-    drawn, end = bars(rows, shown, top=28)
-    return svg(legend(names, 4) + drawn, end, title)
+    names_drawn, top = legend(names, 4)
+    drawn, end = bars(rows, shown, top, EDGE, NARROW)
+    return svg(names_drawn + drawn, end, title, width=NARROW)
 
 
 def steps() -> str:
@@ -200,7 +212,8 @@ def overview() -> str:
     tutorial = (ROOT / "docs" / "guide" / "placement.md").read_text()
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(tutorial.split("```python\n")[1].split("```")[0], names)
+        blocks = re.findall("```python\n(.*?)```", tutorial, re.S)
+        exec(next(block for block in blocks if "\nplan = " in block), names)
     schedule = names["plan"].staged.schedule
     head = ' font-weight="bold"'
     row, scale = _steps()[0], 1.6

@@ -143,6 +143,33 @@ def test_every_plot_is_drawn_from_results_and_shown(name: str) -> None:
     assert pictures.PLOTS[name]() in pictures.drawn_in("".join(page.read_text() for page in pages))
 
 
+PHONE, READABLE = 400, 10  # pixels: the width of a plot, and the least size of letters
+
+
+@pytest.mark.parametrize("name", pictures.PLOTS)
+def test_a_plot_can_be_read_on_a_phone(name: str) -> None:
+    drawn = pictures.PLOTS[name]()
+
+    (width,) = re.findall(r'viewBox="0 0 (\d+) ', drawn)
+    (letters,) = re.findall(r'font-size="(\d+)"', drawn)
+    assert int(letters) * PHONE / int(width) >= READABLE
+
+
+def test_names_of_a_legend_do_not_overlap_and_stay_inside() -> None:
+    names = [*pictures.COLOURS]
+
+    drawn, _ = pictures.legend(names, 4)
+
+    places = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"', drawn)
+    starts = [(float(y), float(x)) for x, y in places]
+    ends = [
+        (y, x + pictures.LETTER * len(name)) for (y, x), name in zip(starts, names, strict=True)
+    ]
+    assert starts == sorted(starts)
+    assert all(end < start for end, start in zip(ends, starts[1:], strict=False))
+    assert all(x <= pictures.NARROW for _, x in ends)
+
+
 def test_what_the_pages_show_was_measured_at_most_a_release_ago() -> None:
     releases = re.findall(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert releases[0] == poptorch.__version__

@@ -14,6 +14,7 @@ from helpers.cases import few, long
 from helpers.pricing import Stack, fullest, meta, priced
 from ipu_models import TutorialCnn
 from poptorch._ipu_model.advice import Adviser
+from poptorch._ipu_model.parts import Advice
 from poptorch._ipu_model.variants import LOCATIONS, PRESENT, Variant
 from poptorch.options.freeze import freeze
 
@@ -386,3 +387,12 @@ def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path) -> 
     assert 'name="viewport" content="width=device-width' in page
     assert "estimated for IPUs, nothing was run</h1>" in page
     assert "<td>mk2</td>" in page
+
+
+@pytest.mark.parametrize(
+    "longer, begins", [(2.0, "a call takes 2.0 times as long; "), (1.1, "1 ms")]
+)
+def test_advice_that_makes_a_call_much_longer_says_so_first(longer: float, begins: str) -> None:
+    advice = Advice("options.deviceIterations(2)", 0.0, 1e-3, True, longer)
+
+    assert advice.effect.startswith(begins)

@@ -121,6 +121,13 @@ def test_liveness_shows_every_pass_and_its_largest_tensors(views: dict[str, str]
     assert "param.0.weight" in views["liveness"]
 
 
+def test_each_colour_of_the_schedule_means_one_thing(views: dict[str, str]) -> None:
+    colours = re.findall(r'<li><i class="(c\d+)">', views["schedule"])
+
+    assert len(colours) > 3
+    assert len(colours) == len(set(colours))
+
+
 def test_the_schedule_shows_every_pass(views: dict[str, str]) -> None:
     actions = re.findall(r"<title>(\d\w+): [\d.e-]+ ms from", views["schedule"])
 

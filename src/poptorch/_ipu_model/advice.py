@@ -66,7 +66,7 @@ class Adviser(NamedTuple):
             Advice(
                 one.change.text, before.fullest_bytes - one.bytes,
                 before.seconds * (before.items_per_second / one.priced.items_per_second - 1),
-                one.priced.fits,
+                one.priced.fits, one.priced.seconds / before.seconds,
             )
             for one in best[:MOST]
         )  # fmt: skip

@@ -135,6 +135,7 @@ class Advice:
     saves: float  # bytes on the fullest chip
     costs: float  # seconds more for the samples of a call; negative if it is faster
     fits: bool  # then
+    longer: float = 1.0  # a call takes so many times as long, with more samples or without
 
     def __str__(self) -> str:
         return f"{self.change}: {self.effect}"
@@ -144,4 +145,6 @@ class Advice:
         verdict = "fits" if self.fits else "does not fit"
         room = f"{size_text(abs(self.saves))} {'less' if self.saves >= 0 else 'more'}, "
         time = f"{time_text(abs(self.costs))} {'more' if self.costs > 0 else 'less'}"
-        return f"{room if abs(self.saves) >= 1024 else ''}{time} for as many samples, {verdict}"
+        room = room if abs(self.saves) >= 1024 else ""
+        first = f"a call takes {self.longer:.1f} times as long; " if self.longer >= 1.25 else ""
+        return f"{first}{room}{time} for as many samples, {verdict}"
