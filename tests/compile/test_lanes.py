@@ -7,7 +7,6 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, normal, options
 from poptorch._compile import lanes
-from poptorch._ipu_model.pass_cost import peak_bytes
 
 STEPS, ROWS = 16, 4
 
@@ -25,7 +24,7 @@ def lanes_of(wrapper: poptorch.PoplarExecutor) -> int:
 
 
 def peak_of(wrapper: poptorch.PoplarExecutor) -> int:
-    return max(peak_bytes(graph) for graph in wrapper.plan().program.graphs.values())
+    return max(lanes.peak_bytes(graph) for graph in wrapper.plan().program.graphs.values())
 
 
 def with_large_values() -> Having:
