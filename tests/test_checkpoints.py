@@ -26,7 +26,8 @@ from poptorch._session import host_random
 @pytest.mark.slow
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
     losses, resumed = whole_and_resumed(tmp_path)
-    assert (len(losses), resumed) == (6, losses)
+    assert len(losses) == 6
+    assert resumed == losses
 
 
 @pytest.mark.slow
@@ -35,10 +36,12 @@ def test_processes_resume_together_and_one_goes_on_alone(tmp_path: Path) -> None
     assert all(code == 0 for code, _ in ended.values()), ended
     for process in ended:
         losses, resumed = torch.load(tmp_path / f"{process}.pt")
-        assert (len(losses), resumed) == (6, losses)
+        assert len(losses) == 6
+        assert resumed == losses
     alone = Run(tmp_path / "run", 1)
     assert alone.checkpoints.resume()
-    assert (alone.checkpoints.step, len(alone.go_on())) == (SAVED_AT, 2)
+    assert alone.checkpoints.step == SAVED_AT
+    assert len(alone.go_on()) == 2
 
 
 def plain() -> nn.Module:
@@ -62,7 +65,8 @@ def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000005", "000000007"]
     shutil.copytree(tmp_path / "000000005", left)  # as of a process that was killed
     again = make(tmp_path)
-    assert (again.resume(), again.step) == (True, 7)
+    assert again.resume() is True
+    assert again.step == 7
     (batch,) = (batch for _, batch in zip(range(1), again.batches(1), strict=False))
     again._executor(batch)
     again.save()
@@ -158,7 +162,8 @@ def test_what_cannot_be_written_is_an_error_and_leaves_nothing(waits, tmp_path, 
     assert checkpoints.save(wait=waits).name == "000000003"
     checkpoints.wait()
     again = make(tmp_path)
-    assert (again.resume(), again.step) == (True, 3)
+    assert again.resume() is True
+    assert again.step == 3
 
 
 def test_what_has_no_form_leaves_no_part_of_a_checkpoint(tmp_path: Path) -> None:
@@ -384,7 +389,8 @@ def test_checkpoints_of_strangers_are_refused_and_nothing_has_changed(twist: str
     with pytest.raises(poptorch.Error):
         resuming_.resume()
     assert (model.layer.weight == 7).all()
-    assert (counter.state, resuming_.step) == ([0.0], 0)
+    assert counter.state == [0.0]
+    assert resuming_.step == 0
     assert resuming_._executor._session.restored is None
 
 

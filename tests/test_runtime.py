@@ -80,7 +80,8 @@ def test_logs_go_to_stderr_without_colours() -> None:
     done = python(code, RDMAV_FORK_SAFE="0")
     assert done.stdout == "done\n" * 3
     silent, shown, told, end = done.stderr.split("----\n")
-    assert (silent, end) == ("", "")
+    assert silent == ""
+    assert end == ""
     assert "Graph compilation: 100%" in shown
     assert "[poptorch::python] [warning] Call to compile() ignored" in told
     assert "\033" not in told
@@ -221,7 +222,8 @@ def test_import_is_light_and_changes_nothing(tmp_path) -> None:
     command = [sys.executable, "-W", "error", "-c", PROBE]
     how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}}
     run = subprocess.run(command, **how, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.returncode == 0
+    assert run.stderr == ""
     probe = json.loads(run.stdout)
     changed = probe["changed"]
     # One variable is part of PopTorch's contract.
@@ -246,7 +248,8 @@ def test_all_of_it_is_imported_without_hiding_anything_of_python_or_torch() -> N
     del names["__builtins__"]
     assert not names.keys() & vars(builtins).keys()
     assert not [name for name, value in names.items() if inspect.ismodule(value)]
-    assert (names.keys(), len(poptorch.__all__)) == (set(poptorch.__all__), len(names))
+    assert names.keys() == set(poptorch.__all__)
+    assert len(poptorch.__all__) == len(names)
     public = {name for name in vars(poptorch) if not name.startswith("_")}
     modules = {name for name in public if inspect.ismodule(getattr(poptorch, name))}
     assert public - modules - names.keys() == {"print"}

@@ -147,7 +147,8 @@ def test_training_flags_of_which_the_outermost_stays_in_a_training_model(caplog)
     inference = poptorch.inferenceModel(model, options())
     for training in (True, False, True, False):
         model.train(training)
-        assert (wrapper(X)[1:3], len(wrapper(X))) == ((True, training), 4)
+        assert wrapper(X)[1:3] == (True, training)
+        assert len(wrapper(X)) == 4
     model.eval()
     assert inference(X)[1:] == (False, False)
     assert caplog.text.count("in eval mode while it is trained") == 1
@@ -161,7 +162,8 @@ def test_what_integrations_read() -> None:
     training(X, Y)
     assert training._executable
     x, y = training._executable_inputs.args
-    assert (x.shape, y.dtype) == (X.shape, Y.dtype)
+    assert x.shape == X.shape
+    assert y.dtype == Y.dtype
     assert training._user_model is training.model
     assert training._options is training.options
     assert "log_softmax" in training._debugGetPopartIR()
@@ -183,7 +185,8 @@ def test_errors_of_the_engine_module() -> None:
         with pytest.raises(poptorch.Error) as caught:
             poptorch_core._throwTestError(kind)
         error = caught.value
-        assert (error.type, error.message) == (kind.value, f"This is a test of {kind.name}")
+        assert error.type == kind.value
+        assert error.message == f"This is a test of {kind.name}"
         assert error.location.startswith("[0] ")
     with pytest.raises(poptorch.RecoverableError) as caught:
         poptorch_core._throwTestError(kinds.PoplarRecoverableFullReset)
@@ -193,10 +196,13 @@ def test_errors_of_the_engine_module() -> None:
     with pytest.raises(poptorch_core.Error) as caught:
         poptorch.inferenceModel(Net(), options())(torch.ones(2, 7), nonsense=1)
     assert isinstance(caught.value, poptorch.Error)
-    assert (caught.value.type, caught.value.location) == ("poptorch_py_error", "")
+    assert caught.value.type == "poptorch_py_error"
+    assert caught.value.location == ""
     assert "'nonsense' is not a valid parameter" in caught.value.message
     mine = poptorch.createPoptorchError("mine")
-    assert (mine.type, mine.message, mine.location) == ("poptorch_py_error", "mine", "")
+    assert mine.type == "poptorch_py_error"
+    assert mine.message == "mine"
+    assert mine.location == ""
     with pytest.raises(poptorch.Error, match="Unknown"):
         poptorch_core._validateOptions({"nonsense": True})
 
@@ -206,11 +212,13 @@ def test_long_messages_go_into_a_file(tmp_path, monkeypatch) -> None:
     text = "\n".join(f"line {i}" for i in range(81))
     error = poptorch.Error("Long", got=text, where="train.py:3", fix=("shorten it", "or that"))
     title, first, *more, where, fix, other, see = error.message.splitlines()
-    assert (title, first.split()) == ("Long", ["Got:", "line", "0"])
+    assert title == "Long"
+    assert first.split() == ["Got:", "line", "0"]
     assert [line.strip() for line in more] == [*(f"line {i}" for i in range(1, 8)), "..."]
     assert [where.strip(), fix.strip()] == ["Where:  train.py:3", "Fix:    shorten it"]
     (log,) = tmp_path.iterdir()
-    assert (other.strip(), see) == ("Fix:    or that", f"See {log} for details")
+    assert other.strip() == "Fix:    or that"
+    assert see == f"See {log} for details"
     assert "line 80" in log.read_text()
     assert "line 79" in str(poptorch.Error("short", got="\n".join(text.splitlines()[1:80])))
 

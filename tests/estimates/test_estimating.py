@@ -82,7 +82,9 @@ def test_the_largest_tensor_of_each_pass_is_named() -> None:
     assert first.moments.keys() == {"", "0F", "0B", "0U0"}
     value = 4096 * WIDE * 4
     waiting = first.moments[""]  # what stage 0 keeps of the micro-batches in flight
-    assert (waiting.name, waiting.category, waiting.bytes) == ("batch.0", "activations", 2 * value)
+    assert waiting.name == "batch.0"
+    assert waiting.category == "activations"
+    assert waiting.bytes == 2 * value
     assert first.moments["0B"].category == "temporary"
     assert first.moments["0U0"].category in ("weights", "optimizer state", "accumulators")
     assert first.moments["0U0"].bytes == LAYER
@@ -94,7 +96,9 @@ def test_the_largest_tensor_of_each_pass_is_named() -> None:
 def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path) -> None:
     rows = profile.folded(pipeline.to_dict()["estimated"]["operators"])
     (row,) = [row for row in rows if row.flops and row.direction == "F"]
-    assert (row.module, row.modules, row.runs) == ("layers.*", 4, 4)
+    assert row.module == "layers.*"
+    assert row.modules == 4
+    assert row.runs == 4
     assert row.flops == 4 * 4 * 2 * 8 * WIDE * WIDE
     total = sum(each.cycles for each in pipeline.operators)
     assert sum(each.cycles for each in rows) == pytest.approx(total)
@@ -173,11 +177,15 @@ def test_a_model_stops_fitting_where_its_fullest_tile_does() -> None:
     wide, limit = 4096, 1472 * (624 << 10)
     eleven, fourteen = (priced(lambda n=layers: Stack(n, wide), meta(16, wide), system="mk2:1")
                         for layers in (11, 14))  # fmt: skip
-    assert (eleven.fits, fourteen.fits) == (True, False)
+    assert eleven.fits is True
+    assert fourteen.fits is False
     assert max(eleven.chips[0].tiles) <= 624 << 10 < max(fourteen.chips[0].tiles)
     culprit = fourteen.culprit
-    assert (culprit.category, culprit.module, culprit.chip) == ("weights", "layers.0", 0)
-    assert (culprit.bytes, culprit.tensor) == (14 * wide * wide * 4, "param.layers.0.weight")
+    assert culprit.category == "weights"
+    assert culprit.module == "layers.0"
+    assert culprit.chip == 0
+    assert culprit.bytes == 14 * wide * wide * 4
+    assert culprit.tensor == "param.layers.0.weight"
     assert "layer(x)" in culprit.line
     assert fourteen.chips[0].limit == limit
     assert culprit.over == pytest.approx(100 * (fourteen.chips[0].bytes / limit - 1))
@@ -203,12 +211,14 @@ def test_pipelines_keep_more_the_earlier_the_stage_but_for_what_is_off_chip() ->
 def test_files(pipeline: Estimate, tmp_path) -> None:
     pipeline.to_json(tmp_path / "estimate.json")
     read = json.loads((tmp_path / "estimate.json").read_text())
-    assert (read["format"], read["estimated"]["cycles"]) == (profile.FORMAT, pipeline.cycles)
+    assert read["format"] == profile.FORMAT
+    assert read["estimated"]["cycles"] == pipeline.cycles
     assert read["estimated"]["chips"][1]["peak"]["weights"] == pipeline.chips[1].peak["weights"]
     pipeline.to_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X" and event["cat"] == "action"]
-    assert (len(bars), {event["pid"] for event in bars}) == (len(pipeline.schedule), {0, 1})
+    assert len(bars) == len(pipeline.schedule)
+    assert {event["pid"] for event in bars} == {0, 1}
     first = next(event for event in bars if event["name"] == "0F0")
     microseconds = pipeline.schedule[0].cycles / pipeline.clock * 1e6
     assert first["dur"] == pytest.approx(microseconds, abs=0.01)
@@ -293,11 +303,13 @@ def test_a_curve_is_of_the_plan_s_own_gradients() -> None:
     start = made.bytes, made.computing, made.source
     assert start == (4 * 128 * 128 * 4, priced.seconds, "estimated for mk2:64")
     assert [row.processes for row in made.rows] == [1, 2, 64]
-    assert (made.rows[0].exchanging, made.rows[0].efficiency) == (0, 1)
+    assert made.rows[0].exchanging == 0
+    assert made.rows[0].efficiency == 1
     for row in made.rows[1:]:
         assert row.exchanging == pytest.approx(ring(made.bytes, row.processes, link))
         own = made.computing / (made.computing + row.exchanging)
-        assert (row.efficiency, row.bound) == (own, "latency")
+        assert row.efficiency == own
+        assert row.bound == "latency"
     (large,) = curve(2, wide=1024)[0].rows  # some of these gradients are there early
     assert large.exchanging < ring(8 << 20, 2, link, 2)
     (thrice,) = curve(64, options=poptorch.Options().deviceIterations(3))[0].rows

@@ -50,9 +50,12 @@ def test_a_named_directory_comes_first_the_debian_package_second(copy: Path) -> 
     )
     assert not found.full
     images, labels = data.load(copy).train.tensors
-    assert (images.shape, images.dtype) == ((3000, 1, 28, 28), torch.float32)
-    assert (images.min(), images.max()) == (-1, 1)
-    assert (labels.dtype, set(labels.tolist())) == (torch.int64, set(range(10)))
+    assert images.shape == (3000, 1, 28, 28)
+    assert images.dtype == torch.float32
+    assert images.min() == -1
+    assert images.max() == 1
+    assert labels.dtype == torch.int64
+    assert set(labels.tolist()) == set(range(10))
     assert torch.equal(found.train.tensors[0], images[:10])
     with pytest.raises(ValueError, match="at least 1"):
         data.load(copy, limit=0)

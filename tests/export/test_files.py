@@ -306,8 +306,11 @@ def test_a_browser_goes_from_rows_to_lines_and_back(width: int, tmp_path) -> Non
     export_of("loops", tmp_path / "step.html")
     text = (tmp_path / "step.html").read_text()
     seen = drawn(text, tmp_path, width, CLICKED)
-    assert (seen["ready"], seen["width"], seen["wide"]) == ("yes", str(width), "")
-    assert (seen["before"], seen["after"]) == ("false", "true")
+    assert seen["ready"] == "yes"
+    assert seen["width"] == str(width)
+    assert seen["wide"] == ""
+    assert seen["before"] == "false"
+    assert seen["after"] == "true"
     assert seen["rows"].split() == [
         each.get("id") for each in Parser(text).page.iter("li") if seen["line"] in hrefs(each)
     ]

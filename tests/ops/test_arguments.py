@@ -207,7 +207,8 @@ def test_fps_picks_the_farthest_points_of_each_segment(ratio: float) -> None:
         own = farthest(src[start:end], math.ceil((end - start) * ratio))
         expected += [start + at for at in own]
     result = agrees(lambda x: poptorch.fps(x, ptr, ratio), src)
-    assert (result.dtype, result.tolist()) == (torch.int32, expected)
+    assert result.dtype == torch.int32
+    assert result.tolist() == expected
     points = torch.tensor([[0.0], [1.0], [-1.0], [1.0]])
     assert poptorch.fps(points, [0, 4], 0.75).tolist() == [0, 1, 2]  # the first of equals
 
@@ -238,7 +239,8 @@ def test_nearest_looks_within_the_batch(features: int, form: str) -> None:
     if features == 1:
         x, y = x[:, 0], y[:, 0]
     found = agrees(lambda a, b: poptorch.nearest(a, b, batch_x, batch_y), x, y, check_dtype=False)
-    assert (found.tolist(), found.dtype) == (expected, torch.int32)
+    assert found.tolist() == expected
+    assert found.dtype == torch.int32
     if form == "none":  # also of one side only, and in half precision
         assert poptorch.nearest(x.half(), x.half(), batch_x, [0] * 7).tolist() == [*range(7)]
 
@@ -280,7 +282,9 @@ def test_a_narrow_beam_still_finds_a_clear_path() -> None:
     scores = torch.full((8, 1, 4), -8.0).scatter(2, labels.view(8, 1, 1), -0.01)
     probability, length, path = decoder(scores.half(), torch.tensor([8]), beam_width=2)
     assert probability.dtype == torch.float16
-    assert (probability.shape, path.shape) == ((1, 1), (1, 1, 8))  # one path has its dimension
+    # one path has its dimension
+    assert probability.shape == (1, 1)
+    assert path.shape == (1, 1, 8)
     assert path[0, 0, : length.item()].tolist() == [1, 1, 2, 3]
 
 
