@@ -1,249 +1,580 @@
-"""What a model would cost on IPUs, whose bytes can be counted by hand, and over many processes."""
+"""What a model would cost on IPUs, whose bytes can be counted by hand."""
 
-import itertools
 import json
-import math
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import poptorch
-from helpers.pricing import Stack, meta, off_chip, priced, wrapped
+from helpers.pricing import Stack, meta, off_chip, priced
 from poptorch import Estimate
-from poptorch._ipu_model import profile, scaling
-from poptorch._ipu_model.scaling import Link, Remedy, gather, hierarchical, link_of, ring, tree
+from poptorch._ipu_model import profile
 
 WIDE = 512
 LAYER = WIDE * WIDE * 4
+"""Bytes of the weights of a layer."""
+MICRO = 8
+"""Rows of a micro-batch."""
+STEPS = 4
+"""Micro-batches of an update."""
 
 
-def trained(*cuts, layers=4, steps=4, micro=8, options=None, system="mk2:16") -> Estimate:
-    """Layers of 512 x 512, from each cut on on a further chip."""
+def trained(
+    *cuts: int,
+    layers: int = 4,
+    steps: int = STEPS,
+    micro: int = MICRO,
+    options: poptorch.Options | None = None,
+    system: Any = "mk2:16",
+) -> Estimate:
+    """The estimate of training layers of 512 x 512, from each cut on on a further chip."""
     options = options or poptorch.Options()
+    rows = micro * steps * options.replication_factor
     return priced(
-        lambda: Stack(layers, WIDE, *cuts), meta(micro * steps * options.replication_factor, WIDE),
-        steps=steps, optimizer="AdamW", options=options, system=system,
-    )  # fmt: skip
+        lambda: Stack(layers, WIDE, *cuts),
+        meta(rows, WIDE),
+        steps=steps,
+        optimizer="AdamW",
+        options=options,
+        system=system,
+    )
 
 
 @pytest.fixture(scope="module")
 def pipeline() -> Estimate:
+    """Four layers, two on each of two chips."""
     return trained(2)
 
 
-def test_state_is_counted_exactly_and_parts_add_up(pipeline: Estimate) -> None:
-    for chip in pipeline.chips:
-        assert chip.always["weights"] - 2 * LAYER < 64  # and a few numbers: steps, rates
-        assert chip.always["optimizer state"] == pytest.approx(2 * 2 * LAYER, abs=64)
-        assert chip.always["accumulators"] == 2 * LAYER
+# State, and parts of the time.
+
+
+@pytest.mark.parametrize("chip", range(2))
+def test_weights_and_their_state_are_counted_exactly(pipeline: Estimate, chip: int) -> None:
+    always = pipeline.chips[chip].always
+    a_few_numbers = 64  # such as steps and rates
+
+    assert 0 <= always["weights"] - 2 * LAYER < a_few_numbers
+    assert always["optimizer state"] == pytest.approx(2 * 2 * LAYER, abs=a_few_numbers)
+    assert always["accumulators"] == 2 * LAYER
+
+
+def test_buffers_of_the_host_hold_a_micro_batch_and_the_loss(pipeline: Estimate) -> None:
     first, second = pipeline.chips
-    assert first.always["host buffers"] == 8 * WIDE * 4  # a micro-batch
-    assert second.always["host buffers"] < 64  # the loss
-    whole = pipeline.seconds * pipeline.clock
+
+    assert first.always["host buffers"] == MICRO * WIDE * 4
+    assert second.always["host buffers"] < 64
+
+
+@pytest.mark.parametrize("chip", range(2))
+def test_parts_of_a_chips_time_add_up_to_the_time_of_a_call(pipeline: Estimate, chip: int) -> None:
+    parts = pipeline.chips[chip].parts
+
+    assert sum(parts.values()) == pytest.approx(pipeline.seconds * pipeline.clock)
+
+
+@pytest.mark.parametrize("chip", range(2))
+def test_parts_of_a_chips_bytes_add_up(pipeline: Estimate, chip: int) -> None:
+    estimated = pipeline.chips[chip]
+
+    assert estimated.bytes == sum(estimated.peak.values())
+    assert estimated.bytes >= sum(estimated.always.values())
+
+
+@pytest.mark.parametrize("chip", range(2))
+def test_a_chip_is_busy_for_the_sum_of_its_actions(pipeline: Estimate, chip: int) -> None:
+    number = pipeline.chips[chip].chip
+    busy = sum(a.cycles + a.sent for a in pipeline.schedule if a.chip == number)
+
+    assert pipeline.chips[chip].cycles == pytest.approx(busy * pipeline.runs)
+
+
+def test_shares_of_what_bounds_the_time_add_up_to_one(pipeline: Estimate) -> None:
     assert sum(pipeline.bound.values()) == pytest.approx(1)
-    for chip in pipeline.chips:
-        assert sum(chip.parts.values()) == pytest.approx(whole)
-        assert chip.bytes == sum(chip.peak.values()) >= sum(chip.always.values())
-        busy = sum(a.cycles + a.sent for a in pipeline.schedule if a.chip == chip.chip)
-        assert chip.cycles == pytest.approx(busy * pipeline.runs)
-    assert pipeline.items_per_second == pytest.approx(8 * 4 / pipeline.seconds)
 
 
-def test_a_call_runs_the_schedule_as_often_as_it_iterates(pipeline: Estimate) -> None:
-    thrice = trained(2, options=poptorch.Options().deviceIterations(3), micro=3 * 8)
-    assert thrice.runs == 3 * pipeline.runs
-    # Results go to the host once a call.
-    assert thrice.cycles == pytest.approx(3 * pipeline.cycles, rel=1e-4)
-    assert thrice.items_per_second == pytest.approx(3 * 8 * 4 / thrice.seconds)
-    assert sum(thrice.chips[1].parts.values()) == pytest.approx(thrice.seconds * thrice.clock)
+def test_throughput_is_the_rows_of_a_call_by_its_time(pipeline: Estimate) -> None:
+    assert pipeline.items_per_second == pytest.approx(MICRO * STEPS / pipeline.seconds)
 
 
-def test_operators_add_up_to_their_passes_and_run_once_for_each(pipeline: Estimate) -> None:
-    for name, own in (("0F", "0F0"), ("1B", "1B0")):
-        parts = [row for row in pipeline.operators if row.stage_pass == name]
-        (action,) = [a for a in pipeline.schedule if a.name == own]
-        inside = sum(action.parts.get(part, 0) for part in ("compute", "exchange", "sync"))
-        assert sum(row.cycles for row in parts) == pytest.approx(4 * inside)  # micro-batches
+@pytest.fixture(scope="module")
+def three_iterations() -> Estimate:
+    return trained(2, options=poptorch.Options().deviceIterations(3), micro=3 * MICRO)
+
+
+def test_a_call_runs_the_schedule_as_often_as_it_iterates(
+    pipeline: Estimate, three_iterations: Estimate
+) -> None:
+    """Results go to the host once a call."""
+    assert three_iterations.runs == 3 * pipeline.runs
+    assert three_iterations.cycles == pytest.approx(3 * pipeline.cycles, rel=1e-4)
+
+
+def test_throughput_of_several_iterations_counts_all_their_rows(
+    three_iterations: Estimate,
+) -> None:
+    rows = 3 * MICRO * STEPS
+
+    assert three_iterations.items_per_second == pytest.approx(rows / three_iterations.seconds)
+
+
+def test_parts_of_the_time_of_several_iterations_add_up(three_iterations: Estimate) -> None:
+    parts = three_iterations.chips[1].parts
+
+    whole = three_iterations.seconds * three_iterations.clock
+    assert sum(parts.values()) == pytest.approx(whole)
+
+
+# Operators.
+
+WORKING = ("compute", "exchange", "sync")
+
+
+@pytest.mark.parametrize("name, action", [("0F", "0F0"), ("1B", "1B0")])
+def test_operators_add_up_to_their_passes(pipeline: Estimate, name: str, action: str) -> None:
+    (one,) = [each for each in pipeline.schedule if each.name == action]
+    of_one_micro_batch = sum(one.parts.get(part, 0) for part in WORKING)
+
+    rows = [row for row in pipeline.operators if row.stage_pass == name]
+
+    assert sum(row.cycles for row in rows) == pytest.approx(STEPS * of_one_micro_batch)
+
+
+def test_products_have_their_operations_their_layer_and_the_users_line(
+    pipeline: Estimate,
+) -> None:
     products = [row for row in pipeline.operators if row.flops and row.stage_pass == "0F"]
-    assert sum(row.flops for row in products) == 2 * 2 * 8 * WIDE * WIDE
+
+    assert sum(row.flops for row in products) == 2 * 2 * MICRO * WIDE * WIDE
     assert {row.module for row in products} == {"layers.0", "layers.1"}
     assert all("layer(x)" in row.line for row in products)
+
+
+def test_operators_run_once_for_each_micro_batch_or_update(pipeline: Estimate) -> None:
     runs = {row.stage_pass: row.runs for row in pipeline.operators}
+
     assert runs == {"0F": 4, "1F": 4, "0B": 4, "1B": 4, "0U0": 1, "1U0": 1}
-    costs = [row.runs * (row.compute + row.exchange + row.sync) for row in pipeline.operators]
+
+
+@pytest.fixture(scope="module")
+def costs(pipeline: Estimate) -> list[float]:
+    """Cycles of all runs of each operator, from its parts."""
+    return [row.runs * (row.compute + row.exchange + row.sync) for row in pipeline.operators]
+
+
+def test_operators_are_sorted_by_what_all_their_runs_cost(
+    pipeline: Estimate, costs: list[float]
+) -> None:
     assert [row.cycles for row in pipeline.operators] == sorted(costs, reverse=True)
-    busy = sum(chip.parts[p] for chip in pipeline.chips for p in ("compute", "exchange", "sync"))
-    assert sum(costs) == pytest.approx(busy - sum(action.sent for action in pipeline.schedule))
 
 
-def test_the_largest_tensor_of_each_pass_is_named() -> None:
-    first, second = trained(2, steps=8, micro=4096).chips
-    assert first.moments.keys() == {"", "0F", "0B", "0U0"}
-    value = 4096 * WIDE * 4
-    waiting = first.moments[""]  # what stage 0 keeps of the micro-batches in flight
-    assert waiting.name == "batch.0"
-    assert waiting.category == "activations"
-    assert waiting.bytes == 2 * value
-    assert first.moments["0B"].category == "temporary"
-    assert first.moments["0U0"].category in ("weights", "optimizer state", "accumulators")
-    assert first.moments["0U0"].bytes == LAYER
-    for chip in (first, second):
-        largest = chip.moments[profile.pass_of_action(chip.peak_at)]
-        assert largest.bytes >= max(each.bytes for each in chip.largest)
+def test_operators_add_up_to_the_work_of_all_chips_but_what_is_sent(
+    pipeline: Estimate, costs: list[float]
+) -> None:
+    busy = sum(chip.parts[part] for chip in pipeline.chips for part in WORKING)
+    sent = sum(action.sent for action in pipeline.schedule)
+
+    assert sum(costs) == pytest.approx(busy - sent)
 
 
-def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path) -> None:
-    rows = profile.folded(pipeline.to_dict()["estimated"]["operators"])
-    (row,) = [row for row in rows if row.flops and row.direction == "F"]
+@pytest.fixture(scope="module")
+def folded(pipeline: Estimate) -> list[Any]:
+    """Operators of repeated layers in one row."""
+    return profile.folded(pipeline.to_dict()["estimated"]["operators"])
+
+
+def test_products_of_repeated_layers_are_one_row(folded: list[Any]) -> None:
+    (row,) = [row for row in folded if row.flops and row.direction == "F"]
+
     assert row.module == "layers.*"
     assert row.modules == 4
     assert row.runs == 4
-    assert row.flops == 4 * 4 * 2 * 8 * WIDE * WIDE
+    assert row.flops == 4 * 4 * 2 * MICRO * WIDE * WIDE
+
+
+def test_rows_of_repeated_layers_add_up_to_all_operators(
+    folded: list[Any], pipeline: Estimate
+) -> None:
     total = sum(each.cycles for each in pipeline.operators)
-    assert sum(each.cycles for each in rows) == pytest.approx(total)
-    text = str(pipeline)
-    assert "layers.*, 4 times" in text
-    assert f"{row.cycles / profile.whole_cycles(pipeline.to_dict()['estimated']):.1%}" in text
+
+    assert sum(each.cycles for each in folded) == pytest.approx(total)
 
 
-def test_what_is_computed_again_is_no_useful_work() -> None:
-    again = poptorch.Options()
-    again._Popart.set("autoRecomputation", 1)
-    once, twice = trained(), trained(options=again)
-    assert sum(row.flops for row in twice.operators) > sum(row.flops for row in once.operators)
+def test_the_text_of_an_estimate_has_rows_of_repeated_layers_and_their_share(
+    folded: list[Any], pipeline: Estimate
+) -> None:
+    (row,) = [row for row in folded if row.flops and row.direction == "F"]
+    share = row.cycles / profile.whole_cycles(pipeline.to_dict()["estimated"])
+
+    assert "layers.*, 4 times" in str(pipeline)
+    assert f"{share:.1%}" in str(pipeline)
+
+
+# Recomputation.
+
+
+@pytest.fixture(scope="module")
+def once() -> Estimate:
+    """Four layers on one chip, which computes everything once."""
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def twice() -> Estimate:
+    """The same, whose forward pass is computed again."""
+    options = poptorch.Options()
+    options._Popart.set("autoRecomputation", 1)
+    return trained(options=options)
+
+
+def test_computing_again_takes_more_operations_and_time(once: Estimate, twice: Estimate) -> None:
+    def flops(estimate: Estimate) -> int:
+        return sum(row.flops for row in estimate.operators)
+
+    assert flops(twice) > flops(once)
     assert twice.seconds > once.seconds
-    useful = [each.share_of_peak * each.seconds for each in (once, twice)]
-    assert useful[1] == pytest.approx(useful[0])
-    # Then, too, weights lie where the forward pass wants them.
-    products = ([row for row in each.operators if row.flops] for each in (once, twice))
-    kept, again = ({row.stage_pass + row.module: row.exchange for row in own} for own in products)
+
+
+def test_what_is_computed_again_is_no_useful_work(once: Estimate, twice: Estimate) -> None:
+    useful_once = once.share_of_peak * once.seconds
+    useful_twice = twice.share_of_peak * twice.seconds
+
+    assert useful_twice == pytest.approx(useful_once)
+
+
+def test_weights_lie_where_the_forward_pass_wants_them_when_it_is_computed_again(
+    once: Estimate, twice: Estimate
+) -> None:
+    def exchange(estimate: Estimate) -> dict[str, float]:
+        """Cycles of moving operands of products, by pass and layer."""
+        products = [row for row in estimate.operators if row.flops]
+        return {row.stage_pass + row.module: row.exchange for row in products}
+
+    kept, again = exchange(once), exchange(twice)
+
     assert again["0Blayers.1"] == pytest.approx(kept["0Flayers.1"] + kept["0Blayers.1"])
 
 
-def test_the_schedule_is_what_staged_executes() -> None:
-    model, options = Stack(4, 16, 2).train(), poptorch.Options().backend("staged")
+# The schedule.
+
+
+@pytest.fixture(scope="module")
+def staged() -> Any:
+    """The executor of a compiled pipeline of two stages, and its estimate."""
+    model = Stack(4, 16, 2).train()
+    options = poptorch.Options().backend("staged")
     options.Training.gradientAccumulation(4)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     executor = poptorch.trainingModel(model, options, optimizer)
     executor.compile(torch.zeros(8 * 4, 16))
-    staged = executor.plan().staged
-    made = executor.estimate(torch.zeros(8 * 4, 16), system="mk2:2")
+    plan = executor.plan().staged
+    estimate = executor.estimate(torch.zeros(8 * 4, 16), system="mk2:2")
     executor.destroy()
-    assert staged is not None
-    expected = [(chip, str(action)) for _, chip, action in staged.schedule.cells()]
-    assert [(action.chip, action.name) for action in made.schedule] == expected
-    ends = {a.name: a.start + a.cycles + a.sent for a in made.schedule}
-    starts = {action.name: action.start for action in made.schedule}
-    assert starts["1F2"] >= ends["0F2"]
-    assert starts["0B2"] >= ends["1B2"]
+    assert plan is not None
+    return plan, estimate
 
 
-def test_locations_move_bytes_and_cost_transfers(pipeline: Estimate) -> None:
-    off = trained(2, options=off_chip("Optimizer"))
-    assert off.chips[0].always["optimizer state"] < 64
-    assert off.chips[0].always["weights"] == pipeline.chips[0].always["weights"]
-    # Both moments of both layers come and go once, at 20 GB/s.
-    moved = 2 * (2 * 2 * LAYER) / 20e9 * off.clock
-    assert off.chips[0].parts["streaming memory"] == pytest.approx(moved, rel=0.01)
+def test_the_estimated_schedule_is_what_the_staged_backend_executes(staged: Any) -> None:
+    plan, estimate = staged
+    executed = [(chip, str(action)) for _, chip, action in plan.schedule.cells()]
+
+    assert [(action.chip, action.name) for action in estimate.schedule] == executed
+
+
+@pytest.mark.parametrize("before, after", [("0F2", "1F2"), ("1B2", "0B2")])
+def test_an_action_starts_when_what_it_reads_has_arrived(
+    staged: Any, before: str, after: str
+) -> None:
+    _, estimate = staged
+    actions = {action.name: action for action in estimate.schedule}
+    arrived = actions[before].start + actions[before].cycles + actions[before].sent
+
+    assert actions[after].start >= arrived
+
+
+# Where tensors are kept.
+
+
+@pytest.fixture(scope="module")
+def optimizer_off_chip() -> Estimate:
+    return trained(2, options=off_chip("Optimizer"))
+
+
+def test_state_off_the_chip_takes_no_bytes_of_it(
+    optimizer_off_chip: Estimate, pipeline: Estimate
+) -> None:
+    off = optimizer_off_chip.chips[0].always
+
+    assert off["optimizer state"] < 64
+    assert off["weights"] == pipeline.chips[0].always["weights"]
+
+
+def test_state_off_the_chip_comes_and_goes_once_an_update_at_20_gb_per_second(
+    optimizer_off_chip: Estimate,
+) -> None:
+    both_moments_of_both_layers = 2 * 2 * LAYER
+    cycles = 2 * both_moments_of_both_layers / 20e9 * optimizer_off_chip.clock
+
+    streaming = optimizer_off_chip.chips[0].parts["streaming memory"]
+
+    assert streaming == pytest.approx(cycles, rel=0.01)
+
+
+def test_state_divided_over_four_replicas_takes_a_quarter_of_the_bytes() -> None:
     options = poptorch.Options().replicationFactor(4)
     sharded = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
     options.TensorLocations.setOptimizerLocation(sharded)
-    shared = trained(2, options=options)
-    assert shared.chips[0].always["optimizer state"] == pytest.approx(LAYER, abs=64)
-    assert shared.replicas == 4
+
+    estimate = trained(2, options=options)
+
+    assert estimate.replicas == 4
+    both_moments_of_both_layers = 2 * 2 * LAYER
+    found = estimate.chips[0].always["optimizer state"]
+    assert found == pytest.approx(both_moments_of_both_layers / 4, abs=64)
+
+
+# Replicas.
+
+
+@pytest.fixture(scope="module")
+def four_replicas() -> Estimate:
+    return trained(2, options=poptorch.Options().replicationFactor(4))
 
 
 @pytest.mark.slow
-def test_replicas_add_up_their_gradients_those_of_other_processes_too(pipeline: Estimate) -> None:
-    four = trained(2, options=poptorch.Options().replicationFactor(4))
-    slower = four.cycles - pipeline.cycles
-    ring = 2 * 3 * (2 * LAYER / 4 / (64e9 * 0.85) + 10e-6) * four.clock
-    assert slower == pytest.approx(ring, rel=0.1)
-    assert 3 * pipeline.items_per_second < four.items_per_second < 4 * pipeline.items_per_second
+def test_replicas_add_up_their_gradients_around_a_ring(
+    pipeline: Estimate, four_replicas: Estimate
+) -> None:
+    seconds = 2 * 3 * (2 * LAYER / 4 / (64e9 * 0.85) + 10e-6)
+
+    slower = four_replicas.cycles - pipeline.cycles
+
+    assert slower == pytest.approx(seconds * four_replicas.clock, rel=0.1)
+
+
+@pytest.mark.slow
+def test_four_replicas_have_three_to_four_times_the_throughput(
+    pipeline: Estimate, four_replicas: Estimate
+) -> None:
+    one = pipeline.items_per_second
+
+    assert 3 * one < four_replicas.items_per_second < 4 * one
+
+
+def in_processes(process: int, count: int) -> poptorch.Options:
+    """Options of one process, with two replicas in each."""
     options = poptorch.Options().replicationFactor(2)
-    options.Distributed.configureProcessId(1, 2)
-    apart = trained(2, options=options)
-    for name in ("replicas", "items_per_second", "share_of_peak", "bound"):
-        assert getattr(apart, name) == getattr(four, name)
-    options = options.clone()
-    options.Distributed.configureProcessId(0, 16)
+    options.Distributed.configureProcessId(process, count)
+    return options
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["replicas", "items_per_second", "share_of_peak", "bound"])
+def test_replicas_of_other_processes_count_as_those_of_this_one(
+    four_replicas: Estimate, name: str
+) -> None:
+    estimate = trained(2, options=in_processes(1, 2))
+
+    assert getattr(estimate, name) == getattr(four_replicas, name)
+
+
+@pytest.mark.slow
+def test_more_replicas_than_a_system_has_chips_for_are_refused() -> None:
     with pytest.raises(poptorch.Error, match="32 replicas of 2 IPUs on mk2:16"):
-        trained(2, options=options)
+        trained(2, options=in_processes(0, 16))
 
 
-def test_a_model_stops_fitting_where_its_fullest_tile_does() -> None:
-    """64 MiB a layer against 897 MiB: 11 layers leave 193 MiB for everything else, 14 one."""
-    wide, limit = 4096, 1472 * (624 << 10)
-    eleven, fourteen = (priced(lambda n=layers: Stack(n, wide), meta(16, wide), system="mk2:1")
-                        for layers in (11, 14))  # fmt: skip
-    assert eleven.fits is True
-    assert fourteen.fits is False
-    assert max(eleven.chips[0].tiles) <= 624 << 10 < max(fourteen.chips[0].tiles)
-    culprit = fourteen.culprit
+# What fits, and what is the largest.
+
+
+def wide_layers(count: int) -> Estimate:
+    """Layers of 4096 x 4096 on one chip: 64 MiB each, against 897 MiB."""
+    return priced(lambda: Stack(count, 4096), meta(16, 4096), system="mk2:1")
+
+
+TILE = 624 << 10
+"""Bytes of a tile."""
+
+
+@pytest.fixture(scope="module")
+def eleven_layers() -> Estimate:
+    """They leave 193 MiB for everything else."""
+    return wide_layers(11)
+
+
+@pytest.fixture(scope="module")
+def fourteen_layers() -> Estimate:
+    """They leave one MiB for everything else."""
+    return wide_layers(14)
+
+
+def test_a_model_fits_if_its_fullest_tile_does(eleven_layers: Estimate) -> None:
+    assert eleven_layers.fits
+    assert max(eleven_layers.chips[0].tiles) <= TILE
+
+
+def test_a_model_does_not_fit_if_its_fullest_tile_does_not(fourteen_layers: Estimate) -> None:
+    assert not fourteen_layers.fits
+    assert max(fourteen_layers.chips[0].tiles) > TILE
+    assert "DOES NOT FIT: weights" in str(fourteen_layers)
+
+
+def test_what_takes_most_of_the_memory_is_named(fourteen_layers: Estimate) -> None:
+    culprit = fourteen_layers.culprit
+
     assert culprit.category == "weights"
-    assert culprit.module == "layers.0"
+    assert culprit.bytes == 14 * 4096 * 4096 * 4
     assert culprit.chip == 0
-    assert culprit.bytes == 14 * wide * wide * 4
+    assert culprit.module == "layers.0"
     assert culprit.tensor == "param.layers.0.weight"
     assert "layer(x)" in culprit.line
-    assert fourteen.chips[0].limit == limit
-    assert culprit.over == pytest.approx(100 * (fourteen.chips[0].bytes / limit - 1))
-    assert "DOES NOT FIT: weights" in str(fourteen)
-    assert "gaps" in {guess.name for guess in eleven.guesses}
 
 
-def test_pipelines_keep_more_the_earlier_the_stage_but_for_what_is_off_chip() -> None:
-    """When it goes back, the first of three stages has the inputs of five micro-batches.
+def test_it_is_said_by_how_much_a_chip_is_over_its_limit(fourteen_layers: Estimate) -> None:
+    (chip,) = fourteen_layers.chips
 
-    The second has those of three and what has just arrived for the next; each also has the gradient
-    that it starts from. With activations in streaming memory it fetches one.
-    """
-    how = {"layers": 6, "steps": 8, "micro": 4096}
-    kept = trained(2, 4, **how).chips
-    off, value = trained(2, 4, **how, options=off_chip("Activation")).chips, 4096 * WIDE * 4
-    assert kept[0].peak["activations"] - kept[1].peak["activations"] == value
-    assert kept[1].peak["activations"] - kept[2].peak["activations"] >= value
-    assert kept[1].peak["activations"] - off[1].peak["activations"] >= 2 * value
-    assert kept[1].parts["streaming memory"] == 0 < off[1].parts["streaming memory"]
+    assert chip.limit == 1472 * TILE
+    assert fourteen_layers.culprit.over == pytest.approx(100 * (chip.bytes / chip.limit - 1))
 
 
-def test_files(pipeline: Estimate, tmp_path) -> None:
+def test_the_share_for_gaps_is_a_guess(eleven_layers: Estimate) -> None:
+    assert "gaps" in {guess.name for guess in eleven_layers.guesses}
+
+
+@pytest.fixture(scope="module")
+def large_micro_batches() -> Estimate:
+    """Two stages and eight micro-batches, each of which has 8 MiB at every layer."""
+    return trained(2, steps=8, micro=4096)
+
+
+VALUE = 4096 * WIDE * 4
+"""Bytes of such a micro-batch at a layer."""
+
+
+def test_the_largest_tensor_of_each_pass_is_named(large_micro_batches: Estimate) -> None:
+    moments = large_micro_batches.chips[0].moments
+
+    assert moments.keys() == {"", "0F", "0B", "0U0"}
+    assert moments["0B"].category == "temporary"
+    assert moments["0U0"].category in ("weights", "optimizer state", "accumulators")
+    assert moments["0U0"].bytes == LAYER
+
+
+def test_the_largest_tensor_between_passes_is_what_waits(large_micro_batches: Estimate) -> None:
+    """Stage 0 keeps the inputs of two micro-batches in flight."""
+    waiting = large_micro_batches.chips[0].moments[""]
+
+    assert waiting.name == "batch.0"
+    assert waiting.category == "activations"
+    assert waiting.bytes == 2 * VALUE
+
+
+@pytest.mark.parametrize("chip", range(2))
+def test_no_tensor_at_the_peak_is_larger_than_the_largest_of_its_pass(
+    large_micro_batches: Estimate, chip: int
+) -> None:
+    estimated = large_micro_batches.chips[chip]
+
+    largest = estimated.moments[profile.pass_of_action(estimated.peak_at)]
+
+    assert largest.bytes >= max(each.bytes for each in estimated.largest)
+
+
+# Activations of three stages. When it goes back, the first has the inputs of five micro-batches.
+# The second has those of three and what has just arrived for the next; each also has the gradient
+# that it starts from. With activations in streaming memory it fetches one.
+
+THREE_STAGES = {"layers": 6, "steps": 8, "micro": 4096}
+
+
+@pytest.fixture(scope="module")
+def kept() -> Estimate:
+    """Three stages that keep activations on the chip."""
+    return trained(2, 4, **THREE_STAGES)
+
+
+@pytest.fixture(scope="module")
+def activations_off_chip() -> Estimate:
+    return trained(2, 4, **THREE_STAGES, options=off_chip("Activation"))
+
+
+def test_a_stage_keeps_more_activations_the_earlier_it_is(kept: Estimate) -> None:
+    first, second, third = (chip.peak["activations"] for chip in kept.chips)
+
+    assert first - second == VALUE
+    assert second - third >= VALUE
+
+
+def test_activations_off_the_chip_are_not_kept_on_it(
+    kept: Estimate, activations_off_chip: Estimate
+) -> None:
+    on_chip = kept.chips[1].peak["activations"]
+
+    assert on_chip - activations_off_chip.chips[1].peak["activations"] >= 2 * VALUE
+
+
+def test_activations_off_the_chip_take_time(kept: Estimate, activations_off_chip: Estimate) -> None:
+    assert kept.chips[1].parts["streaming memory"] == 0
+    assert activations_off_chip.chips[1].parts["streaming memory"] > 0
+
+
+# Files, systems, wrappers.
+
+
+def test_an_estimate_can_be_written_as_json(pipeline: Estimate, tmp_path: Path) -> None:
     pipeline.to_json(tmp_path / "estimate.json")
+
     read = json.loads((tmp_path / "estimate.json").read_text())
     assert read["format"] == profile.FORMAT
     assert read["estimated"]["cycles"] == pipeline.cycles
     assert read["estimated"]["chips"][1]["peak"]["weights"] == pipeline.chips[1].peak["weights"]
+
+
+def test_an_estimate_can_be_written_as_a_trace_with_a_bar_for_each_action(
+    pipeline: Estimate, tmp_path: Path
+) -> None:
     pipeline.to_trace(tmp_path / "trace.json")
+
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X" and event["cat"] == "action"]
-    assert len(bars) == len(pipeline.schedule)
-    assert {event["pid"] for event in bars} == {0, 1}
     first = next(event for event in bars if event["name"] == "0F0")
     microseconds = pipeline.schedule[0].cycles / pipeline.clock * 1e6
+    assert len(bars) == len(pipeline.schedule)
+    assert {event["pid"] for event in bars} == {0, 1}
     assert first["dur"] == pytest.approx(microseconds, abs=0.01)
 
 
-def test_a_system_is_a_text_and_large_enough() -> None:
+def test_a_system_with_too_few_chips_is_refused_and_one_that_has_them_is_named() -> None:
     with pytest.raises(poptorch.Error, match=r'(?s)needs more IPUs than the .*system="mk2:2"'):
         trained(2, system="mk2:1")
-    for system in ("mk9:1", 16):
-        with pytest.raises(poptorch.Error, match="There is no such system"):
-            trained(2, system=system)
 
 
-@pytest.mark.parametrize("price", [poptorch.estimate, poptorch.what_if])
-def test_a_model_has_to_be_wrapped(price) -> None:
-    more = {"vary": {"replicas": [1]}} if price is poptorch.what_if else {}
+@pytest.mark.parametrize("system", ["mk9:1", 16])
+def test_an_unknown_system_is_refused(system: Any) -> None:
+    with pytest.raises(poptorch.Error, match="There is no such system"):
+        trained(2, system=system)
+
+
+@pytest.mark.parametrize(
+    "price, settings",
+    [(poptorch.estimate, {}), (poptorch.what_if, {"vary": {"replicas": [1]}})],
+    ids=["estimate", "what_if"],
+)
+def test_a_model_has_to_be_wrapped(price: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(poptorch.Error, match=r"(?s)needs a wrapped model.*Linear"):
-        price(torch.nn.Linear(4, 4), torch.ones(1, 4), **more)
+        price(torch.nn.Linear(4, 4), torch.ones(1, 4), **settings)
 
 
-def test_what_is_guessed_is_said(pipeline: Estimate) -> None:
+def test_guesses_that_count_are_named_with_their_share_and_meaning(pipeline: Estimate) -> None:
     names = {guess.name for guess in pipeline.guesses}
+
     assert "code_base" in names
     assert "link_bytes" not in names
-    assert all(0 < guess.share <= 1 and guess.meaning for guess in pipeline.guesses)
+    for guess in pipeline.guesses:
+        assert 0 < guess.share <= 1, guess.name
+        assert guess.meaning, guess.name
 
 
 def test_estimating_leaves_the_model_usable() -> None:
@@ -251,96 +582,9 @@ def test_estimating_leaves_the_model_usable() -> None:
     model = Stack(2, 16).eval()
     executor = poptorch.inferenceModel(model, poptorch.Options().backend("reference"))
     x = torch.randn(4, 16)
-    made = poptorch.estimate(executor, x, system="bow:1")
+
+    estimate = poptorch.estimate(executor, x, system="bow:1")
+
+    assert estimate.fits
     assert not executor.isCompiled()
-    assert made.fits
     torch.testing.assert_close(executor(x), model(x))
-
-
-WIRE = Link(0.0, 1e9, copying=0.0, waking=0.0)
-FAR = replace(WIRE, latency=1e-3, bandwidth=math.inf)
-POWERS, SQUARES = [1 << n for n in range(1, 11)], [16, 64, 256, 1024]
-
-
-@pytest.mark.parametrize("link", [WIRE, FAR, Link(1e-5, 1e9)])
-def test_no_way_is_faster_with_more_bytes_or_processes(link: Link) -> None:
-    for cost, counts in ((ring, POWERS), (tree, POWERS), (hierarchical, SQUARES)):
-        assert cost(1e6, 1, link) == cost(0, 8, link) == 0
-        times = torch.tensor([[cost(size, n, link) for n in counts] for size in (1e4, 2e6, 3e8)])
-        assert (times.diff(dim=0) >= 0).all()
-        assert (times.diff(dim=1) >= 0).all()
-
-
-@pytest.mark.parametrize("n", [2, 4, 64, 1024])
-def test_each_way_takes_the_steps_and_the_bytes_of_its_source(n: int) -> None:
-    size, levels, root = 3e8, math.log2(n), math.isqrt(n)
-    moved = 2 * (n - 1) / n * size / 1e9  # Patarasuk and Yuan: no sum over processes moves less
-    assert ring(size, n, WIRE) == pytest.approx(moved)
-    assert ring(size, n, WIRE, 2) == pytest.approx(2 * moved)  # two at once share the link
-    assert ring(size, 1 << 20, WIRE) == pytest.approx(2 * size / 1e9, rel=1e-5)
-    assert ring(1, n, FAR) == pytest.approx(2 * (n - 1) * 2e-3)
-    assert tree(size, n, WIRE) == pytest.approx(min(moved, levels * size / 1e9))
-    assert tree(1, n, FAR) == pytest.approx(levels * 2e-3)
-    assert gather(1, n, FAR) == pytest.approx(n / 2 * (2 + levels) * 1e-3)
-    if root > 1:
-        assert hierarchical(size, n, WIRE) == pytest.approx(moved)
-        assert hierarchical(1, n, FAR) == pytest.approx(2 * 2 * (root - 1) * 2e-3)
-
-
-def curve(*counts, wide=128, sharded=False, **how):
-    """The curve of four square layers, and the estimate."""
-    options = how.setdefault("options", poptorch.Options())
-    where = poptorch.TensorLocationSettings().useReplicatedTensorSharding(sharded)
-    options.TensorLocations.setOptimizerLocation(where)
-    executor = wrapped(lambda: Stack(4, wide), optimizer="AdamW", steps=2, **how)
-    batch, link = meta(16 * options.device_iterations, wide), {"latency": "1ms", "bandwidth": "1GB"}
-    priced = poptorch.estimate(executor, batch, processes=counts, **link)
-    return priced.scaling, priced
-
-
-def test_a_curve_is_of_the_plan_s_own_gradients() -> None:
-    (made, priced), link = curve(1, 2, 64), Link(1e-3, 1e9)
-    start = made.bytes, made.computing, made.source
-    assert start == (4 * 128 * 128 * 4, priced.seconds, "estimated for mk2:64")
-    assert [row.processes for row in made.rows] == [1, 2, 64]
-    assert made.rows[0].exchanging == 0
-    assert made.rows[0].efficiency == 1
-    for row in made.rows[1:]:
-        assert row.exchanging == pytest.approx(ring(made.bytes, row.processes, link))
-        own = made.computing / (made.computing + row.exchanging)
-        assert row.efficiency == own
-        assert row.bound == "latency"
-    (large,) = curve(2, wide=1024)[0].rows  # some of these gradients are there early
-    assert large.exchanging < ring(8 << 20, 2, link, 2)
-    (thrice,) = curve(64, options=poptorch.Options().deviceIterations(3))[0].rows
-    assert thrice.exchanging == pytest.approx(3 * row.exchanging)
-    (divided,) = curve(64, sharded=True)[0].rows  # which passes the weights on, too
-    assert divided.exchanging == pytest.approx(row.exchanging + gather(made.bytes, 64, link))
-    assert divided.remedies[0] == Remedy("undivided optimizer state", row.efficiency)
-    # Those that leave early travel beside the computation.
-    early = scaling.Exchanged((2e6,), ((1e6,),), left=0.5)
-    waits = [early.seconds(computing, 8, WIRE) for computing in (0.0, 1e-3, 1.0)]
-    assert waits == sorted(waits, reverse=True)
-    assert waits[0] == pytest.approx(ring(1.5e6, 8, WIRE, 2))
-    assert waits[2] == pytest.approx(ring(1e6, 8, WIRE))
-
-
-def test_links_are_read_with_units_or_found_from_sums_and_what_cannot_be_is_refused() -> None:
-    assert link_of("2s", "100Gb") == link_of(2, "12.5 GB/s") == Link(2.0, 12.5e9)
-    assert link_of("1.5ms", "200Mbit/s") == Link(1.5e-3, 2.5e7)
-    for link, n in itertools.product((Link(2e-5, 1e9), Link(1e-3, 2.5e7), Link(0.02, 1e9)), POWERS):
-        found = scaling.fitted(n, ring(4, n, link), n * 4e6, ring(n * 4e6, n, link))
-        assert 0.7 < found.latency / link.latency < 1.42  # the next power of two
-        assert 0.7 < found.bandwidth / link.bandwidth < 1.42
-    for latency, bandwidth, name in (
-        ("20", 1, "latency"), ("1Gb", 1, "latency"), (None, 1, "latency"), (-1, 1, "latency"),
-        (0, 0, "bandwidth"), (0, "2us", "bandwidth"), (0, True, "bandwidth"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"needs the {name} of the link"):
-            link_of(latency, bandwidth)
-    with pytest.raises(ValueError, match="Processes are counted by whole numbers"):
-        curve(0)
-    options = poptorch.Options()
-    options.Distributed.configureProcessId(0, 2)
-    with pytest.raises(poptorch.Error, match="A curve over processes starts from one"):
-        curve(8, options=options)
