@@ -744,3 +744,13 @@ def test_tensor_data_sets_take_the_short_way_with_the_same_result():
         for a, b in zip(short, long, strict=True):
             for _ in range(3):
                 assert [batch[0].tolist() for batch in a] == values(b)
+
+
+def test_a_generator_is_refused_with_what_to_pass_instead() -> None:
+    numbers = (torch.tensor(number) for number in range(8))
+
+    with pytest.raises(TypeError, match="a generator, which can be read once") as caught:
+        poptorch.DataLoader(poptorch.Options(), numbers, batch_size=2)
+
+    assert "list(samples)" in str(caught.value)
+    assert "IterableDataset" in str(caught.value)

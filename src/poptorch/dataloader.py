@@ -514,6 +514,16 @@ def _check(options: Any, dataset: Any, async_options: dict[str, Any] | None) -> 
         raise AssertionFailure(_ORDER, got=repr(options), fix=_CALL)
     if dataset is _MISSING:
         raise InvalidType("DataLoader takes a data set", got="options only", fix=_CALL)
+    if isinstance(dataset, Iterator) and not hasattr(type(dataset), "__getitem__"):
+        raise InvalidType(
+            "A data set can be read again in each epoch",
+            got=f"a {type(dataset).__name__}, which can be read once",
+            fix=(
+                "pass a list: DataLoader(options, list(samples))",
+                "for data that do not fit into memory: a torch.utils.data.IterableDataset, whose "
+                "__iter__ returns a new generator",
+            ),
+        )
     if async_options and "rebatched_size" in async_options:
         raise AssertionFailure(
             "rebatched_size must not be in async_options",

@@ -174,6 +174,14 @@ def test_a_call_with_options_and_an_optimizer_brings_no_warning(
     assert caplog.messages == []
 
 
+def test_an_optimizer_in_the_place_of_the_options_is_to_be_named() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(poptorch.Error, match=r"trainingModel\(model, optimizer=optimizer\)"):
+        poptorch.trainingModel(model, optimizer)
+
+
 def test_a_call_without_options_has_the_defaults(caplog: pytest.LogCaptureFixture) -> None:
     call = read_call(False)
 

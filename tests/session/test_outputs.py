@@ -311,6 +311,17 @@ def test_calls_bind_arguments_as_python_does(name: str) -> None:
             wrapped(*args, **kwargs)
 
 
+def test_a_tensor_without_dimensions_is_refused_with_what_to_pass_instead() -> None:
+    model = inference(lambda x, s: x * s, iterations=2)
+
+    with pytest.raises(AssertionError, match="has no dimensions") as caught:
+        model(X, torch.tensor(2.0))
+
+    assert "tensor.item()" in str(caught.value)
+    assert "tensor.expand(2)" in str(caught.value)
+    assert torch.equal(model(X, 2.0), 2 * X)
+
+
 @pytest.mark.spec("executor", 15, 16, 17)
 def test_every_tensor_is_split_and_scalars_are_not() -> None:
     for other in (torch.tensor(2.0), torch.ones(1, 2)):

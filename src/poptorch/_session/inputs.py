@@ -246,6 +246,16 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             fix="leave the argument out, or pass None",
         )
     rows = tensor.shape[0] if tensor.dim() else 1
+    if not tensor.dim() and loops.slices > 1:
+        raise AssertionFailure(
+            "Invalid batch dimension: the batch does not divide into micro-batches",
+            got=f'input "{path}" has no dimensions; one call has {loops.slices} micro-batches\n'
+            f"= {loops}",
+            fix=(
+                "pass a Python number, which all of them get: tensor.item()",
+                f"or a row for each of them: tensor.expand({loops.slices})",
+            ),
+        )
     if rows % loops.slices:
         raise AssertionFailure(
             "Invalid batch dimension: the batch does not divide into micro-batches",
