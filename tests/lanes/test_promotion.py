@@ -1,6 +1,7 @@
 """Types in lanes: a number without dimensions counts as little as it does in one micro-batch."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -36,8 +37,18 @@ def values(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:
     return drawn > 1.5 if dtype is torch.bool else drawn.to(dtype)
 
 
-def in_lanes_and_alone(function, kinds) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what lanes and micro-batches alone compute; None where torch refuses the types."""
+TypeAndShape = tuple[torch.dtype, tuple[int, ...]]
+
+
+def in_lanes_and_alone(
+    function: Callable[..., torch.Tensor], kinds: tuple[TypeAndShape, ...]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what lanes and micro-batches alone compute; None where torch refuses the types.
+
+    Args:
+        function: of tensors.
+        kinds: type and shape of each of them.
+    """
     rows = [
         [values(dtype, *shape, seed=2 * lane + at) for at, (dtype, shape) in enumerate(kinds)]
         for lane in range(COUNT)

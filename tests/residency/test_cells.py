@@ -1,7 +1,9 @@
 """The coherence table, beside a model of ten lines."""
 
 import functools
+from collections.abc import Callable
 from concurrent import futures
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from poptorch._residency import TABLE, Device, Event, Lock, State, Transfer, unw
 PATHS = ("w",)
 EITHER = st.integers(0, 1)
 UNDER = st.sampled_from([mode for name, mode in MODES.items() if "meta" not in name])
+Mode = Callable[[], AbstractContextManager[object]]
+"""What a user may be inside of, such as ``torch.inference_mode``."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -30,7 +34,8 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.host, self.step = nn.Parameter(torch.zeros(1)), 0.0
+        self.host = nn.Parameter(torch.zeros(1))
+        self.step = 0.0
         self.values = [torch.zeros(1), torch.zeros(1)]
         self.devices = [Device(functools.partial(self.read, at), True) for at in (0, 1)]
         for device in self.devices:
@@ -39,6 +44,7 @@ class Machine(RuleBasedStateMachine):
         self.newer: int | None = None
 
     def move(self, at: int, event: Event) -> None:
+        """Make the transfers that the table asks for, as an executor does."""
         with plainly():
             for _ in self.devices[at].due(event, PATHS):
                 row = TABLE[event, self.devices[at].state("w")]
@@ -51,10 +57,12 @@ class Machine(RuleBasedStateMachine):
         self.move(at, Event.READ)
 
     def came_down(self) -> None:
-        self.on_host, self.newer = self.newest, None
+        """The host has the newest values."""
+        self.on_host = self.newest
+        self.newer = None
 
     @rule(at=EITHER, mode=UNDER)
-    def call(self, at: int, mode) -> None:
+    def call(self, at: int, mode: Mode) -> None:
         with mode():
             self.train(at)
 
@@ -66,10 +74,11 @@ class Machine(RuleBasedStateMachine):
         self.step += 1.0
         self.values[at].fill_(self.step)
         self.devices[at].updated(Event.UPDATE, PATHS)
-        self.newest, self.newer = self.step, at
+        self.newest = self.step
+        self.newer = at
 
     @rule(mode=UNDER)
-    def look(self, mode) -> None:
+    def look(self, mode: Mode) -> None:
         assert (type(self.host) is not nn.Parameter) == (self.newer is not None)
         with mode():
             assert self.host.item() == self.newest
@@ -82,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         self.came_down()
 
     @rule(at=EITHER, mode=UNDER)
-    def copy_to_host(self, at: int, mode) -> None:
+    def copy_to_host(self, at: int, mode: Mode) -> None:
         with mode():
             self.fetch_to_host(at)
 
@@ -95,14 +104,15 @@ class Machine(RuleBasedStateMachine):
         assert self.host.item() == self.newest
 
     @rule(at=EITHER, mode=UNDER)
-    def copy_to_device(self, at: int, mode) -> None:
+    def copy_to_device(self, at: int, mode: Mode) -> None:
         if self.devices[at].state("w") is not State.HOST_ONLY and self.newer == at:
-            self.newest, self.newer = self.on_host, None  # what it trained is gone
+            self.newest = self.on_host  # what it trained is gone
+            self.newer = None
         with mode():
             self.move(at, Event.COPY_TO_DEVICE)
 
     @rule(at=EITHER, mode=UNDER)
-    def detach(self, at: int, mode) -> None:
+    def detach(self, at: int, mode: Mode) -> None:
         with mode():
             self.move(at, Event.DETACH)
             self.devices[at].clear()
@@ -115,7 +125,11 @@ TestTwoDevices = Machine.TestCase
 
 
 def devices(*trains: bool) -> list[Device]:
-    """Return one for each pair of neighbours of a row of tensors; so that all are connected."""
+    """Devices, each of which shares a tensor with the one before and with the one behind it.
+
+    Args:
+        trains: whether each of them trains.
+    """
     hosts = [torch.ones(1) for _ in range(len(trains) + 1)]
     made = [Device(lambda: None, trained) for trained in trains]
     for device, before, after in zip(made, hosts, hosts[1:], strict=False):
@@ -129,21 +143,39 @@ def excludes(one: Lock, two: Lock) -> bool:
         return not futures.wait([thread.submit(two.run, int)], 0.05).done
 
 
-@pytest.mark.parametrize("middle", [True, False])
-def test_models_that_a_trainer_connects_have_one_lock(middle: bool) -> None:
-    first, second, third = devices(False, middle, False)
-    assert [len(device.near) for device in (first, second, third)] == [middle, 2 * middle, middle]
-    assert excludes(first.lock, third.lock) == middle
+def test_models_that_a_trainer_connects_have_one_lock() -> None:
+    first, second, third = devices(False, True, False)
+
+    assert [len(device.near) for device in (first, second, third)] == [1, 2, 1]
+    assert excludes(first.lock, third.lock)
+
+
+def test_models_that_do_not_train_have_locks_of_their_own() -> None:
+    first, second, third = devices(False, False, False)
+
+    assert [len(device.near) for device in (first, second, third)] == [0, 0, 0]
+    assert not excludes(first.lock, third.lock)
+
+
+def test_a_model_that_is_gone_connects_no_others() -> None:
+    first, second, _third = devices(False, True, False)
+    assert len(first.near) == 1
+
     del second
+
     assert not first.near
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_a_lock_that_is_joined_while_a_thread_is_about_to_take_it(held: int, monkeypatch) -> None:
+def test_a_lock_that_is_joined_while_a_thread_is_about_to_take_it_is_taken_with_the_other(
+    held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     locks = Lock(), Lock()
-    chosen, root = [], Lock._root
+    root = Lock._root
+    chosen: list[Lock] = []
 
-    def joined_afterwards(self):
+    def joined_afterwards(self: Lock) -> Lock:
+        """Choose the lock to take; when it is chosen for the first time, join both."""
         lock = root(self)
         if not chosen:
             chosen.append(lock)
@@ -151,14 +183,20 @@ def test_a_lock_that_is_joined_while_a_thread_is_about_to_take_it(held: int, mon
         return lock
 
     monkeypatch.setattr(Lock, "_root", joined_afterwards)
-    assert locks[held].run(lambda: root(locks[1 - held])._held._is_owned())
+
+    other_is_held = locks[held].run(lambda: root(locks[1 - held])._held._is_owned())
+
+    assert other_is_held
 
 
-def test_who_is_in_a_model_that_is_joined_stays_alone_in_it() -> None:
-    for own in (0, 1):
-        locks = Lock(), Lock()
-        with futures.ThreadPoolExecutor(1) as thread, locks[own]():
-            locks[0].join(locks[1])
-            waiting = [thread.submit(lock.run, int) for lock in locks]
-            assert not futures.wait(waiting, 0.05, futures.FIRST_COMPLETED).done
-        assert excludes(*locks)
+@pytest.mark.parametrize("own", [0, 1])
+def test_who_is_in_a_model_that_is_joined_stays_alone_in_it(own: int) -> None:
+    locks = Lock(), Lock()
+
+    with futures.ThreadPoolExecutor(1) as thread, locks[own]():
+        locks[0].join(locks[1])
+        waiting = [thread.submit(lock.run, int) for lock in locks]
+        entered = futures.wait(waiting, 0.05, futures.FIRST_COMPLETED).done
+
+    assert not entered
+    assert excludes(*locks)
