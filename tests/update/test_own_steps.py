@@ -494,6 +494,12 @@ def with_bounds(p, group, state):
     p.addmm_(p.reshape(len(p), -1), torch.ones(1, 1), alpha=group["lr"]) if p.dim() < 0 else None
 
 
+def with_numbers_that_have_to_be_those_of_python(p, group, state):
+    flat = p.reshape(1, -1), p.grad.reshape(1, -1)
+    similar = nn.functional.cosine_similarity(*flat, eps=group["lr"])
+    p.sub_(p.grad * similar * group["lr"])
+
+
 def data_is_replaced(p, group, state):
     p.data = p.data - group["lr"] * p.grad.data
 
@@ -514,7 +520,7 @@ def by_shape(p, group, state):
 
 @pytest.mark.parametrize("function", [
     every_third, ints_are_no_tensors, with_masks, with_bounds, data_is_replaced,
-    norms_that_are_kept, by_shape,
+    norms_that_are_kept, by_shape, with_numbers_that_have_to_be_those_of_python,
 ])  # fmt: skip
 def test_code_of_a_step_means_what_it_means_in_eager_torch(function):
     pair = Pair(weird(function))

@@ -314,7 +314,7 @@ class Numbers(TorchFunctionMode):
                 for key, each in kwargs.items()
             }
         narrow = _replaced((args, kwargs), lambda each: self._narrow(each, dtype))
-        return self._call(func, *narrow)
+        return self._call(func, *narrow, given)
 
     def _rounded_once(
         self,
@@ -375,14 +375,23 @@ class Numbers(TorchFunctionMode):
             self._sources[place_of(made)] = self.sources(number)
         return self._computed[known]
 
-    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Sequence[Tensor] | None = None,
+    ) -> Any:
+        """``given``: the tensors before numbers among them got a type of tensors."""
         try:
             return func(*args, **kwargs)
         except (ValueNeeded, Error):
             raise
         except Exception:
-            if any(map(is_number, tensors_in((args, kwargs)))):
-                self._refuse((args, kwargs), getattr(func, "__name__", str(func)))
+            given = [*tensors_in((args, kwargs))] if given is None else given
+            numbers = [each for each in given if is_number(each)]
+            if numbers:  # the function may want those of Python: hyper-parameters become constants
+                self._refuse(numbers, getattr(func, "__name__", str(func)))
             raise
 
     def _note(self, func: Any, args: Any, kwargs: Any, known: Identifier, result: Any) -> Any:
