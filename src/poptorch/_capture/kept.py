@@ -55,12 +55,12 @@ def _comes_of_changes(node: fx.Node, constant: set[fx.Node]) -> bool:
 def refuse_new_layers(request: Request) -> None:
     """Layers may be replaced by others of the same weights, since a program's state is fixed."""
     known = {id(tied.tensor) for tied in request.tensors.values()}
-    for path, tied in tensors_of(request.module, values=False).items():
+    for name, tied in tensors_of(request.module, values=False).items():
         if id(tied.tensor) not in known:
-            layer = path.rpartition(".")[0]
+            layer = name.rpartition(".")[0]
             raise Error(
                 "forward gives the model a layer that it did not have",
-                got=f"'{layer}', with '{path}' of shape {tuple(tied.tensor.shape)}: a program's "
+                got=f"'{layer}', with '{name}' of shape {tuple(tied.tensor.shape)}: a program's "
                 "state is fixed when it is compiled",
                 where=source.definition_line(type(request.users).forward),
                 fix=(
