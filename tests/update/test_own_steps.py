@@ -457,6 +457,15 @@ def test_stochastic_rounding_of_weights_in_half_is_refused():
         training(torch.ones(2, 4, dtype=torch.bfloat16))
 
 
+def test_a_step_that_needs_a_closure_is_refused_when_the_model_is_wrapped():
+    class Closing(Weird):
+        def step(self, closure):
+            return closure()
+
+    with pytest.raises(poptorch.Error, match="Closing: its step needs a closure"):
+        Pair(lambda model: Closing(model.parameters(), None))
+
+
 def test_what_a_step_raises_has_a_note_that_it_was_traced():
     def fail(p, group, state):
         raise KeyError("missing")

@@ -313,8 +313,8 @@ class Numbers(TorchFunctionMode):
                 key: torch.full((), each, dtype=dtype) if isinstance(each, int | float) else each
                 for key, each in kwargs.items()
             }
-        narrow = _replaced((args, kwargs), lambda each: self._narrow(each, dtype))
-        return self._call(func, *narrow, given)
+        args, kwargs = _replaced((args, kwargs), lambda each: self._narrow(each, dtype))
+        return self._call(func, args, kwargs, given)
 
     def _rounded_once(
         self,

@@ -6,6 +6,7 @@ and what is constant in any case. ``_update.own_step`` finds out which numbers c
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,14 +44,28 @@ Numbers = dict[Place, float]
 
 
 def refuse(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse the classes of torch whose step cannot be part of a program."""
-    for cls in optimizer.__class__.__mro__:
-        if cls.__module__.startswith("torch.optim") and cls.__name__ in _REFUSED:
-            raise AssertionFailure(
-                "Unsupported optimizer type",
-                got=f"{full_name(optimizer.__class__)}: {_REFUSED[cls.__name__]}",
-                fix="use another optimizer of torch.optim or poptorch.optim, or step on the host",
-            )
+    """Refuse the classes whose step cannot be part of a program."""
+    whys = [
+        _REFUSED[cls.__name__]
+        for cls in optimizer.__class__.__mro__
+        if cls.__module__.startswith("torch.optim") and cls.__name__ in _REFUSED
+    ]
+    if _needs_closure(optimizer.__class__):
+        whys.append("its step needs a closure, which calls the model again within a step")
+    if whys:
+        raise AssertionFailure(
+            "Unsupported optimizer type",
+            got=f"{full_name(optimizer.__class__)}: {whys[0]}",
+            fix="use another optimizer of torch.optim or poptorch.optim, or step on the host",
+        )
+
+
+def _needs_closure(cls: type[torch.optim.Optimizer]) -> bool:
+    _, *given = inspect.signature(cls.step).parameters.values()
+    named = (each for each in given if each.kind is not each.VAR_KEYWORD)
+    return any(
+        each.default is each.empty and each.kind is not each.VAR_POSITIONAL for each in named
+    )
 
 
 def full_name(cls: type) -> str:
