@@ -7,6 +7,7 @@ import pytest
 import sympy
 import torch
 import torch._inductor.config
+from torch import nn
 from torch._inductor import cpp_builder
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import CppCompileError
@@ -17,7 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
 from helpers.inductor_graphs import graph
-from helpers.wrapping import normal, options
+from helpers.wrapping import Having, normal, options, training
 from poptorch._compile import cache, tiers
 from poptorch.backends.inductor import compiler, shortcuts, toolchain
 
@@ -141,3 +142,34 @@ def test_complaints_of_the_compiler_are_quoted(raised, kind, text: str, monkeypa
     x = torch.ones(3)
     with pytest.raises(kind, match=text):
         compiler.compile_graph(*graph(lambda x: ([x + 1], []), [x]), [x])
+
+
+class Residual(nn.Module):
+    """Two convolutions with group norms, and a way past them."""
+
+    def __init__(self, given: int, made: int, step: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(given, made, 3, step, 1, bias=False)
+        self.second = nn.Conv2d(made, made, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, made) for _ in range(2))
+        self.past = nn.Conv2d(given, made, 1, step) if given != made else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.norms[0](self.first(x)))
+        return torch.relu(self.norms[1](self.second(inner)) + self.past(x))
+
+
+def test_loops_that_torch_cannot_split_alike_are_compiled_as_they_are() -> None:
+    """A test whose code would be interpreted fails."""
+    torch.manual_seed(0)
+    blocks = Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 128, 2)
+    layers = nn.Conv2d(3, 32, 3, 1, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    classifier = nn.Sequential(*layers, nn.Linear(128, 10))
+    net = Having(
+        lambda net, x, y: nn.functional.cross_entropy(net.classifier(x), y), classifier=classifier
+    )
+    executor = training(net, options("inductor"))
+
+    executor(normal(4, 3, 32, 32), torch.arange(4))
+
+    assert executor._executable.report().backend == "inductor"

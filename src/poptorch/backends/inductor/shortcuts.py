@@ -63,6 +63,7 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
         "DtypePropagationOpsHandler": functools.cache(lambda usual: usual()),
         "simplify_with_ranges": simplify,
         "stride_at_vec_range": stride,
+        "try_loop_split": split_if_alike,
         "write_entry_point_signature": _entry,
         "worker_compile_cpp": build,
         "cpp_pybinding": kernels.together(),
@@ -111,6 +112,18 @@ def _entry(usual: Callable[..., None], self: Any) -> None:
     """Torch begins the wrapper's only long function, which need not be optimised much."""
     self.prefix.writeline('__attribute__((optimize("O1")))')
     usual(self)
+
+
+def split_if_alike(usual: Callable[..., Any], self: Any, nodes: Any) -> Any:
+    """Split the loops of nodes as torch does, or leave them: to split them only saves time.
+
+    That all are split alike is an assertion of torch's, before it changes any of them. It fails for
+    the group norms of a small ResNet.
+    """
+    try:
+        return usual(self, nodes)
+    except AssertionError:
+        return nodes
 
 
 def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | None = None) -> Any:
