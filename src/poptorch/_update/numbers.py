@@ -538,8 +538,8 @@ def _is_in_place(name: str) -> bool:
     return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
-def _is_scheduled(key: str) -> bool:
-    return not _SCHEDULED.isdisjoint(key.split("."))
+def _is_scheduled(name: str) -> bool:
+    return not _SCHEDULED.isdisjoint(name.split("."))
 
 
 def _result_type(tensors: Sequence[Tensor]) -> torch.dtype:
