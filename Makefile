@@ -1,4 +1,4 @@
-# Every target makes its own virtual environment first; nothing else needs to be set up.
+# Every target makes a virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
 #   make test                  lint, types and tests
@@ -9,11 +9,12 @@
 #   make docs                  the site in build/site, and the tests of its pages
 #   make check                 lint, types and a quick part of the tests, in half a minute
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
+#   make VENV=build/venv ...   choose the environment; a torch that .venv already has is kept
 #   make test JOBS=8           run the tests in that many processes
 
 PYTHON ?= python3
 JOBS ?= 2
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
@@ -22,13 +23,22 @@ FASHION := /usr/share/datasets/fashion-mnist
 .PHONY: demo demo-processes examples test test-capabilities test-long test-torch check lint docs site bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
-# torch goes first and by its exact version, so that nothing later can pull another build of it.
+# torch goes first and by its exact version, so that nothing later can pull another build of it. One
+# that make has not installed, as after the README's commands, stays.
+HELD = $(BIN)/python -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "Making $(VENV) with $$($(PYTHON) --version) (once; torch is a large download)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@held=torch==$$($(HELD)); chosen=$(TORCH); \
+	case "$$held" in \
+		torch==|$(TORCH)|$(TORCH)+*) touch $(VENV)/.has-tested-torch;; \
+		*) if [ ! -e $(VENV)/.has-tested-torch ]; then chosen=$$held; \
+			echo "Keeping $$held, which $(VENV) has. With $(TORCH), which is tested: make VENV=build/venv"; fi;; \
+	esac; \
+	sed "s/^torch==.*/$$chosen/" constraints.txt >$(VENV)/constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP) dataset
