@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime
+import math
 import sys
 import types
 
@@ -248,11 +249,63 @@ def test_the_norm_of_the_gradients_is_that_before_clipping() -> None:
         torch.testing.assert_close(training.getAnchoredTensor("norm"), norm)
     assert training.plan().program.lanes is not None  # it costs no lanes
     close = "(?s)No tensor.*did you mean Gradient___head.weight or "
-    for name, said in {"GradientNorm": "No tensor.*Norm", "Gradient___heads.weight": close}.items():
-        opts = options()
-        opts.anchorTensor("anchor", name)
-        with pytest.raises(poptorch.Error, match=said):  # without clipping there is no norm
-            poptorch.trainingModel(net(), opts)(*batch(2))
+    opts = options()
+    opts.anchorTensor("anchor", "Gradient___heads.weight")
+    with pytest.raises(poptorch.Error, match=close):
+        poptorch.trainingModel(net(), opts)(*batch(2))
+
+
+class Deep(nn.Module):
+    """Has so many small weights that they are updated together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(10)))
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layers(x), y)
+
+
+MEASURED = {
+    "nothing said": lambda w: poptorch.optim.SGD(w, lr=0.1),
+    "infinity": lambda w: poptorch.optim.SGD(w, lr=0.1, max_grad_norm=math.inf),
+    "loss scaling": lambda w: poptorch.optim.AdamW(w, lr=0.01, loss_scaling=128.0),
+    "clipping": lambda w: poptorch.optim.SGD(w, lr=0.1, max_grad_norm=1e-3),
+    "LAMB": lambda w: poptorch.optim.LAMB(w, lr=0.01),
+    "a traced step": lambda w: torch.optim.Adagrad(w, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("optimizer", MEASURED.values(), ids=MEASURED)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_accumulated_gradients_and_their_norm_are_eager_s(optimizer, replicas) -> None:
+    model = Deep()
+    eager, opts = copy.deepcopy(model), options(accumulation=4, replicas=replicas)
+    opts.anchorTensor("norm", "GradientNorm")
+    opts.anchorTensor("bias", "AccumulatedGradient___layers.3.bias")
+    training = poptorch.trainingModel(model, opts, optimizer(model.parameters()))
+    x, y = torch.randn(16, 4), torch.randn(16, 4)
+    eager(x, y).backward()
+
+    training(x, y)
+
+    norm = nn.utils.get_total_norm([each.grad for each in eager.parameters()])
+    torch.testing.assert_close(training.getAnchoredTensor("norm"), norm)
+    torch.testing.assert_close(training.getAnchoredTensor("bias"), eager.layers[3].bias.grad)
+    assert {"GradientNorm", "AccumulatedGradient___layers.3.bias"} <= {*training.getTensorNames()}
+
+
+def test_measuring_the_norm_leaves_the_update_as_it_is() -> None:
+    models = [Deep(), Deep()]
+    models[1].load_state_dict(models[0].state_dict())
+    x, y = torch.randn(16, 4), torch.randn(16, 4)
+    for model, anchors in zip(models, [(), ("GradientNorm",)], strict=True):
+        opts = options(accumulation=4)
+        for name in anchors:
+            opts.anchorTensor("norm", name)
+        optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01)
+        poptorch.trainingModel(model, opts, optimizer)(x, y)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
 
 
 X = torch.arange(4.0).reshape(2, 2)

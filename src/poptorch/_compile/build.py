@@ -18,6 +18,7 @@ from .._ir.loops import Lanes, Loops
 from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, Shard
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec
+from .._update import Anchor
 from ..enums import ReductionType
 from .lower import lower, lower_update
 
@@ -122,15 +123,32 @@ class _TrainingGraphs:
 
     def _update(self) -> Graph:
         rounding = self.spec.precision.stochastic_rounding
-        named = [short for short, long, *_ in self.spec.anchors if long == slots.NORM]
-        norms = [slots.anchor(short, (), torch.float32) for short in named]
+        anchors = [*self._norms(), *self._accumulated()]
 
         def make(updated: Sequence[Slot]) -> SlotFunction:
-            made = _update.lower(self.optim, updated, rounding, self.parts, norms)
+            made = _update.lower(self.optim, updated, rounding, self.parts, anchors)
             self.initial |= made.initial
             return made
 
-        return lower_update(make, self.updated, self.optim)
+        return (
+            self._lowered(make(self.updated))
+            if anchors
+            else lower_update(make, self.updated, self.optim)
+        )
+
+    def _norms(self) -> Iterator[Anchor]:
+        for short, long, *_ in self.spec.anchors:
+            if long == slots.NORM:
+                yield Anchor(slots.anchor(short, (), torch.float32))
+
+    def _accumulated(self) -> Iterator[Anchor]:
+        trained = {path for group in self.optim.groups for path in group.params}
+        weights = {
+            f"{slots.ACCUMULATED}{slot.path}": slot for slot in self.updated if slot.path in trained
+        }
+        for short, long, *_ in self.spec.anchors:
+            if weight := weights.get(long):
+                yield Anchor(slots.anchor(short, weight.shape, weight.dtype), weight.path)
 
     def _lowered(self, function: SlotFunction) -> Graph:
         self.initial |= function.initial
@@ -251,6 +269,9 @@ def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
     return Emit(tuple(results), spec.output.mode, spec.output.period, tuple(exceptions))
 
 
+_PREFIXES = ("", "Gradient___", slots.ACCUMULATED, UPDATED)
+
+
 def _known(graphs: Mapping[str, Graph]) -> list[str]:
     params = {s.path for graph in graphs.values() for s in graph.inputs if s.kind is Kind.PARAM}
-    return [f"{prefix}{path}" for path in sorted(params) for prefix in ("", "Gradient___", UPDATED)]
+    return [f"{prefix}{path}" for path in sorted(params) for prefix in _PREFIXES]

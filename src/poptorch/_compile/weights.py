@@ -81,7 +81,7 @@ def sharded(
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     small = f"no weight has {least} elements (minElementsForReplicatedTensorSharding)"
     traced = "" if optim.own is None else f"the update is traced from {optim.algorithm}.step"
-    why = traced or _hindrance(spec, by_stages) or ("" if members else small)
+    why = traced or _hindrance(spec, optim.clips, by_stages) or ("" if members else small)
     if why:
         log.python.warning(
             "useReplicatedTensorSharding has no effect: every process keeps all of the "
@@ -104,9 +104,13 @@ def sharded(
     return replace(flat, groups=tuple(groups)), shards
 
 
-def _hindrance(spec: Spec, by_stages: bool) -> str:
+def _hindrance(spec: Spec, clips: bool, by_stages: bool) -> str:
     hindrances = {
-        "updated weights are anchored": any(a[1].startswith(UPDATED) for a in spec.anchors),
+        "updated weights or their gradients are anchored": any(
+            long.startswith((UPDATED, slots.ACCUMULATED)) for _, long, *_ in spec.anchors
+        ),
+        "the norm of gradients that are not clipped is anchored": not clips
+        and any(long == slots.NORM for _, long, *_ in spec.anchors),
         "automatic loss scaling looks at whole gradients": spec.reduction.automatic_loss_scaling,
         "every operator is checked for floating-point exceptions": (
             spec.precision.floating_point_exceptions

@@ -33,6 +33,7 @@ STATE_KINDS = frozenset(
     {Kind.PARAM, Kind.BUFFER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG, Kind.CONSTANT}
 )
 DECAY_RATES = frozenset({"alpha", "beta1", "beta2"})
+ACCUMULATED = "AccumulatedGradient___"  # anchors the gradient that an update takes of a weight
 NORM = "GradientNorm"  # anchors the norm of all gradients, before they are clipped by it
 
 

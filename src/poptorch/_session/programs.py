@@ -12,7 +12,7 @@ from .. import _compile
 from .._base import log
 from .._base.errors import Error
 from .._ir.plan import Plan
-from .._ir.slots import NORM, Kind
+from .._ir.slots import ACCUMULATED, NORM, Kind
 from ..backends.protocol import Again
 from .guards import Guard
 from .inputs import Indices
@@ -53,8 +53,11 @@ class Variant:
         names = list(self.compiled.micro.names)
         if self.task.optim is not None:
             visible = self.compiled.plan.program.visible_slots().values()
-            names += [f"UpdatedVar___{slot.path}" for slot in visible if slot.kind is Kind.PARAM]
-            names += [NORM] if self.task.optim.clips else []
+            weights = [slot.path for slot in visible if slot.kind is Kind.PARAM]
+            trained = {path for group in self.task.optim.groups for path in group.params}
+            names += [f"UpdatedVar___{path}" for path in weights]
+            names += [f"{ACCUMULATED}{path}" for path in weights if path in trained]
+            names += [NORM]
         return names
 
     def anchors(self, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """OptimSpec and gradients -> the functions that accumulate, descale and update."""
 
 from .bundles import flatten, gather, spread
+from .clipping import Anchor
 from .formulas import compute_dtype
 from .own_bundles import alike, over_bundles
 from .own_discovery import discover

@@ -1,8 +1,9 @@
-"""Gradients clipped by the norm of all of them."""
+"""Gradients clipped by the norm of all of them, and what of them is anchored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,21 +20,46 @@ def sums_of_squares(keys: Iterable[str], tensors: Tensors) -> list[Tensor]:
     return [(each * each).sum() for each in gradients]
 
 
+@dataclass(frozen=True)
+class Anchor:
+    """Where the norm of all gradients goes besides, or the gradient of one weight."""
+
+    slot: Slot
+    path: str = ""
+
+
 def clip_factor(
-    spec: OptimSpec, terms: Sequence[Tensor], norms: Sequence[Slot]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what gradients are multiplied by, and the values of ``norms``, from their squares."""
+    spec: OptimSpec, terms: Sequence[Tensor], anchors: Sequence[Anchor]
+) -> tuple[Tensor | float, dict[str, Tensor]]:
+    """Return what gradients are multiplied by, and the anchored norms, from their squares."""
+    norms = [each.slot for each in anchors if not each.path]
+    if not (spec.clips or norms):
+        return 1.0, {}
     norm, limit = torch.sqrt(torch.stack([*terms]).sum()), spec.max_grad_norm
+    measured = {slot.key: norm.to(slot.dtype).as_strided((), ()) for slot in norms}
+    if not spec.clips:
+        return 1.0, measured
     largest = norm.clamp(min=max(limit, torch.finfo(torch.float32).tiny))
     factor = (limit / largest).as_strided((), ())
-    return factor, {slot.key: norm.to(slot.dtype).as_strided((), ()) for slot in norms}
+    return factor, measured
+
+
+def gradients_of(
+    keys: Mapping[str, str], tensors: Tensors, anchors: Sequence[Anchor]
+) -> dict[str, Tensor]:
+    """Return the anchored gradients of weights; ``keys``: of gradients, by path."""
+    own = [each for each in anchors if each.path]
+    return {each.slot.key: tensors[keys[each.path]].to(each.slot.dtype).clone() for each in own}
 
 
 def clipped(
-    spec: OptimSpec, keys: Sequence[str], tensors: Tensors, norms: Sequence[Slot]
+    spec: OptimSpec, keys: Mapping[str, str], tensors: Tensors, anchors: Sequence[Anchor]
 ) -> tuple[dict[str, Tensor], Tensors]:
-    """Return the values of ``norms``, and tensors among which these gradients are clipped."""
-    if not spec.clips or not keys:
+    """Return what is anchored, and tensors among which these gradients are clipped."""
+    if not keys or not (spec.clips or anchors):
         return {}, tensors
-    factor, measured = clip_factor(spec, sums_of_squares(keys, tensors), norms)
-    return measured, {**tensors, **{key: tensors[key] * factor for key in keys}}
+    factor, measured = clip_factor(spec, sums_of_squares(keys.values(), tensors), anchors)
+    measured |= gradients_of(keys, tensors, anchors)
+    if not spec.clips:
+        return measured, tensors
+    return measured, {**tensors, **{key: tensors[key] * factor for key in keys.values()}}

@@ -14,14 +14,14 @@ from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .choices import COMMON, Choices, Results
-from .clipping import clipped
+from .clipping import Anchor, clipped
 from .formulas import compute_dtype
 from .numbers import HYPER, NUMBER, WEIGHT, numbers_functions
 from .own_run import Inputs, Run
 
 
 def lower_own(
-    spec: OptimSpec, params: Sequence[Slot], norms: Sequence[Slot], stochastic_rounding: bool
+    spec: OptimSpec, params: Sequence[Slot], anchors: Sequence[Anchor], stochastic_rounding: bool
 ) -> SlotFunction:
     """Return the step as a pure function between slots; arguments are those of ``lower``."""
     own = spec.own
@@ -46,19 +46,21 @@ def lower_own(
         for name in group.variables
     ]
     gradients = {slot.path: slots.gradient(slot, compute_dtype(slot.dtype)) for slot in weights}
-    norms = norms if spec.clips and weights else ()
+    anchors = anchors if weights else ()
     outputs = (*state, *weights)
     inputs = (*outputs, *gradients.values(), *hypers)
     initial = {each.slot.key: each.initial for each in kept if each.initial}
 
     def update(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        keys = [slot.key for slot in gradients.values()]
-        measured, tensors = clipped(spec, keys, tensors, norms)
+        keys = {path: slot.key for path, slot in gradients.items()}
+        measured, tensors = clipped(spec, keys, tensors, anchors)
         with numbers_functions(), torch.no_grad():
             update = _Update(own, weights, kept, gradients, hypers, tensors)
             return {**measured, **update.results()}
 
-    return SlotFunction("update", update, inputs, (*outputs, *norms), initial)
+    return SlotFunction(
+        "update", update, inputs, (*outputs, *(each.slot for each in anchors)), initial
+    )
 
 
 def _hyper_dtype(own: OwnStep, at: int, name: str) -> torch.dtype:

@@ -12,7 +12,7 @@ from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .._ops.rounding import DROPPED_BITS, rounded
-from .clipping import clip_factor, sums_of_squares
+from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
 from .formulas import (
     ALGORITHMS,
     SQUARES,
@@ -40,7 +40,7 @@ def lower(
     params: Sequence[Slot],
     stochastic_rounding: bool = False,
     in_parts: Collection[str] = (),
-    norms: Sequence[Slot] = (),
+    anchors: Sequence[Anchor] = (),
 ) -> SlotFunction:
     """Return the update as a pure function between slots.
 
@@ -50,10 +50,10 @@ def lower(
             ``rng.rounding``, a 0-d int64 that starts at the seed.
         in_parts: paths of those that are this process's parts of weights. Where norms of the whole
             are needed the function reads the squares that ``own_squares`` makes, added up.
-        norms: where the norm of all gradients goes besides, where these are clipped by it.
+        anchors: where the norm of all gradients goes besides, and those of weights.
     """
     if spec.own is not None:
-        return lower_own(spec, params, norms, stochastic_rounding)
+        return lower_own(spec, params, anchors, stochastic_rounding)
     algorithm = ALGORITHMS[spec.algorithm]
     groups = _groups_of(spec, params)
     weights = [weight for group in groups for weight in group.weights]
@@ -61,7 +61,8 @@ def lower(
     squares = _squares_slot(spec, partial)
     places = {weight.slot.path: at * SQUARES for at, weight in enumerate(partial)}
     common = _common(spec, [weight.slot for weight in weights])
-    norms = norms if spec.clips and weights else ()
+    anchors = anchors if weights else ()
+    gradients = {weight.slot.path: weight.gradient.key for weight in weights}
     outputs: list[Slot] = [slots.STEP] if any(group.counts for group in groups) else []
     outputs += [s for w in weights for s in (w.slot, *(slot for _, slot in w.moments))]
     initial = {s.key: _first(m, s) for w in weights for m, s in w.moments if m.initial}
@@ -77,13 +78,13 @@ def lower(
         store = RandomRounding(tensors.get(slots.ROUNDING.key))
         clip: Scalar = 1.0
         tensors = dict(tensors)
-        if spec.clips and weights:
+        if weights and (spec.clips or anchors):
             whole = (w.gradient.key for w in weights if w.slot.path not in places)
             terms = sums_of_squares(whole, tensors)
             if squares is not None:
                 terms.append(tensors[squares.key][0])
-            clip, measured = clip_factor(spec, terms, norms)
-            results |= measured
+            clip, measured = clip_factor(spec, terms, anchors)
+            results |= measured | gradients_of(gradients, tensors, anchors)
         for group in groups:
             for weight, (value, gradient, state, values) in group.steps(clip, tensors):
                 if squares is not None and not spec.clips and weight.slot.path in places:
@@ -98,7 +99,9 @@ def lower(
                     results[slot.key] = store(state[moment.name], slot.dtype)
         return results
 
-    return SlotFunction("update", update, tuple(inputs), (*outputs, *norms), initial)
+    return SlotFunction(
+        "update", update, tuple(inputs), (*outputs, *(each.slot for each in anchors)), initial
+    )
 
 
 @dataclass(frozen=True)
