@@ -37,6 +37,7 @@ from poptorch._compile.build import training_program  # noqa: E402
 from poptorch._ir.blocks import label_of  # noqa: E402
 from poptorch._ir.indices import preconditions  # noqa: E402
 from poptorch._ir.operators import name_of  # noqa: E402
+from poptorch._ops.written_out import written_out  # noqa: E402
 from poptorch.backends.calls import with_fewer_calls  # noqa: E402
 from poptorch.backends.inductor import Inductor, compiler, libraries, lowering, writes  # noqa: E402
 from poptorch.backends.prepare import prepare, without_writes  # noqa: E402
@@ -91,7 +92,7 @@ def lines_of(plan: Any) -> Iterator[str]:
     if ready.prepare is not None:
         yield from _graph("prepare", ready.prepare.module)
     for name, graph in ready.graphs.items():
-        module, places = without_writes(graph)
+        module, places = without_writes(written_out(graph))
         _, inputs = lowering.fakes(graph.examples())
         rules = compiler.rules(module.graph)
         made = lowering.lower(module, places, inputs, rules, private.select_decomp_table())

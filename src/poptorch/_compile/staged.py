@@ -13,6 +13,7 @@ from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
 from .._ir.schedule import Workload
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec, Strategy
+from .._ops.written_out import written_out
 from .lower import Make, lower, lower_by_example, lower_update
 
 Graphs = Mapping[StagePass, Graph]
@@ -50,7 +51,8 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
         update = lower_by_example(make, micro.trained, optim)
     else:
         update = lower_update(make, micro.trained, optim)
-    return adding, compose("update", [scaled, update])
+    # Chips' prices and passes are of operators that are known there.
+    return adding, compose("update", [scaled, written_out(update)])
 
 
 def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:

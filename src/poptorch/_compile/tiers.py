@@ -18,6 +18,7 @@ from .._ir.blocks import line_of
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
+from .._ops.written_out import written_out
 from ..backends import Backend, Builder, Compiled, Executable, Progress
 from ..backends.protocol import Again, repeating
 from ..backends.reference import Reference
@@ -39,7 +40,8 @@ PATIENCE = 30.0  # seconds for which compiling waits for a free core, and betwee
 class PlanCode:
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
         self.plan, self.builder, self.store = builder.prepared(plan), builder, store
-        self.graphs = self.plan.program.graphs  # those that run most often come first
+        # As they are compiled, so that keys tell formulas; those that run most often come first.
+        self.graphs = {name: written_out(g) for name, g in self.plan.program.graphs.items()}
         keys = ((name, key_of(graph, builder)) for name, graph in self.graphs.items())
         self.keys = {name: key for name, key in keys if key is not None}
 
@@ -60,7 +62,8 @@ class PlanCode:
         return {key: self.graphs[name] for name, key in self.keys.items() if name not in found}
 
     def mixed(self, found: Mapping[str, Compiled]) -> Executable:
-        others = {n: Reference().interpreted(g) for n, g in self.graphs.items() if n not in found}
+        graphs = self.plan.program.graphs.items()
+        others = {n: Reference().interpreted(g) for n, g in graphs if n not in found}
         return self.builder.assemble(self.plan, {**others, **found}, 0.0)
 
     def compile_concurrently(self, idle: int) -> None:

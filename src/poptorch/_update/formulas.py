@@ -1,6 +1,8 @@
-"""The formulas of optimizers, written once for every backend (PopTorch user guide, "Optimizers").
+"""What an update computes once per group before each weight takes its step, for each algorithm.
 
-Hyper-parameters are Python numbers (constants, compiled in) or 0-d tensors (variables, inputs).
+The steps are operators, whose formulas are in ``_ops/optimizer_steps.py`` (PopTorch user guide,
+"Optimizers"). Hyper-parameters are Python numbers (constants, compiled in) or 0-d tensors
+(variables, inputs).
 """
 
 from __future__ import annotations
@@ -14,14 +16,11 @@ from torch import Tensor
 
 from .._ir import slots
 from .._ir.spec import Setting
+from .._ops import optimizer_steps as steps
+from .._ops.optimizer_steps import Scalar, Scalars, Step, Tensors, is_constant
 
-Scalar = float | Tensor
-Scalars = Mapping[str, Scalar]
 Prepared = dict[str, Scalar]
-Tensors = dict[str, Tensor]
-Stepped = tuple[Tensor, Tensors]
 Settings = Mapping[str, Setting]  # what is compiled in, of the optimizer and one of its groups
-SQUARES = 2  # sums of squares that ``Algorithm.squares`` returns
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Algorithm:
     moments: Callable[[Settings], tuple[Moment, ...]]
     counts: Callable[[Settings], bool]  # whether it needs the number of this update, from 1
     prepare: Callable[[Settings, Scalars, Tensor | None], Prepared]  # once per group
-    step: Callable[[Tensor, Tensor, Tensors, Scalars], Stepped]  # weight, descaled gradient, ...
+    step: Step
     squares: Callable[[Tensor, Tensor, Tensors, Scalars], list[Tensor]] | None = None
     """The SQUARES sums of squares of norms of whole weights. Where others have parts of a weight
     ``step`` reads the whole sums as the values ``square_0`` and ``square_1``."""
@@ -71,20 +70,6 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def is_constant(value: Scalar, number: float) -> bool:
-    return not isinstance(value, Tensor) and value == number
-
-
-def scaled(tensor: Tensor, factor: Scalar) -> Tensor:
-    return tensor if is_constant(factor, 1) else tensor * factor
-
-
-def plus_scaled(base: Tensor, other: Tensor, factor: Scalar) -> Tensor:
-    if isinstance(factor, Tensor):
-        return torch.addcmul(base, other, factor)
-    return torch.add(base, other, alpha=factor)
-
-
 def materialised(values: dict[str, Scalar]) -> Prepared:
     """Have compilers compute scalars once: ``as_strided`` is only ever applied to a buffer.
 
@@ -112,18 +97,7 @@ def _correction(hyper: Scalars, name: str, count: Tensor) -> Tensor:
     return -torch.expm1(count * log)
 
 
-def _with_decay(gradient: Tensor, weight: Tensor, values: Scalars) -> Tensor:
-    decay = values["weight_decay"]
-    return gradient if is_constant(decay, 0) else plus_scaled(gradient, weight, decay)
-
-
-def _blend(old: Tensor, new: Tensor, share: Scalar) -> Tensor:
-    if isinstance(share, Tensor):
-        return torch.addcmul(old, new - old, share)
-    return torch.lerp(old, new, share)
-
-
-# SGD: as in torch, and unlike the original, the first gradient enters the velocity undamped.
+# SGD, with one velocity per weight, or with one that also sums the gradients.
 
 
 def _sgd_moments(settings: Settings) -> tuple[Moment, ...]:
@@ -156,29 +130,6 @@ def _sgd_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Pr
     return prepared
 
 
-def _sgd_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
-    gradient = _with_decay(gradient, weight, values)
-    if "velocity" not in moments:
-        return plus_scaled(weight, gradient, values["descent"]), {}
-    velocity = moments["velocity"] * values["momentum"]
-    velocity = plus_scaled(velocity, gradient, values["share"])
-    direction = _looked_ahead(scaled(gradient, values["scaling"]), velocity, values)
-    return plus_scaled(weight, direction, values["descent"]), {"velocity": velocity}
-
-
-def _looked_ahead(gradient: Tensor, velocity: Tensor, values: Scalars) -> Tensor:
-    nesterov = values["nesterov"]
-    if is_constant(nesterov, 0):
-        return velocity
-    ahead = plus_scaled(gradient, velocity, values["momentum"])
-    return torch.where(nesterov > 0, ahead, velocity) if isinstance(nesterov, Tensor) else ahead
-
-
-# SGD whose velocity also sums the gradients, one tensor per weight. Between updates it already
-# holds the momentum and decay part of the next update, computed with the hyper-parameters of the
-# last one: this is why a change acts one step late on that part.
-
-
 def _combined_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
     scaling, decay = hyper["velocity_scaling"], hyper["weight_decay"]
     prepared = {name: hyper[name] for name in ("momentum", "nesterov", "weight_decay")}
@@ -192,21 +143,7 @@ def _combined_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) 
     return prepared
 
 
-def _combined_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
-    velocity = plus_scaled(moments["combined"], gradient, values["share"])
-    if "first_decay" in values:
-        velocity = plus_scaled(velocity, weight, values["first_decay"])
-    if not is_constant(values["nesterov"], 0):
-        gradient = plus_scaled(gradient, weight, values["weight_decay"]) * values["scaling"]
-    direction = _looked_ahead(gradient, velocity, values)
-    weight = plus_scaled(weight, direction, values["descent"])
-    velocity = velocity * values["momentum"]
-    if not is_constant(values["decay"], 0):
-        velocity = plus_scaled(velocity, weight, values["decay"])
-    return weight, {"combined": velocity}
-
-
-# Adam, its weight decay in the gradient; AdamW, whose decay is not.
+# Adam, whose weight decay is part of the gradient; AdamW, which shrinks the weight; LAMB.
 
 
 def _adam_moments(settings: Settings) -> tuple[Moment, ...]:
@@ -229,31 +166,15 @@ def _adam_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> P
         prepared["first_factor"] = 1 / _correction(hyper, "beta1", count)
         prepared["root_factor"] = torch.rsqrt(_correction(hyper, "beta2", count))
     prepared["descent"] = -(hyper["lr"] * prepared["first_factor"])
-    prepared["shrink"] = 1 - hyper["lr"] * hyper["weight_decay"]
     return prepared
 
 
-def _advanced(gradient: Tensor, moments: Tensors, values: Scalars) -> tuple[Tensors, Tensor]:
-    first = _blend(moments["first"], gradient, values["first_share"])
-    second = _blend(moments["second"], gradient * gradient, values["second_share"])
-    root = scaled(torch.sqrt(second), values["root_factor"])
-    return {"first": first, "second": second}, root + values["eps"]
-
-
-def _adam_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
-    gradient = _with_decay(gradient, weight, values)
-    moments, root = _advanced(gradient, moments, values)
-    return plus_scaled(weight, moments["first"] / root, values["descent"]), moments
-
-
-def _adamw_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
-    moments, root = _advanced(gradient, moments, values)
-    if not is_constant(values["weight_decay"], 0):
-        weight = weight * values["shrink"]
-    return plus_scaled(weight, moments["first"] / root, values["descent"]), moments
-
-
-# LAMB: AdamW's direction, as long per tensor as the weight allows.
+def _adamw_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
+    prepared = _adam_prepare(settings, hyper, count)
+    decay = prepared.pop("weight_decay")
+    if not is_constant(decay, 0):
+        prepared["shrink"] = 1 - hyper["lr"] * decay
+    return prepared
 
 
 def _lamb_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
@@ -261,40 +182,7 @@ def _lamb_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> P
     return prepared | {"descent": -hyper["lr"], "max_weight_norm": hyper["max_weight_norm"]}
 
 
-def _lamb_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
-    moments, direction = _lamb_direction(weight, gradient, moments, values)
-    if "square_0" in values:  # of the whole weight, of which this is a part
-        norms = [torch.sqrt(torch.as_tensor(values[f"square_{i}"])) for i in range(SQUARES)]
-    else:
-        norms = [torch.linalg.vector_norm(each) for each in (weight, direction)]
-    (long, short), limit = norms, values["max_weight_norm"]
-    long = torch.minimum(long, limit) if isinstance(limit, Tensor) else long.clamp(max=limit)
-    trust = torch.where((long > 0) & (short > 0), long / short, 1.0)
-    factor = (values["descent"] * trust).as_strided((), ())  # as in ``materialised``
-    return torch.addcmul(weight, direction, factor), moments
-
-
-def _lamb_squares(
-    weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
-) -> list[Tensor]:
-    moments, direction = _lamb_direction(weight, gradient, moments, values)
-    # Behind the last element of a weight there is padding: with an eps of 0, it is 0 / 0.
-    nothing = (moments["first"] == 0) & (moments["second"] == 0) & (weight == 0)
-    direction = torch.where(nothing, 0.0, direction)
-    return [(each * each).sum() for each in (weight, direction)]
-
-
-def _lamb_direction(
-    weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
-) -> tuple[Tensors, Tensor]:
-    moments, root = _advanced(gradient, moments, values)
-    direction = scaled(moments["first"] / root, values["first_factor"])
-    if not is_constant(values["weight_decay"], 0):
-        direction = plus_scaled(direction, weight, values["weight_decay"])
-    return moments, direction
-
-
-# RMSprop, plain or centred, in torch's variant or TensorFlow's.
+# RMSprop.
 
 
 def _rmsprop_moments(settings: Settings) -> tuple[Moment, ...]:
@@ -319,36 +207,17 @@ def _rmsprop_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -
     return prepared
 
 
-def _rmsprop_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
-    gradient = _with_decay(gradient, weight, values)
-    moments = dict(moments)
-    moments["square"] = _blend(moments["square"], gradient * gradient, values["share"])
-    variance = moments["square"]
-    if "mean" in moments:
-        moments["mean"] = _blend(moments["mean"], gradient, values["share"])
-        variance = variance - moments["mean"] * moments["mean"]
-    if values["tf"]:
-        root = torch.sqrt(variance + values["eps"])
-    else:
-        root = torch.sqrt(variance) + values["eps"]
-    direction = gradient / root
-    if "momentum" in moments:
-        kept = moments["momentum"] * values["momentum"]
-        direction = moments["momentum"] = plus_scaled(kept, direction, values["entry"])
-    return plus_scaled(weight, direction, values["descent"]), moments
-
-
 ALGORITHMS = {
-    "sgd": Algorithm(_sgd_moments, _sgd_counts, _sgd_prepare, _sgd_step),
+    "sgd": Algorithm(_sgd_moments, _sgd_counts, _sgd_prepare, steps.SGD),
     "sgd_combined": Algorithm(
         lambda settings: (Moment("combined", None),),
         lambda settings: settings.get("dampening") != 0 or settings.get("weight_decay") != 0,
         _combined_prepare,
-        _combined_step,
+        steps.SGD_COMBINED,
     ),
-    "adam": Algorithm(_adam_moments, _corrects, _adam_prepare, _adam_step),
-    "adamw": Algorithm(_adam_moments, _corrects, _adam_prepare, _adamw_step),
-    "lamb": Algorithm(_adam_moments, _corrects, _lamb_prepare, _lamb_step, _lamb_squares),
-    "rmsprop": Algorithm(_rmsprop_moments, lambda _: False, _rmsprop_prepare, _rmsprop_step),
+    "adam": Algorithm(_adam_moments, _corrects, _adam_prepare, steps.ADAM),
+    "adamw": Algorithm(_adam_moments, _corrects, _adamw_prepare, steps.ADAM),
+    "lamb": Algorithm(_adam_moments, _corrects, _lamb_prepare, steps.LAMB, steps.lamb_squares),
+    "rmsprop": Algorithm(_rmsprop_moments, lambda _: False, _rmsprop_prepare, steps.RMSPROP),
 }
 """By the name that an OptimSpec has."""

@@ -14,14 +14,12 @@ from .._ir import slots
 from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Reduction
+from .._ops.optimizer_steps import Scalar, plus_scaled, scaled
 from ..enums import MeanReductionStrategy, ReductionType
 from .formulas import (
-    Scalar,
     compute_dtype,
     kept_dtype,
     materialised,
-    plus_scaled,
-    scaled,
     storage_dtype,
 )
 

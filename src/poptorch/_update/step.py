@@ -11,22 +11,18 @@ from .._ir import slots
 from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
+from .._ops.optimizer_steps import SQUARES, Scalar, Scalars, Tensors, scaled
 from .._ops.rounding import DROPPED_BITS, rounded
 from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
 from .formulas import (
     ALGORITHMS,
-    SQUARES,
     Algorithm,
     Moment,
-    Scalar,
-    Scalars,
     Settings,
-    Tensors,
     as_real,
     compute_dtype,
     kept_dtype,
     materialised,
-    scaled,
 )
 from .own_step import lower_own
 

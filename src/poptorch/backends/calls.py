@@ -1,6 +1,6 @@
 """Fewer calls for the interpreter: how it rewrites a prepared graph.
 
-Bits stay, but for steps of Adam: see ``fused_steps``.
+Bits stay, except those of Adam's steps: see ``fused_steps``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Steps of SGD with momentum and of Adam as calls for many weights, for the interpreter.
+"""Steps of optimizers as the interpreter takes them: one call of torch's kernels for many weights.
 
-Bits of SGD stay; those of Adam are of torch's fused kernel. A step over eager's with and without
-its calls, one thread: MLP 0.95 and 3.1, a BERT of 4 layers 0.99 and 1.2, with bfloat16 weights 0.99
-and 1.1.
+Where torch has no kernel for a step it is written out in operators. Bits of SGD stay; those of
+Adam are those of torch's fused kernel. A step over eager's with and without the calls, one thread:
+MLP 0.95 and 3.1, a BERT of 4 layers 0.99 and 1.2, with bfloat16 weights 0.99 and 1.1.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from torch import fx
 
 from .._base import private
-from .._ir.operators import reachable
+from .._ops.optimizer_steps import ADAM, BY_OPERATOR, SGD, Operands, is_constant, with_decay
+from .._ops.written_out import erase, insert, write_out
 
 aten = torch.ops.aten
 
@@ -25,134 +27,119 @@ _LATE = torch.tensor(1e30, dtype=torch.float32, device="cpu")  # a step without 
 
 
 @dataclass(frozen=True)
-class _Step:
-    """The call that computes a step; its tensors, its numbers where they are compiled in."""
+class _Kernel:
+    """A function that takes steps in place, of lists of tensors and of numbers."""
 
     call: Callable[..., None]
-    tensors: tuple[fx.Node, ...]
-    scalars: tuple[Any, ...]
-    inner: Collection[fx.Node]  # what computes it so far
+    needs: tuple[str, ...]  # of torch
+    moments: tuple[str, ...]
+    numbers: tuple[str, ...]
+    casts: bool = False  # whether weights and gradients may be in half
+
+    def takes(self, given: Operands) -> bool:
+        plain = tuple(given.moments) == self.moments
+        plain = plain and is_constant(given.numbers.get("nesterov", 0.0), 0)
+        return plain and all(private.optional(name) is not None for name in self.needs)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A step that a kernel takes."""
+
+    kernel: _Kernel
+    node: fx.Node
+    given: Operands
+    place: fx.Node  # where the weight is kept
+    writes: tuple[fx.Node, ...]  # of the new weight and its new moments
 
 
 def fuse_steps(module: fx.GraphModule) -> fx.GraphModule:
-    """Let alike steps in a prepared graph be one call; return the module, changed."""
+    """Let steps in a prepared graph be calls of kernels, or be written out; return the module."""
     graph = module.graph
     copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
-    written = {copy.args[1]: copy for copy in copies}
-    steps = [step for copy in copies if (step := _step(copy, written)) is not None]
-    if not steps:
-        return module
-    order = {node: at for at, node in enumerate(graph.nodes)}
+    taken = [each for copy in copies if (each := _taken(copy)) is not None]
     alike: dict[Any, list[tuple[fx.Node, ...]]] = {}
-    for step in steps:
-        kind = step.call, step.tensors[0].meta["val"].dtype, step.scalars
-        alike.setdefault(kind, []).append(step.tensors)
-    with graph.inserting_before(copies[0]):  # all that they write is computed, nothing is written
-        for (call, _, scalars), same in alike.items():
-            lists = map(list, zip(*same, strict=True))
-            graph.call_function(call, (*lists, *scalars))
-    for step in steps:
-        for node in sorted(step.inner, key=order.__getitem__, reverse=True):
-            if node in written:
-                graph.erase_node(written[node])
-            graph.erase_node(node)
+    for each in taken:
+        tensors = each.place, _gradient(each), *each.given.moments.values()
+        scalars = tuple(each.given.numbers[name] for name in each.kernel.numbers)
+        kind = each.kernel, each.place.meta["val"].dtype, scalars
+        alike.setdefault(kind, []).append(tensors)
+    if taken:
+        with graph.inserting_before(copies[0]):  # all is computed by then, and nothing written
+            for (kernel, _, scalars), same in alike.items():
+                lists = map(list, zip(*same, strict=True))
+                graph.call_function(kernel.call, (*lists, *scalars))
+    for each in taken:
+        _erase(each)
+    write_out(graph)
     module.recompile()
     return module
 
 
-def _step(copy: fx.Node, written: Mapping[Any, fx.Node]) -> _Step | None:
-    """Return the step (see ``_update``) whose new weight a node writes, if any."""
-    for read, kernels in ((_sgd, _SGD), (_adam, _ADAM)):
-        step = read(copy.args[0], copy.args[1], written)
-        if step is not None and all(private.optional(name) is not None for name in kernels):
-            return step
-    return None
-
-
-def _sgd(weight: Any, new_weight: Any, written: Mapping[Any, fx.Node]) -> _Step | None:
-    base, new_velocity, descent = _plus_scaled(new_weight)
-    kept, gradient, share = _plus_scaled(new_velocity)
-    velocity, momentum = _operands(kept, aten.mul.Tensor)
-    ends = weight, gradient, velocity
-    state = {new_weight: weight, new_velocity: velocity}
-    inner = _alone(new_weight, {*ends, momentum, share, descent}, state, written)
-    if base is not weight or not inner or not _are_alike(ends):
+def _taken(copy: fx.Node) -> _Taken | None:
+    """Return the step whose new weight a node writes, if a kernel takes it."""
+    place, stored = copy.args
+    result = stored.args[0] if _is_cast(stored) else stored
+    if result.target is not operator.getitem or result.args[1] != 0:
         return None
-    return _Step(sgd_step, ends, (momentum, share, descent), inner)
-
-
-def _adam(place: Any, result: Any, written: Mapping[Any, fx.Node]) -> _Step | None:
-    weight, new_weight = _in_float32(place, result)
-    base, quotient, descent = _plus_scaled(new_weight)
-    decayed, shrink = (weight, 1.0) if base is weight else _operands(base, aten.mul.Tensor)
-    new_first, root = _operands(quotient, aten.div.Tensor)
-    corrected, eps = _operands(root, aten.add.Tensor)
-    scaled = _operands(corrected, aten.mul.Tensor)
-    plain, factor = scaled if scaled[0] is not None else (corrected, 1.0)
-    new_second, *_ = _operands(plain, aten.sqrt.default)
-    first, gradient, first_share = _blend(new_first)
-    second, square, second_share = _blend(new_second)
-    if decayed is not weight or _operands(square, aten.mul.Tensor) != (gradient, gradient):
+    node = result.args[0]
+    kernel = KERNELS.get(node.target)
+    if kernel is None:
         return None
-    scalars = first_share, second_share, factor, eps, descent, shrink
-    ends = weight, gradient, first, second
-    state = {result: place, new_first: first, new_second: second}
-    inner = _alone(result, {*ends, *scalars}, state, written)
-    if not inner or not _are_alike(ends):
+    given = BY_OPERATOR[node.target].operands(node.args)
+    is_place = given.weight is place or (kernel.casts and _before_cast(given.weight) is place)
+    tensors = [given.weight, *given.moments.values()]
+    if is_constant(given.numbers["weight_decay"], 0):
+        tensors.append(given.gradient)
+    writes = _writes(node, (place, *given.moments.values()))
+    if not (writes and is_place and kernel.takes(given) and _are_alike(tensors)):
         return None
-    narrow = gradient if weight is place else _before_cast(gradient)
-    inner |= {cast for cast in {weight, gradient} - {place, narrow} if set(cast.users) <= inner}
-    return _Step(adam_step, (place, narrow, first, second), scalars, inner)
+    return _Taken(kernel, node, given, place, writes)
 
 
-def _alone(
-    result: fx.Node, ends: Collection[Any], state: Mapping[Any, Any], written: Mapping[Any, fx.Node]
-) -> set[fx.Node]:
-    """Return what computes a result from its ends, if only the state's new values are read."""
-    if any(new not in written or written[new].args[0] is not old for new, old in state.items()):
-        return set()
-    inner = reachable([result], lambda node: set(node.all_input_nodes) - set(ends))
-    users = {user for node in inner for user in node.users}
-    return inner if users <= {*inner, *(written[new] for new in state)} else set()
+def _writes(node: fx.Node, places: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """Return the nodes that write a step's results, each into its place; none if others read one.
+
+    A new weight may be cast before it is written.
+    """
+    results = {user.args[1]: user for user in node.users}
+    writes = []
+    for at, place in enumerate(places):
+        readers = [*results[at].users] if at in results else []
+        if at == 0 and len(readers) == 1 and _is_cast(readers[0]):
+            readers = [*readers[0].users]
+        if len(readers) != 1 or readers[0].target is not aten.copy_.default:
+            return ()
+        if readers[0].args[0] is not place:
+            return ()
+        writes += readers
+    return tuple(writes)
 
 
-def _in_float32(place: Any, result: Any) -> tuple[Any, Any]:
-    """Return a weight and its new value; of a narrower type, what is computed between casts."""
-    if isinstance(result, fx.Node) and result.target is aten._to_copy.default:
-        for user in place.users:
-            if _before_cast(user) is place:
-                return user, result.args[0]
-    return place, result
+def _gradient(taken: _Taken) -> fx.Node:
+    """Return the gradient that a kernel reads: with the decay, or before it was made float32."""
+    given = taken.given
+    decay = given.numbers["weight_decay"]
+    if not is_constant(decay, 0):
+        (decayed,) = insert(taken.node, with_decay, given.gradient, given.weight, decay)
+        return decayed
+    return given.gradient if given.weight is taken.place else _before_cast(given.gradient)
 
 
-def _before_cast(node: fx.Node) -> Any:
-    cast = node.target is aten._to_copy.default and node.kwargs == {"dtype": torch.float32}
-    return node.args[0] if cast else node
+def _erase(taken: _Taken) -> None:
+    """Erase a step with its writes, and the casts around it that nothing else reads."""
+    of_step = {taken.node, *taken.node.users}
+    for write in taken.writes:
+        erase(write, lambda operand: operand in of_step or _is_cast(operand))
 
 
-def _operands(node: Any, target: Any) -> tuple[Any, ...]:
-    if not isinstance(node, fx.Node) or node.target is not target or node.kwargs:
-        return None, None
-    return node.args
+def _is_cast(node: fx.Node) -> bool:
+    return node.target is aten._to_copy.default
 
 
-def _plus_scaled(node: Any) -> tuple[Any, Any, Any]:
-    match node:
-        case fx.Node(target=aten.addcmul.default, args=(a, b, factor)) if not node.kwargs:
-            return a, b, factor
-        case fx.Node(target=aten.add.Tensor, args=(a, b), kwargs={"alpha": factor}):
-            return a, b, factor
-    return None, None, None
-
-
-def _blend(node: Any) -> tuple[Any, Any, Any]:
-    """Return (old, new, share) of ``old + share * (new - old)``."""
-    match node:
-        case fx.Node(target=aten.lerp.Scalar, args=(old, new, share)):
-            return old, new, share
-    old, difference, share = _plus_scaled(node)
-    new, subtracted = _operands(difference, aten.sub.Tensor)
-    return (old, new, share) if subtracted is old else (None, None, None)
+def _before_cast(node: fx.Node) -> fx.Node:
+    widened = _is_cast(node) and node.kwargs == {"dtype": torch.float32}
+    return node.args[0] if widened else node  # type: ignore[return-value]
 
 
 def _are_alike(nodes: Iterable[Any]) -> bool:
@@ -242,4 +229,14 @@ def _kernel(name: str) -> Any:
     return getattr(private, name)
 
 
-STEPS = frozenset({adam_step, sgd_step})
+KERNELS = {
+    ADAM.operator: _Kernel(
+        adam_step,
+        _ADAM,
+        ("first", "second"),
+        ("first_share", "second_share", "root_factor", "eps", "descent", "shrink"),
+        casts=True,
+    ),
+    SGD.operator: _Kernel(sgd_step, _SGD, ("velocity",), ("momentum", "share", "descent")),
+}
+STEPS = frozenset(kernel.call for kernel in KERNELS.values())

@@ -22,6 +22,7 @@ from .._ir.blocks import label_of, line_of
 from .._ir.graph import Graph, copied
 from .._ir.operators import Operator, name_of
 from .._ir.plan import Plan
+from .._ops.written_out import written_out
 from . import stopwatch
 from .calls import with_fewer_calls
 from .driver import Collector, LoopExecutable, Point, program_report
@@ -154,7 +155,7 @@ class Checked(Reference):
     executable = _CheckedExecutable
 
     def interpreted(self, graph: Graph) -> Compiled:
-        interpreter = stopwatch.OneByOne(accept_strides(prepare(graph)), _checked)
+        interpreter = stopwatch.OneByOne(accept_strides(prepare(written_out(graph))), _checked)
         return lambda arguments: interpreter.run(*arguments)
 
 

@@ -16,6 +16,7 @@ from ..._base import private, timing
 from ..._base.folders import of_torchs_compiler
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
+from ..._ops.written_out import written_out
 from ..driver import program_report
 from ..prepare import without_writes
 from ..process import keep_freed_memory
@@ -48,6 +49,7 @@ class Inductor:
 
     def build(self, graph: Graph) -> Code:
         """Compile one graph; the code is run, so that its folder is this user's alone."""
+        graph = written_out(graph)
         with of_torchs_compiler(), _without_torchs_advice():
             with timing.part("import of the compiler"):
                 private.demand(private.COMPILER)

@@ -1,0 +1,113 @@
+"""Steps of optimizers in a graph written out in operators of torch, as their formulas say."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base import private
+from .._base.threads import one_at_a_time
+from .._ir.graph import Graph, copy_node, lazily
+from .optimizer_steps import BY_OPERATOR
+
+
+def written_out(graph: Graph) -> Graph:
+    """Return a graph whose steps of optimizers are operators of torch."""
+    if not any(node.target in BY_OPERATOR for node in graph.operators):
+        return graph
+    copied = graph.copy()
+    write_out(copied.module.graph)
+    copied.module.recompile()
+    return copied
+
+
+def write_out(graph: fx.Graph) -> None:
+    """Replace each step of an optimizer by operators of torch, in place."""
+    for node in list(graph.nodes):
+        if node.target in BY_OPERATOR:
+            results = insert(node, BY_OPERATOR[node.target].written_out, *node.args)
+            for result in list(node.users):
+                assert result.target is operator.getitem, "steps return several tensors"
+                result.replace_all_uses_with(results[result.args[1]])
+                graph.erase_node(result)
+            erase(node, lambda operand: operand.op == "call_function")
+
+
+def erase(node: fx.Node, goes: Callable[[fx.Node], bool]) -> None:
+    """Erase a node, and with it those of its operands that nothing else reads and that may go."""
+    unread = [node]
+    while unread:
+        node = unread.pop()
+        operands = dict.fromkeys(node.all_input_nodes)
+        node.graph.erase_node(node)
+        unread += [operand for operand in operands if not operand.users and goes(operand)]
+
+
+def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx.Node]:
+    """Insert before a node what a function computes from nodes of its graph; return its results.
+
+    The function returns a tensor or a list of tensors.
+    """
+    given: list[fx.Node] = []
+
+    def number(node: fx.Node) -> _Given:
+        given.append(node)
+        value = node.meta["val"]
+        return _Given(len(given) - 1, tuple(value.shape), value.dtype)
+
+    form = fx.node.map_aggregate(args, lambda a: number(a) if isinstance(a, fx.Node) else a)
+    traced = _traced(_Call(function, repr(form), form))
+    copies = dict(zip(traced.find_nodes(op="placeholder"), given, strict=True))
+    meta = {key: value for key, value in before.meta.items() if key != "val"}
+    with before.graph.inserting_before(before):
+        for node in (each for each in traced.nodes if each.op == "call_function"):
+            copies[node] = copy_node(before.graph, node, copies)
+            copies[node].meta = {**meta, "val": node.meta["val"]}
+    return [copies[result] for result in traced.output_node().args[0]]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A tensor that lies in memory in order, as those of a state do."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Call:
+    function: Callable[..., Any]
+    text: str  # of the arguments
+    args: Any = field(compare=False)
+
+
+@lru_cache(256)
+def _traced(call: _Call) -> fx.Graph:
+    given: dict[int, _Given] = {}
+
+    def note(argument: Any) -> Any:
+        if isinstance(argument, _Given):
+            given[argument.number] = argument
+        return argument
+
+    fx.node.map_aggregate(call.args, note)
+
+    def function(tensors: list[torch.Tensor]) -> Any:
+        return call.function(
+            *fx.node.map_aggregate(
+                call.args, lambda a: tensors[a.number] if isinstance(a, _Given) else a
+            )
+        )
+
+    with one_at_a_time(), lazily(), torch.no_grad(), private.FakeTensorMode():
+        inputs = [torch.empty(each.shape, dtype=each.dtype) for each in given.values()]
+        module = private.traced(function, [inputs])
+    module.graph.eliminate_dead_code()
+    return module.graph
