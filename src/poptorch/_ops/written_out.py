@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from .._base import private
+from .._base.plainly import plainly
 from .._base.threads import one_at_a_time
 from .._ir.graph import Graph, copy_node, lazily
 from .optimizer_steps import BY_OPERATOR
@@ -56,12 +57,15 @@ def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx
     """
     given: list[fx.Node] = []
 
-    def number(node: fx.Node) -> _Given:
-        given.append(node)
-        value = node.meta["val"]
+    def number(argument: Any) -> Any:
+        if not isinstance(argument, fx.Node):
+            return argument
+        given.append(argument)
+        value = argument.meta["val"]
         return _Given(len(given) - 1, tuple(value.shape), value.dtype)
 
-    form = fx.node.map_aggregate(args, lambda a: number(a) if isinstance(a, fx.Node) else a)
+    aggregate: Any = fx.node.map_aggregate
+    form = aggregate(args, number)
     traced = _traced(_Call(function, repr(form), form))
     copies = dict(zip(traced.find_nodes(op="placeholder"), given, strict=True))
     meta = {key: value for key, value in before.meta.items() if key != "val"}
@@ -69,7 +73,8 @@ def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx
         for node in (each for each in traced.nodes if each.op == "call_function"):
             copies[node] = copy_node(before.graph, node, copies)
             copies[node].meta = {**meta, "val": node.meta["val"]}
-    return [copies[result] for result in traced.output_node().args[0]]
+    results: Any = traced.output_node().args[0]
+    return [copies[result] for result in results]
 
 
 @dataclass(frozen=True)
@@ -90,24 +95,22 @@ class _Call:
 
 @lru_cache(256)
 def _traced(call: _Call) -> fx.Graph:
-    given: dict[int, _Given] = {}
+    inputs: list[torch.Tensor] = []
 
-    def note(argument: Any) -> Any:
-        if isinstance(argument, _Given):
-            given[argument.number] = argument
-        return argument
-
-    fx.node.map_aggregate(call.args, note)
+    def fake(argument: Any) -> Any:
+        if not isinstance(argument, _Given):
+            return argument
+        inputs.append(torch.empty(argument.shape, dtype=argument.dtype))
+        return inputs[-1]
 
     def function(tensors: list[torch.Tensor]) -> Any:
         return call.function(
-            *fx.node.map_aggregate(
-                call.args, lambda a: tensors[a.number] if isinstance(a, _Given) else a
-            )
+            *aggregate(call.args, lambda a: tensors[a.number] if isinstance(a, _Given) else a)
         )
 
-    with one_at_a_time(), lazily(), torch.no_grad(), private.FakeTensorMode():
-        inputs = [torch.empty(each.shape, dtype=each.dtype) for each in given.values()]
-        module = private.traced(function, [inputs])
+    aggregate: Any = fx.node.map_aggregate
+    with one_at_a_time(), lazily(), plainly(), private.FakeTensorMode():
+        aggregate(call.args, fake)
+        module: fx.GraphModule = private.traced(function, [inputs])
     module.graph.eliminate_dead_code()
     return module.graph

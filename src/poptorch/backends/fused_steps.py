@@ -78,6 +78,8 @@ def fuse_steps(module: fx.GraphModule) -> fx.GraphModule:
 
 def _taken(copy: fx.Node) -> _Taken | None:
     """Return the step whose new weight a node writes, if a kernel takes it."""
+    place: Any
+    stored: Any
     place, stored = copy.args
     result = stored.args[0] if _is_cast(stored) else stored
     if result.target is not operator.getitem or result.args[1] != 0:
@@ -97,13 +99,13 @@ def _taken(copy: fx.Node) -> _Taken | None:
     return _Taken(kernel, node, given, place, writes)
 
 
-def _writes(node: fx.Node, places: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+def _writes(node: fx.Node, places: Sequence[Any]) -> tuple[fx.Node, ...]:
     """Return the nodes that write a step's results, each into its place; none if others read one.
 
     A new weight may be cast before it is written.
     """
     results = {user.args[1]: user for user in node.users}
-    writes = []
+    writes: list[fx.Node] = []
     for at, place in enumerate(places):
         readers = [*results[at].users] if at in results else []
         if at == 0 and len(readers) == 1 and _is_cast(readers[0]):
@@ -116,7 +118,7 @@ def _writes(node: fx.Node, places: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
     return tuple(writes)
 
 
-def _gradient(taken: _Taken) -> fx.Node:
+def _gradient(taken: _Taken) -> Any:
     """Return the gradient that a kernel reads: with the decay, or before it was made float32."""
     given = taken.given
     decay = given.numbers["weight_decay"]
@@ -137,9 +139,9 @@ def _is_cast(node: fx.Node) -> bool:
     return node.target is aten._to_copy.default
 
 
-def _before_cast(node: fx.Node) -> fx.Node:
+def _before_cast(node: fx.Node) -> Any:
     widened = _is_cast(node) and node.kwargs == {"dtype": torch.float32}
-    return node.args[0] if widened else node  # type: ignore[return-value]
+    return node.args[0] if widened else node
 
 
 def _are_alike(nodes: Iterable[Any]) -> bool:
