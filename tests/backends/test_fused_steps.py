@@ -177,6 +177,27 @@ def test_narrow_weights_are_computed_in_float32(name: str) -> None:
     torch.testing.assert_close(got[2:], wanted[2:], **near(16, size=0.05))
 
 
+def test_a_narrow_weight_that_is_cast_elsewhere_too_is_taken_by_the_kernel() -> None:
+    """As biases in half are, which forward adds in float32."""
+
+    def function(weight: Any, gradient: Any, first: Any, second: Any) -> Any:
+        read = weight.float() * 2
+        old, values = {"first": first, "second": second}, {**VALUES, "weight_decay": 0.0}
+        new, moments = ALGORITHMS["adam"].step(weight.float(), gradient, old, values)
+        weight.copy_(new.to(weight.dtype))
+        first.copy_(moments["first"])
+        second.copy_(moments["second"])
+        return (read,)
+
+    arguments = [normal(WIDTH, WIDTH, seed=at) for at in range(4)]
+    arguments = [arguments[0].half(), *arguments[1:3], arguments[3].abs()]
+    module = make_fx(function, tracing_mode="fake")(*arguments)
+
+    fused_steps.fuse_steps(module)
+
+    assert is_taken(module)
+
+
 @pytest.mark.parametrize("name, kernel", [("adam", "fused_adamw_"), ("sgd", "foreach_mul_")])
 def test_a_torch_without_the_kernel(name: str, kernel: str, monkeypatch, caplog) -> None:
     path, lost = private.ROWS[kernel]
