@@ -18,11 +18,12 @@ HEAD = """\
 
 <!-- Written by scripts/errors_page.py. -->
 
-An error says what happened, with the values, your line, and what to do. This is every title, in
-alphabetical order, with the remedies; *...* stands for what differs from case to case. All of them
-are `poptorch.Error`; where one is a builtin exception, too, that stands beside it.
+This page lists every error, in alphabetical order of its title (the first line of the message), with the remedies that
+it suggests. *...* stands for values that differ from case to case. In addition to the title and the remedies, an error
+shows the values that caused it and your own source line. All errors are instances of `poptorch.Error`. If an error is
+also an instance of a builtin exception, the second column names that exception.
 
-| title | is | remedy |
+| title | also a | what to do |
 |---|---|---|
 """
 

@@ -24,8 +24,9 @@ HEAD = """\
 
 <!-- Written by scripts/mistakes_page.py, which runs them. -->
 
-What is printed for each. All begin with these lines, and `wrapped(...)` is
-`poptorch.trainingModel` with options of that accumulation:
+This page shows common mistakes and the message that poptorch prints for each of them. All programs begin with the
+following lines. `wrapped(model, accumulation)` calls `poptorch.trainingModel` with options that have this gradient
+accumulation.
 
 """
 FIRST = """\
@@ -63,7 +64,7 @@ MISTAKES = {
         training(x, labels)
         print(model.weight.grad)""",
     "A model without a loss": "wrapped(torch.nn.Linear(4, 3))(x)",
-    "An optimizer of another model": """
+    "An optimizer that was created from another model": """
         optimizer = torch.optim.SGD(Net(4, 3).parameters(), lr=0.1)
         wrapped(Net(4, 3), optimizer=optimizer)(x, labels)""",
     "One micro-batch where four are needed": "wrapped(Net(4, 3), 4)(x[:2], labels[:2])",
@@ -76,8 +77,8 @@ MISTAKES = {
         training = wrapped(Net(4, 3))
         training(x, labels)
         training(x[:3], labels[:3])""",
-    "A label that is no class": "wrapped(Net(4, 3))(x, labels + 1)",
-    "A learning rate that is changed without a word": """
+    "A label that is too large": "wrapped(Net(4, 3))(x, labels + 1)",
+    "A learning rate that is changed without setOptimizer": """
         model = Net(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         training = wrapped(model, optimizer=optimizer)

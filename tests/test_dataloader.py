@@ -261,7 +261,7 @@ def test_arguments_of_the_accessor_that_make_no_sense():
             AsynchronousDataAccessor(sets.Numbers(4), **FORK, rebatched_size=size)
     with pytest.raises(ValueError, match="SharingStrategy"):
         AsynchronousDataAccessor(sets.Numbers(3), sharing_strategy=17)
-    with pytest.raises(AssertionError, match=r"takes a poptorch.Options first"):
+    with pytest.raises(AssertionError, match=r"must be a poptorch.Options"):
         DataLoader({}, sets.Numbers(4))
 
 
@@ -281,7 +281,7 @@ def test_a_loader_without_options_or_data_says_how_to_call_it(args, kwargs, got)
 
 @pytest.mark.parametrize("samples, arguments, level, text", [
     (12, {}, None, ""),
-    (11, {}, "INFO", "3 of the data set's 11 samples are left out"),
+    (11, {}, "INFO", "3 of the 11 samples of the data set are left out"),
     (3, {}, "WARNING", "No batch will be loaded: the data set has 3 samples"),
     (11, {"drop_last": False}, "WARNING", "the last batch of this process has 3 samples"),
     (11, {"sampler": range(8)}, None, ""),
@@ -466,7 +466,7 @@ def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ValueError, match=r"longer than all sizes(?s:.)*6; sizes \[4\]"):
         poptorch.PadToSizes([4], FILL)(PADDED)
     for sizes, fill in (([], FILL), ([0], FILL), ([4], {})):
-        with pytest.raises(poptorch.Error, match="needs lengths and what to pad"):
+        with pytest.raises(poptorch.Error, match="needs lengths and fill values"):
             poptorch.PadToSizes(sizes, fill)
 
 

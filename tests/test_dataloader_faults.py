@@ -196,7 +196,7 @@ def test_a_process_that_does_not_stop_is_made_to(monkeypatch, caplog):
         made = accessor(data, early_preload=True)
         assert eventually(lambda: sleeps)
         made.terminate()
-    assert "interrupting it" in caplog.text
+    assert "is interrupted" in caplog.text
 
 
 @pytest.mark.long

@@ -272,7 +272,10 @@ def test_every_public_name_is_documented() -> None:
 def test_errors_by_title_and_commands_are_whole() -> None:
     page = (REFERENCE / "errors.md").read_text()
     assert "| Shape mismatch for *...* | " in page  # by a function that makes the error
-    assert "| A sequence is longer than all sizes | `ValueError` | cut it, or add a size" in page
+    assert (
+        "| A sequence is longer than all sizes | `ValueError` | shorten the sequence, or add"
+        in page
+    )
     assert "| A tensor's value is needed while the model is being captured | " in page
     shown = site_pages.commands_page()
     for command in ("poptorch doctor", "poptorch cache", "poprun", "gc-info", "gc-monitor"):

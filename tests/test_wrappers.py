@@ -151,7 +151,7 @@ def test_training_flags_of_which_the_outermost_stays_in_a_training_model(caplog)
         assert len(wrapper(X)) == 4
     model.eval()
     assert inference(X)[1:] == (False, False)
-    assert caplog.text.count("in eval mode while it is trained") == 1
+    assert caplog.text.count("in eval mode during training") == 1
 
 
 def test_what_integrations_read() -> None:

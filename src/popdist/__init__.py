@@ -85,7 +85,7 @@ def checkNumIpusPerReplica(num_ipus: int) -> None:
     here = _job.membership()
     if _job.from_poprun() and num_ipus != here.ipus_per_replica:
         raise InvalidValue(
-            "The number of IPUs per replica is not the launcher's",
+            "The number of IPUs per replica differs from the launcher's setting",
             got=f"{num_ipus}; poprun --ipus-per-replica {here.ipus_per_replica}",
             fix=f"start the job with poprun --ipus-per-replica {num_ipus}",
         )

@@ -84,7 +84,7 @@ class Checkpoints:
         **stateful: Any,
     ) -> None:
         if executor._optimizer is None:
-            raise AssertionFailure("Checkpoints are of a model that is wrapped for training")
+            raise AssertionFailure("Checkpoints need a model that is wrapped for training")
         if keep < 1:
             raise AssertionFailure("At least one checkpoint must be kept", got=f"keep={keep}")
         accessed = isinstance(loader, DataLoader) and loader._accessor is not None
@@ -92,7 +92,7 @@ class Checkpoints:
             raise AssertionFailure(
                 "Checkpoints need to know the order of the data",
                 got="a loader that shuffles in another process",
-                fix="use DataLoaderMode.Sync, with num_workers for loading during the computation",
+                fix=("use DataLoaderMode.Sync; to load while the model computes, set num_workers"),
             )
         self.step = self.epoch = 0
         self._folder = CheckpointFolder(Path(folder), keep)
@@ -127,8 +127,11 @@ class Checkpoints:
         executor = self._executor
         if executor.isCompiled():
             raise Error(
-                "A run is resumed before its first call",
-                fix="call resume() first, or destroy() the executor before",
+                "A run must be resumed before its first call",
+                fix=(
+                    "call resume() before the first call of the model, or call destroy() on "
+                    "the executor before resume()"
+                ),
             )
         newest = self._folder.newest()
         agreed = self._agree(-1 if newest is None else newest)[0]
@@ -143,15 +146,18 @@ class Checkpoints:
         unknown = facts["stateful"].keys() ^ self._stateful.keys()
         if unknown:
             raise Error(
-                "The checkpoint is of other objects than those given",
-                got=f"{', '.join(sorted(unknown))} is on one side only",
+                "The checkpoint contains other objects than those passed to Checkpoints",
+                got=(
+                    f"{', '.join(sorted(unknown))} exists only in the checkpoint or only "
+                    "among the arguments"
+                ),
             )
         self._fill(saved, facts)
         self.step, self.epoch = facts["step"], facts["epoch"]
         self._taken = facts["taken"] * facts["samples"] // self._samples
         self._epoch_start, self._resumed = facts["begun"], facts["host"]
         self._order = facts["order"]
-        log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
+        log.python.info("Resuming from checkpoint %s, step %d", folder, self.step)
         return True
 
     def _read_facts(self, path: Path) -> dict[str, Any]:
@@ -186,10 +192,12 @@ class Checkpoints:
         else:
             return
         raise Error(
-            "This job of fewer processes would train with other batches",
-            got=f"{wrong}; each process does the work of {each}",
-            fix="take the data from a poptorch.DataLoader that divides them: of a map-style "
-            "data set, with drop_last=True unless all batches are whole",
+            "With fewer processes, this job would train with different batches",
+            got=f"{wrong}; each process now does the work of {each} processes",
+            fix=(
+                "load a map-style data set with poptorch.DataLoader, and use drop_last=True "
+                "unless all batches are complete"
+            ),
         )
 
     def _fill(self, saved: files.Saved, facts: Mapping[str, Any]) -> None:
@@ -278,7 +286,7 @@ class Checkpoints:
         steps = self._agree(self.step)
         if len({*steps}) > 1:
             raise Error(
-                "The processes of this job make checkpoints of different steps",
+                "The processes of this job save checkpoints of different steps",
                 got="; ".join(f"process {i}: step {step}" for i, step in enumerate(steps)),
             )
         folder = self._folder.unfinished(self.step)
@@ -289,9 +297,9 @@ class Checkpoints:
         self._agree(0)  # the folder is there
         if not folder.is_dir():
             raise Error(
-                "The processes of this job do not see one folder",
-                got=f"{folder}, which process 0 has made, is not there for process {self._process}",
-                fix="keep checkpoints where all hosts see the same files",
+                "The processes of this job do not see the same checkpoint folder",
+                got=f"process {self._process} does not see {folder}, which process 0 created",
+                fix="use a folder on a file system that all hosts share",
             )
         self._writing = self._write(folder, own)
         if wait:
@@ -316,11 +324,11 @@ class Checkpoints:
             return
         self._has_warned = True
         log.python.warning(
-            "The folder %s has checkpoints of another run with more steps: %s. They stay until "
-            "a run has passed them. resume() takes the checkpoint that was saved last, which is "
-            "now this run's. To go on from step %d, stop, delete this run's checkpoints, and call "
-            "resume() before the first call. To start anew, give this run its own folder: "
-            "poptorch.Checkpoints('other', ...)",
+            ("The folder %s contains checkpoints of another run with more steps: %s. They are "
+             "kept until a run has passed their step. resume() uses the checkpoint that was "
+             "saved last, which is now one of this run. To continue from step %d, stop this "
+             "run, delete its checkpoints, and call resume() before the first call. To start "
+             "a new run, use another folder: poptorch.Checkpoints('other', ...)"),
             self._folder.path, ", ".join(map(str, later)), later[-1],
         )  # fmt: skip
 
@@ -422,9 +430,9 @@ def _load_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None
 
 def _misfit(name: str, why: str) -> Error:
     return Error(
-        f"The checkpoint's state of {name} does not fit the one given",
+        f"The checkpoint contains the state of a different {name}",
         got=why,
-        fix=f"pass the {name} that was saved",
+        fix=f"pass the same kind of {name} as in the run that saved the checkpoint",
     )
 
 
@@ -442,7 +450,7 @@ def _encoded(name: str, stateful: Any) -> Any:
         raise Error(
             f"The state of {name} cannot be kept in a checkpoint",
             got=str(error),
-            fix="keep it in a file of its own",
+            fix="store the object in a separate file",
         ) from error
 
 
@@ -497,4 +505,4 @@ class _Writing:
         missing = "files of other processes are not there"
         why = self._doing.exception() if self._doing.done() else missing
         if why is not None:
-            log.python.warning("The last checkpoint is not whole: %s", why)
+            log.python.warning("The last checkpoint is incomplete: %s", why)

@@ -84,9 +84,12 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
             if lease is None:
                 raise _all_busy(count, ipu_id, busy)
             log.engine.warning(
-                "Other processes hold the IPUs of the virtual pod, and this one has its own: %s. "
-                "Set POPTORCH_WAIT_FOR_IPU=1 to wait, or POPTORCH_POD_DIR to share a pod whose "
-                "IPUs can all be in use",
+                (
+                    "Other processes hold all IPUs of the virtual pod, so this process uses "
+                    "additional ones: %s. To wait for the other processes, set "
+                    "POPTORCH_WAIT_FOR_IPU=1. To share a pod with a limited number of IPUs, set "
+                    "POPTORCH_POD_DIR"
+                ),
                 "; ".join(map(str, busy)),
             )
             return lease
@@ -100,9 +103,9 @@ def holders(system: System | None = None) -> list[Holder]:
         present = _present(*_place(system or _systems.current()))
     except OSError as error:
         raise Error(
-            "The file or directory in which devices are bookkept cannot be used",
+            "The file or folder that records which process holds which device cannot be used",
             got=str(error),
-            fix="delete it, or set POPTORCH_POD_DIR to another directory",
+            fix="delete it, or set POPTORCH_POD_DIR to another folder",
         ) from error
     return sorted(present, key=lambda holder: holder.since)
 
@@ -113,7 +116,10 @@ def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
         raise Error(
             f"Failed to acquire {count} IPU(s): No IPU detected in the system",
             got="POPTORCH_POD describes a machine without IPUs",
-            fix=("gc-monitor lists the devices of the system", "unset POPTORCH_POD"),
+            fix=(
+                "list the devices of the system: gc-monitor",
+                "or unset POPTORCH_POD, for the default system",
+            ),
         )
     if ipu_id is None:
         wanted = system.of_size(count)
@@ -122,21 +128,21 @@ def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
                 f"Failed to acquire {count} IPU(s): No device found on the system with {count} "
                 "IPUs",
                 got=f"{system.chips} IPUs in {system.name}",
-                fix=f"describe a larger system: POPTORCH_POD={count}",
+                fix=f"choose a larger system: POPTORCH_POD={count}",
             )
         return wanted
     if not 0 <= ipu_id < len(devices):
         raise Error(
             f"Failed to acquire device Id {ipu_id}",
             got=f"the ids of {system.name} are 0 to {len(devices) - 1}",
-            fix="gc-info --list-devices lists them",
+            fix="list the device ids: gc-info --list-devices",
         )
     size = len(devices[ipu_id])
     if size < count:
         raise Error(
             f"Expected at least replication factor * used IPUs = {count} IPUs",
             got=f"device Id {ipu_id} has {size}",
-            fix="gc-info --list-devices lists the devices and their sizes",
+            fix="list the devices and their sizes: gc-info --list-devices",
         )
     if size > count:
         log.engine.warning(
@@ -152,8 +158,8 @@ def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
         f"Failed to acquire {what}",
         got="\n".join(map(str, busy)),
         fix=(
-            "destroy() or detachFromDevice() the executors that hold them",
-            "set POPTORCH_WAIT_FOR_IPU=1 to wait",
+            "call destroy() or detachFromDevice() on the executors that hold the devices",
+            "or set POPTORCH_WAIT_FOR_IPU=1 to wait for them",
         ),
     )
 
@@ -182,7 +188,7 @@ def _give_back(file: Path, pid: int) -> None:
     try:
         file.unlink(missing_ok=True)
     except OSError as trouble:  # it ends with this process
-        log.engine.debug("A device is not given back: %s", trouble)
+        log.engine.debug("A device could not be released: %s", trouble)
 
 
 _own: list[Path] = []
@@ -191,7 +197,11 @@ _own: list[Path] = []
 def _keep_to_itself(why: str) -> None:
     """Bookkeep in a folder of this process from now on: other processes do not see its devices."""
     log.engine.warning(
-        "Devices are not bookkept across processes (POPTORCH_POD_DIR names the directory): %s", why
+        (
+            "Devices are not shared between processes, because the folder cannot be used "
+            "(POPTORCH_POD_DIR selects another folder): %s"
+        ),
+        why,
     )
     _own.append(temporary_folders.folder("poptorch-pod-"))
 

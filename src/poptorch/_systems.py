@@ -59,7 +59,7 @@ class System:
             raise Error(
                 "The model needs more IPUs than the system has",
                 got=f"{replicas} replicas of {chips} IPUs on {self.text}",
-                fix=f'system="{self.kind.name}:{enough}", or fewer replicas',
+                fix=f'use system="{self.kind.name}:{enough}", or fewer replicas',
             )
 
     def of_size(self, count: int) -> list[int]:
@@ -86,7 +86,9 @@ def parse(text: object, title: str = "There is no such system") -> System:
         raise Error(
             title,
             got=repr(text),
-            fix=f"a number of chips, or kind:number with a kind of {', '.join(KINDS)}; "
-            "0 for a machine without IPUs",
+            fix=(
+                "use a number of chips, or kind:number with one of the kinds "
+                f"{', '.join(KINDS)}; 0 means a machine without IPUs"
+            ),
         )
     return System(KINDS[match[1] or "mk2"], int(match[2]))

@@ -59,12 +59,14 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
             ``arg_data_type`` is not a class.
     """
     if not isinstance(arg_data_type, type):
-        raise InvalidType("registerCustomArgParser takes a class first", got=repr(arg_data_type))
+        raise InvalidType(
+            "The first argument of registerCustomArgParser must be a class", got=repr(arg_data_type)
+        )
     if arg_parser is not None and not isinstance(arg_parser, ICustomArgParser):
         raise Error(
             "Custom argument parsers must inherit from ICustomArgParser",
             got=f"{arg_parser!r} for {arg_data_type.__qualname__}",
-            fix="derive its class from poptorch.ICustomArgParser, and pass an instance of it",
+            fix=("derive your parser from poptorch.ICustomArgParser, and pass an instance of it"),
         )
     trees.register(arg_data_type, arg_parser)
 

@@ -48,7 +48,10 @@ class Policy:
                 raise InvalidType(
                     f"Policy.{rule.name} must be a list",
                     got=repr(entries),
-                    fix=f"Policy({rule.name}=[torch.matmul, torch.nn.Conv2d, 'softmax'])",
+                    fix=(
+                        f"for example Policy({rule.name}=[torch.matmul, torch.nn.Conv2d, "
+                        "'softmax'])"
+                    ),
                 )
             object.__setattr__(self, rule.name, [_name(entry) for entry in entries])
 
@@ -63,7 +66,10 @@ def _name(entry: Any) -> str:
         if any(hasattr(home, candidate) for home in _HOMES):
             return candidate
     raise InvalidValue(
-        "Policy names no function of torch",
+        "Policy contains a name that is not a function of torch",
         got=repr(entry),
-        fix="name the function that is called: 'layer_norm', torch.nn.functional.mse_loss",
+        fix=(
+            "use the function that is called, for example 'layer_norm' or "
+            "torch.nn.functional.mse_loss"
+        ),
     )

@@ -447,7 +447,10 @@ class PoplarExecutor:
             raise AssertionFailure(
                 f"No tensor with name {short_name}",
                 got=f"anchored in the last call: {', '.join(anchors) or 'nothing'}",
-                fix="options.anchorTensor(short_name, long_name) before wrapping, then one call",
+                fix=(
+                    "call options.anchorTensor(short_name, long_name) before you wrap the "
+                    "model, and call the model once"
+                ),
             )
         return anchors[short_name]
 

@@ -45,7 +45,9 @@ class IPUScope:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise Unsupported(
-            "poptorch.experimental.IPUScope cannot see the lines of its block",
-            fix="make them a function: compiled = poptorch.experimental.IPUContext(function, "
-            "model=model)",
+            "poptorch.experimental.IPUScope is not supported",
+            fix=(
+                "move the block into a function: compiled = "
+                "poptorch.experimental.IPUContext(function, model=model)"
+            ),
         )

@@ -16,7 +16,9 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
         TypeError: ``num_ipus`` is no integer.
     """
     if not isinstance(num_ipus, int) or isinstance(num_ipus, bool):
-        raise InvalidType("ipuHardwareIsAvailable takes a number of IPUs", got=repr(num_ipus))
+        raise InvalidType(
+            "The argument of ipuHardwareIsAvailable must be a number of IPUs", got=repr(num_ipus)
+        )
     _, is_simulated = model_from_environment()
     if is_simulated:
         return False
@@ -31,6 +33,7 @@ def ipuHardwareVersion() -> int:
     """
     if not ipuHardwareIsAvailable():
         raise AssertionFailure(
-            "No IPU hardware available", fix="ask poptorch.ipuHardwareIsAvailable() first"
+            "No IPU hardware available",
+            fix=("call poptorch.ipuHardwareIsAvailable() to check first"),
         )
     return _systems.current().kind.generation

@@ -58,7 +58,9 @@ def _settings() -> dict[str, Any]:
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        log.python.warning('PVTI_OPTIONS is ignored: it is no JSON object like {"enable":"true"}')
+        log.python.warning(
+            'PVTI_OPTIONS is ignored, because it is not a JSON object such as {"enable":"true"}'
+        )
         return {}
     return settings
 

@@ -142,19 +142,23 @@ def load(
     saved, chosen = files.read(filename, trusted), joint.joined(optimizer)
     if not saved.whole:
         raise AssertionFailure(
-            "The file holds an executable without its model",
+            "The file contains an executable without its model",
             got=f"{os.fspath(filename)} was saved with export_model=False",
             fix="wrap the model again and call executor.loadExecutable(path)",
         )
     if model is None and not saved.trusted:
         raise Error(
-            "A file is not trusted to make objects",
-            got=f"{os.fspath(filename)}, without your signature, and no model to load it into",
+            "The file is not trusted to create Python objects",
+            got=f"{os.fspath(filename)} is not signed with your key, and no model was passed",
             fix=(
-                "make the model and pass it: poptorch.load(path, model=Net()), in training also "
-                "optimizer=SGD(...)",
-                "poptorch.load(path, trusted=True), if you would let whoever wrote the file run "
-                "programs here",
+                (
+                    "create the model and pass it: poptorch.load(path, model=Net()); for "
+                    "training also pass optimizer=SGD(...)"
+                ),
+                (
+                    "if you trust the author of the file to run any code on this machine: "
+                    "poptorch.load(path, trusted=True)"
+                ),
             ),
         )
     with contextlib.ExitStack() as undo:
@@ -220,10 +224,12 @@ def _check_scripted(module: nn.Module) -> None:
             weights = sum(1 for _ in (*layer.parameters(), *layer.buffers()))
             if weights:
                 raise InvalidType(
-                    "A module of TorchScript cannot be captured with its weights",
+                    "A TorchScript module with weights cannot be captured",
                     got=f"{path or 'the model'}, with {weights} parameters and buffers",
-                    fix="wrap the module that was scripted or traced; scripted functions and "
-                    "scripted modules without weights can stay in it",
+                    fix=(
+                        "wrap the original module, before scripting or tracing; it may "
+                        "contain scripted functions, and scripted modules without weights"
+                    ),
                 )
 
 
@@ -232,9 +238,9 @@ def _check_parameters(module: nn.Module) -> None:
         kind = type(tied.tensor)
         if tied.is_parameter and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise Error(
-                "A parameter of a class with operators of its own cannot be compiled",
+                "A parameter whose class redefines operators cannot be compiled",
                 got=f"'{path}' is a {kind.__name__}, which defines __torch_dispatch__",
-                fix="give the model an nn.Parameter of a plain tensor, and convert it in forward",
+                fix="use an nn.Parameter of a plain tensor, and convert it in forward",
             )
 
 

@@ -32,11 +32,14 @@ def padding_graphs(
         able = sum(1 for pair in zip(nodes[source], nodes[target], strict=True) if all(pair))
         if total and not able:
             raise StateError(
-                "There is no padding node left for padding edges to join",
-                got=f"{total} edges{_graphs.of_type(kind)} are missing, and no node",
+                "There is no padding node left that padding edges could connect",
+                got=(
+                    f"{total} padding edges{_graphs.of_type(kind)} are needed, but there is "
+                    "no padding node"
+                ),
                 fix=(
                     "allow one more node: FixedSizeOptions(num_nodes=...)",
-                    "OverSizeStrategy.TrimNodes makes room for one",
+                    "or use OverSizeStrategy.TrimNodes, which makes room for one",
                 ),
             )
         edges[kind] = shares(total, able) + [0] * (count - able) if able else [0] * count
@@ -97,11 +100,13 @@ def missing(what: str, allowed: Counts, samples: Sequence[Any]) -> dict[Any, int
             raise StateError(
                 "The fixed sizes don't allocate enough space for the number of "
                 f"{what}{name} in a micro-batch",
-                got=f"{count} {what}{name}, where {allowed[kind]} fit",
+                got=f"{count} {what}{name}; at most {allowed[kind]} fit",
                 fix=(
                     f"allow more: FixedSizeOptions(num_{what}=...)",
-                    f"leave some out: trim_{what}=True, or a loader's "
-                    f"OverSizeStrategy.Trim{what.capitalize()}",
+                    (
+                        f"or leave some {what} out: trim_{what}=True, or "
+                        f"OverSizeStrategy.Trim{what.capitalize()} of a loader"
+                    ),
                 ),
             )
     return {kind: most - present[kind] for kind, most in allowed.items()}
@@ -177,8 +182,10 @@ def _shrink(masks: Sequence[Masks], kind: Any, limit: int, first: int = 0) -> No
         counts = [int(mask[kind].sum()) for mask in masks if kind in mask]
         raise StateError(
             "Trimming would leave empty graphs",
-            got=f"graphs with {counts} nodes or edges{_graphs.of_type(kind)}: {surplus} are too "
-            f"many, {len(places)} can go",
+            got=(
+                f"graphs with {counts} nodes or edges{_graphs.of_type(kind)}: {surplus} are "
+                f"too many, and only {len(places)} can be removed"
+            ),
             fix=(
                 "put fewer graphs into a micro-batch",
                 "allow more nodes and edges in FixedSizeOptions",

@@ -107,9 +107,9 @@ def _label_level(name: str, lengths: list[Any], nodes: list[Any], edges: list[An
     if lengths == nodes:
         return NODE
     raise AssertionFailure(
-        "Incorrect input data: labels y are neither of nodes nor of graphs",
+        "Incorrect input data: the labels y have a row neither for each node nor for each graph",
         got=f"y has {lengths} rows; the graphs have {nodes} nodes",
-        fix="give y as many rows as the graph has nodes, or one row in every graph",
+        fix="use one row of y for each node, or one row for each graph",
     )
 
 
@@ -121,7 +121,7 @@ def _check_present(each: Sequence[Mapping[Any, Any]], key: Any, name: str) -> No
                 "The graphs of a batch must have the same attributes",
                 got=f"graph {at} has no {name!r}{owner}, graph 0 has one",
                 fix=(
-                    "give every graph of the data set the attribute",
-                    f"leave it out everywhere: exclude_keys=({name!r},)",
+                    "add the attribute to every graph of the data set",
+                    f"or exclude it everywhere: exclude_keys=({name!r},)",
                 ),
             )

@@ -84,7 +84,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         self._replace, self._disjoint = replace, disjoint or time_attr is not None
         if temporal_strategy not in ("uniform", "last"):
             raise Error("Unknown temporal_strategy", got=repr(temporal_strategy),
-                        fix='"uniform" or "last"')  # fmt: skip
+                        fix='use "uniform" or "last"')  # fmt: skip
         self._last = temporal_strategy == "last"
         given = num_neighbors
         if not isinstance(given, NumNeighbors):
@@ -131,11 +131,11 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     def sample_from_edges(self, *args: Any, **kwargs: Any) -> Any:
         raise Unsupported(
-            "This sampler starts from nodes",
-            got="sample_from_edges, for the neighbourhoods of edges",
+            "This sampler can only start from nodes",
+            got="sample_from_edges, which samples the neighbourhoods of edges",
             fix=(
-                "sample from the nodes at their ends: FixedSizeNeighborLoader",
-                "pass a neighbor_sampler of your own that starts from edges",
+                "sample from the end nodes of the edges: FixedSizeNeighborLoader",
+                "or pass your own neighbor_sampler that starts from edges",
             ),
         )
 
@@ -148,7 +148,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         if given is None and of_edges:
             raise Error(
                 "Sampling by the time of edges needs the time of every seed",
-                fix="FixedSizeNeighborLoader(..., input_time=...)",
+                fix=("pass the times of the seeds: FixedSizeNeighborLoader(..., input_time=...)"),
             )
         return given
 
@@ -240,8 +240,11 @@ def _attribute(store: Any, name: str | None, order: Tensor) -> Tensor | None:
     if name is None:
         return None
     if name not in store:
-        raise Error("The graph does not have the attribute to sample by", got=repr(name),
-                    fix=f"it has {', '.join(map(str, store.keys()))}")  # fmt: skip
+        raise Error(
+            "The graph does not have the attribute to sample by",
+            got=repr(name),
+            fix=f"use an attribute of the graph: {', '.join(map(str, store.keys()))}",
+        )
     values: Tensor = store[name]
     return values[order]
 

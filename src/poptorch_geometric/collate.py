@@ -79,7 +79,10 @@ class FixedSizeCollater:
         if len(samples) > sizes.num_graphs:
             raise StateError(
                 "The fixed sizes don't allocate enough space for the number of graphs",
-                got=f"{len(samples)} samples + 1 padding graph, where {sizes.num_graphs} fit",
+                got=(
+                    f"{len(samples)} samples + 1 padding graph; at most {sizes.num_graphs} "
+                    "graphs fit"
+                ),
                 fix="allow more: FixedSizeOptions(num_graphs=...), which counts the padding graph",
             )
         most = {"nodes": _by_type(sizes.num_nodes), "edges": _by_type(sizes.num_edges)}
@@ -93,9 +96,12 @@ class FixedSizeCollater:
         if not spare and any(any(counts.values()) for counts in missing.values()):
             raise StateError(
                 "The collater cannot create additional graphs to pad nodes and edges",
-                got=f"{len(graphs)} samples fill all {sizes.num_graphs} places; nodes "
-                f"{missing['nodes']} and edges {missing['edges']} are missing",
-                fix="leave one place for padding: FixedSizeOptions(num_graphs=samples + 1)",
+                got=(
+                    f"{len(graphs)} samples use all {sizes.num_graphs} graphs, and "
+                    f"{missing['nodes']} nodes and {missing['edges']} edges of padding are "
+                    "missing"
+                ),
+                fix=("allow one more graph for padding: FixedSizeOptions(num_graphs=samples + 1)"),
             )
         if self._unchecked:
             self._say_unknown(graphs[0])
@@ -165,7 +171,7 @@ class CombinedBatchingCollater:
             raise AssertionFailure(
                 "Invalid batch size",
                 got=f"{len(samples)} samples; a micro-batch has {size}",
-                fix="leave the rest out: drop_last=True",
+                fix="leave the incomplete batch out: drop_last=True",
             )
         parts = [list(samples[at : at + size]) for at in range(0, len(samples), size)]
         return join([_as_micro_batch(self.collater(part)) for part in parts])
@@ -180,8 +186,11 @@ def _check(samples: Any) -> None:
         raise InvalidType(f"Expected list, got {type(samples).__name__}",
                           fix="pass a list of graphs")  # fmt: skip
     if not samples:
-        raise Error("There is no graph to make a batch of", got="an empty list",
-                    fix="pass at least one graph; padding is made in its likeness")  # fmt: skip
+        raise Error(
+            "The list of graphs is empty",
+            got="an empty list",
+            fix="pass at least one graph, which determines the types of the padding",
+        )
     kinds = {type(sample) for sample in samples}
     if len(kinds) > 1:
         raise AssertionFailure(
@@ -201,11 +210,11 @@ def _check_edges(at: int, kind: Any, edge_index: torch.Tensor, counts: Mapping[A
         least, most = (int(bound) for bound in torch.aminmax(row))
         if least < 0 or most >= counts.get(end, 0):
             raise Error(
-                "An edge joins a node that the graph does not have",
+                "An edge refers to a node that the graph does not have",
                 got=f"graph {at}: edge_index{_graphs.of_type(kind)} has numbers from {least} to "
                 f"{most}, the graph {counts.get(end, 0)} nodes",
                 fix=(
-                    "number the nodes of each graph from 0",
-                    "set num_nodes, where nodes without attributes are meant",
+                    "number the nodes of each graph starting with 0",
+                    "if the graph has nodes without attributes, set num_nodes",
                 ),
             )

@@ -45,7 +45,10 @@ def with_options(plain: Any, after: str, **defaults: Any) -> Callable[..., None]
         if others.get("mode") is DataLoaderMode.AsyncRebatched:
             raise Error(
                 "Batches of graphs cannot be assembled from smaller ones",
-                got="mode=DataLoaderMode.AsyncRebatched; nodes, edges and graphs differ in number",
+                got=(
+                    "mode=DataLoaderMode.AsyncRebatched; graphs have different numbers of "
+                    "nodes and edges"
+                ),
                 fix="use mode=DataLoaderMode.Async",
             )
         given.arguments["self"].drops_last = others.get("drop_last", True)

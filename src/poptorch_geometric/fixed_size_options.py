@@ -26,7 +26,7 @@ def validate_num_graphs(num_graphs: int) -> None:
     if num_graphs < 2:
         raise InvalidValue(
             "The number of graphs in a batch must be at least 2",
-            got=f"{num_graphs}; one place is for the graph that holds the padding",
+            got=f"{num_graphs}; one graph is needed for the padding",
             fix="count the padding graph: num_graphs = samples + 1",
         )
 
@@ -141,8 +141,11 @@ def _room(samples: Iterable[Any], real: int, what: str) -> tuple[Sizes, Sizes, i
             edges[kind] = max(edges.get(kind, 0), count)
         graphs = max(graphs, getattr(sample, "num_graphs", 1))
     if not graphs:
-        raise Error(f"The {what} is empty", got="no graph to take sizes from",
-                    fix="give the sizes: FixedSizeOptions(num_nodes, num_edges)")  # fmt: skip
+        raise Error(
+            f"The {what} is empty",
+            got="no graph from which sizes could be computed",
+            fix="pass the sizes yourself: FixedSizeOptions(num_nodes, num_edges)",
+        )
     return _times(real, nodes), _times(real, edges), graphs
 
 

@@ -179,8 +179,8 @@ def _points(x: torch.Tensor, batch: torch.Tensor | None) -> torch.Tensor:
     x = x.view(-1, 1) if x.dim() == 1 else x
     if batch is not None and len(batch) != len(x):
         raise AssertionFailure(
-            "Every point needs the number of its example",
-            got=f"{len(x)} points, {len(batch)} numbers",
+            "Every point needs the index of its example",
+            got=f"{len(x)} points, but {len(batch)} indices",
         )
     return x.detach() if x.is_floating_point() else x.float()
 
@@ -196,7 +196,7 @@ def _distances(
     x, y = _points(x, batch_x), _points(y, batch_y)
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
         raise AssertionFailure(
-            "Points must be rows of as many numbers each",
+            "All points must have the same number of coordinates",
             got=f"shapes {tuple(x.shape)} and {tuple(y.shape)}",
         )
     if cosine:

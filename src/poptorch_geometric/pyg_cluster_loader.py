@@ -68,7 +68,7 @@ def check_two_graphs(loader: str, sizes: FixedSizeOptions) -> None:
         raise AssertionFailure(
             f"{loader} needs fixed sizes with num_graphs=2",
             got=f"num_graphs={sizes.num_graphs}",
-            fix="what is loaded is one graph, and the second one is padding",
+            fix=("set num_graphs=2: the batch consists of one loaded graph and one padding graph"),
         )
 
 

@@ -44,7 +44,7 @@ def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
             raise AssertionFailure(
                 f"{loader} does not support the argument {name!r}",
                 got=repr(kwargs[name]),
-                fix="leave it out: the loader decides that itself",
+                fix="omit the argument: the loader sets it itself",
             )
 
 
@@ -129,7 +129,7 @@ class FixedSizeDataLoader(Plain):
             raise AssertionFailure(
                 "batch_size and num_graphs of the fixed sizes must match",
                 got=f"batch_size={batch_size}, num_graphs={sizes.num_graphs}",
-                fix="both count the padding graph",
+                fix="use the same number for both; it includes the padding graph",
             )
         self.fixed_size_options = suited(sizes, dataset[0])
         self.padded_batch_size = batch_size
@@ -140,7 +140,10 @@ class FixedSizeDataLoader(Plain):
             if sampler is not None:
                 raise InvalidValue(
                     "A batch_sampler is incompatible with FixedSizeStrategy.StreamPack",
-                    fix="StreamPack makes the micro-batches itself; use PadToMax, or drop it",
+                    fix=(
+                        "use PadToMax, or remove the batch_sampler: StreamPack assembles the "
+                        "micro-batches itself"
+                    ),
                 )
             sampler = _packing(dataset, sizes, shuffle, over_size_strategy)
         elif fixed_size_strategy is not FixedSizeStrategy.PadToMax:

@@ -63,7 +63,10 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
                 raise InvalidValue(
                     f"max_num_{what} must not be below max_num_graphs",
                     got=f"{limit} {what} for {max_num_graphs} graphs",
-                    fix="every graph of a micro-batch, padding too, can have one",
+                    fix=(
+                        "use at least max_num_graphs: each graph of a micro-batch, including "
+                        "the padding graph, may have one"
+                    ),
                 )
         self.max_num_nodes, self.max_num_edges = max_num_nodes, max_num_edges
         self.allow_skip_data = allow_skip_data
@@ -98,7 +101,7 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
             f"{self.max_num_graphs - 1} must be left for other graphs",
             fix=(
                 "allow more nodes and edges, or fewer graphs",
-                "leave such samples out: allow_skip_data=True, or OverSizeStrategy.Skip",
+                "or leave such samples out: allow_skip_data=True, or OverSizeStrategy.Skip",
             ),
         )
 
@@ -117,8 +120,11 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
                 "The number of micro-batches depends on a random order",
                 got="len() of a StreamPackingSampler whose base_sampler is a RandomSampler",
                 fix=(
-                    "count while iterating: another order may give another number",
-                    "leave out shuffle, or give a base_sampler with an order of its own",
+                    (
+                        "count the micro-batches while you iterate, because another order may "
+                        "give another number"
+                    ),
+                    "or omit shuffle, or pass a base_sampler with a fixed order",
                 ),
             )
         if self._length is None:

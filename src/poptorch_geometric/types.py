@@ -60,7 +60,7 @@ def _places(struct: Any) -> list[tuple[Any, str]]:
         raise InvalidValue(
             "Unsupported data type",
             got=f"{type(struct).__module__}.{type(struct).__qualname__}",
-            fix="pass its tensors, or a torch_geometric.data.Data made of them",
+            fix="pass the tensors, or a torch_geometric.data.Data that contains them",
         )
     places = [
         (store, name)

@@ -163,7 +163,7 @@ class TrainingStepper:
             raise Unsupported(
                 "There is no wrapped model on a GPU to compare with",
                 got=f"devices={devices!r}",
-                fix='devices="ipu", "cpu", or both in one tuple',
+                fix='use devices="ipu", devices="cpu", or a tuple of both',
             )
         do: dict[str, Any] = {"ipu": lambda: self.ipu_step(batch, copy_weights=False),
               "cpu": lambda: self.cpu_step(batch)}  # fmt: skip

@@ -108,7 +108,7 @@ def test_pieces_compute_what_the_whole_does(name: str, caplog: pytest.LogCapture
         code = check(step, make())
     assert code.kept is not None
     assert "Compiling each piece once: " in caplog.text
-    assert "plainer way" not in caplog.text
+    assert "without an optimisation" not in caplog.text
 
 
 @pytest.mark.parametrize("step, make, times", [

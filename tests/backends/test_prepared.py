@@ -140,7 +140,7 @@ def test_what_onnx_lacks_runs_on_the_reference_backend(caplog) -> None:
 def test_onnx_runtime_refuses_what_is_no_evaluation(does: str, forward) -> None:
     wrap = training if does == "trains" else poptorch.inferenceModel
     executor = wrap(Having(forward, last=nn.BatchNorm1d(6)), options("onnxruntime"))
-    with pytest.raises(poptorch.Error, match=f"only evaluates models\n.*a program that {does}"):
+    with pytest.raises(poptorch.Error, match=f"can only run inference\n.*a program that {does}"):
         executor(normal(4, 6))
 
 

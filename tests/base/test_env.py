@@ -27,7 +27,7 @@ def test_flags(text, value, monkeypatch):
 )
 def test_what_cannot_be_understood_is_an_error_that_names_the_variable(name, text, monkeypatch):
     monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=f"{name} cannot be understood") as caught:
+    with pytest.raises(ValueError, match=f"{name} has an invalid value") as caught:
         env.get(name)
     assert isinstance(caught.value, Error)
     assert text in str(caught.value)
@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsy
     log.setup()
     log.engine.warning("one line")
     said = capsys.readouterr().err
-    for part in ("POPTORCH_LOG_DEST cannot be written", "No such file", "one line"):
+    for part in ("POPTORCH_LOG_DEST names cannot be written", "No such file", "one line"):
         assert part in said
 
 
@@ -82,7 +82,7 @@ def test_a_full_disk_is_one_warning_and_the_log_goes_to_stderr(monkeypatch, caps
     for number in range(3):
         log.engine.info("line %d", number)
     warned, *lines = capsys.readouterr().err.splitlines()
-    assert "POPTORCH_LOG_DEST cannot be written" in warned
+    assert "POPTORCH_LOG_DEST names cannot be written" in warned
     assert "/dev/full: No space left on device" in warned
     assert [line.rpartition("] ")[2] for line in lines] == ["line 0", "line 1", "line 2"]
 

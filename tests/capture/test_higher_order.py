@@ -162,7 +162,7 @@ def test_cond_and_while_loop_are_refused_where_a_gradient_is_needed(name, functi
         executor(X)
 
     assert "test_higher_order.py" in refused.value.message
-    assert "with torch.no_grad()" in refused.value.message
+    assert "within torch.no_grad()" in refused.value.message
 
 
 def test_cond_without_a_gradient_is_part_of_training() -> None:
@@ -211,7 +211,9 @@ def count_in_loop(model, x):
 def test_a_body_that_writes_to_a_tensor_from_outside_is_refused(function) -> None:
     model = Having(function, count=torch.zeros(()))
 
-    with pytest.raises(poptorch.Error, match="writes to a tensor from outside") as refused:
+    with pytest.raises(
+        poptorch.Error, match="writes to a tensor that was created outside"
+    ) as refused:
         inference(model)(X)
 
     assert "test_higher_order.py" in refused.value.message
@@ -221,7 +223,9 @@ def test_a_while_loop_over_a_python_number_is_refused() -> None:
     def forward(x):
         return while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, a * 2), (0, x))[1]
 
-    with pytest.raises(poptorch.Error, match="carries a Python number") as refused:
+    with pytest.raises(
+        poptorch.Error, match="has a Python number among its loop variables"
+    ) as refused:
         infer(forward, X)
 
     assert "torch.tensor(0)" in refused.value.message

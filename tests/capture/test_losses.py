@@ -62,7 +62,7 @@ def switched_off(out, y):
     return out, mse(out, y)
 
 
-NOT_FOLLOWED, SEVERAL = "not the loss that training would follow", "Multiple independent losses"
+NOT_FOLLOWED, SEVERAL = "not the loss that training would minimise", "Multiple independent losses"
 NO_GRADIENT, NO_SCALAR = "has no gradient", "must be a scalar"
 NOT_FOUND = "Couldn't find a loss in graph"
 REFUSED = {

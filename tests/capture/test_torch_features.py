@@ -89,7 +89,9 @@ def test_operands_of_different_types_are_named_with_the_line(product, price: boo
     with pytest.raises(RuntimeError):
         model(x)
     wrapped = poptorch.inferenceModel(model, options())
-    with pytest.raises(poptorch.Error, match="A product needs operands of one type") as caught:
+    with pytest.raises(
+        poptorch.Error, match="The operands of a matrix product must have the same type"
+    ) as caught:
         wrapped.estimate(x) if price else wrapped(x)
     said = str(caught.value)
     assert "torch.int32" in said

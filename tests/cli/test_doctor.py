@@ -274,7 +274,7 @@ def test_faulty_options_are_named_and_the_command_is_no_line_of_the_user(
     monkeypatch.setattr("sys.argv", [__file__, "report", "nowhere"])
     assert main() == 2
     error = capsys.readouterr().err
-    assert error.startswith("There is no profile to read\n  Got:    nowhere")
+    assert error.startswith("There is no profile in this path\n  Got:    nowhere")
     assert Path(__file__).name not in error
 
 

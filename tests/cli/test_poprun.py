@@ -58,7 +58,7 @@ def test_instances_on_two_hosts_are_told_who_they_are(tmp_path: Path) -> None:
         }  # fmt: skip
         assert told <= lines, told - lines
     assert "1  other  3 to 5" in printed
-    assert "without effect here: --vipu-partition" in printed
+    assert "these options have no effect here: --vipu-partition" in printed
     stored = json.loads(exported.read_text())
     assert (stored["num_instances"], stored["num_replicas"]) == (2, 6)
 
@@ -134,7 +134,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
     (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
     (["-n", "2", "--min-instances=3", "true"], "there are 2 instances"),
-    (["-n", "6", "--min-instances=4", "true"], "of 6 instances is divided evenly by 1, 2, 3"),
+    (["-n", "6", "--min-instances=4", "true"], "can be divided evenly only among 1, 2, 3"),
     (["--num-instances=0", "true"], "at least 1"),
     (["--num-instances=two", "true"], "a whole number, not two"),
     (["--max-restarts=-1", "true"], "at least 0, not -1"),
@@ -145,7 +145,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     (["--numa-aware=perhaps", "true"], "yes or no"),
     (["no-such-program"], "there is no program no-such-program\n"),
     ([__file__], f"that can be executed: poprun python {__file__}"),
-    ([], "name the program"),
+    ([], "the program to run is missing"),
     (["-n", "1000", "true"], "1000 instances x 1 threads (OMP_NUM_THREADS), and"),
     (["true"], "1 instances that need at least"),
     # what is imported is read like options

@@ -92,7 +92,7 @@ def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog,
             assert begun in capsys.readouterr().err
     assert str(model.plan()).startswith("runs on the reference backend")
     (warning,) = warnings(caplog)
-    assert "Compiling failed" in warning
+    assert "Compilation failed" in warning
     assert said in warning
     gone = weakref.ref(model._session)
     del model
@@ -138,5 +138,5 @@ def test_no_room_for_temporary_files(monkeypatch, caplog) -> None:
     expected = model.model(x).detach()
     for _ in range(3):
         torch.testing.assert_close(model(x), expected)
-    assert any("Compiling failed" in text for text in warnings(caplog))
+    assert any("Compilation failed" in text for text in warnings(caplog))
     assert len(set(warnings(caplog))) == len(warnings(caplog))

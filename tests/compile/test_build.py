@@ -85,7 +85,7 @@ def test_each_is_logged_with_its_time(caplog) -> None:
         training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
     logged = [m.removeprefix("Pass ") for m in caplog.messages if m[:5] == "Pass "]
     assert logged == [each.name for each in passes.PASSES]
-    (spent,) = [m.splitlines() for m in caplog.messages if m.startswith("Seconds in process")]
+    (spent,) = [m.splitlines() for m in caplog.messages if m.startswith("Seconds spent in process")]
     assert [spent[1].split()[0], spent[2][:8], spent[-1][:3]] == ["part", "the rest", "all"]
     assert any(line.startswith("capture  ") for line in spent)
     graphs = [m for m in caplog.messages if m.startswith("graph ")]

@@ -86,7 +86,7 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(wrong, store, tmp_path, m
         data[data.index(b"code", 200)] ^= 1
         store.path("key").write_bytes(data)
     assert (store.function("key", None, Builder())([]), len(caplog.records)) == ([1], 1)
-    said = "is made again" if wrong == "damage" else "does not carry this user's digest"
+    said = "is compiled again" if wrong == "damage" else "does not carry this user's digest"
     assert said in caplog.text
     monkeypatch.setattr(cache, "_loaded", {})
     assert store.function("key", None, Builder())([]) == [2]  # it was written over
@@ -126,7 +126,7 @@ def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog
         assert not store.path("key").exists()
         monkeypatch.setattr(cache, "_loaded", {})
         assert len(caplog.records) == 1
-        assert "there is no key to mark it with" in caplog.text
+        assert "there is no key to sign it with" in caplog.text
         assert keyed.digest("name", b"code") != mine
 
 

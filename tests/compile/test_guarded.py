@@ -113,7 +113,7 @@ def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
     assert code.runs == failing
     assert model._executable.report().backend == "reference"
     (warning,) = warnings(caplog)
-    assert "goes on without optimised code" in warning
+    assert "continues without compiled code" in warning
     assert LAYOUT_FAULT in warning
 
 

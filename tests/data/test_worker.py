@@ -203,13 +203,13 @@ def test_batches_that_a_model_cuts_otherwise_are_said_once(mode, caplog) -> None
         for batch in data:
             executor(*batch)
     data.terminate()
-    said = "of 8 samples is that of a DataLoader which makes it of 4 micro-batches of 2, and the "
-    assert caplog.text.count(said + "model takes it as 1 of 8") == 1
+    said = "assembled this batch of 8 samples from 4 micro-batches of 2, but the model divides it "
+    assert caplog.text.count(said + "into 1 micro-batches of 8") == 1
     caplog.clear()
     executor = wrapped(options())
     for batch in loader(mode, accumulation=4):  # which only the loop holds
         executor(*batch)
-    assert "makes it of 4 micro-batches of 2" in caplog.text
+    assert "from 4 micro-batches of 2" in caplog.text
 
 
 def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(caplog) -> None:

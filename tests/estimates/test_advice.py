@@ -352,21 +352,21 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
 
 
 @pytest.mark.parametrize("vary, title", [
-    ({"batch": [4]}, "what_if cannot vary that"),
+    ({"batch": [4]}, "what_if cannot vary this setting"),
     ({"replicas": 4}, "vary needs a list of values for replicas"),
-    ({"replicas": [0]}, "replicas cannot be that"),
-    ({"micro_batch": [True]}, "micro_batch cannot be that"),
-    ({"recomputation": [1]}, "recomputation cannot be that"),
-    ({"precision": ["float8"]}, "precision cannot be that"),
-    ({"ipus_per_replica": [0]}, "ipus_per_replica cannot be that"),
-    ({"ipus_per_replica": [16]}, "The model cannot be cut into 16 parts"),
-    ({"weight_location": ["disk"]}, "weight_location cannot be that"),
+    ({"replicas": [0]}, "replicas has an invalid value"),
+    ({"micro_batch": [True]}, "micro_batch has an invalid value"),
+    ({"recomputation": [1]}, "recomputation has an invalid value"),
+    ({"precision": ["float8"]}, "precision has an invalid value"),
+    ({"ipus_per_replica": [0]}, "ipus_per_replica has an invalid value"),
+    ({"ipus_per_replica": [16]}, "The model cannot be divided into 16 parts"),
+    ({"weight_location": ["disk"]}, "weight_location has an invalid value"),
     ({"chip": ["mk9"]}, "There is no such system"),
-    ({"micro_batch": [3]}, "The samples do not divide"),
-    ({"replicas": [3]}, "The samples do not divide"),
+    ({"micro_batch": [3]}, "The samples of a call cannot be divided"),
+    ({"replicas": [3]}, "The samples of a call cannot be divided"),
     ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
-    (None, "values by the names of settings"),
-    ({"accumulation": [2]}, "no gradient accumulation in inference"),
+    (None, "a dict of settings and their values"),
+    ({"accumulation": [2]}, "Inference has no gradient accumulation"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(vary, title: str) -> None:
     with pytest.raises(poptorch.Error, match=title) as caught:
@@ -380,7 +380,7 @@ def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path) -> 
     assert [row.settings["replicas"] for row in table] == [1, PRESENT]
     (warning,) = [r.message for r in caplog.records if "leaves out" in r.message]
     assert "2 of 3 combinations" in warning
-    assert "The samples do not divide" in warning
+    assert "The samples of a call cannot be divided" in warning
     table.to_html(tmp_path / "table.html")
     page = (tmp_path / "table.html").read_text()
     assert page.count("<tr>") == 3

@@ -25,7 +25,7 @@ def watch() -> None:
 
 def look(printed: str) -> None:
     """Note such warnings in what another process printed."""
-    _failures.extend(line for line in printed.splitlines() if "Compiling failed" in line)
+    _failures.extend(line for line in printed.splitlines() if "Compilation failed" in line)
 
 
 def failures() -> list[str]:

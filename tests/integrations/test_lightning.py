@@ -275,7 +275,7 @@ def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
         (Manual(), {}, "cannot take automatic_optimization"),
         (Net(), by_value, "cannot take gradient_clip_algorithm"),
         (Net(), {"precision": "bf16-mixed"}, "cannot take precision"),
-        (LogsAnObject(), {}, "takes a number or a metric"),
+        (LogsAnObject(), {}, "accepts only a number or a metric"),
         (UsesAMetric(), {}, r"known after the step(.|\n)*MulticlassAccuracy.forward"),
     ):
         with pytest.raises(poptorch.Error, match=said):

@@ -306,9 +306,9 @@ def test_only_training_leaves_samples_out_and_that_is_said(tmp_path, caplog) -> 
 
 
 def test_other_ways_to_run_counts_and_lengths_that_differ_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(poptorch.Error, match="torch_compile is another way to run the model"):
+    with pytest.raises(poptorch.Error, match="torch_compile cannot be combined with poptorch"):
         made(Trainer, bert(), arguments(tmp_path, torch_compile=True))
-    with pytest.raises(ValueError, match="deviceIterations comes from the TrainingArguments"):
+    with pytest.raises(ValueError, match="deviceIterations must be set in the TrainingArguments"):
         made(Trainer, bert(), arguments(tmp_path), options=poptorch.Options().deviceIterations(2))
     model, samples = bert()
     for sample in samples[:4]:

@@ -82,7 +82,7 @@ def test_a_folder_that_others_can_enter_is_refused(mode: int, own_folder: Path) 
     own_folder.mkdir()
     own_folder.chmod(mode)
 
-    with pytest.raises(RuntimeError, match="POPTORCH_JOB_DIR to a folder that you alone can write"):
+    with pytest.raises(RuntimeError, match="POPTORCH_JOB_DIR to the same folder for all processes"):
         Place(JOB, 1, 2)
 
 
@@ -195,7 +195,9 @@ def test_those_who_have_the_key_read_what_others_with_it_have_written(store: Fol
 def test_a_value_without_the_jobs_signature_is_refused(forged: str, store: FolderStore) -> None:
     store.set("key", forged)
 
-    with pytest.raises(RuntimeError, match="Somebody else writes to where the processes"):
+    with pytest.raises(
+        RuntimeError, match="A message without a valid signature arrived where the processes"
+    ):
         signed(store).get("key")
 
 

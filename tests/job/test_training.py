@@ -162,7 +162,10 @@ def check_stages(results: Results, alone: Result, file) -> None:
         assert sum(kept) == alone.kept[kind] - common
         assert 0 < min(kept) < max(kept) < sum(kept)
     for own in results:
-        assert "process 1 not that of process 0" in own[SAVED]["refused"]
+        assert (
+            "process 1 received a batch that differs from that of process 0"
+            in own[SAVED]["refused"]
+        )
     scales = [own[SAVED]["state"]["lossScaleUpdateFactor"] for own in results]
     assert scales[0] == scales[1] > 1
     model = CASES[SAVED].model(1).half()
@@ -222,7 +225,7 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) ->
         assert "begin with other weights" in weights
         assert "param.layer.weight: " in weights
         assert "hyper.0.lr: 0.3 here, 0.2 there" in numbers.replace("0.30000000000000004", "0.3")
-        assert "shuffle one data set by different seeds" in order
+        assert "shuffle the same data set with different seeds" in order
         assert "process 0: 3; process 1: 4" in order
         assert "have written other weights to their devices" in written
         assert "process 1, against process 0 ('there'): param.layer.weight: " in written
@@ -246,7 +249,7 @@ def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tm
     text = jobs.printed(tmp_path, 2)
     assert "of the job is lost" in text
     assert said in text
-    assert "process 2 waited for it to exchange second texts" in text
+    assert "process 2 was waiting for it to exchange second texts" in text
 
 
 @pytest.mark.parametrize("what", ["a member is killed", long("a member is stopped")])
@@ -256,7 +259,7 @@ def test_on_one_machine_who_is_lost_is_named_whoever_it_is(what: str, tmp_path) 
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
     text = jobs.printed(tmp_path, 2)
     assert "process 0 of 3: no sign of life for 3 s" in text
-    assert "process 2 waited for it to exchange second texts" in text
+    assert "process 2 was waiting for it to exchange second texts" in text
 
 
 @pytest.mark.parametrize("where", [{}, jobs.NETWORK])

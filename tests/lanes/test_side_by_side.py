@@ -310,7 +310,7 @@ OVERLAPPING = {
 
 @pytest.mark.parametrize("change", OVERLAPPING.values(), ids=OVERLAPPING)
 def test_what_would_not_follow_a_trained_weight_in_its_memory_is_refused(change) -> None:
-    with pytest.raises(poptorch.Error, match="values in the memory of another tensor"):
+    with pytest.raises(poptorch.Error, match="shares memory with another tensor"):
         poptorch.trainingModel(two_layers(change), options())(torch.randn(8, WIDTH))
 
 

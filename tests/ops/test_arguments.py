@@ -139,7 +139,7 @@ ROWS = [
     (Error, "out of range", decoder, SCORES, LENGTHS, 0, 2, 3),
     # Policies of autocast
     (TypeError, "fp16 must be a list", lambda: poptorch.autocasting.Policy(fp16="matmul")),
-    *((ValueError, "names no function of torch", poptorch.autocasting.Policy, [], [], [], [entry])
+    *((ValueError, "not a function of torch", poptorch.autocasting.Policy, [], [], [], [entry])
       for entry in ("matmull", torch.nn.MultiheadAttention, 3)),
 ]  # fmt: skip
 
@@ -171,7 +171,7 @@ def failing(x):
        poptorch.serializedMatMul(a, a, m, f), [torch.ones(4, 4)])
       for mode in (Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels)
       for factor in (3, 8)),
-    (Error, "must not overlap", CPU(lambda x: INNER(x), "Outer"), [ROW]),
+    (Error, "must not call another poptorch.CPU function", CPU(lambda x: INNER(x), "Outer"), [ROW]),
     (Error, "must return tensors", CPU(lambda x: 3, "Three"), [ROW]),
     (Error, "results of host call 'Changing' changed",
      CPU(lambda x: x[: 1 + int(x.sum())], "Changing"), [torch.ones(4)]),
@@ -450,8 +450,20 @@ def test_rows_of_no_group_are_zero_and_micro_batches_have_their_own_groups() -> 
 REFUSED = {
     "two types": ((8, 8), (1, 8, 8), 1, torch.float16, "BF16|BFloat16|same dtype"),
     "both of three dimensions": ((1, 8, 8), (1, 8, 8), 1, torch.float32, "BF16|offs"),
-    "other inner sizes": ((8, 8), (1, 4, 8), 1, torch.float32, "do not fit together"),
-    "other numbers of groups": ((8, 8), (2, 8, 8), 1, torch.float32, "do not fit together"),
+    "other inner sizes": (
+        (8, 8),
+        (1, 4, 8),
+        1,
+        torch.float32,
+        "shapes of the operands do not match",
+    ),
+    "other numbers of groups": (
+        (8, 8),
+        (2, 8, 8),
+        1,
+        torch.float32,
+        "shapes of the operands do not match",
+    ),
 }
 
 

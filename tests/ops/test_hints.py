@@ -257,7 +257,7 @@ def test_multi_conv_says_what_has_no_effect(caplog) -> None:
     (GROUP, none, "Unexpected end_multi_conv"),
     (MultiConv(), nested, r"Nested poptorch\.MultiConv is not supported"),
     (MultiConv().availableMemoryProportions([0.1] * 3), both,
-     "does not fit the number of convolutions"),
+     "differs from the number of convolutions"),
 ])  # fmt: skip
 def test_multi_conv_rules_are_checked_at_compilation(group, forward, phrase: str) -> None:
     module = convs(group, forward)

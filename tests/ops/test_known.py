@@ -296,7 +296,7 @@ def pipelined(a):
 @pytest.mark.parametrize("function, backend, title, reason", [
     (lambda a: poptorch.cond(a.sum() > 0, lambda b: [reduce()(b)], [a], lambda b: [b], [a])[0],
      "reference", "needs all replicas side by side", "branches"),
-    (lambda a: torch.func.vmap(reduce())(a), "reference", "only where each of them is a lane",
+    (lambda a: torch.func.vmap(reduce())(a), "reference", "only if they all run side by side",
      "torch.func"),
     (pipelined, "staged", "needs all replicas side by side", "blocks on chips"),
 ])  # fmt: skip

@@ -143,7 +143,7 @@ def test_what_float32_cannot_hold_is_refused(weight):
     for value in (1e308, -3.5e38, 10**39, 10**5000, torch.tensor(1e40, dtype=torch.float64)):
         with pytest.raises(ValueError, match="given for weight_decay is too large") as said:
             optim.LAMB([double], lr=0.1, weight_decay=value)
-        assert "use one between -3.4e+38 and 3.4e+38" in str(said.value)
+        assert "use a number between -3.4e+38 and 3.4e+38" in str(said.value)
     assert optim.SGD([double], lr=math.inf).param_groups[0]["lr"] == math.inf
 
 
@@ -159,7 +159,7 @@ def test_betas_from_configuration_files(cls, weight):
 @pytest.mark.spec("optimizers", 13)
 def test_velocity_scaling_needs_the_combined_variant(weight, caplog):
     separate = optim.SGD([weight], lr=0.1, velocity_scaling=4.0)
-    assert "velocity_scaling value ignored" in caplog.text
+    assert "value of velocity_scaling is ignored" in caplog.text
     assert "velocity_scaling" not in separate.param_groups[0]
     assert "velocity_scaling" not in separate.defaults
     caplog.clear()

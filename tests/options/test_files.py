@@ -337,5 +337,5 @@ def test_what_is_too_deep_is_an_error_of_the_file_and_applies_nothing(
 
 
 def test_json_that_is_too_deep_is_refused() -> None:
-    with pytest.raises(ValueError, match="values too deep"):
+    with pytest.raises(ValueError, match="nested too deeply"):
         Options().from_json("[" * DEEP)

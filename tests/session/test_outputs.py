@@ -456,7 +456,7 @@ def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
 def test_only_parsers_of_classes_are_registered(parser) -> None:
     with pytest.raises(poptorch.Error, match="must inherit from ICustomArgParser"):
         poptorch.registerCustomArgParser(Pair, parser)
-    with pytest.raises(poptorch.Error, match="takes a class first"):
+    with pytest.raises(poptorch.Error, match="must be a class"):
         poptorch.registerCustomArgParser(Pair(X, X), PairParser())
     with pytest.raises(TypeError, match="abstract"):
         poptorch.ICustomArgParser()

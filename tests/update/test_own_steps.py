@@ -434,7 +434,9 @@ def test_state_that_belongs_to_no_parameter_is_refused():
         def step(self, closure=None):
             self.state["all"]["count"] = 1
 
-    assert "belongs to no parameter" in refused(lambda model: Keeping(model.parameters(), None))
+    assert "not the state of a parameter" in refused(
+        lambda model: Keeping(model.parameters(), None)
+    )
 
 
 def test_an_accumulator_in_half_is_refused_when_the_model_is_wrapped():

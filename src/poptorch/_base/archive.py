@@ -75,7 +75,7 @@ def from_json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except RecursionError as error:
-        raise ValueError("values too deep inside others") from error
+        raise ValueError("the values are nested too deeply") from error
 
 
 def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:

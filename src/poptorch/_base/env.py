@@ -117,7 +117,7 @@ def get(name: str) -> Any:
         return row.parse(text)
     except ValueError:
         raise InvalidValue(
-            f"The environment variable {name} cannot be understood",
+            f"The environment variable {name} has an invalid value",
             got=repr(text),
             fix="use 0 or 1" if row.parse is _flag else "use a number",
         ) from None

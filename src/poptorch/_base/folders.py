@@ -143,7 +143,7 @@ def of_torchs_compiler() -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def of_the_process(why: str) -> Path:
-    log.engine.warning("Compiled code is not kept for later processes: %s", why)
+    log.engine.warning("Compiled code is not stored for later processes: %s", why)
     try:
         return temporary_folders.folder("poptorch-code-")
     except OSError:  # a full disk, for one: whoever writes below this meets an error, and says so

@@ -51,7 +51,9 @@ def _key(chosen: str) -> bytes | None:
             return _read(path) or _made(path)
         except (OSError, ValueError) as error:
             why = error
-    log.engine.warning("Compiled code is not kept: there is no key to mark it with: %s", why)
+    log.engine.warning(
+        ("Compiled code is not stored, because there is no key to sign it with: %s"), why
+    )
     return None
 
 

@@ -89,7 +89,8 @@ class _File(logging.FileHandler):
 
 def _warn_of_file(error: OSError) -> None:
     python.warning(
-        "The file of POPTORCH_LOG_DEST cannot be written, the engine's log goes to stderr: %s: %s",
+        ("The file that POPTORCH_LOG_DEST names cannot be written, so the log of the engine "
+         "goes to stderr: %s: %s"),
         env.get("POPTORCH_LOG_DEST"), error.strerror,
     )  # fmt: skip
 

@@ -51,7 +51,10 @@ def __getattr__(name: str) -> Any:
         raise Gone(
             f"torch {torch.__version__} has no {path.replace(':', '.')}",
             got=f"{error}; without it {lost}",
-            fix="install a release of torch that this release of poptorch names in its metadata",
+            fix=(
+                "install a version of torch that this version of poptorch supports: its "
+                "metadata names the versions"
+            ),
         ) from error
 
 

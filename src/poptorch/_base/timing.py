@@ -63,7 +63,7 @@ def measured() -> Iterator[Parts]:
 
 
 def tell(process: int, text: str) -> None:
-    log.engine.debug("Seconds in process %d, one part after another:\n%s", process, text)
+    log.engine.debug("Seconds spent in process %d, by part:\n%s", process, text)
 
 
 @contextlib.contextmanager

@@ -217,9 +217,8 @@ def _describe(
         start = path if len(path) < 60 else f"{path[:60]}..."
         raise Error(
             "Containers are nested too deeply, or contain themselves",
-            got=f"{start}: more than {DEEPEST} levels, and then a {type(value).__name__}",
-            fix="pass tensors in fewer levels of lists, tuples, dicts and dataclasses, "
-            "without cycles",
+            got=f"{start}: a {type(value).__name__} is nested in more than {DEEPEST} levels",
+            fix="use fewer levels of lists, tuples, dicts and dataclasses, and no cycles",
         )
     level = _open(value, like.keys if like else None)
     if level is None:

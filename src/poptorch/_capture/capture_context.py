@@ -50,9 +50,9 @@ class CaptureContext(Capture):
     def assign_data(self, target: torch.Tensor, value: torch.Tensor) -> None:
         if recorded(target) is None and recorded(value) is not None:
             raise Error(
-                "forward assigns to the data of a tensor that is not part of the model's state",
+                "forward assigns to .data of a tensor that is neither a parameter nor a buffer",
                 got=f"a tensor of shape {tuple(target.shape)}, which is a constant of the program",
-                fix="register it in __init__: self.register_buffer('name', tensor)",
+                fix="register the tensor in __init__: self.register_buffer('name', tensor)",
             )
         self.assigned[id(target)] = source.calling_line()
         assign_data(target, value)

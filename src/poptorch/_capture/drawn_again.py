@@ -20,9 +20,9 @@ def reuse(graph: fx.Graph) -> None:
         if not draws_unseen(node.target, node.args) and not _same_operands(earlier, node, alike):
             raise Error(
                 "Random numbers cannot be drawn from the state that forward has set",
-                got=f"{draw.operator}, which has drawn from other values before",
+                got=f"{draw.operator}, which drew with other arguments before",
                 where=draw.line,
-                fix="draw once, keep the result in a variable, and use it again",
+                fix="draw once, keep the result in a variable, and use the variable again",
             )
         node.replace_all_uses_with(earlier)
         graph.erase_node(node)

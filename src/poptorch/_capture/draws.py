@@ -239,8 +239,8 @@ class Draws:
     ) -> Any:
         if self._earlier is not None and state not in self._earlier.states:
             raise Error(
-                "forward sets the random state in another way each time it runs",
-                got=f"{_name(func)} would draw the numbers of now in every run of the program",
+                "forward sets the random state differently each time it runs",
+                got=f"{_name(func)} would draw the same numbers in every run of the program",
                 where=source.calling_line(),
                 fix=_FIX[1],
             )

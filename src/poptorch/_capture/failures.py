@@ -38,8 +38,11 @@ def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterato
                 got=f"{error} in forward of {name}",
                 where=line,
                 fix=(
-                    "keep the decision in tensors: torch.where, masks, fixed-size results",
-                    "pass the value to forward as a Python number: a compile-time constant",
+                    "decide with tensors: torch.where, masks, results of a fixed size",
+                    (
+                        "pass the value to forward as a Python number, which becomes a "
+                        "compile-time constant"
+                    ),
                 ),
             ) from error
         if isinstance(error, TypeError) and _ARRAY in str(error):

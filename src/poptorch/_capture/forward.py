@@ -145,7 +145,10 @@ def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
                 title,
                 got=f"{path}, a {kind}",
                 fix=(
-                    f"say where they are: poptorch.registerCustomArgParser({kind}, parser)",
+                    (
+                        "register a parser that finds the tensors: "
+                        f"poptorch.registerCustomArgParser({kind}, parser)"
+                    ),
                     "use tuples, lists, dicts or dataclasses, or pass the tensors themselves",
                 ),
             )
@@ -232,12 +235,17 @@ def _check_kinds(
         if now != before[path]:
             was, became = (slots.type_text(*kind) for kind in (before[path], now))
             raise Error(
-                "forward leaves a weight or buffer with another shape or type",
-                got=f"'{path}' was {was} and is {became}: a program keeps the shape and type "
-                "of its state",
+                "forward changes the shape or type of a weight or buffer",
+                got=(
+                    f"'{path}' was {was} and is now {became}; in a program, the shape and "
+                    "type of a weight or buffer are fixed"
+                ),
                 where=context.assigned.get(id(leaf)),
                 fix=(
-                    "assign the former values again before forward returns",
-                    "convert it where it is used: weight.half() instead of weight.data = ...",
+                    "assign the original values again before forward returns",
+                    (
+                        "convert the tensor where you use it: weight.half() instead of "
+                        "weight.data = ..."
+                    ),
                 ),
             )

@@ -77,9 +77,9 @@ class Held:
         trained = any(each.requires_grad for each in _tensors((*given[0], *given[1].values())))
         if torch.is_grad_enabled() and trained:
             raise Error(
-                "A weight takes a way into torch that no gradient would come back on",
-                got=f"{func} gets the weight itself from code that forward calls",
-                fix="compute with a tensor that torch makes of it: weight.view_as(weight)",
+                "A trained weight reaches an operator in a way that loses its gradient",
+                got=f"code that forward calls passes the weight itself to {func}",
+                fix="pass a tensor derived from the weight: weight.view_as(weight)",
             )
         return given
 

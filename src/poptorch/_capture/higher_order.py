@@ -40,11 +40,11 @@ def refuse_writes(graph: fx.Graph, to_inputs: bool = False) -> None:
     for node in graph.nodes:
         if any(storage_root(each).op in outside for each in written_by(node)):
             raise Error(
-                "The body of a loop or branch writes to a tensor from outside",
-                got=f"{node.target} changes a tensor that the body does not make itself",
+                "The body of a loop or branch writes to a tensor that was created outside of it",
+                got=f"{node.target} changes a tensor that the body does not create",
                 fix=(
                     "return the new value from the body, and assign it after the loop or branch",
-                    "change a copy: tensor.clone()",
+                    "change a copy of the tensor: tensor.clone()",
                 ),
             )
 
@@ -128,9 +128,9 @@ def _while_loop(
     numbers = [each for each in carried if not isinstance(each, torch.Tensor)]
     if numbers:
         raise Error(
-            "while_loop carries a Python number",
-            got=f"{numbers[0]!r} among the values that the loop changes",
-            fix=f"carry a tensor: torch.tensor({numbers[0]!r})",
+            "while_loop has a Python number among its loop variables",
+            got=f"the loop changes {numbers[0]!r}, which is not a tensor",
+            fix=f"use a tensor instead: torch.tensor({numbers[0]!r})",
         )
     again, step = (
         _Recorded(capture, within(function), [*carried, *others]) for function in (test, body)
@@ -170,12 +170,12 @@ def _refuse_gradient(
     if torch.is_grad_enabled() and any(each.requires_grad for each in (*outer, *operands)):
         raise Error(
             f"{name} has no gradient in a compiled program",
-            got="it computes with tensors that need a gradient",
+            got="some of its operands need a gradient",
             fix=(
-                "compute both and choose: torch.where(condition, a, b)"
+                "compute both results and choose one: torch.where(condition, a, b)"
                 if name == "torch.cond"
-                else "a Python loop with a fixed number of steps",
-                "where no gradient is needed: with torch.no_grad(), or operands that are detached",
+                else "use a Python loop with a fixed number of steps",
+                "if you need no gradient, call it within torch.no_grad(), or detach its operands",
             ),
         )
 

@@ -60,9 +60,11 @@ class HostDraws:
         for each, state in zip(self._generators, before, strict=True):
             if id(each.generator) not in self._seeded and _differ(each.read(), state):
                 log.python.warning(
-                    "forward draws random numbers from %s at %s: the program keeps the numbers of "
-                    "now. torch.rand draws each time the program runs, and poptorch.cond and "
-                    "torch.where decide then.",
+                    (
+                        "forward draws random numbers from %s at %s. The program uses these "
+                        "numbers as constants. To draw each time the program runs, use "
+                        "torch.rand; to decide with the result, use poptorch.cond or torch.where."
+                    ),
                     each.name,
                     self._lines.get(id(each.generator)) or each.where or "an unknown line",
                 )

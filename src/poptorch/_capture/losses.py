@@ -69,8 +69,8 @@ def final_loss(
             got=f"{loss.function} of shape {tuple(loss.tensor.shape)}",
             where=loss.line,
             fix=(
-                "return its mean, too",
-                "mark the value: poptorch.identity_loss(loss, reduction='mean')",
+                "also return the mean of the loss",
+                "mark the loss: poptorch.identity_loss(loss, reduction='mean')",
             ),
         )
     return loss.tensor
@@ -104,13 +104,21 @@ def _left_over(
     numbers = [each for each in results if each.tensor.numel() == 1]
     if left and numbers:
         raise Error(
-            "The returned value is not the loss that training would follow",
-            got=f"{numbers[0].function} at {numbers[0].line}, which {left[0].function} at "
-            f"{left[0].line} is no part of",
+            "The returned value is not the loss that training would minimise",
+            got=(
+                f"the returned value is {numbers[0].function} at {numbers[0].line}, which "
+                f"does not depend on {left[0].function} at {left[0].line}"
+            ),
             where=numbers[0].line,
             fix=(
-                "mark the final value: poptorch.identity_loss(value, reduction='none')",
-                f"or return the result of {left[0].function}, too, if training should follow that",
+                (
+                    "mark the value that training should minimise: poptorch.identity_loss(value, "
+                    "reduction='none')"
+                ),
+                (
+                    f"or, if training should minimise the result of {left[0].function}, return "
+                    "that result as well"
+                ),
             ),
         )
     constant = [each for each in capture.losses if each not in able]
@@ -129,8 +137,11 @@ def _not_found(model: nn.Module, got: str) -> Error:
         where=source.definition_line(type(model).forward),
         fix=(
             "compute the loss in forward with a torch.nn loss and return it",
-            "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
-            "or return it as the entry 'loss' of a dict or a dataclass",
+            (
+                "if you compute the loss yourself, mark it: poptorch.identity_loss(loss, "
+                "reduction='mean')"
+            ),
+            "or return the loss as the entry 'loss' of a dict or a dataclass",
         ),
     )
 
@@ -149,8 +160,11 @@ def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Ca
             got="\n".join(f"{each.function} at {each.line}" for each in outer),
             where=source.definition_line(type(model).forward),
             fix=(
-                "return metrics as value.detach(), and one single number made of all losses",
-                "or mark it: poptorch.identity_loss(loss1 + loss2, reduction='sum')",
+                (
+                    "return metrics as value.detach(), and return a single number that is "
+                    "computed from all losses"
+                ),
+                "or mark the total loss: poptorch.identity_loss(loss1 + loss2, reduction='sum')",
             ),
         )
     return outer[0]
@@ -167,7 +181,7 @@ def _without_gradient(loss: Candidate, capture: Capture) -> Error:
         "The loss has no gradient: there is nothing to train",
         got=got,
         where=where,
-        fix="compute it from trained parameters, without detach, no_grad and argmax",
+        fix="compute the loss from trained parameters, without detach, no_grad or argmax",
     )
 
 
@@ -177,12 +191,18 @@ def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
     scalars = (each for each in returned if each.numel() == 1)
     if any(_is_in(loss, _functions(each)) for each in scalars):
         raise Error(
-            "The returned value is not the loss that training would follow",
-            got=f"a value that was computed from {loss.function} at {loss.line}",
+            "The returned value is not the loss that training would minimise",
+            got=f"a value that is computed from {loss.function} at {loss.line}",
             where=loss.line,
             fix=(
-                "mark the final value: poptorch.identity_loss(value, reduction='none')",
-                f"or return the result of {loss.function}, too, if training should follow that",
+                (
+                    "mark the value that training should minimise: poptorch.identity_loss(value, "
+                    "reduction='none')"
+                ),
+                (
+                    f"or, if training should minimise the result of {loss.function}, return that "
+                    "result as well"
+                ),
             ),
         )
 

@@ -71,8 +71,10 @@ def _limit_memory(mark: fx.Node) -> None:
 @functools.cache
 def _say_without_memory(line: str) -> None:
     log.python.warning(
-        "poptorch.set_available_memory has no effect at %s: the tensor is no result of a "
-        "convolution, a matrix product or a lookup",
+        (
+            "poptorch.set_available_memory has no effect at %s, because the tensor is not the "
+            "result of a convolution, a matrix product or a lookup"
+        ),
         line or "an unknown line",
     )
 
@@ -143,9 +145,9 @@ def _lower_groups(graph: fx.Graph, groups: Mapping[int, Group]) -> None:
         if not members:
             raise Error(
                 "Unexpected end_multi_conv",
-                got="a poptorch.MultiConv without a convolution inside",
+                got="a poptorch.MultiConv block without a convolution",
                 where=group.where,
-                fix="call the convolutions within the 'with' block",
+                fix="call the convolutions inside the block 'with poptorch.MultiConv():'",
             )
         _share_options(members, group)
 
@@ -155,10 +157,13 @@ def _share_options(members: Sequence[fx.Node], group: Group) -> None:
     for name, values in group.options.items():
         if len(values) not in (1, count):
             raise Error(
-                f"poptorch.MultiConv: {name} does not fit the number of convolutions",
+                (
+                    f"poptorch.MultiConv: the number of values for {name} differs from the number "
+                    "of convolutions"
+                ),
                 got=f"{len(values)} values for {count} convolutions",
                 where=group.where,
-                fix="pass one value, or one for each convolution",
+                fix="pass one value for all convolutions, or one value for each convolution",
             )
     for at, node in enumerate(members):
         for name, key in _PRICED.items():

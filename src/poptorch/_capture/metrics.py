@@ -37,9 +37,18 @@ def intercepted(method: Method) -> contextlib.AbstractContextManager[None]:
 def refused(metric: Any, name: str) -> Callable[..., Any]:
     raise Error(
         "A metric cannot be used inside of forward",
-        got=f"{type(metric).__name__}.{name}: it runs on the host, once, without values",
+        got=(
+            f"{type(metric).__name__}.{name} would run once on the host, with tensors that "
+            "have no values"
+        ),
         fix=(
-            "return what the metric needs from forward, and update it with what the call returns",
-            "in a step of Lightning: Trainer(strategy=PopTorchStrategy()) does that",
+            (
+                "return the values that the metric needs from forward, and update the metric "
+                "with the results of the call"
+            ),
+            (
+                "in a LightningModule, use Trainer(strategy=PopTorchStrategy()), which updates "
+                "metrics after the step"
+            ),
         ),
     )

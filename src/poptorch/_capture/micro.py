@@ -214,8 +214,11 @@ def capture(request: Request, before: PythonState | None = None) -> Micro:
     """
     if request.training and torch.is_inference_mode_enabled():
         raise Error(
-            "A training program cannot be compiled under torch.inference_mode: it has no gradients",
-            fix="call the model outside of it",
+            (
+                "A training program cannot be compiled under torch.inference_mode, which "
+                "disables gradients"
+            ),
+            fix="call the model outside of torch.inference_mode",
         )
     before = PythonState([request.module, request.users]) if before is None else before
     done = False
@@ -353,12 +356,15 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
         parameter = request.tensors[path].tensor
         if parameter._post_accumulate_grad_hooks:
             raise Error(
-                "A hook that runs after a gradient was accumulated cannot be compiled",
+                "A hook that runs after gradient accumulation cannot be compiled",
                 got=f"register_post_accumulate_grad_hook on '{path}': a compiled program keeps no "
                 "grad that a hook could read",
                 fix=(
-                    "change the gradient of each micro-batch: parameter.register_hook(function)",
-                    "remove the hook with the handle that registering it returned",
+                    (
+                        "use a hook that changes the gradient of each micro-batch: "
+                        "parameter.register_hook(function)"
+                    ),
+                    "remove the hook: call remove() of the handle that the registration returned",
                 ),
             )
         if parameter.requires_grad and _has_hooks_where_it_accumulates(parameter):
@@ -366,14 +372,17 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
                 "A hook on the node that accumulates a gradient cannot be compiled",
                 got=f"register_hook or register_prehook on the node of '{path}': "
                 "a compiled program has no such node",
-                fix="change the gradient of each micro-batch: parameter.register_hook(function)",
+                fix=(
+                    "use a hook that changes the gradient of each micro-batch: "
+                    "parameter.register_hook(function)"
+                ),
             )
         for hook in list((parameter._backward_hooks or {}).values()):
             if "register_multi_grad_hook.<locals>" in getattr(hook, "__qualname__", ""):
                 raise Error(
                     "A hook on the gradients of several parameters cannot be compiled",
                     got=f"register_multi_grad_hook on '{path}'",
-                    fix="look at each gradient by itself: parameter.register_hook(function)",
+                    fix=("register a hook for each parameter: parameter.register_hook(function)"),
                 )
             leaves[path].register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -403,10 +412,13 @@ def _refuse_mixed(graph: fx.Graph) -> None:
             line = blocks.line_of(node)
             shown = " and ".join(f"{value.dtype} {list(value.shape)}" for value in values)
             raise Error(
-                "A product needs operands of one type",
+                "The operands of a matrix product must have the same type",
                 got=f"{shown} in {node.target}",
                 where=source.describe(*line) if line else None,
-                fix=("x.to(weight.dtype) in forward", "inputs of the type of the model's weights"),
+                fix=(
+                    "convert the input in forward: x.to(weight.dtype)",
+                    "or pass inputs that have the type of the model's weights",
+                ),
             )
 
 
@@ -418,20 +430,28 @@ def _refuse_overlaps(tensors: Mapping[str, ModelTensor], graph: Graph) -> None:
         one, two = (_region(tensors[each].tensor) for each in (path, other))
         if gradients and (len(gradients) < 2 or one != two):
             raise Error(
-                "A trained weight has its values in the memory of another tensor",
-                got=f"'{path}' and '{other}': one of them would not follow what the other learns",
-                fix="let them be one parameter: b.weight = a.weight instead of b.weight.data = ...",
+                "A trained weight shares memory with another tensor",
+                got=(
+                    f"'{path}' and '{other}': on several chips, updates of one would not "
+                    "reach the other"
+                ),
+                fix=("make them one parameter: b.weight = a.weight instead of b.weight.data = ..."),
             )
     changed = _changed(graph)
     for path, other in _overlaps(tensors) if changed else ():
         written = next((each for each in (path, other) if each in changed), None)
         if written is not None and {path, other} - with_gradient:
             raise Error(
-                "forward changes a tensor whose values are in the memory of another one",
-                got=f"'{path}' and '{other}': in a program each has memory of its own, so that "
-                "one of them would not follow",
+                "forward changes a tensor that shares memory with another one",
+                got=(
+                    f"'{path}' and '{other}': in a program each of them has its own memory, "
+                    "so changes of one would not reach the other"
+                ),
                 where=changed[written],
-                fix="register one of them, and make the other in forward: part = self.whole[:2]",
+                fix=(
+                    "register only one of them, and create the other in forward: part = "
+                    "self.whole[:2]"
+                ),
             )
 
 
@@ -488,9 +508,11 @@ def _refuse_views(
         line = next(filter(None, map(blocks.line_of, node.users)), None)
         raise Error(
             "forward uses a view of a weight or buffer that was made outside of it",
-            got=f"a tensor of shape {tuple(constant.shape)} in the memory of "
-            f"'{paths[storage_of(constant)]}': the program would go on with the values of now, "
-            "and not follow what changes",
+            got=(
+                f"a tensor of shape {tuple(constant.shape)} that shares memory with "
+                f"'{paths[storage_of(constant)]}': the compiled program would use its current "
+                "values as constants and ignore later changes"
+            ),
             where=source.describe(*line) if line else None,
-            fix="make the view in forward, from the parameter or buffer",
+            fix="create the view in forward, from the parameter or buffer",
         )

@@ -133,9 +133,9 @@ class OwnDicts:
         verb = "removed from" if now is None else "reassigned within"
         return Error(
             f"{what.capitalize()} '{path}' is {verb} the model",
-            got=f"forward of {type(owner).__name__} binds another value to self.{name}",
+            got=f"forward of {type(owner).__name__} assigns another value to self.{name}",
             where=self._line(owner, holder, name),
-            fix=f"change its value in place: self.{name}.copy_(new_value)",
+            fix=f"change its values in place: self.{name}.copy_(new_value)",
         )
 
     def _filled(self, owner: nn.Module, holder: str, name: str, now: torch.Tensor) -> Error:
@@ -143,13 +143,15 @@ class OwnDicts:
         what, known = holder.strip("_")[:-1], name in self._mine[owner, holder].before
         return Error(
             f"forward gives the model a {what} that it did not have",
-            got=f"{what} '{path}' {'was None' if known else 'was not there'} before, and is a "
-            f"tensor of shape {tuple(now.shape)} then: a program's state is fixed when it is "
-            "compiled",
+            got=(
+                f"{what} '{path}' {'was None' if known else 'did not exist'} before the run "
+                f"and is a tensor of shape {tuple(now.shape)} afterwards; the state of a "
+                "program is fixed when it is compiled"
+            ),
             where=self._line(owner, holder, name),
             fix=(
                 "call the module once without poptorch before you wrap it",
-                f"or make it in __init__, with its shape: self.{name} = ...",
+                f"or create it in __init__ with its final shape: self.{name} = ...",
             ),
         )
 

@@ -32,8 +32,8 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     if num_classes == -1:
         raise Error(
             "one_hot: `num_classes` must be specified and must be constant",
-            got="the number of classes would depend on values",
-            fix="torch.nn.functional.one_hot(x, num_classes=10)",
+            got="without num_classes, the shape of the result would depend on values",
+            fix="pass the number of classes: torch.nn.functional.one_hot(x, num_classes=10)",
         )
     if tensor.dtype is not torch.int64:
         return F.one_hot(tensor, num_classes)  # which refuses it
@@ -48,8 +48,11 @@ def _bincount(
     if not isinstance(minlength, int) or minlength < 1:
         raise Error(
             "bincount: `minlength` must be specified and must be a constant",
-            got=f"minlength={minlength!r}; without it the length would depend on values",
-            fix="torch.bincount(x, minlength=10), where all values are below 10",
+            got=(
+                f"minlength={minlength!r}; without a minlength, the length of the result "
+                "would depend on values"
+            ),
+            fix="if all values are below 10, for example: torch.bincount(x, minlength=10)",
         )
     if weights is None:
         weights = torch.ones_like(input, dtype=torch.int64)
@@ -156,9 +159,12 @@ def _grouped_mm(
     groups = {offs.shape[0], *(len(mat) for mat in (mat_a, mat_b) if mat.dim() == 3)}
     if mat_a.shape[-1] != mat_b.shape[-2] or len(groups) > 1:
         raise Error(
-            "grouped_mm: the operands do not fit together",
+            "grouped_mm: the shapes of the operands do not match",
             got=f"{tuple(mat_a.shape)} with {tuple(mat_b.shape)} in {offs.shape[0]} groups",
-            fix="(rows, inner) with (groups, inner, columns), and offs of as many groups",
+            fix=(
+                "use shapes (rows, inner) and (groups, inner, columns), and one entry of "
+                "offs for each group"
+            ),
         )
     return grouped_product(mat_a, mat_b, offs)
 

@@ -42,7 +42,13 @@ def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
         "Operators with dynamic output shapes cannot be captured",
         got=f"{operator}: the shape of its result depends on values",
         where=line,
-        fix=(SHAPE_FIX, "select before the model is called, or on the host with poptorch.CPU"),
+        fix=(
+            SHAPE_FIX,
+            (
+                "select the elements before you call the model, or on the host with "
+                "poptorch.CPU; use masks inside the model"
+            ),
+        ),
     )
 
 
@@ -151,13 +157,24 @@ class ValueReads:
         if not self.collect:
             raise Uncapturable(
                 "A tensor's value is needed while the model is being captured",
-                got=f"{what} of a tensor whose values are known only when the program runs",
+                got=(
+                    f"{what} needs the values of a tensor, which are known only when the "
+                    "program runs"
+                ),
                 where=line,
                 fix=(
-                    "keep it a tensor: torch.where, masks, index_select, poptorch.dynamic_slice",
-                    "pass it to forward as a Python number: a compile-time constant",
-                    "look at it with poptorch.ipu_print_tensor; compute on the host with "
-                    "poptorch.CPU",
+                    (
+                        "compute with the tensor itself: torch.where, masks, index_select, "
+                        "poptorch.dynamic_slice"
+                    ),
+                    (
+                        "pass the value to forward as a Python number, which becomes a "
+                        "compile-time constant"
+                    ),
+                    (
+                        "print the tensor with poptorch.ipu_print_tensor, or compute on the host "
+                        "with poptorch.CPU"
+                    ),
                 ),
             )
         title = f"{what} needs a tensor's value"
@@ -188,8 +205,11 @@ class ValueReads:
     def _print(self, tensor: torch.Tensor, line: str | None) -> str:
         if not self.findings and not self.collect:
             log.python.warning(
-                "forward prints a tensor at %s: that happens once, at capture, and shows no "
-                "values. Use poptorch.ipu_print_tensor to print them each time the program runs.",
+                (
+                    "forward prints a tensor at %s. This happens only once, while the model is "
+                    "captured, and shows no values. To print the values each time the program "
+                    "runs, use poptorch.ipu_print_tensor."
+                ),
                 line,
             )
         self.findings.append(Finding("printing shows no values", line, False, True, PRINT_FIX))
@@ -199,9 +219,11 @@ class ValueReads:
     def warn(self) -> None:
         for (what, line), answer in self.branches.items():
             log.python.warning(
-                "forward branches on the values of tensors at %s (%s is %s for the first inputs): "
-                "the program takes this path for all inputs. torch.where and poptorch.cond decide "
-                "when the program runs.",
+                (
+                    "forward branches on the values of tensors at %s (%s is %s for the first "
+                    "inputs). The program takes this branch for all inputs. To decide when the "
+                    "program runs, use torch.where or poptorch.cond."
+                ),
                 line,
                 what,
                 answer,

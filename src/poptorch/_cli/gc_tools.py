@@ -31,7 +31,7 @@ def monitor(arguments: Sequence[str] | None = None) -> int:
         description="The devices of the system, and the processes that hold them.",
         **page("gc-monitor\ngc-monitor --json --no-card-info"),
     )
-    parser.add_argument("--no-card-info", action="store_true", help="leave the devices out")
+    parser.add_argument("--no-card-info", action="store_true", help="do not list devices")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
     with misuse():
@@ -118,9 +118,9 @@ def info(arguments: Sequence[str] | None = None) -> int:
         **page("gc-info\ngc-info --device-id 0 --json"),
     )
     parser.add_argument(
-        "-l", "--list-devices", action="store_true", help="list every device id, as without options"
+        "-l", "--list-devices", action="store_true", help="list every device id (the default)"
     )
-    parser.add_argument("-d", "--device-id", type=int, metavar="N", help="tell about one device")
+    parser.add_argument("-d", "--device-id", type=int, metavar="N", help="show only one device")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
     with misuse():

@@ -33,7 +33,9 @@ def add_migrate(commands: Any) -> None:
     )
     parser.add_argument("script", type=Path)
     parser.add_argument("--diff", action="store_true", help="print the changes as a unified diff")
-    parser.add_argument("-o", "--output", type=Path, help="write the new script")
+    parser.add_argument(
+        "-o", "--output", type=Path, help=("write the translated script into this file")
+    )
     parser.set_defaults(run=_migrate)
 
 

@@ -106,33 +106,76 @@ def parser() -> argparse.ArgumentParser:
     )
     add = result.add_argument
     add("-n", "--num-instances", type=_number(1), default=1, metavar="N",
-        help="processes, on all hosts (1)")  # fmt: skip
-    add("--num-replicas", type=_number(1), metavar="N", help="replicas of all processes (1 each)")
+        help="number of processes on all hosts together (default: 1)")  # fmt: skip
+    add(
+        "--num-replicas",
+        type=_number(1),
+        metavar="N",
+        help=("number of replicas of all processes together (default: 1 per process)"),
+    )
     add("--ipus-per-replica", type=_number(1), default=1, metavar="N",
-        help="chips of each replica (1)")  # fmt: skip
+        help="number of chips per replica (default: 1)")  # fmt: skip
     add("--stage-processes", type=_number(1), default=1, metavar="N",
-        help="processes that share the stages of each model (1)")  # fmt: skip
-    add("-H", "--host", metavar="A,B", help="hosts: first this one, then others, reached by ssh")
-    add("--hostfile", metavar="FILE", help="a file with a host in each line")
+        help="number of processes that share the stages of each model (default: 1)")  # fmt: skip
+    add(
+        "-H",
+        "--host",
+        metavar="A,B",
+        help=("comma-separated hosts: first this one, then the others, which are reached by ssh"),
+    )
+    add("--hostfile", metavar="FILE", help="a file with one host per line")
     add("--port", type=_number(1, 65535), default=29400, metavar="PORT",
-        help="port of the first host where all hosts meet (29400)")  # fmt: skip
-    add("--max-restarts", type=_number(0), default=0, metavar="N",
-        help="after a failure start all again, so often (0)")  # fmt: skip
-    add("--min-instances", type=_number(1), metavar="N",
-        help="go on with so few when a host is lost or no restart is left (all)")  # fmt: skip
+        help="port of the first host at which the hosts meet (default: 29400)")  # fmt: skip
+    add(
+        "--max-restarts",
+        type=_number(0),
+        default=0,
+        metavar="N",
+        help="after a failure, restart all processes, at most N times (default: 0)",
+    )
+    add(
+        "--min-instances",
+        type=_number(1),
+        metavar="N",
+        help="if a host is lost or no restart is left, continue with N processes (default: all)",
+    )
     add("--oversubscribe", action="store_const", const=True,
-        help="start more than there are cores and memory for")  # fmt: skip
-    add("--executable-cache-path", metavar="DIR", help="compiled programs that all processes share")
-    add("--only-output-from-instance", type=_number(0), metavar="N", help="show no other's output")
+        help="start more instances than the cores and the memory are sufficient for")  # fmt: skip
+    add(
+        "--executable-cache-path",
+        metavar="DIR",
+        help=("folder of compiled programs that all processes share"),
+    )
+    add(
+        "--only-output-from-instance",
+        type=_number(0),
+        metavar="N",
+        help=("show the output of only this instance"),
+    )
     add("--offline-mode", type=_flag, nargs="?", const=True, metavar="yes/no",
-        help="compile without devices")  # fmt: skip
+        help="compile without acquiring devices")  # fmt: skip
     add("--numa-aware", type=_flag, metavar="yes/no", help="bind each process to a NUMA node")
-    add("--print-topology", type=_flag, metavar="yes/no", help="print who has which replicas")
-    add("--import-config", metavar="FILE", help="read options from a JSON file; others win")
+    add(
+        "--print-topology",
+        type=_flag,
+        metavar="yes/no",
+        help=("print which process has which replicas"),
+    )
+    add(
+        "--import-config",
+        metavar="FILE",
+        help=("read options from a JSON file; options on the command line override them"),
+    )
     add("--export-config", metavar="FILE", help="write the options to a JSON file")
-    add("-v", dest="verbosity", action="count", default=0, help="say more; -vv still more")
+    add(
+        "-v",
+        dest="verbosity",
+        action="count",
+        default=0,
+        help=("print more details; -vv prints even more"),
+    )
     for name, value in IDLE.items():
-        add(name, metavar=value, nargs="?", const="yes", help="without effect here")
+        add(name, metavar=value, nargs="?", const="yes", help="accepted, but has no effect here")
     # Which of the hosts this is: what poprun gives to itself on all but the first.
     add("--rendezvous", type=int, default=0, help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -150,7 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.program[:1] == ["--"]:
         del chosen.program[0]
     if not chosen.program:
-        reader.error("name the program to run: poprun --num-instances 2 python train.py")
+        reader.error(
+            "the program to run is missing, for example: poprun --num-instances 2 python train.py"
+        )
     if shutil.which(chosen.program[0]) is None:
         name = chosen.program[0]
         script = f" that can be executed: poprun python {name}" if Path(name).is_file() else ""
@@ -161,11 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Path(chosen.export_config).write_text(json.dumps(kept, indent=2) + "\n")
     idle = [name for name in IDLE if getattr(chosen, name[2:].replace("-", "_")) is not None]
     if idle:
-        print(f"poprun: without effect here: {', '.join(idle)}", file=sys.stderr)
+        print(f"poprun: these options have no effect here: {', '.join(idle)}", file=sys.stderr)
     job = complete(reader, chosen)
     lack = None if job.oversubscribe else lacking(job)
     if lack is not None:
-        reader.error(f"{lack}: start fewer, or give --oversubscribe")
+        reader.error(f"{lack}: start fewer instances, or pass --oversubscribe")
     if job.print_topology:
         print(topology(job))
     return launch(job)
@@ -222,8 +267,8 @@ def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
     if least and least < instances and fewer(job, {}) is None:
         able = [n for n in range(1, instances) if not instances % n and not n % shared]
         reader.error(
-            f"--min-instances {least}: the work of {instances} instances is divided evenly by "
-            f"{', '.join(map(str, able)) or 'no fewer'}"
+            f"--min-instances {least}: the work of {instances} instances can be divided "
+            f"evenly only among {', '.join(map(str, able)) or 'all of them'}"
         )
     given = env.shared().get("OMP_NUM_THREADS", "").partition(",")[0]
     fair = max(1, len(os.sched_getaffinity(0)) // job.here)
@@ -246,7 +291,7 @@ def _hosts(reader: argparse.ArgumentParser, job: Job) -> list[str]:
         hosts = [name for name in (job.host or "").split(",") if name]
     odd = next((host for host in hosts if host.startswith("-")), None)
     if odd is not None:  # the remote shell would take it for an option of its own
-        reader.error(f"--host: {odd} is no name of a host; it begins with a dash")
+        reader.error(f"--host: {odd} is not the name of a host, because it begins with a dash")
     return hosts or ["localhost"]
 
 

@@ -25,8 +25,10 @@ def meet(spec: Spec) -> None:
     given, replicas = _job.membership().local_replicas, spec.loops.replicas
     if _job.from_poprun() and given != replicas:
         log.python.warning(
-            "poprun gave this process %d replicas, and the options have %d: "
-            "popdist.poptorch.Options() has what poprun says",
+            (
+                "poprun assigned %d replicas to this process, but the options have %d. "
+                "popdist.poptorch.Options() contains the number that poprun assigned"
+            ),
             given,
             replicas,
         )
@@ -113,7 +115,7 @@ def _check_data() -> None:
     seeds = {index: seed for index, (_, seed) in enumerate(lengths) if seed is not None}
     if len({*seeds.values()}) > 1:
         raise Error(
-            "The processes of this job shuffle one data set by different seeds",
+            "The processes of this job shuffle the same data set with different seeds",
             got="; ".join(f"process {index}: {seed}" for index, seed in seeds.items())
             + "; the parts that they read would overlap",
             fix="call options.randomSeed with the same number in every process",
@@ -124,7 +126,7 @@ def _check_data() -> None:
             "The processes of this job have data for different numbers of calls",
             got="; ".join(f"process {index}: {length}" for index, length in known.items()),
             fix=(
-                "let poptorch.DataLoader divide the data, with drop_last=True",
-                "give each process as many samples as the others",
+                "let poptorch.DataLoader divide the data set, with drop_last=True",
+                "or give each process the same number of samples",
             ),
         )

@@ -44,7 +44,7 @@ def key_of(graph: Graph, builder: Builder) -> str | None:
     try:
         nodes = graph_json.encode_nodes(graph.module)
     except TypeError as error:
-        log.engine.debug("The code of graph %s cannot be kept: %s", graph.name, error)
+        log.engine.debug("The compiled code of graph %s cannot be stored: %s", graph.name, error)
         return None
     for node in _all(nodes):
         node.pop("name", None)
@@ -96,7 +96,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (archive.InvalidFile, KeyError, OSError) as error:
-            warn("Compiled code %s is made again: %s", path, error)
+            warn("Compiled code %s is compiled again: %s", path, error)
             return None
         with contextlib.suppress(OSError):  # another process may just have removed it
             os.utime(path)
@@ -112,7 +112,7 @@ class Store:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             archive.write(path, parts)
         except OSError as error:  # a full disk, for one: this process has the code anyway
-            warn("Compiled code is not kept in %s: %s", self.folder, error)
+            warn("Compiled code is not stored in %s: %s", self.folder, error)
 
     def find(self, key: str, builder: Builder) -> Compiled | None:
         if key in _loaded:
@@ -123,7 +123,7 @@ class Store:
         try:
             _loaded[key] = builder.load(code)
         except Exception as error:  # whatever it is: the graph can be compiled again
-            warn("Compiled code %s is made again: %s", self.path(key), error)
+            warn("Compiled code %s is compiled again: %s", self.path(key), error)
             return None
         return _loaded[key]
 
@@ -156,7 +156,11 @@ class Store:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / f"{key}{CHECKED_SUFFIX}").write_text("agrees with eager PyTorch\n")
         except OSError as error:  # the next process checks again
-            warn("Results of checks are not kept in %s: %s", self.folder, error)
+            warn(
+                "Results of checks against eager PyTorch are not stored in %s: %s",
+                self.folder,
+                error,
+            )
 
     def note(self, facts: Facts) -> None:
         path = _entry_path(self.folder, facts)
@@ -177,7 +181,7 @@ def _locked(path: Path) -> Iterator[None]:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(FileLock(path))
         except OSError as error:  # then several processes may do the same work
-            warn("Nothing can be locked in %s: %s", path.parent, error)
+            warn("Files in %s cannot be locked: %s", path.parent, error)
         yield
 
 

@@ -105,7 +105,13 @@ class EagerCheck:
                 micro.graph, several, lanes, self._state(micro), self._rows(lanes)
             )
         except (RuntimeError, IndexError) as error:
-            log.engine.debug("Lanes were not compared with runs in turn: %s", error)
+            log.engine.debug(
+                (
+                    "Micro-batches that run side by side were not compared with "
+                    "micro-batches that run one after another: %s"
+                ),
+                error,
+            )
             return True
         if not found:
             self._note(name)
@@ -156,20 +162,26 @@ def _disagreement(finding: _eager.Finding) -> Error:
         got=finding.got,
         where=finding.where,
         fix=(
-            "take the layer that is named out of the wrapped model, or write it another way",
-            'options.checkAgainstEager("off") if you know the reason and want these numbers',
+            "remove the named layer from the wrapped model, or implement it differently",
+            ('if you know the reason and accept these results: options.checkAgainstEager("off")'),
         ),
     )
 
 
 def _state_in_attributes(finding: _eager.Finding) -> Error:
     return Error(
-        "forward changes attributes that decide what it computes the next time",
-        got=f"{finding.got}; the program computes what the first call does, every time",
+        "forward changes attributes that its next run depends on",
+        got=f"{finding.got}; the program always computes what the first call computed",
         where=finding.where,
         fix=(
-            "keep the value in a buffer, self.register_buffer(name, tensor), and compute with it",
-            "let forward settle first: call the model once in eager PyTorch before wrapping it",
+            (
+                "store the value in a buffer, self.register_buffer(name, tensor), and compute "
+                "with the buffer"
+            ),
+            (
+                "if only the first run changes them: call the model once in eager PyTorch before "
+                "you wrap it"
+            ),
         ),
     )
 
@@ -180,7 +192,7 @@ def _updates_differ(optimizer: str, found: Sequence[Difference]) -> Error:
         got="\n".join([optimizer, *map(str, found[:_SHOWN])]),
         fix=(
             "use another optimizer of torch.optim or poptorch.optim",
-            'options.checkAgainstEager("off") if you know the reason and want these numbers',
+            ('if you know the reason and accept these results: options.checkAgainstEager("off")'),
         ),
     )
 
@@ -190,8 +202,11 @@ def _lanes_differ(found: Sequence[Difference]) -> Error:
         "Micro-batches that run side by side compute something else than one after another",
         got="\n".join(map(str, found[:_SHOWN])),
         fix=(
-            "no change is needed: they run one after another now, which takes longer",
-            "options.lanes(1) does so from the start, without this message",
+            (
+                "you need not change anything: the micro-batches now run one after another, "
+                "which takes longer"
+            ),
+            "to avoid this message, select this from the start: options.lanes(1)",
         ),
     )
 

@@ -115,4 +115,4 @@ class Guarded:
 
 
 def warn_of_failure(why: str) -> None:
-    log.engine.warning("Compiling failed, the run goes on without optimised code: %s", why)
+    log.engine.warning("Compilation failed. The run continues without compiled code: %s", why)

@@ -121,7 +121,7 @@ class CompilerProcess:
             if outcome == STORED:
                 timing.tell(self.process.pid, why)
             else:
-                log.engine.info("A graph was not compiled in another process: %s", why)
+                log.engine.info("A graph could not be compiled in the second process: %s", why)
         return outcomes
 
     def _last_words(self) -> str:

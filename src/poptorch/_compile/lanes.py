@@ -88,7 +88,9 @@ def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chose
         peak = peak_bytes(made.graph)
         if spec.lanes or peak <= budget or (steps == 1 and micro.exchanging):
             return made, lanes
-        log.engine.debug("%d lanes need %d bytes, more than %d", lanes.count, peak, budget)
+        log.engine.debug(
+            "%d lanes need %d bytes, which is more than the limit of %d", lanes.count, peak, budget
+        )
         if steps == 1:
             break
         steps = _divisor(length, max(1, min(steps - 1, steps * budget // peak)))

@@ -87,20 +87,20 @@ def check_overlap(draft: Draft) -> None:
     if spec.placement.strategy is Strategy.PIPELINED:
         raise Error(
             "Overlapped IO is not supported with poptorch.PipelinedExecution",
-            got="the default execution strategy, also with one device",
+            got="the default execution strategy; this rule also applies to a single device",
             fix="options.setExecutionStrategy(poptorch.ShardedExecution())",
         )
     if not spec.locations.io_tiles:
         raise Error(
             "No IO tiles allocated",
-            got="overlapped inputs and outputs travel through tiles of their own",
+            got="overlapped inputs and outputs need separate IO tiles",
             fix="options.TensorLocations.numIOTiles(32)",
         )
     if spec.output.mode not in (OutputMode.All, OutputMode.Sum):
         raise Error(
             "Unsupported output mode for overlapped IO",
             got=f"OutputMode.{spec.output.mode.name}",
-            fix="options.outputMode(poptorch.OutputMode.All), or Sum",
+            fix="use options.outputMode(poptorch.OutputMode.All) or OutputMode.Sum",
         )
 
 
@@ -155,7 +155,7 @@ def check_broadcast(draft: Draft) -> None:
             raise Error(
                 "PopTorch does not support broadcasting buffers that the model changes",
                 got=f"buffer '{path}' with {spec.loops.all_replicas} replicas",
-                fix="options.broadcastBuffers(False): every replica keeps a value of its own",
+                fix="let every replica keep its own values: options.broadcastBuffers(False)",
             )
 
 

@@ -97,7 +97,7 @@ def compile(
             raise Error(
                 "Replicas whose stages are on several processes cannot exchange tensors in forward",
                 got=f"Distributed.stageProcesses({spec.target.parts}) and a collective custom_op",
-                fix="options.Distributed.stageProcesses(1): each process runs all stages",
+                fix="let each process run all stages: options.Distributed.stageProcesses(1)",
             )
         # The order of exchanges has to be that of the graph in every process, at all times.
         agreement.meet(spec)

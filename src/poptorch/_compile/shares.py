@@ -49,7 +49,7 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
                 raise
             raise Error(
                 f"The model does not fit {chips} IPUs", got=str(culprit),
-                fix="more IPUs, smaller micro-batches; poptorch.estimate has advice",
+                fix="use more IPUs or smaller micro-batches; poptorch.estimate gives advice",
             ) from error  # fmt: skip
         again = recomputed(cut) if spec.training and spec.recompute else cut
         priced = estimate(again, spec, system, guesses=False)

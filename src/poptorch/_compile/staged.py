@@ -63,7 +63,7 @@ def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:
             raise Error(
                 "Weights that are in the same memory cannot be trained on several chips",
                 got=" and ".join(f"'{path}'" for path in same),
-                fix="let them be one parameter: b.weight = a.weight instead of b.weight.data = ...",
+                fix=("make them one parameter: b.weight = a.weight instead of b.weight.data = ..."),
             )
     return schedule(made, layout, spec)
 
@@ -104,12 +104,12 @@ def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
 def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
     if len(chips) < processes:
         raise Error(
-            "There are more processes than chips to share",
+            "There are more processes per model than chips that the model uses",
             got=f"Distributed.stageProcesses({processes}); the stages are on {len(chips)} "
             f"{'chip' if len(chips) == 1 else 'chips'}",
             fix=(
-                "place the model's blocks on more chips: poptorch.Block with ipu_id",
-                "ask for fewer processes",
+                "place the blocks of the model on more chips: poptorch.Block('name', ipu_id=n)",
+                "or use fewer processes: options.Distributed.stageProcesses(n)",
             ),
         )
     return {chip: at * processes // len(chips) for at, chip in enumerate(chips)}

@@ -125,7 +125,7 @@ def prepare(backend: Backend, store: Store) -> int:
     try:
         helper.warm(backend.name)
     except OSError as error:  # compiling will meet it again, and say so
-        log.engine.debug("No compiler process: %s", error)
+        log.engine.debug("The second process for compiling could not start: %s", error)
         return 0
     return max(1, int(idle))
 
@@ -138,8 +138,11 @@ def compile_plan(
     reference = Reference()
     if (line := _users_generator(plan)) is not None:
         log.engine.warning(
-            "The program runs interpreted: it draws from a generator of the model's at %s. Draw "
-            "without generator= for optimised code: options.randomSeed seeds the program's own",
+            (
+                "The program is interpreted, because it draws from a generator of the model at "
+                "%s. To use compiled code, draw without generator=; options.randomSeed sets the "
+                "seed of the program"
+            ),
             line,
         )
         return reference.compile(plan, progress)
@@ -157,7 +160,7 @@ def compile_plan(
         return Guarded(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
     except Exception as error:  # whatever it is, the reference backend's results are right
         log.engine.warning(
-            "Compiling failed, the program runs on the %s backend: %s",
+            "Compilation failed. The program runs on the %s backend: %s",
             reference.name,
             described(error),
         )

@@ -84,8 +84,10 @@ def sharded(
     why = traced or _hindrance(spec, optim.clips, by_stages) or ("" if members else small)
     if why:
         log.python.warning(
-            "useReplicatedTensorSharding has no effect: every process keeps all of the "
-            "optimizer's state, because %s",
+            (
+                "useReplicatedTensorSharding has no effect: every process keeps the complete "
+                "optimizer state, because %s"
+            ),
             why,
         )
         return optim, ()
@@ -126,7 +128,9 @@ def _warn_of_whole(spec: Spec) -> None:
     asked = [name for name, place in named if place.sharded and place is not optimizer]
     if asked:
         log.python.warning(
-            "useReplicatedTensorSharding of %s has no effect on what processes keep: only the "
-            "optimizer's state is divided over them",
+            (
+                "useReplicatedTensorSharding of %s has no effect: only the optimizer state is "
+                "divided over processes"
+            ),
             " and ".join(asked),
         )

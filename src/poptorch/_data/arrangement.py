@@ -93,15 +93,20 @@ def check_sources(
         raise Error(
             "batch_sampler is mutually exclusive with batch_size, shuffle",
             got=f"batch_size={batch_size}, shuffle={shuffle}",
-            fix="let the batch sampler choose the size and the order of the micro-batches",
+            fix=(
+                "remove batch_size and shuffle: the batch sampler chooses the size and the "
+                "order of the micro-batches"
+            ),
         )
     if processes == 1:
         return
     if batch_sampler is not None:
         raise Error(
             "batch_sampler is mutually exclusive with auto_distributed_partitioning=True",
-            fix="yield the indices of this process only, and pass"
-            " auto_distributed_partitioning=False",
+            fix=(
+                "let the sampler yield only the indices of this process, and pass "
+                "auto_distributed_partitioning=False"
+            ),
         )
     if batch_size is None:
         raise AssertionFailure(

@@ -91,8 +91,8 @@ def _concatenated(batches: Sequence[torch.Tensor], equally: bool, name: str) -> 
             "The micro-batches of an update have different shapes",
             got=f"{name}: {', '.join(map(str, shapes))}",
             fix=(
-                "pad to one length, with poptorch.PadToSizes for example",
-                "an accumulation of 1, with options.programs(n)",
+                "pad the micro-batches to one length, for example with poptorch.PadToSizes",
+                "or use a gradient accumulation of 1, with options.programs(n)",
             ),
         )
     return torch.cat(list(batches))

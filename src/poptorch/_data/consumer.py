@@ -101,7 +101,7 @@ class Consumer:
         if not self._stop.still_active():
             raise AssertionFailure(
                 "The asynchronous loader has been terminated",
-                fix="create a new one; terminate() is for the end of the program",
+                fix=("create a new loader; call terminate() only when you need the loader no more"),
             )
 
     def _start_loading(self) -> None:

@@ -23,8 +23,9 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
     if isinstance(dataset, IterableDataset):
         if workers > 1 and loader.worker_init_fn is None and not _divides_itself(dataset):
             log.python.warning(
-                f"An IterableDataset with {workers} workers and no worker_init_fn: every element "
-                f"will be returned {workers} times, once by each worker"
+                f"An IterableDataset is loaded with {workers} workers and without a "
+                f"worker_init_fn. Every element is returned {workers} times, once by each "
+                "worker"
             )
         return
     if plan.combined is None:
@@ -47,9 +48,9 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
         )
     elif plan.drop_last:
         log.python.info(
-            f"drop_last=True: {samples % together} of the data set's {samples} samples are left "
-            f"out of every iteration, since one call takes {plan.combined} samples on each of "
-            f"{processes} processes."
+            f"drop_last=True: {samples % together} of the {samples} samples of the data set "
+            f"are left out of every epoch, because one call takes {plan.combined} samples on "
+            f"each of {processes} processes."
         )
     else:
         size = len(shard_range(samples, plan.combined, False, process, processes))
@@ -89,15 +90,15 @@ def _incomplete(plan: Arrangement, samples: int, size: int, processes: int, prog
     )
     if programs == 1:
         log.python.warning(
-            f"{begin}, and a model that was compiled for {plan.combined} rejects any other size, "
-            "unless options.programs(2) lets it be compiled for that, too. Pass drop_last=True to "
-            "leave it out."
+            f"{begin}. A model that was compiled for {plan.combined} samples rejects any "
+            "other size, unless options.programs(2) allows a second program. To leave the "
+            "incomplete batch out, pass drop_last=True."
         )
     elif size % plan.steps:
         log.python.warning(
-            f"{begin}. options.programs({programs}) lets a model be compiled for that, too, but in "
-            f"training they must divide into {plan.steps} micro-batches. Pass drop_last=True to "
-            "leave it out."
+            f"{begin}. options.programs({programs}) allows an additional program for this "
+            f"size, but in training the samples must divide into {plan.steps} micro-batches. "
+            "To leave the incomplete batch out, pass drop_last=True."
         )
     else:
         log.python.info(f"{begin}, for which options.programs({programs}) allows a program.")
@@ -141,7 +142,9 @@ def without_effect(
     names = [name for name, is_ignored in ignored.items() if is_ignored]
     if names:
         mode = "an asynchronous mode" if plan.asynchronous else "mode Sync"
-        log.python.warning("DataLoader: no effect in %s: %s", mode, ", ".join(names))
+        log.python.warning(
+            "DataLoader: these arguments have no effect in %s: %s", mode, ", ".join(names)
+        )
 
 
 class EndingEarly(Iterator[Any]):
@@ -187,10 +190,11 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
     elif plan.steps != loops.slices:
         _latest = None
         log.python.warning(
-            f"The batch of {rows} samples is that of a DataLoader which makes it of {plan.steps} "
-            f"micro-batches of {plan.micro}, and the model takes it as {loops.slices} of "
-            f"{rows // loops.slices}: they have other device iterations, gradient accumulation or "
-            "replicas. Make both with the same poptorch.Options"
+            f"The DataLoader assembled this batch of {rows} samples from {plan.steps} "
+            f"micro-batches of {plan.micro}, but the model divides it into {loops.slices} "
+            f"micro-batches of {rows // loops.slices}, because the loader and the model have "
+            "different device iterations, gradient accumulation or replicas. Create both "
+            "with the same poptorch.Options"
         )
 
 
@@ -199,8 +203,8 @@ def _loaded_by_torch(rows: int, slices: int) -> None:
     samplers = (each for each in gc.get_objects() if type(each) is BatchSampler)  # once a program
     if any(sampler.batch_size == rows for sampler in samplers):
         log.python.warning(
-            f"A batch of torch's DataLoader, batch_size={rows}, is taken as {slices} micro-batches "
-            f"of {rows // slices}: device iterations, gradient accumulation and replicas cut it. "
-            f"If a micro-batch should have {rows}: "
+            f"A batch of torch's DataLoader with batch_size={rows} is divided into {slices} "
+            f"micro-batches of {rows // slices} rows, one for each device iteration, "
+            f"accumulation step and replica. If each micro-batch should have {rows} rows, use "
             f"poptorch.DataLoader(options, dataset, batch_size={rows})"
         )

@@ -104,7 +104,7 @@ class Process:
         self.channel.close()
         process.join(PATIENCE)
         if process.exitcode is None:
-            log.python.warning("The loading process does not stop; interrupting it")
+            log.python.warning("The loading process did not stop in time and is interrupted")
             _signal(os.kill, group, signal.SIGINT)
             process.join(PATIENCE)
         workers, patience = workers | members(group), 1.0
@@ -139,7 +139,7 @@ def _picklable_parsers() -> dict[type, trees.Parser]:
         try:
             pickle.dumps((kind, parser))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            log.python.debug("No parser for %s in the loading process: %s", kind, error)
+            log.python.debug("The loading process has no parser for %s: %s", kind, error)
         else:
             parsers[kind] = parser
     return parsers

@@ -61,7 +61,10 @@ class Form:
                     fix=(
                         "let collate_fn return a tensor, or a tuple, list or dict of tensors",
                         "register the element's own type with poptorch.registerCustomArgParser",
-                        "use poptorch.DataLoaderMode.Sync, which passes everything on as it is",
+                        (
+                            "use poptorch.DataLoaderMode.Sync, which passes all elements on "
+                            "unchanged"
+                        ),
                     ),
                 )
         return tensors
@@ -76,7 +79,7 @@ class Form:
         parser = trees.exact_parser_of(self.template)
         if parser is None:
             raise AssertionFailure(
-                "The argument parser of the data set's elements is gone",
+                "The argument parser for the elements of the data set is no longer registered",
                 got=_name(self.kind),
                 fix="keep the parser registered for as long as the loader is used",
             )
@@ -196,7 +199,7 @@ def common_rows(tensors: Tensors) -> int:
         raise AssertionFailure(
             "All tensors of a batch must have the same first dimension",
             got=f"shapes {_shapes(tensors)}",
-            fix="return tensors whose first dimension is the batch",
+            fix="return tensors whose first dimension is the batch dimension",
         )
     return rows.pop()[0]
 

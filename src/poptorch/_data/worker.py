@@ -163,7 +163,7 @@ class _Worker:
         self._start()
         first = next(self._iterator, _NOTHING)
         if first is _NOTHING:
-            raise Error("The Dataset is empty", fix="give it at least one element")
+            raise Error("The Dataset is empty", fix="add at least one element to the data set")
         self._form = ring.Form.of(first)
         tensors = self._form.split(first)
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]

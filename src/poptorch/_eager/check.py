@@ -241,7 +241,7 @@ def _parting(comparison: Check) -> tuple[str, bool] | None:
         drawn = counted(graph, eager.drawn, comparison.micro.drawn)
         replay(graph, comparison.inputs(), drawn, seen=found.see)
     except (Skipped, Disagreement) as error:
-        log.engine.debug("The first layer that differs is not known: %s", error)
+        log.engine.debug("The first layer that differs could not be determined: %s", error)
         return None
     return first_parting(values, found, comparison.rounding)
 

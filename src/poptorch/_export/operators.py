@@ -81,9 +81,11 @@ def refusal(node: fx.Node) -> Error:
     line = line_of(node)
     return Error(
         "An operator cannot be written as plain PyTorch",
-        got=f"{name_of(node)}, which is not torch's own",
+        got=f"{name_of(node)}, which is not an operator of torch",
         where=source.describe(*line) if line is not None else None,
-        fix="leave it out of forward, or compute the same with torch's operators",
+        fix=(
+            "remove the operator from forward, or compute the same result with PyTorch's operators"
+        ),
     )
 
 

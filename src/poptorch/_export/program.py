@@ -88,9 +88,12 @@ class _File:
         odd = [n for n in program.walk() if not isinstance(n, Run | Repeat | Emit)]
         if odd or program.loops.processes > 1:
             raise Error(
-                "The program of several processes cannot be exported",
-                got=f"{program.loops.processes} processes, which exchange tensors",
-                fix="export it from one process, with replicas: options.replicationFactor(n)",
+                "A program that runs on several processes cannot be exported",
+                got=(f"the program exchanges tensors between {program.loops.processes} processes"),
+                fix=(
+                    "export it from a single process that has the replicas: "
+                    "options.replicationFactor(n)"
+                ),
             )
         self._program, self._title = program, title
         self._constants = Constants()

@@ -41,8 +41,8 @@ def checked(text: str) -> str:
     if re.search(r'["\\\x00-\x1f]', text):
         raise Error(
             "An argument of an operator cannot be exported",
-            got=f"the text {text!r}",
-            fix="choose a text without quotes, backslashes and line ends",
+            got=f"the string {text!r}",
+            fix="use a string without quotes, backslashes and line breaks",
         )
     return text
 

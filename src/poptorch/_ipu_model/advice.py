@@ -76,7 +76,7 @@ class Adviser(NamedTuple):
             try:
                 yield Tried(change, self.price(change.settings), at)
             except Exception as error:  # forward may need the size of its batch, and raise anything
-                log.python.info("Advice: %s is not priced: %s", change.text, error)
+                log.python.info("Advice: %s could not be estimated: %s", change.text, error)
 
     def _steps(self) -> tuple[int, int]:
         """Micro-batches of a replica per update, or call in inference, and their samples."""

@@ -109,10 +109,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (archive.InvalidFile, OSError, ValueError, RecursionError) as error:
         below = sorted(Path(path).glob(f"*/{NAME}"))
         fix = f"one of {', '.join(str(each.parent) for each in below)}" if below else _FIX
-        raise Error("There is no profile to read", got=f"{file}: {error}", fix=fix) from None
+        raise Error("There is no profile in this path", got=f"{file}: {error}", fix=fix) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         form = content.get("format") if isinstance(content, dict) else None
-        raise Error("The profile has another form", got=f"{file}: format {form}", fix=_FIX)
+        raise Error("The profile has an unknown format", got=f"{file}: format {form}", fix=_FIX)
     return content
 
 
@@ -282,7 +282,9 @@ def parse_budget(text: str) -> dict[str, float]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*%\s*", part)
         if match is None or match[1] not in BUDGETS:
-            raise Error("That is no budget", got=repr(part), fix="memory=3%,cycles=1%")
+            raise Error(
+                "The budget has an invalid format", got=repr(part), fix="memory=3%,cycles=1%"
+            )
         allowed[match[1]] = float(match[2]) / 100
     return allowed
 

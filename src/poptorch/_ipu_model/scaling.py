@@ -264,9 +264,13 @@ def _quantity(name: str, given: object) -> float:
     if not 0 <= value < math.inf or (name == "bandwidth" and not value):
         plain = "seconds one way" if name == "latency" else "bytes a second"
         raise InvalidValue(
-            f"A curve over processes needs the {name} of the link", got=f"{name}={given!r}",
-            fix=f'{name}="{example}", with one of {", ".join(units)}; a number is {plain}',
-        )  # fmt: skip
+            f"An estimate for several processes needs the {name} of the link",
+            got=f"{name}={given!r}",
+            fix=(
+                f'for example {name}="{example}"; units are {", ".join(units)}, and a number '
+                f"without a unit is {plain}"
+            ),
+        )
     return value
 
 
@@ -277,8 +281,8 @@ def counts_of(given: object) -> tuple[int, ...]:
     )
     if not all(type(each) is int and each > 0 for each in counts):
         raise InvalidValue(
-            "Processes are counted by whole numbers of 1 or more", got=f"processes={given!r}",
-            fix="processes=(8, 64, 1024)",
+            "Numbers of processes must be integers of at least 1", got=f"processes={given!r}",
+            fix="for example processes=(8, 64, 1024)",
         )  # fmt: skip
     return tuple(sorted(set(counts)))
 

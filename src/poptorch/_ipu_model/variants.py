@@ -136,26 +136,27 @@ class WhatIf(tuple[Variant, ...]):
 def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
     if not isinstance(vary, Mapping):
         raise Error(
-            "what_if needs values by the names of settings", got=f"vary={vary!r}",
-            fix='vary={"micro_batch": [4, 8], "replicas": [1, 2]}',
+            "what_if needs a dict of settings and their values", got=f"vary={vary!r}",
+            fix='for example vary={"micro_batch": [4, 8], "replicas": [1, 2]}',
         )  # fmt: skip
     for name, values in vary.items():
         if name not in SETTINGS:
             raise Error(
-                "what_if cannot vary that", got=f"vary={{{name!r}: ...}}",
-                fix=f"one of {', '.join(SETTINGS)}",
+                "what_if cannot vary this setting", got=f"vary={{{name!r}: ...}}",
+                fix=f"use one of {', '.join(SETTINGS)}",
             )  # fmt: skip
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise Error(
                 f"vary needs a list of values for {name}", got=repr(values),
-                fix=f'vary={{"{name}": [...]}}',
+                fix=f'for example vary={{"{name}": [...]}}',
             )  # fmt: skip
         possible, fix = SETTINGS[name]
         for value in values:
             if not possible(value):
-                raise Error(f"{name} cannot be that", got=repr(value), fix=fix)
+                raise Error(f"{name} has an invalid value", got=repr(value), fix=fix)
     if "accumulation" in vary and not training:
         raise Error(
-            "There is no gradient accumulation in inference",
-            got="vary={'accumulation': ...}", fix='"micro_batch": device iterations follow',
+            "Inference has no gradient accumulation that could be varied",
+            got="vary={'accumulation': ...}", fix=('vary "micro_batch" instead: the device '
+                                                   "iterations change with it"),
         )  # fmt: skip

@@ -75,7 +75,10 @@ def _as_torchs() -> Iterator[None]:
         raise StateError(
             "The folder in which the processes of this job meet cannot be used",
             got=f"{error.filename}: {error.strerror}",
-            fix="set POPTORCH_JOB_DIR to a folder that you alone can write to, alike for all",
+            fix=(
+                "set POPTORCH_JOB_DIR to the same folder for all processes; only you may be "
+                "able to write to it"
+            ),
         ) from error
 
 
@@ -101,11 +104,11 @@ class Place:
         except BlockingIOError as error:
             os.close(lock)
             raise StateError(
-                "The processes of another job meet at the same place",
+                "The processes of another job already meet at this address and port",
                 got=f"{' '.join(filter(None, job))}, in {self._path}",
                 fix=(
                     "choose another MASTER_PORT for this job",
-                    "end the other job first",
+                    "or end the other job first",
                 ),
             ) from error
         return lock
@@ -135,7 +138,9 @@ class Place:
                 shutil.rmtree(start.path)
                 self._remove(start.path.name)
         except (OSError, RuntimeError) as error:  # it is removed as a forgotten one
-            log.python.debug("The folder in which processes met is not tidied up: %s", error)
+            log.python.debug(
+                "The folder in which the processes met could not be removed: %s", error
+            )
 
     def _remove(self, name: str) -> None:
         """Remove the folder, but for what a next start of the job has begun there."""
@@ -158,9 +163,12 @@ def _base() -> Path:
     why = folders.trouble(base) if chosen or temporary else "there is no temporary directory"
     if why is not None:
         raise StateError(
-            "The processes of this job cannot meet in a folder of yours",
+            "The processes of this job cannot meet in a private folder",
             got=f"{base}: {why}",
-            fix="set POPTORCH_JOB_DIR to a folder that you alone can write to, alike for all",
+            fix=(
+                "set POPTORCH_JOB_DIR to the same folder for all processes; only you may be "
+                "able to write to it"
+            ),
         )
     return base
 

@@ -39,17 +39,22 @@ def join(index: int, count: int, patience: float) -> ProcessGroup:
     if _group is None:
         if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (index, count):
             raise StateError(
-                "torch.distributed was initialised for another place in the job",
-                got=f"process {dist.get_rank()} of {dist.get_world_size()} there, "
-                f"{index} of {count} in options.Distributed",
+                "torch.distributed was initialised with another rank or world size",
+                got=(
+                    f"rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, "
+                    f"{index} of {count} in options.Distributed"
+                ),
             )
         _group = ProcessGroup(index, count, patience)
         _group.connect()
     elif (_group.index, _group.count) != (index, count):
         raise StateError(
-            "A process is part of one job only",
-            got=f"process {index} of {count}; it has joined as {_group.index} of {_group.count}",
-            fix="give all options of a script the same Distributed.configureProcessId",
+            "A process can be part of only one job",
+            got=(
+                f"process {index} of {count}; the process already joined the job as "
+                f"{_group.index} of {_group.count}"
+            ),
+            fix="use the same Distributed.configureProcessId for all options of a script",
         )
     return _group
 
@@ -271,7 +276,10 @@ class ProcessGroup:
         except BaseException as error:
             if self._lost is None:
                 self._lost = StateError(
-                    "The job cannot go on: an exchange between its processes was interrupted",
+                    (
+                        "The job cannot continue: a communication between its processes was "
+                        "interrupted"
+                    ),
                     got=f"{type(error).__name__} while they exchanged {what}",
                 )
                 self._pending = True
@@ -315,10 +323,13 @@ class ProcessGroup:
             who = f"process {loss.process} of {self.count}: {loss.why}"
         self._lost = Error(
             title,
-            got=f"{who}; process {self.index} waited for it to exchange {what}",
+            got=f"{who}; process {self.index} was waiting for it to exchange {what}",
             fix=(
-                "its own output says more; all make the same calls, and as many",
-                "poprun --max-restarts n starts all processes again, from what the script saved",
+                (
+                    "read the output of that process; all processes must make the same calls, "
+                    "the same number of times"
+                ),
+                "to restart all processes from the last checkpoint: poprun --max-restarts n",
             ),
         )
         return self._lost

@@ -64,7 +64,7 @@ class Heartbeat:
                     self._told.set()
                 self._wake.wait(INTERVAL)
         except RuntimeError as error:  # torch's network errors
-            log.python.debug("Heartbeats have nowhere to go: %s", error)
+            log.python.debug("Heartbeats cannot be sent: %s", error)
             ours = isinstance(error, Error)
             self._gone = error.args[0] if ours else "the connection to it is closed"
             self._told.set()

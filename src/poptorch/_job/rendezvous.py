@@ -200,13 +200,18 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
         return Meeting(_signed(inner, key, NAMESPACE), None, store_owner())
     if where is None:
         raise Error(
-            "Nothing says where the processes of this job meet",
+            "The address at which the processes of this job meet is not set",
             got=f"process {index} of {count}; MASTER_ADDR and MASTER_PORT are not set",
             fix=(
-                f"start them together: poprun --num-instances {count} python script.py, or "
-                f"torchrun --nproc-per-node {count} script.py",
-                "set MASTER_ADDR and MASTER_PORT, alike for all, to a free port of process 0",
-                "options.Distributed.disable() lets each process work alone",
+                (
+                    f"start the processes together: poprun --num-instances {count} python "
+                    f"script.py, or torchrun --nproc-per-node {count} script.py"
+                ),
+                (
+                    "or set MASTER_ADDR and MASTER_PORT in all processes to the address and a "
+                    "free port of process 0"
+                ),
+                "or let each process work alone: options.Distributed.disable()",
             ),
         )
     _note(where)
@@ -229,12 +234,17 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
         listener = "the launcher's agent" if owner < 0 else f"process {owner}"
         first = str(error).splitlines()[0]
         raise Error(
-            "The processes of this job do not meet",
-            got=f"process {index} of {count} at {where.address}:{where.port} "
-            f"(from {where.source}), where {listener} listens: {first}",
+            "The processes of this job do not find each other",
+            got=(
+                f"process {index} of {count} at {where.address}:{where.port} (from "
+                f"{where.source}), where {listener} listens: {first}"
+            ),
             fix=(
-                "start all of them, with one address and port; each with an index of its own",
-                "choose another MASTER_PORT if something else listens there",
+                (
+                    "start all processes, with the same address and port, and each with a "
+                    "different index"
+                ),
+                "if another program listens there, choose another MASTER_PORT",
             ),
         ) from error
 
@@ -323,12 +333,15 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
         time.sleep(_POLL)
     missing = _missing(store, index, count, name)
     raise Error(
-        "The processes of this job do not meet",
-        got=f"process {index} of {count} has waited {timeout.total_seconds():.0f} s"
+        "The processes of this job do not find each other",
+        got=f"process {index} of {count} has waited for {timeout.total_seconds():.0f} s"
         + (f" for {missing}" if missing else ""),
         fix=(
-            "start all of them, with one address and port; each with an index of its own",
-            "call options.Distributed.disable() in a program that a process of a job starts",
+            (
+                "start all processes, with the same address and port, and each with a different "
+                "index"
+            ),
+            "in a program that is started by a process of a job: options.Distributed.disable()",
         ),
     )
 

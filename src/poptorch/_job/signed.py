@@ -49,11 +49,14 @@ class SignedStore:
         expected = self._digest(key, value.decode(errors="replace")).encode()
         if not hmac.compare_digest(signed[:_DIGITS], expected):
             raise StateError(
-                "Somebody else writes to where the processes of this job meet",
-                got=f"a value of {key} that is not signed with the job's key",
+                (
+                    "A message without a valid signature arrived where the processes of this job "
+                    "meet"
+                ),
+                got=f"a value of {key} that is not signed with the secret of this job",
                 fix=(
                     "set POPTORCH_JOB_KEY to the same secret for all processes of the job",
-                    "keep everybody but the hosts of the job from the network of MASTER_ADDR",
+                    "allow only the hosts of the job to reach the network of MASTER_ADDR",
                 ),
             )
         return value

@@ -66,10 +66,12 @@ def sequential_exchange(graph: Graph, replicas: int, why: str) -> Error:
     *_, name, where = next(found).args
     return Error(
         f"Custom operator {name} needs all replicas side by side",
-        got=f"{replicas} replicas one after another; {why}",
+        got=f"{replicas} replicas run one after another; {why}",
         where=str(where) or None,
-        fix="change what keeps them apart (with options.lanes, at least as many as replicas), "
-        "or use options.replicationFactor(1)",
+        fix=(
+            "remove what prevents it (options.lanes must be at least the number of "
+            "replicas), or use options.replicationFactor(1)"
+        ),
     )
 
 

@@ -60,7 +60,11 @@ def with_helpers(module: cst.Module, script: Script, texts: dict[str, str], used
         } & texts.keys()
     if taken := sorted(needed & _names(script.module)):
         names = ", ".join(taken)
-        raise Error("The script has names that the new one needs", got=names, fix=f"rename {names}")
+        raise Error(
+            "The script uses names that the translated script needs",
+            got=names,
+            fix=f"rename {names} in the script",
+        )
     added: list[Any] = [
         cst.parse_module(text.lstrip()).body[0].with_changes(leading_lines=[_BLANK, _BLANK])
         for name, text in texts.items()

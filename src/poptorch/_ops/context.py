@@ -70,7 +70,7 @@ class Capture(abc.ABC):
             raise Error(
                 "Nested poptorch.MultiConv is not supported",
                 where=where,
-                fix="end the outer group first",
+                fix="leave the outer 'with poptorch.MultiConv():' block first",
             )
         number = len(self.groups)
         self.groups[number] = Group(options, where)

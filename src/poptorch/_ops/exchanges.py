@@ -100,9 +100,12 @@ def _one_replica(x: torch.Tensor, *how: Any) -> torch.Tensor:
 
 def _in_a_transform(*_: object) -> NoReturn:
     raise Error(
-        "Replicas can exchange tensors only where each of them is a lane",
+        "Replicas can exchange tensors only if they all run side by side",
         got="a collective operator outside of the lanes",
-        fix="call it in forward itself, not in a function that torch.func transforms",
+        fix=(
+            "call the collective operation directly in forward, not in a function that "
+            "torch.func transforms"
+        ),
     )
 
 

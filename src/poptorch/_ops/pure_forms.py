@@ -54,7 +54,10 @@ def check(operator: Any, where: str | None) -> None:
             "An operator of another library writes in a way that a program cannot follow",
             got=str(schema),
             where=where,
-            fix="let it write to single tensors only, or return new tensors",
+            fix=(
+                "change the operator so that it writes only to single tensors, or returns "
+                "new tensors"
+            ),
         )
 
 

@@ -132,9 +132,9 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
     ]
     if len(places) < chips - 1:
         raise Error(
-            f"The model cannot be cut into {chips} parts",
-            got=f"a block can begin at {len(places) + 1} places",
-            fix=("use fewer IPUs", "put parts of forward into modules of their own"),
+            f"The model cannot be divided into {chips} parts",
+            got=f"a block can begin at only {len(places) + 1} places of the model",
+            fix=("use fewer IPUs", "or move parts of forward into separate modules"),
         )
     ends = [*places, len(units)]
     # Of how many micro-batches a chip keeps activations.
@@ -150,7 +150,10 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
             f"{largest.weight_bytes + largest.saved_bytes:,}",
             fix=(
                 "use more IPUs, a smaller micro-batch or half precision",
-                "cut large modules into smaller ones: a block begins where a module's forward does",
+                (
+                    "or divide large modules into smaller ones: a block can only begin at the "
+                    "forward of a module"
+                ),
             ),
         )
     # Not in one pass: the fastest first part may cross more than one that is fast enough.

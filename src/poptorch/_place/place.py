@@ -56,7 +56,7 @@ def check_batches(depth: int, stages: int, spec: Spec) -> None:
     raise Error(
         f"{name} must be greater than or equal to the number of pipeline stages ({needed})",
         got=got,
-        fix=f"{setter}, or use fewer devices",
+        fix=f"use {setter}, or fewer devices",
     )
 
 
@@ -67,7 +67,7 @@ def reserve(per_replica: int, spec: Spec) -> int:
         raise Error(
             f"Too many IPUs requested ({needed}): models with more than {LIMIT} IPUs require "
             "distributed execution",
-            fix="run several processes with poprun, each with a part of the replicas",
+            fix="start several processes with poprun, so that each runs some of the replicas",
         )
     rounded = 1 << (needed - 1).bit_length() if needed else 0
     if spec.target.device != "ipu" or needed == rounded:
@@ -78,7 +78,10 @@ def reserve(per_replica: int, spec: Spec) -> int:
             f"minimum of {rounded} in order to allow the model to run, because PopTorch must "
             "reserve a power of 2 or a multiple of 64 IPUs",
             got=f"{own} IPUs per replica, {spec.loops.replicas} replicas",
-            fix=f"options.autoRoundNumIPUs(True) to reserve {rounded - needed} more, which idle",
+            fix=(
+                f"to reserve {rounded - needed} more IPUs, which stay idle: "
+                "options.autoRoundNumIPUs(True)"
+            ),
         )
     return rounded
 
@@ -111,19 +114,19 @@ def _shared(slot: Slot, readers: Mapping[int, Stage]) -> Error:
     if slot.kind is Kind.PARAM:
         return Error(
             f"Parameter '{slot.path}' is shared by several IPUs",
-            got=f"it is read on {where}",
+            got=f"the buffer is read on {where}",
             fix="place the layers that share weights on the same IPU",
         )
     return Error(
         f"Buffer '{slot.path}' is changed on one IPU and used on another",
-        got=f"it is used on {where}",
-        fix="place everything that uses the buffer on the same IPU",
+        got=f"the parameter is used on {where}",
+        fix="place all layers that use the buffer on the same IPU",
     )
 
 
 def log_layout(layout: Layout, spec: Spec) -> None:
     if not layout.chips:
-        log.engine.info("No IPU is used: nothing is left of the model after optimisation")
+        log.engine.info("No IPU is used, because optimisation removed everything from the model")
     needed = layout.chips * spec.loops.replicas
     if layout.reserved > needed:
         log.engine.warning(

@@ -124,7 +124,8 @@ def what_if(
             lines.append(Variant.of(dict.fromkeys(vary, PRESENT), repricer.price({})))
     if errors:
         log.python.warning(
-            "what_if leaves out %d of %d combinations, which cannot be; the first: %s",
+            ("what_if leaves out %d of %d combinations that are not possible. The first one: "
+             "%s"),
             len(errors), len(combined), errors[0].message,
         )  # fmt: skip
     return WhatIf(sorted(lines, key=lambda each: (not each.fits, -each.items_per_second)))
@@ -134,7 +135,8 @@ def _check_wrapped(executor: object, name: str) -> None:
     if not isinstance(executor, PoplarExecutor):
         raise Error(
             f"{name} needs a wrapped model", got=type(executor).__name__,
-            fix="poptorch.inferenceModel(model), or trainingModel(model, optimizer=...)",
+            fix=("wrap the model first: poptorch.inferenceModel(model) or "
+                 "poptorch.trainingModel(model, optimizer=...)"),
         )  # fmt: skip
 
 
@@ -217,8 +219,8 @@ def autoplace(
         raise InvalidValue("num_ipus must be a positive integer", got=repr(num_ipus))
     if memory_per_ipu is not None and system is not None:
         raise InvalidValue(
-            "A system says how much memory its chips have", got="memory_per_ipu and system",
-            fix="one of them",
+            "memory_per_ipu and system cannot be combined", got="memory_per_ipu and system",
+            fix="pass only one of them: the system already determines the memory of its chips",
         )  # fmt: skip
     chosen = Options() if options is None else options.clone()
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})

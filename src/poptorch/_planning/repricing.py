@@ -41,9 +41,9 @@ class Repricer:
         spec = freeze(self._options, self._training)
         if spec.loops.processes > 1 or spec.target.parts > 1:
             raise Error(
-                "A curve over processes starts from one",
+                "An estimate for several processes must be computed in a single process",
                 got=f"process {spec.target.process_id} of {spec.loops.processes}",
-                fix="run the script without a launcher, or options.Distributed.disable()",
+                fix="run the script without a launcher, or call options.Distributed.disable()",
             )
         exchanged = {}
         for count in processes:
@@ -98,10 +98,12 @@ class Repricer:
             micro = rows / (at_once * steps)
         if steps % 1 or micro % 1 or self._rows % (loops.input_groups * micro):
             raise Error(
-                "The samples do not divide",
-                got=f"{steps:g} steps of {micro:g} samples on {loops.replicas} replicas, "
-                f"{self._rows} samples",
-                fix=f"values in vary whose product divides {self._rows}",
+                "The samples of a call cannot be divided in this way",
+                got=(
+                    f"{steps:g} steps of {micro:g} samples on {loops.replicas} replicas, but "
+                    f"the call has {self._rows} samples"
+                ),
+                fix=f"choose values in vary whose product divides {self._rows}",
             )
         if self._training:
             options.Training.gradientAccumulation(int(steps))

@@ -23,9 +23,9 @@ def check(filename: str | os.PathLike[str]) -> Path:
     if path.is_dir() or path.suffix not in (".py", ".html"):
         is_what = "is a folder" if path.is_dir() else f"ends in {path.suffix or 'nothing'}"
         raise Error(
-            "A program is exported as Python or as a page",
+            "The name of an exported file must end in .py or .html",
             got=f"{path}, which {is_what}",
-            fix="step.py, or step.html for a browser",
+            fix="use step.py for Python code, or step.html for a page for a browser",
         )
     return path
 

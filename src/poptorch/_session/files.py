@@ -76,18 +76,20 @@ class Saved:
         assert self.trusted
         if _OBJECTS not in self.parts:
             raise AssertionFailure(
-                "The file holds no objects",
+                "The file does not contain the model object",
                 got=f"{self.path}, whose model could not be pickled",
-                fix="poptorch.load(path, model=Net())",
+                fix="create the model and pass it: poptorch.load(path, model=Net())",
             )
         try:
             content = _Unpickler(io.BytesIO(self.parts[_OBJECTS]), self.tensors).load()
         except Exception as error:  # it comes from whatever the pickle calls
             raise InvalidFile(
                 "Invalid file",
-                got=f"its objects cannot be rebuilt: {type(error).__name__}: {error}",
-                fix="make what defines the model importable, or load into a model of your own: "
-                "poptorch.load(path, model=Net())",
+                got=(f"the objects in the file cannot be created: {type(error).__name__}: {error}"),
+                fix=(
+                    "make the module that defines the model importable, or create the model "
+                    "yourself: poptorch.load(path, model=Net())"
+                ),
             ) from error
         try:
             return Objects(**content)
@@ -174,7 +176,7 @@ def _pickle(
         pickler.dump(vars(objects))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         log.python.warning(
-            "The model cannot be pickled, so that poptorch.load needs model=...: %s", error
+            "The model cannot be pickled, so poptorch.load will need model=...: %s", error
         )
         return {}
     parts[_OBJECTS] = buffer.getvalue()
@@ -194,7 +196,7 @@ def _destination(filename: str | os.PathLike[str]) -> Path:
 def check_folder(path: Path) -> None:
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
-            raise AssertionFailure("Cannot save in a folder that is a file", got=str(parent))
+            raise AssertionFailure("Cannot save: a folder of the path is a file", got=str(parent))
 
 
 def shapes_of(model: nn.Module) -> dict[str, list[int]]:
@@ -208,7 +210,13 @@ def _arguments(session: Session, now: Variant) -> Json:
     try:
         return {name: encode(value) for name, value in values.items()}
     except TypeError as error:
-        log.python.info("The arguments are not saved, a loaded model compiles later: %s", error)
+        log.python.info(
+            (
+                "The arguments of the model are not saved, so a loaded model "
+                "compiles at its first call: %s"
+            ),
+            error,
+        )
         return None
 
 

@@ -20,11 +20,13 @@ def check(before: int, is_compiled: bool) -> int:
     if forks != before and is_compiled:
         raise StateError(
             "The model was compiled before this process was forked",
-            got=f"process {os.getpid()}, and a wrapper that process {os.getppid()} or one before "
-            "it has used",
+            got=(
+                f"process {os.getpid()} uses a wrapper that process {os.getppid()}, or one of "
+                "its parents, has compiled"
+            ),
             fix=(
                 "wrap the model in the new process",
-                "start processes with multiprocessing.get_context('spawn')",
+                "or start processes with multiprocessing.get_context('spawn')",
             ),
         )
     return forks
@@ -35,7 +37,8 @@ def _use_one_thread(process: int) -> None:
     """Let operators run in a forked process, once in each: threads do not survive a fork."""
     if processes.fork_lost_threads and torch.get_num_threads() > 1:
         log.python.warning(
-            "This process was forked from one whose operators ran on several threads, which do not "
-            "survive that: here they run on one. Fork first, or use the start method 'spawn'"
+            "This process was forked from a process whose operators ran on several threads. "
+            "A fork does not keep threads, so the operators run on one thread here. Fork "
+            "before the first call, or use the start method 'spawn'"
         )
         backends.use_one_thread()

@@ -53,7 +53,7 @@ def _make_groupable(parameter: nn.Parameter, name: str, session: Session) -> Non
             raise StateError(
                 "replicaGrouping must be called before the model is compiled",
                 got=f"parameter '{name}'",
-                fix="destroy() the executor first",
+                fix="call destroy() on the executor first",
             )
         session.model.groupings[name] = GroupingRequest(
             CommGroupType(comm_group_type), shards, VariableRetrievalMode(variable_retrieval_mode)

@@ -63,10 +63,10 @@ def check(states: Json, own: Sequence[Any] = ()) -> None:
     kept, given = [kind for kind, _ in states.get("own", [])], [type(each).__name__ for each in own]
     if kept != given:
         raise Error(
-            "The checkpoint is of a loader with other generators",
+            "The checkpoint was saved with a loader that has other random generators",
             got=f"{', '.join(map(str, kept)) or 'none'} in the checkpoint; "
             f"{', '.join(given) or 'none'} in the loader, its samplers and data sets",
-            fix="pass the loader that the saved run had",
+            fix="pass a loader that is constructed as in the run that saved the checkpoint",
         )
     for each, (_, content) in zip(own, states.get("own", []), strict=True):
         if not isinstance(each, torch.Generator) and not _alike(content, _state_of(each)):

@@ -75,9 +75,12 @@ class Inputs:
     def first_micro_batch(self) -> list[torch.Tensor]:
         if self._placeholders:
             raise Error(
-                "The model takes a path that depends on the values of its inputs",
-                got="a file, which has the shapes of the inputs only",
-                fix="wrap the model and call it with a batch, then load its weights",
+                "The model takes a branch that depends on the values of its inputs",
+                got=(
+                    "a model that is compiled from a file, which contains only the shapes of "
+                    "the inputs"
+                ),
+                fix="wrap the model and call it with a batch first, then load the weights",
             )
         self.looked_at = True
         whole = (
@@ -233,7 +236,7 @@ def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
 def _mismatch(title: str, detail: str) -> None:
     raise Error(
         title,
-        got=f"{detail}; the inputs at run time differ from the compiled ones",
+        got=f"{detail}; the inputs at run time differ from those that were compiled",
         fix=_RENEW,
     )
 
@@ -243,7 +246,7 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
         raise Error(
             "Zero-sized tensors are unsupported",
             got=f'input "{path}" has shape {tuple(tensor.shape)}',
-            fix="leave the argument out, or pass None",
+            fix="omit the argument, or pass None",
         )
     rows = tensor.shape[0] if tensor.dim() else 1
     if not tensor.dim() and loops.slices > 1:
@@ -261,8 +264,10 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             "Invalid batch dimension: the batch does not divide into micro-batches",
             got=f'input "{path}" has {rows} rows; one call needs a multiple of {loops.slices}\n'
             f"= {loops}",
-            fix=f"pass a multiple of {loops.slices} rows, or let "
-            "poptorch.DataLoader(options, ...) cut the batches",
+            fix=(
+                f"pass a multiple of {loops.slices} rows, or let poptorch.DataLoader(options, "
+                "...) assemble the batches"
+            ),
         )
 
 
@@ -365,6 +370,12 @@ class Indices:
                 "Index out of range",
                 got=f'input "{name}"{at} is {value[places[0]].item()}; {wanted.operator} takes '
                 f"{wanted.least} to {wanted.most}{besides}{line}",
-                fix=("pass labels and indices within the range, or make the layer larger", *more),
+                fix=(
+                    (
+                        "pass labels and indices within the range, or make the layer larger "
+                        "(num_classes, num_embeddings)"
+                    ),
+                    *more,
+                ),
             )
         return None

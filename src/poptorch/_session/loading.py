@@ -36,15 +36,17 @@ def fill(
             f"The file holds a model that was compiled for {kind}",
             got=f"optimizer={'None' if optimizer is None else type(optimizer).__name__}; "
             f"saved: {saved.algorithm}",
-            fix="load it with no optimizer"
+            fix="load the file without an optimizer"
             if saved.algorithm is None
             else "poptorch.load(path, model=model, optimizer=SGD(model.parameters(), ...)): an "
             "optimizer of the saved kind, whose values and state come from the file",
         )
     if (loss is not None) != saved.has_loss:
         raise Error(
-            "A loss was appended to the saved model" if saved.has_loss else "Superfluous loss",
-            fix=f"load it with{'' if saved.has_loss else 'out'} loss=",
+            "The saved model has a loss that was passed as loss="
+            if saved.has_loss
+            else ("The saved model has no loss that was passed as loss="),
+            fix=f"load the file with{'' if saved.has_loss else 'out'} loss=",
         )
     stored = saved.under(MODEL)
     tensors = _capture.tensors_of(model)
@@ -104,9 +106,11 @@ def _check_range(hypers: Mapping[str, Any]) -> None:
             if isinstance(number, (int, float)) and not (0 <= number <= LARGEST or number == inf):
                 raise Error(
                     "Invalid file: a hyper-parameter is out of range",
-                    got=f"{name} is {value!r:.40}; from 0 to {LARGEST:.3g} float32 holds them",
-                    fix="if it is meant, save the model with another value and set this one "
-                    "after loading",
+                    got=f"{name} is {value!r:.40}; float32 can represent 0 to {LARGEST:.3g}",
+                    fix=(
+                        "if you need this value, save the model with another one and set it "
+                        "after loading"
+                    ),
                 )
 
 
@@ -119,8 +123,8 @@ def _check_algorithm(saved: Saved, optimizer: torch.optim.Optimizer) -> None:
 def _refuse(there: str, here: str) -> NoReturn:
     raise Error(
         "Invalid file: it was saved with another optimizer",
-        got=f"{there} in the file, {here} here",
-        fix="make the optimizer that was saved",
+        got=f"{there} in the file, {here} in this model",
+        fix="create the same kind of optimizer as in the script that saved the file",
     )
 
 
@@ -148,7 +152,7 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
     """
     spec = session.settings()
     if spec.training != (saved.algorithm is not None):
-        raise Error("Invalid file: a training executable needs trainingModel, and the reverse")
+        raise Error("Invalid file: it contains a program of the other kind, training or inference")
     if session.optimizer is not None:
         _check_algorithm(saved, session.optimizer.given)
     check_saved(
@@ -162,7 +166,8 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
     differences = _compile.differences(here, there)
     if differences:
         log.python.warning(
-            "Compiled with other settings than the file's: %s", "; ".join(differences)
+            "The model is compiled with settings that differ from those in the file: %s",
+            "; ".join(differences),
         )
     if saved.trusted:
         store = _compile.store_of(spec.runtime.cache_dir)
@@ -172,7 +177,10 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
     if whole:
         restore(session, saved, saved.random)
     if saved.arguments is None:
-        log.python.info("The file has no arguments to compile for: the first call compiles")
+        log.python.info(
+            "The file contains no arguments for which the model could be "
+            "compiled. The first call compiles it"
+        )
         return
     try:
         arguments = session.model.signature.assemble(saved.arguments)

@@ -90,8 +90,8 @@ class Model:
         if self._trained and not users and not self._told and not any(self._mode[1:]):
             self._told = True
             log.python.warning(
-                "All layers of a model are in eval mode while it is trained, dropout and batch "
-                "norms too. Call train() on the model, if that is not meant"
+                "All layers of a model are in eval mode during training, including dropout "
+                "and batch norms. If you did not intend this, call train() on the model"
             )
         return self._mode
 
@@ -156,9 +156,12 @@ class Model:
         unknown = sorted(set(spec.updatable_buffers) - buffers)
         if unknown:
             raise Error(
-                "A buffer named as updatable does not exist",
+                "A buffer that is marked as updatable does not exist",
                 got=", ".join(unknown),
-                fix=f"the model has {', '.join(sorted(buffers)) or 'no buffers'}",
+                fix=(
+                    "use the name of a buffer of the model: "
+                    f"{', '.join(sorted(buffers)) or 'it has none'}"
+                ),
             )
         return ModelTensors(self.module, tensors, groups)
 
@@ -177,8 +180,8 @@ class Model:
             automatic = spec.reduction.automatic_loss_scaling
             if automatic and not half:
                 log.python.warning(
-                    "Training.setAutomaticLossScaling does nothing: it follows the gradients of "
-                    "float16 weights, of which the model trains none"
+                    "Training.setAutomaticLossScaling has no effect: it observes the "
+                    "gradients of float16 weights, and the model trains no float16 weights"
                 )
             scaling = _loss_scaling(optim, half and automatic)
         bound = inputs.bound

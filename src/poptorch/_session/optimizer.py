@@ -196,9 +196,10 @@ class SessionOptimizer:
             common = not self.paths.keys().isdisjoint(other.paths)
             if other.spec is not None if ours else other._store is not None and common:
                 log.python.warning(
-                    "The optimizer is in use by another training model: each keeps moments of its "
-                    "own, and state_dict() has only one's. Make an optimizer for each model, or "
-                    "destroy() the other one first"
+                    "Another training model already uses this optimizer. Each model keeps "
+                    "its own moments, and state_dict() returns those of only one model. "
+                    "Create one optimizer for each model, or call destroy() on the other "
+                    "model first"
                 )
                 break
         _attached.add(self)
@@ -214,7 +215,9 @@ class SessionOptimizer:
             return
         state = self._state
         if local_only and self._store.layout.is_in_parts and state.host_state_is_dirty:
-            log.python.info("The state of the optimizer, in parts on all processes, is not read")
+            log.python.info(
+                "The optimizer state is divided among the processes and is not collected"
+            )
             state.host_state_is_dirty = False
         self._kept = kept or {}
         if state._device is not None and state._link is None:  # collected, and cleared before
@@ -342,7 +345,7 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
         raise Error(
             "None of the optimizer's parameters belongs to the model",
             got=f"{count} parameters: {shorten(strangers)}",
-            fix="make the optimizer from model.parameters() of the model that is wrapped",
+            fix="create the optimizer from model.parameters() of the model that you wrap",
         )
     log.python.warning(
         f"{len(strangers)} of the optimizer's {count} parameters do not belong to the model and "

@@ -227,11 +227,14 @@ def warn_of_steps(optimizer: torch.optim.Optimizer) -> None:
     before, after = (sum(place == each for place, _ in around) for each in ("before", "after"))
     if before or after:
         log.python.warning(
-            f"Hooks of the optimizer do not run ({before} before each step, {after} after it): "
-            f"{_STEPS}"
+            f"Optimizer hooks do not run ({before} before each step, {after} after each "
+            f"step): {_STEPS}"
         )
     own = {type(member).step for member in members_of(optimizer)}
     replaced = [step for place, step in around if place == "step" and step not in own]
     if replaced:
         names = shorten([getattr(step, "__qualname__", repr(step)) for step in replaced])
-        log.python.warning(f"A replaced step() of the optimizer does not run ({names}): {_STEPS}")
+        log.python.warning(
+            "The optimizer's step() was replaced, and the replacement does "
+            f"not run ({names}): {_STEPS}"
+        )

@@ -14,7 +14,10 @@ from .._base.errors import Error
 def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
     raise Error(
         "backward() cannot be called explicitly on the outputs of a wrapped model",
-        fix="nothing: a call of a training model does the backward pass and the optimizer step",
+        fix=(
+            "delete this line: a call of a training model runs the backward pass and the "
+            "optimizer step"
+        ),
     )
 
 
@@ -67,11 +70,14 @@ class Outputs:
             if least < _INT32.min or most > _INT32.max:
                 places = [i for i in range(len(self.structure.paths)) if i not in self.hosts]
                 raise Error(
-                    "A result does not fit into the 32 bits that it comes back in",
+                    "An integer result does not fit into 32 bits",
                     got=f"{self.structure.paths[places[at]]}: int64 from {least} to {most}",
                     fix=(
-                        "options.Precision.narrow64Bit(False) before wrapping returns 64 bits",
-                        "return smaller numbers, or two parts of them",
+                        (
+                            "to return 64-bit results, call options.Precision.narrow64Bit(False) "
+                            "before you wrap the model"
+                        ),
+                        "or return smaller numbers, or split each number into two parts",
                     ),
                 )
         return result.to(torch.int32)

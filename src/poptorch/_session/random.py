@@ -39,8 +39,8 @@ class Randomness:
             self._seed = _job.current().numbers(self._seed, "the random seed")[0]
             if seed is not None and seed != self._seed:
                 log.python.warning(
-                    f"randomSeed({seed}) has no effect on the model: process 0 of the job has "
-                    "another seed, which counts in all of them"
+                    f"randomSeed({seed}) has no effect on the model, because process 0 of the "
+                    "job has another seed, which all processes use"
                 )
         self._saved = first_state(self._seed)
         self.has_run = False
@@ -75,16 +75,18 @@ class Randomness:
         lengths = (1, 1 + len(self._saved) // 8)
         if len(numbers) not in lengths or not all(isinstance(n, int) for n in numbers):
             raise InvalidValue(
-                "This is no state of the device's random generator",
+                "This is not a state of the device's random generator",
                 got=f"{len(numbers)} values",
-                fix="set what rng_state returned",
+                fix="assign a value that rng_state returned earlier",
             )
         state_words = torch.tensor(numbers[1:], dtype=torch.int64, device="cpu").view(torch.uint8)
         if len(numbers) > 1:
             try:
                 torch.Generator().set_state(state_words)
             except RuntimeError as error:
-                raise InvalidValue("This is no state of the device's random generator") from error
+                raise InvalidValue(
+                    "This is not a state of the device's random generator"
+                ) from error
         self._seed, self._chosen = numbers[0], True
         self.has_run = len(numbers) > 1
         self._saved = state_words if self.has_run else first_state(self._seed)

@@ -61,8 +61,8 @@ class Reports:
         if now.spec.runtime.report is not None:
             self._now = now
             log.python.info(
-                "A profile report is written: the first %d calls are timed operator by operator, "
-                "which slows them", profile.TIMED,
+                ("A profile report is written. The first %d calls are timed operator by "
+                 "operator, which makes them slower"), profile.TIMED,
             )  # fmt: skip
             self._write(now)
 
@@ -115,9 +115,10 @@ class Reports:
             updates += 1 + first // of_update - loops.iterations
         log.python.warning(
             f"The loss is {float(losses.reshape(-1)[first])} for the first time, in update "
-            f"{updates} of this run. Often a lower learning rate or max_grad_norm of the optimizer "
-            "helps. options.Precision.enableFloatingPointExceptions(True) stops at the operator "
-            "that makes it; torch's detect_anomaly sees nothing of a program"
+            f"{updates} of this run. A lower learning rate, or max_grad_norm of the "
+            "optimizer, often helps. To stop at the operator that causes it, call "
+            "options.Precision.enableFloatingPointExceptions(True); torch's detect_anomaly "
+            "has no effect on a compiled program"
         )
 
     def finish(self) -> None:
@@ -197,7 +198,7 @@ def check(spec: Spec) -> None:
         raise Error(
             "The IPU model has no cycle counts",
             got="logCycleCount(True) with the simulated device",
-            fix="drop one of the two",
+            fix="remove one of the two settings",
         )
 
 

@@ -313,10 +313,14 @@ class Session:
         variant = self.programs.find(mode, arguments)
         if variant is None:
             if mode != now.mode:
-                log.python.info("train(), eval() or autocast: compiling for the other mode")
+                log.python.info(
+                    "train(), eval() or autocast changed the mode: compiling for the new mode"
+                )
             variant = self._new_variant(now, arguments)
             if mode == now.mode:
-                log.python.info("Options.programs: compiled for %s, too", variant.inputs)
+                log.python.info(
+                    "Options.programs: an additional program was compiled for %s", variant.inputs
+                )
         with interrupts.deferred(), plainly():
             if self.optimizer is not None and not variant.reading.has_those_of(now.reading):
                 self.optimizer.detach()
@@ -327,7 +331,10 @@ class Session:
 
     def _compile_again(self, arguments: Arguments) -> None:
         """Go on with a program for the optimizer as it is now, weights and all state kept."""
-        log.python.info("The optimizer's structure changed: compiling again, with its state kept")
+        log.python.info(
+            "The structure of the optimizer changed. The program is compiled "
+            "again, and the optimizer state is kept"
+        )
         variant = self._new_variant(self.now, arguments)
         assert self.optimizer is not None
         with interrupts.deferred(), plainly():
@@ -373,7 +380,9 @@ class Session:
                 "Trying to attach to an offline device", got="ConnectionType.Never"
             )
         if self.weights.store is not None:
-            raise Error("Device is already attached", fix="ask isAttachedToDevice() first")
+            raise Error(
+                "Device is already attached", fix=("call isAttachedToDevice() to check first")
+            )
         self._attach()
 
     def _attach(self) -> None:
@@ -404,7 +413,7 @@ class Session:
         """Save the state that only the device has and give it back."""
         _ = self.now
         if self.weights.store is None:
-            raise Error("Device is not attached", fix="ask isAttachedToDevice() first")
+            raise Error("Device is not attached", fix=("call isAttachedToDevice() to check first"))
         self._detach()
 
     def _detach(self, local_only: bool = False) -> None:

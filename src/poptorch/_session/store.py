@@ -225,7 +225,10 @@ class StateStore:
             raise Error(
                 "The model has other parameters or buffers than when it was compiled",
                 got=", ".join(sorted(tensors.keys() ^ self._paths)),
-                fix="destroy() the executor first, so that the model is compiled again",
+                fix=(
+                    "call destroy() on the executor first, so that the next call compiles "
+                    "the model again"
+                ),
             )
         hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
         unwatched(self._refuse_unreadable, hosts)
@@ -276,9 +279,13 @@ class StateStore:
         host = tensors[slot.path].tensor
         if slot.path not in self._groups and host.shape != slot.replica_shape:
             raise Error(
-                f"The shape of '{slot.path}' is not the compiled one",
-                got=f"{tuple(host.shape)}; compiled: {slot.replica_shape}",
-                fix="assign a tensor of that shape, or destroy() the executor first",
+                f"The shape of '{slot.path}' changed since the model was compiled",
+                got=(
+                    f"the shape is {tuple(host.shape)}; when compiled it was {slot.replica_shape}"
+                ),
+                fix=(
+                    "assign a tensor of the compiled shape, or call destroy() on the executor first"
+                ),
             )
         return host
 

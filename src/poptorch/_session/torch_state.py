@@ -122,9 +122,9 @@ class TorchState(DeviceState):
         if self._sum_of_versions() != self._versions:  # and the device has gone on since
             self._remember()
             log.python.warning(
-                "Tensors of the optimizer's state were changed that had been read before the last "
-                "call: the device does not see this. Read them from optimizer.state again after "
-                "a call, then change them"
+                "You changed tensors of the optimizer state that you had read before the "
+                "last call. The device does not receive these changes. Read the tensors from "
+                "optimizer.state again after a call, and then change them"
             )
         return False
 

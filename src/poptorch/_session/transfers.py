@@ -120,7 +120,7 @@ class Transfers:
         if not names:
             raise Error(
                 "No named buffers marked as updatable",
-                fix="options.updatableNamedBuffers(['name']) before wrapping",
+                fix="call options.updatableNamedBuffers(['name']) before you wrap the model",
             )
         if self.store is not None:
             self.store.upload_buffers(names)

@@ -77,7 +77,7 @@ class GroupingRequest:
             raise Error(
                 f"Parameter '{path}' needs a leading dimension with one value per group",
                 got=f"shape {tuple(host.shape)} for {groups} groups of {size} replicas",
-                fix=f"give it the shape ({groups}, ...)",
+                fix=f"use the shape ({groups}, ...)",
             )
         return Grouping(of_replica, self.retrieval)
 
@@ -132,5 +132,5 @@ def refuse_saved(got: str, cause: Exception | None = None) -> NoReturn:
     raise Error(
         "Invalid file: it was saved from another model",
         got=got,
-        fix="make the model that was saved",
+        fix="create a model with the same parameters as the one that was saved",
     ) from cause

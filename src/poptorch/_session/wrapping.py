@@ -123,7 +123,7 @@ def refuse_wrapped(module: nn.Module) -> None:
         raise StateError(
             "The model has already been wrapped for training",
             got=type(module).__bases__[0].__name__,
-            fix="call model.destroy() first, or go on with the first wrapper",
+            fix="call destroy() on the first wrapper, or keep using it",
         )
 
 
@@ -145,10 +145,11 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
         elif caller := _clipping():
             told = True
             log.python.warning(
-                f"{caller} finds no gradients in a model that is wrapped for training: they stay "
-                "in the program, and are not clipped. Give the limit to the optimizer: the "
-                "argument max_grad_norm of SGD, Adam and AdamW of poptorch.optim; of torch's, the "
-                "attribute, set before wrapping"
+                f"{caller} finds no gradients in a model that is wrapped for training. The "
+                "gradients stay in the program and are not clipped. Set the limit on the "
+                "optimizer instead: pass the argument max_grad_norm to SGD, Adam or AdamW of "
+                "poptorch.optim, or assign the attribute max_grad_norm to an optimizer of "
+                "torch before you wrap the model"
             )
 
     _wrappings[module] = _Wrapping(reference, announce, watch(module, announce))

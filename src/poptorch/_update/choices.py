@@ -146,7 +146,7 @@ class Choices:
 
 def _too_many(why: str) -> Error:
     return Error(
-        "The optimizer's step makes choices that cannot be compiled",
+        "The optimizer's step has branches that cannot be compiled",
         got=why,
-        fix="choose between values instead: torch.where(condition, a, b)",
+        fix="choose between two values instead: torch.where(condition, a, b)",
     )

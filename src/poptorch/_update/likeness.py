@@ -37,8 +37,8 @@ class Wholes:
         if torch.Tag.nondeterministic_seeded in operator.tags:
             raise Error(
                 "The optimizer's step draws random numbers",
-                got=f"{operator}, whose numbers every process and replica would have to share",
-                fix="draw them in forward, or use an optimizer that draws none",
+                got=(f"{operator}; every process and replica would have to draw the same numbers"),
+                fix="draw the numbers in forward, or use an optimizer that draws none",
             )
         result = operator(*args, **kwargs)
         if not isinstance(result, torch.Tensor | tuple | list):

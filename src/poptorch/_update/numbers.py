@@ -107,12 +107,12 @@ class ValueNeeded(Exception):  # noqa: N818 (it says what is the case)
 
 def value_needed(what: str, line: str | None) -> Error:
     return Error(
-        "The optimizer's step needs a value that only the device has",
+        "The optimizer's step reads the value of a tensor in Python",
         got=what,
         where=line,
         fix=(
             "compute with tensors: torch.where, x ** 0.5 for math.sqrt(x), torch.clamp",
-            "or use another optimizer: one of poptorch.optim, or of torch.optim but LBFGS",
+            "or use another optimizer: one of poptorch.optim, or any of torch.optim except LBFGS",
         ),
     )
 

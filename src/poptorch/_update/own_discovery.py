@@ -131,9 +131,12 @@ class _Discovery:
             if first.keys() != later.keys():
                 differing = sorted(first.keys() ^ later.keys())
                 raise Error(
-                    "The optimizer keeps other values after its second step than after its first",
+                    (
+                        "The optimizer state has other entries after its second step than after "
+                        "its first"
+                    ),
                     got=", ".join(differing[:5]),
-                    fix="make all entries of the state in the first step",
+                    fix="create all entries of the state in the first step",
                 )
             same = self.mode.identifier
             alike = all(same(first[key]) == same(later[key]) for key in later)
@@ -243,9 +246,12 @@ class _Discovery:
         if self.layouts.setdefault(path, layout) != layout:
             differing = [k for k in layout if layout[k] != self.layouts[path].get(k)]
             raise Error(
-                "What the optimizer keeps changes from step to step in kind",
+                "The optimizer state has other types or entries after another step",
                 got=f"state of '{path}': {', '.join(map(str, differing)) or 'its entries'}",
-                fix="keep tensors and numbers, with the same entries after each step",
+                fix=(
+                    "let the state consist of tensors and numbers, with the same entries "
+                    "after each step"
+                ),
             )
 
     def _leaf(self, owner: str, name: str, value: Any) -> None:

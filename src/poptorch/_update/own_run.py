@@ -175,9 +175,12 @@ class Run:
         number = self._own.numbers.get(place)
         if number is None:
             raise Error(
-                "The optimizer has a tensor of several elements that belongs to no parameter",
+                (
+                    "The optimizer has a tensor with several elements that is not the state of a "
+                    "parameter"
+                ),
                 got=f"{name}, of shape {value.shape}",
-                fix="keep it in the state of a parameter: optimizer.state[parameter]",
+                fix="store the tensor in the state of a parameter: optimizer.state[parameter]",
             )
         if not value.number:
             return torch.full(value.shape, number, dtype=value.dtype)
@@ -223,9 +226,9 @@ class Run:
         path = self._paths.get(id(key)) if isinstance(key, Tensor) else None
         if not path:
             raise Error(
-                "The optimizer keeps state that belongs to no parameter",
+                "The optimizer has state that is not the state of a parameter",
                 got=f"optimizer.state[{key!r}]" if not isinstance(key, Tensor) else "a tensor",
-                fix="keep it in optimizer.param_groups[0], or in the state of each parameter",
+                fix="store it in optimizer.param_groups[0], or in the state of each parameter",
             )
         put = self._put
         return {} if put is None else _Entry(lambda name, value: put(path, name, value))

@@ -31,8 +31,8 @@ def lower_own(
     weights = [slot for slot in params if slot.path in trained]
     if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in weights):
         raise Error(
-            "Stochastic rounding needs to know how the optimizer updates",
-            got=f"{spec.algorithm}, whose step is traced, and weights in half",
+            "Stochastic rounding is not available for this optimizer",
+            got=f"{spec.algorithm}, whose step is traced, and float16 weights",
             fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
         )
     paths = {slot.path for slot in weights}

@@ -41,8 +41,8 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
         got=operator + _TRAILER.split(str(found), maxsplit=1)[0].strip(),
         where=source.describe(*line) if line is not None else None,
         fix=(
-            "look at the operands there: poptorch.ipu_print_tensor",
-            "call the model without its wrapper, for torch's own traceback",
+            "print the operands of this operator: poptorch.ipu_print_tensor",
+            "call the model without the wrapper to see PyTorch's own traceback",
         ),
     )
 

@@ -67,9 +67,13 @@ class OnnxRuntime:
         what = next((text for text, is_so in does.items() if is_so), None)
         if what is not None:
             raise Error(
-                "The onnxruntime backend only evaluates models", got=f"a program that {what}",
-                fix=("options.backend('optimise') for this model", "model.eval() before inference"),
-            )  # fmt: skip
+                "The onnxruntime backend can only run inference",
+                got=f"a program that {what}",
+                fix=(
+                    "use options.backend('optimise') for this model",
+                    "call model.eval() before inference",
+                ),
+            )
         return plan
 
     def build(self, graph: Graph) -> Code:
@@ -105,9 +109,9 @@ def _exported(graph: Graph) -> bytes:
                 {*re.findall(r"No ONNX function found for <OpOverload\(op='(.+?)'", str(error))}
             )
             raise Error(
-                "ONNX has no operator for a part of this program",
+                "A part of this program cannot be expressed in ONNX",
                 got=", ".join(missing) or str(error).splitlines()[0],
-                fix="options.backend('optimise') for this model",
+                fix="use options.backend('optimise') for this model",
             ) from error
     assert exported is not None
     values, model = exported.model.graph.inputs, exported.model_proto

@@ -105,11 +105,17 @@ class Peers:
         if others:
             first = others[0] - others[0] % self._parts
             raise Error(
-                "Processes that share the stages of a model were given different batches",
-                got=f"process {others[0]} not that of process {first}",
+                "Processes that run stages of the same model received different batches",
+                got=(
+                    f"process {others[0]} received a batch that differs from that of process "
+                    f"{first}"
+                ),
                 fix=(
-                    "let poptorch.DataLoader shuffle, with the same options.randomSeed everywhere",
-                    "seed what the data set draws alike in all processes",
+                    (
+                        "shuffle with poptorch.DataLoader, with the same options.randomSeed in "
+                        "all processes"
+                    ),
+                    "if the data set draws random numbers, use the same seed in all processes",
                 ),
             )
 

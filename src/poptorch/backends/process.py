@@ -90,7 +90,7 @@ class Threads:
         before, number = self.decision, f"with {_word(best)} thread{'s' if best > 1 else ''}"
         self.decision = f"{number}: {texts[best]}{''.join(others)}"
         if not before.startswith(number):
-            log.engine.info("From the next call on the program runs %s", self.decision)
+            log.engine.info("From the next call on, the program runs %s", self.decision)
 
 
 def _tried(user: int) -> Generator[tuple[int, int], list[float], tuple[dict[int, float], float]]:

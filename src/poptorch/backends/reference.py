@@ -131,8 +131,11 @@ class _CheckedExecutable(LoopExecutable):
             f"accumulation step {point.accumulated}, replica {point.replica}",
             where=source.describe(*line) if line is not None else None,
             fix=(
-                "look at the operands there: poptorch.ipu_print_tensor; clamp them, add an epsilon",
-                "options.Precision.enableFloatingPointExceptions(False) lets the values flow",
+                (
+                    "print the operands of this operator with poptorch.ipu_print_tensor; clamp "
+                    "them or add an epsilon"
+                ),
+                "to allow such values: options.Precision.enableFloatingPointExceptions(False)",
             ),
         )
 

@@ -35,7 +35,7 @@ def choose(name: str) -> Backend:
     if reason is None:
         return backend
     log.python.warning(
-        "The %s backend cannot work here (%s): running on the reference backend.", wanted, reason
+        "The %s backend cannot be used here (%s): running on the reference backend.", wanted, reason
     )
     return backends["reference"]
 
@@ -45,7 +45,7 @@ def checking(backend: Backend) -> Backend:
 
     if not works_by_stages(backend):
         return Checked()
-    log.python.warning("The %s backend raises no floating-point exceptions.", backend.name)
+    log.python.warning("The %s backend does not raise floating-point exceptions.", backend.name)
     return backend
 
 

@@ -50,7 +50,7 @@ def _check_results(plan: Plan, staged: Staged) -> None:
     missing = [slot.path for slot in plan.program.emit.slots if slot.key not in written]
     if missing:
         raise Error(
-            "The staged backend returns nothing that the update makes",
+            "The staged backend cannot return tensors that the update computes",
             got=f"anchored: {', '.join(missing)}",
             fix="read the weights after the call, or use options.backend('reference')",
         )

@@ -33,11 +33,11 @@ class Later:
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise poptorch.Error(
-            "What a metric returns is known after the step",
-            got=f"the result of {self._text} is used in the step",
+            "The value of a metric is known only after the step",
+            got=f"the result of {self._text} is used inside the step",
             fix=(
-                "pass it to self.log or self.log_dict as it is",
-                "call compute in a hook, on_validation_epoch_end for one",
+                "pass the metric itself to self.log or self.log_dict",
+                "or call compute() in a hook, for example on_validation_epoch_end",
             ),
         )
 

@@ -235,9 +235,9 @@ def _returned(result: Any) -> Any:
 def _checked(name: str, value: Any, *args: Any, **settings: Any) -> None:
     if not isinstance(value, torch.Tensor | int | float | Metric | Later):
         raise poptorch.Error(
-            "self.log inside a compiled step takes a number or a metric",
+            "self.log in a compiled step accepts only a number or a metric",
             got=f"{name}: {type(value).__name__}",
-            fix="log it in a hook, on_validation_epoch_end for one",
+            fix="log the value in a hook, for example on_validation_epoch_end",
         )
 
 
@@ -256,4 +256,4 @@ def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _refuse(name: str, value: Any, fix: str) -> None:
-    raise poptorch.Error(f"PopTorchStrategy cannot take {name}", got=repr(value), fix=fix)
+    raise poptorch.Error(f"PopTorchStrategy does not support {name}", got=repr(value), fix=fix)

@@ -92,8 +92,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         own = self.args.dataloader_drop_last
         if steps > 1 and count % size and not own:
             logging.getLogger("poptorch::python").warning(
-                f"Trainer: the last {count % size} of {count} samples of each epoch are left out: "
-                "the micro-batches of an update have one size"
+                f"Trainer: the last {count % size} of {count} samples of each epoch are left "
+                "out, because all micro-batches of an update must have the same size"
             )
             self.args.dataloader_drop_last = True
         try:
@@ -313,9 +313,9 @@ def _check(args: Any) -> None:
     for name in others:
         if getattr(args, name, None):
             raise poptorch.Error(
-                f"Trainer: {name} is another way to run the model",
+                f"Trainer: {name} cannot be combined with poptorch",
                 got=f"TrainingArguments({name}={getattr(args, name)!r})",
-                fix=f"leave {name} out, or use transformers.Trainer",
+                fix=f"omit {name}, or use transformers.Trainer",
             )
 
 
@@ -332,8 +332,8 @@ def _checked(options: poptorch.Options | None) -> poptorch.Options:
     for name, count in counts.items():
         if count != 1:
             raise InvalidValue(
-                f"Trainer: {name} comes from the TrainingArguments",
+                f"Trainer: {name} must be set in the TrainingArguments",
                 got=str(count),
-                fix="gradient_accumulation_steps and per_device_train_batch_size",
+                fix="use gradient_accumulation_steps and per_device_train_batch_size",
             )
     return options

@@ -94,8 +94,10 @@ class _BeginBlockHook:
             if not self._told and any(number > self._number for number in before):
                 self._told = True
                 log.python.warning(
-                    "Block %s was annotated before a block that runs ahead of it: write each "
-                    "BeginBlock in the order in which the layers run",
+                    (
+                        "Block %s was annotated before a block that runs earlier. Call "
+                        "BeginBlock in the order in which the layers run"
+                    ),
                     self._user_id,
                 )
             before.append(self._number)
@@ -143,7 +145,7 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
         raise Error(
             "The annotated object is not callable: module is not an instance of torch.nn.Module",
             got=f"an object of type {type(layer_to_call).__name__}",
-            fix="pass one of the model's layers: model.layer = BeginBlock(model.layer, ipu_id=1)",
+            fix="pass a layer of the model: model.layer = BeginBlock(model.layer, ipu_id=1)",
         )
     present = _hook_of(layer_to_call)
     if present is not None:
@@ -156,8 +158,11 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
     parts = (part for model in models for part in model.modules())
     if any(part._modules is layer_to_call._modules for part in parts):  # it, or a shallow copy
         log.python.warning(
-            "BeginBlock on a %s of a model that is compiled: the compiled program goes on without "
-            "the block. Call destroy() on the executor, so that the next call compiles with it",
+            (
+                "BeginBlock was called on a %s of a model that is already compiled. The compiled "
+                "program continues without the block. Call destroy() on the executor, so that "
+                "the next call compiles with the block"
+            ),
             type(layer_to_call).__name__,
         )
     layer_to_call.register_forward_pre_hook(_BeginBlockHook(user_id, ipu_id))
@@ -271,7 +276,7 @@ class NameScope(contextlib.ContextDecorator):
             raise AssertionFailure(
                 "A name scope must be a string",
                 got=f"{type(name).__name__} {name!r}",
-                fix="with poptorch.NameScope('encoder'): ...",
+                fix="for example: with poptorch.NameScope('encoder'):",
             )
         self._name = name
         self._entered: list[contextlib.AbstractContextManager[None]] = []

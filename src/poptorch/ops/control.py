@@ -131,7 +131,7 @@ def _check_list(value: Any, name: str) -> None:
             raise InvalidValue(
                 f"Object contained in list at index {at} is not torch.tensor",
                 got=f"{name}[{at}] is {type(item).__name__} {item!r}",
-                fix="use the value inside the body instead: it is a constant there",
+                fix="use the value directly inside the body, where it is a constant",
             )
 
 

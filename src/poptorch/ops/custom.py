@@ -187,9 +187,12 @@ def _needs_gradient(tensors: list[torch.Tensor]) -> bool:
 def _without_gradient(key: str, why: str = "") -> Error:
     return Error(
         f"Custom operator {key} has no gradient",
-        got=f"a training model that needs one{why and '; ' + why}",
-        fix="pass backward to register_custom_op, use torch.library.register_autograd, define an "
-        "operator of the same name with Grad behind it, or detach its inputs",
+        got=f"a training model that needs a gradient of this operator{why and '; ' + why}",
+        fix=(
+            "pass backward= to register_custom_op, call torch.library.register_autograd, "
+            "define an operator of the same name with the suffix Grad, or detach the inputs "
+            "of the operator"
+        ),
     )
 
 
@@ -257,7 +260,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         raise InvalidValue(
             "Wrong type for attribute_id_str",
             got=f"{type(attribute_id_str).__name__} {attribute_id_str!r}",
-            fix="pass the string that the operator carries",
+            fix="pass the string that the operator has as this attribute",
         )
     if re.fullmatch("attr:0x0+", attribute_id_str):
         return {}
@@ -269,7 +272,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         raise InvalidValue(
             "Invalid attribute_id_str",
             got=repr(attribute_id_str),
-            fix="pass the string that the operator carries: a JSON object",
+            fix=("pass the string that the operator has as this attribute, which is a JSON object"),
         )
     return attributes
 
@@ -304,7 +307,7 @@ def _call_user_backward(*args: Any) -> list[torch.Tensor]:
         raise Error(
             f"The gradient of custom operator {key} does not fit its inputs",
             got=f"{len(results)} gradients for {len(inputs)} inputs",
-            fix="return one gradient for each input, None where there is none",
+            fix="return one gradient for each input, and None for inputs without a gradient",
         )
     pairs = zip(results, inputs, strict=True)
     return [x.new_zeros(x.shape) if g is None else copied(g.detach().to(x.dtype)) for g, x in pairs]
@@ -381,9 +384,12 @@ def _has_gradient(
             )
     except private.UnsupportedOperatorException as error:
         raise Error(
-            f"Operator {error.func} does not say what shapes it returns",
-            got=f"it is part of the gradient of {operator}",
-            fix="torch.library.register_fake(operator, lambda x, ...: torch.empty_like(x))",
+            f"Operator {error.func} has no function that computes the shapes of its results",
+            got=f"the operator is part of the gradient of {operator}",
+            fix=(
+                "register one: torch.library.register_fake(operator, lambda x, ...: "
+                "torch.empty_like(x))"
+            ),
         ) from error
     except (RuntimeError, UserWarning):
         return False

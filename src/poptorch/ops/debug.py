@@ -99,8 +99,10 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
     if number is None:
         raise Error(
             "getIpuTensorId needs a tensor of the model that is being captured",
-            got="a tensor of the host",
-            fix="call it in forward, on an input or on what was computed from one",
+            got="a tensor that does not belong to the captured model",
+            fix=(
+                "call it in forward, with an input or with a tensor that is computed from an input"
+            ),
         )
     return number
 

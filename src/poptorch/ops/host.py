@@ -42,7 +42,7 @@ class CPU:
             raise Error(
                 "poptorch.CPU needs a callable and a name",
                 got=f"{layer_to_call!r}, {ID!r}",
-                fix="poptorch.CPU(my_function, 'MyFunction')",
+                fix="for example poptorch.CPU(my_function, 'MyFunction')",
             )
         self._layer_to_call = layer_to_call
         self._id = ID
@@ -71,9 +71,9 @@ class CPU:
             check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
         if _running.get() is not None:
             raise Error(
-                "Host calls must not overlap",
+                "A host function must not call another poptorch.CPU function",
                 got=f"'{self._id}' is called within '{_running.get()}'",
-                fix="call plain functions inside the function of a poptorch.CPU",
+                fix="call plain Python functions inside the function of a poptorch.CPU",
             )
         capture = listener()
         if capture is None:
@@ -83,7 +83,7 @@ class CPU:
             raise Error(
                 "poptorch.CPU is only supported in inference",
                 got=f"host call '{self._id}' in a training model",
-                fix="compute it on the device, or before the model is called",
+                fix="compute on the device, or before you call the model",
             )
         return self._capture(capture, list(input), kwargs)
 
@@ -125,7 +125,9 @@ class CPU:
                 raise Error(
                     f"The results of host call '{self._id}' changed",
                     got=f"{got}, captured as {kinds}",
-                    fix="return the same shapes and dtypes each time, with zeros as inputs too",
+                    fix=(
+                        "return the same shapes and dtypes each time, also if the inputs are zeros"
+                    ),
                 )
             return self.outputs
 

@@ -64,7 +64,10 @@ def _check_type(value: Any, name: str, kind: type) -> None:
         raise AssertionFailure(
             f"serializedMatMul: {name} must be of type {kind.__name__}",
             got=f"{type(value).__name__} {value!r}",
-            fix="poptorch.serializedMatMul(x, y, poptorch.MatMulSerializationMode.ReducingDim, 4)",
+            fix=(
+                "for example poptorch.serializedMatMul(x, y, "
+                "poptorch.MatMulSerializationMode.ReducingDim, 4)"
+            ),
         )
 
 

@@ -120,7 +120,11 @@ def _batch(batch: Batch, name: str, count: int) -> Sequence[int] | torch.Tensor:
 
 
 def _invalid(title: str, got: str) -> None:
-    raise InvalidValue(title, got=got, fix="pass points of the same kind, batch by batch")
+    raise InvalidValue(
+        title,
+        got=got,
+        fix=("pass two arrays of points with the same number of features, both sorted by batch"),
+    )
 
 
 def _picks(ptr: Sequence[int], ratio: float) -> list[int]:

@@ -36,7 +36,9 @@ def pair_of_betas(betas: Any) -> tuple[float, float]:
     is_pair = isinstance(betas, tuple | list) and len(betas) == 2
     if not is_pair or not all(_is_number(beta) for beta in betas):
         raise AssertionFailure(
-            "Expected a pair for betas", got=repr(betas), fix="betas=(0.9, 0.999)"
+            "Expected a pair for betas",
+            got=repr(betas),
+            fix=("pass two numbers, such as betas=(0.9, 0.999)"),
         )
     return number("betas", betas[0]), number("betas", betas[1])
 
@@ -64,8 +66,10 @@ def checked(*later: str) -> Callable[[_Init], _Init]:
                 if cls not in _warned:
                     _warned.add(cls)
                     log.python.warning(
-                        "%s was given its arguments in the order of the 1.x releases: %s is taken "
-                        "as loss_scaling. Pass what follows %s by keyword",
+                        (
+                            "The arguments of %s are in the order of the 1.x releases, so %s is "
+                            "used as loss_scaling. Pass the arguments after %s by keyword"
+                        ),
                         cls,
                         args[at],
                         names[at - 1],
@@ -102,7 +106,7 @@ def _check(cls: str, types: Mapping[str, str], given: Mapping[str, Any]) -> None
                 got=f"{cls}(..., {name}={value!r})",
                 fix=(
                     f"pass {'True or False' if is_flag else 'a number, such as 0.1'}",
-                    "pass what follows the torch hyper-parameters by keyword",
+                    "pass the arguments that follow PyTorch's hyper-parameters by keyword",
                 ),
             )
         if is_number:
@@ -117,7 +121,9 @@ def _check_size(name: str, value: Any) -> None:
         shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
         raise InvalidValue(
             f"The number given for {name} is too large",
-            got=f"{shown}; on the device the numbers of an optimizer are float32, whatever "
-            "the type of the weights",
-            fix=f"use one between -{LARGEST:.3g} and {LARGEST:.3g}",
+            got=(
+                f"{shown}; on the device, hyper-parameters are float32, whatever the type of "
+                "the weights"
+            ),
+            fix=f"use a number between -{LARGEST:.3g} and {LARGEST:.3g}",
         )

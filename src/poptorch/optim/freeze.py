@@ -113,8 +113,11 @@ def _freeze_own(
     asked = [name for name in _NEED_A_FORMULA if hasattr(optimizer, name)]
     if asked:
         raise InvalidValue(
-            "An attribute needs to know how the optimizer updates",
-            got=f"{asked[0]} of {full_name(optimizer.__class__)}, whose step is traced",
+            "An attribute of the optimizer is not available for this optimizer class",
+            got=(
+                f"{asked[0]} of {full_name(optimizer.__class__)}; this attribute needs an "
+                "optimizer with a built-in formula"
+            ),
             fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
         )
     settings: dict[str, Setting] = {"accum_type": "float32", **own_settings(own)}
@@ -146,8 +149,10 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
         raise AssertionFailure(
             "Unsupported optimizer type",
             got=full_name(optimizer.__class__),
-            fix="use an optimizer of torch.optim or poptorch.optim, or a subclass of "
-            "torch.optim.Optimizer with a step of its own",
+            fix=(
+                "use an optimizer of torch.optim or poptorch.optim, or a subclass of "
+                "torch.optim.Optimizer that defines step"
+            ),
         )
     refuse(optimizer)
     return None
@@ -185,7 +190,7 @@ def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Settin
 def _clipping(given: Any) -> float:
     norm = number("max_grad_norm", math.inf if given is None else given)
     if math.isnan(norm):
-        raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
+        raise InvalidValue("max_grad_norm cannot be NaN", fix="use math.inf to disable clipping")
     if norm < 0:
         raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))
     return norm

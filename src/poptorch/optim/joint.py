@@ -54,27 +54,33 @@ def _check(given: Sequence[torch.optim.Optimizer]) -> None:
     kinds = dict.fromkeys(type(each) for each in given)
     if len(kinds) != 1 or not issubclass(next(iter(kinds)), torch.optim.Optimizer):
         raise InvalidType(
-            "Several optimizers of a model have to be of one class",
+            "Several optimizers of a model must be of the same class",
             got=", ".join(kind.__qualname__ for kind in kinds) or "none",
-            fix="take the same class for all; what differs can be numbers of their groups",
+            fix=(
+                "use the same class for all; the optimizers may differ only in numeric "
+                "hyper-parameters of their parameter groups"
+            ),
         )
     if len(given) > 1 and any(isinstance(each, Optimizer) for each in given):
         raise InvalidType(
-            "Several optimizers of a model have to be torch's",
+            "Several optimizers of a model must be optimizers of torch.optim",
             got=", ".join(kind.__qualname__ for kind in kinds) + " of poptorch.optim",
-            fix="use torch.optim's, or one optimizer with several parameter groups",
+            fix=("use optimizers of torch.optim, or one optimizer with several parameter groups"),
         )
     limited = [name for each in given for name in (*CLIPPING, "loss_scaling") if name in vars(each)]
     if len(given) > 1 and limited:
         raise Error(
-            "Several optimizers of a model cannot clip or scale",
+            "Several optimizers of a model cannot clip gradients or scale the loss",
             got=f"an optimizer with the attribute {limited[0]}",
-            fix="use one optimizer with several parameter groups: its norm is that of all",
+            fix=(
+                "use one optimizer with several parameter groups, which clips by the norm "
+                "over all of them"
+            ),
         )
     parameters = [id(p) for each in given for group in each.param_groups for p in group["params"]]
     if len({*parameters}) != len(parameters):
         raise Error(
             "A parameter is in several optimizers of a model",
-            got=f"{len(parameters) - len({*parameters})} parameters more than once",
-            fix="give each parameter to one of them",
+            got=f"{len(parameters) - len({*parameters})} parameters occur more than once",
+            fix="pass each parameter to only one of the optimizers",
         )

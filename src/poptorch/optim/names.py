@@ -65,7 +65,10 @@ def from_ipu_state(
         if tuple(value.shape) != tuple(tensors[key].shape):
             raise StateError(
                 f"The loaded optimizer state {name!r} has the wrong shape",
-                got=f"{tuple(value.shape)}; the model needs {tuple(tensors[key].shape)}",
+                got=(
+                    f"the file has the shape {tuple(value.shape)}; the model needs "
+                    f"{tuple(tensors[key].shape)}"
+                ),
             )
         # Weights that joined later were counted less; the shared counter follows the oldest.
         loaded[key] = torch.maximum(loaded[key], value) if key in loaded else value
@@ -76,16 +79,20 @@ def from_ipu_state(
     younger = [path for path, age in ages.items() if age < oldest]
     if younger:
         log.python.warning(
-            "Weights have made fewer steps than the others (%s: %g instead of %g), and the moments "
-            "of all are corrected for the most: the first steps of these are longer than torch's. "
-            "Give setOptimizer a new optimizer after destroy(), so that all start anew",
+            (
+                "Some weights have made fewer steps than others (%s: %g instead of %g). The bias "
+                "correction uses the largest number of steps for all weights, so the first steps "
+                "of these weights are larger than in PyTorch. To restart the count for all "
+                "weights, call destroy() and pass a new optimizer to setOptimizer"
+            ),
             ", ".join(younger[:5]) + (", ..." if len(younger) > 5 else ""),
             ages[younger[0]],
             oldest,
         )
     if missing:
         log.python.warning(
-            "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
+            "The loaded optimizer state does not contain %s, so the device keeps its values",
+            ", ".join(missing),
         )
     return loaded
 

@@ -191,8 +191,11 @@ class Optimizer(DeviceState):
             raise StateError(
                 "Only IPU optimizer states can be loaded onto the IPU.",
                 got=f"a dictionary with the keys {', '.join(map(str, state))}",
-                fix="load what state_dict() of a poptorch.optim optimizer returned, or add "
-                '{"ipu_state": None, "ipu_param": None} to load only the parameter groups',
+                fix=(
+                    "load a state that state_dict() of a poptorch.optim optimizer returned; "
+                    'to load only the parameter groups, add {"ipu_state": None, "ipu_param": '
+                    "None}"
+                ),
             )
         rest = {key: value for key, value in state.items() if key not in _KEYS}
         device = self._device

@@ -48,7 +48,10 @@ def check_replacement(
         raise InvalidValue(
             "accum_type=torch.float16 needs MeanReductionStrategy.Running, but the model is "
             f"already compiled with {strategy}",
-            fix="use this optimizer from the start, or destroy() the model before setting it",
+            fix=(
+                "use this optimizer from the start, or call destroy() on the model before "
+                "you set it"
+            ),
         )
     if compiled == new:
         return False
@@ -94,12 +97,15 @@ def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | 
             raise Error(
                 f"The attribute {user_name}{place} is compiled as constant and cannot become "
                 "variable",
-                fix=f"before it is set: variable_attrs.markAsConstant({user_name})",
+                fix=f"before you set the optimizer: variable_attrs.markAsConstant({user_name})",
             )
         if constants[name] != new_constants[name]:
             raise Error(
                 "Values are constant but do not match",
-                got=f"{user_name}{place} is {new_constants[name]}; compiled: {constants[name]}",
+                got=(
+                    f"{user_name}{place} is {new_constants[name]}, but was {constants[name]} "
+                    "when the model was compiled"
+                ),
                 fix=become_variable,
             )
 

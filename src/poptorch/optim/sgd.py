@@ -71,8 +71,9 @@ class SGD(Optimizer, torch.optim.SGD):
                 group.setdefault("velocity_scaling", own["velocity_scaling"])
         elif "velocity_scaling" in given:
             log.python.warning(
-                "velocity_scaling value ignored: use_combined_accum is False. A float32 velocity "
-                "needs no scaling, and loss_scaling scales a float16 one"
+                "The value of velocity_scaling is ignored, because use_combined_accum is "
+                "False. A float32 velocity needs no scaling, and a float16 velocity is "
+                "scaled by loss_scaling"
             )
         super()._take(own, given)
 

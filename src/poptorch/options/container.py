@@ -45,8 +45,11 @@ class Container:
         if self._is_frozen:
             raise InvalidAttribute(
                 "Can't modify frozen Options",
-                got=f"a write of {name} after the options were given to a model or a DataLoader",
-                fix="set options before that, or change a copy: options.clone()",
+                got=f"{name} was set after the options were passed to a model or a DataLoader",
+                fix=(
+                    "change the options before you pass them to a model or loader, or change "
+                    "a copy: options.clone()"
+                ),
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -140,7 +140,7 @@ def _check_depth(tree: ast.AST) -> None:
     while level:
         level, depth = [n for each in level for n in ast.iter_child_nodes(each)], depth + 1
         if depth > _DEEPEST:
-            raise ValueError("values too deep inside others")
+            raise ValueError("the values are nested too deeply")
 
 
 def _check_node(node: ast.AST, options: ast.AST) -> None:
@@ -214,11 +214,13 @@ def apply_json(options: Any, text: str) -> None:
         calls = json.loads(text)
     except RecursionError as error:
         raise InvalidValue(
-            "Options are a JSON object of setters and arguments",
-            got="values too deep inside others",
+            "A file of options must contain a JSON object of setters and arguments",
+            got="the values are nested too deeply",
         ) from error
     if not isinstance(calls, dict):
-        raise InvalidValue("Options are a JSON object of setters and arguments", got=text)
+        raise InvalidValue(
+            ("A file of options must contain a JSON object of setters and arguments"), got=text
+        )
     setters = [(_accessor(options, path), value) for path, value in calls.items()]
     for setter, value in setters:
         setter(*(value if isinstance(value, list) else [_enum_member(value)]))
@@ -228,14 +230,18 @@ def _accessor(options: Any, path: str) -> Callable[..., Any]:
     target = options
     for depth, name in enumerate(path.split(".")):
         if name.startswith("_") and (depth or name not in _PRIVATE_GROUPS):
-            raise InvalidAttribute(f"Invalid attribute {path}", got="a private name")
+            raise InvalidAttribute(
+                f"Invalid attribute {path}", got=("a name that begins with an underscore")
+            )
         target = _member(target, name)
     return _callable(target, path)
 
 
 def _callable(target: Any, name: str) -> Callable[..., Any]:
     if not callable(target):
-        raise InvalidAttribute(f"Invalid attribute {name}", got="not a setter")
+        raise InvalidAttribute(
+            f"Invalid attribute {name}", got="this name is not a setter of options"
+        )
     return target  # type: ignore[no-any-return]
 
 

@@ -24,7 +24,7 @@ from .table import UNSET, show
 STAGED = "staged"  # the backend that runs stages one by one, and on several processes
 MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 _ANCHOR_MODES = {OutputMode.Final: "FINAL/1", OutputMode.All: "ALL/1", OutputMode.Sum: "Sum/1"}
-_EACH_RUNS_ALL = "options.Distributed.stageProcesses(1): each process runs all stages"
+_EACH_RUNS_ALL = "let each process run all stages: options.Distributed.stageProcesses(1)"
 
 
 def prepare(options: Options, training: bool) -> Options:
@@ -36,7 +36,10 @@ def prepare(options: Options, training: bool) -> Options:
         raise Error(
             "You must set gradientAccumulation to 1 for inference",
             got=f"Training.gradientAccumulation({accumulation})",
-            fix=f"options.clone().Training.gradientAccumulation(1){advice if pipelined else ''}",
+            fix=(
+                "use a copy of the options: "
+                f"options.clone().Training.gradientAccumulation(1){advice if pipelined else ''}"
+            ),
         )
     mode, period = resolved_output(options, training)
     options._freeze()
@@ -58,7 +61,7 @@ def use_running_mean(own: Options) -> None:
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
     if options.output_mode not in list(OutputMode):
-        raise Error("output_mode holds no OutputMode", got=str(options.output_mode))
+        raise Error("output_mode must be an OutputMode", got=str(options.output_mode))
     mode = OutputMode(options.output_mode)
     if mode == OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
@@ -77,7 +80,7 @@ def freeze(options: Options, training: bool) -> Spec:
             value.refuse_less(option, stored)
             # Assignment lets any integer through.
             if kind is not None and issubclass(kind, enum.Enum) and stored not in list(kind):
-                raise Error(f"{value.name} holds no {kind.__name__}", got=str(stored))
+                raise Error(f"{value.name} must be a {kind.__name__}", got=str(stored))
             if not value.field:
                 continue
             made, before = value.frozen(stored), fields.get(value.field, UNSET)
@@ -108,7 +111,7 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         raise Error(
             "Only the staged backend runs the stages of a model on several processes",
             got=f"Distributed.stageProcesses with the backend {backend!r}",
-            fix=(f"options.backend({STAGED!r}), or none", _EACH_RUNS_ALL),
+            fix=(f"use options.backend({STAGED!r}), or do not choose a backend", _EACH_RUNS_ALL),
         )
     anchors = tuple(
         (short, long, mode if inherits else OutputMode(own), period if inherits else own_period)
@@ -184,7 +187,7 @@ def check(options: Options) -> None:
         raise Error(
             "The process id must be smaller than the number of processes",
             got=f"process {options.Distributed.processId} of {options.Distributed.numProcesses}",
-            fix="Distributed.configureProcessId takes the id first, then the count",
+            fix=("pass the id first and then the count: Distributed.configureProcessId(id, count)"),
         )
     if options.Distributed.numProcesses % options.Distributed.stage_processes:
         raise Error(
@@ -192,7 +195,10 @@ def check(options: Options) -> None:
             got=f"Distributed.stageProcesses({options.Distributed.stage_processes}) in a job of "
             f"{options.Distributed.numProcesses}",
             fix=(
-                "start a multiple of them: poprun --num-instances, torchrun --nproc-per-node",
+                (
+                    "start a multiple of this number of processes: poprun --num-instances, "
+                    "torchrun --nproc-per-node"
+                ),
                 _EACH_RUNS_ALL,
             ),
         )
@@ -206,7 +212,7 @@ def check(options: Options) -> None:
             raise Error(
                 "Available memory proportions must be numbers from 0 to 1",
                 got=f"IPU{device}: {part!r}",
-                fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
+                fix='for example setAvailableMemoryProportion({"IPU0": 0.5})',
             )
     problem = grouping_problem(
         options.replication_factor, options.input_group_size, options.input_cgt
@@ -250,13 +256,13 @@ def choose_device(options: Options) -> DeviceChoice:
         raise Error(
             "Offline compilation is not supported for the IPU model",
             got=model.reason,
-            fix="drop useOfflineIpuTarget / ConnectionType.Never, or call useIpuModel(False)",
+            fix=("remove useOfflineIpuTarget or ConnectionType.Never, or call useIpuModel(False)"),
         )
     if options.exists("ipu_id"):
         raise Error(
             "An offline target cannot be combined with useIpuId",
             got=f"useIpuId({options.ipu_id})",
-            fix="drop one of the two",
+            fix="remove one of the two settings",
         )
     generation = options.ipu_version if options.exists("ipu_version") else None
     if generation is not None and generation not in MODEL_VERSIONS.values():
@@ -307,7 +313,7 @@ def log_options(options: Options) -> None:
     if choice.reason:
         log.python.info(choice.reason)
     if choice.device == "model" and cache_directory(options) is not None:
-        log.python.warning("Executable caching doesn't work with the IPU model: it is switched off")
+        log.python.warning("Executable caching does not work with the IPU model, and is disabled")
     if options._values["backend"] == "auto" and env.get("POPTORCH_BACKEND"):
         log.python.info(
             "From POPTORCH_BACKEND environment variable: %s", env.get("POPTORCH_BACKEND")

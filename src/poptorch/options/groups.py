@@ -110,7 +110,9 @@ class _TrainingOptions(Container):
 def _names_by_rule(policy: Any) -> dict[str, list[str]]:
     if not all(hasattr(policy, rule) for rule in _AUTOCAST_RULES):
         raise AssertionFailure(
-            "Unexpected type for policy", got=repr(policy), fix="pass a poptorch.autocasting.Policy"
+            "Unexpected type for policy",
+            got=repr(policy),
+            fix=("pass an instance of poptorch.autocasting.Policy"),
         )
     return {rule: [_name(f) for f in getattr(policy, rule)] for rule in _AUTOCAST_RULES}
 
@@ -165,8 +167,10 @@ class _PrecisionOptions(Container):
         choice = known(half_float_casting) if is_known else known.Default
         self.set(half_float_casting=choice)
         log.python.warning(
-            "[Deprecated] Precision.halfFloatCasting is deprecated: mixed half and float "
-            "operands of this model are computed in %s",
+            (
+                "[Deprecated] Precision.halfFloatCasting is deprecated: mixed half and float "
+                "operands of this model are computed in %s"
+            ),
             "float" if choice is known.HalfUpcastToFloat else "half",
         )
         return self

@@ -80,7 +80,7 @@ def read_call(
     _check_options(options)
     given = [*([] if optimizer is None else [optimizer]), *extra]
     if given and not training:
-        raise InvalidType("inferenceModel takes a model and options", got=repr(given[0]))
+        raise InvalidType("inferenceModel accepts only a model and options", got=repr(given[0]))
     return WrapCall(options or Options(), **_optimizer_and_loss(given, keywords))
 
 

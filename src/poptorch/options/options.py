@@ -60,7 +60,7 @@ def _texts(values: Any, name: str) -> list[str]:
 def _reaction(reaction: str) -> str:
     if reaction not in REACTIONS:
         raise InvalidValue(
-            "Unknown reaction to a program that disagrees with eager PyTorch",
+            "Unknown argument of checkAgainstEager",
             got=repr(reaction),
             fix=f"use one of {', '.join(map(repr, REACTIONS))}",
         )
@@ -72,7 +72,7 @@ def _check_period(period: object) -> None:
         raise AssertionFailure(
             "OutputMode.EveryN needs a positive output_return_period",
             got=repr(period),
-            fix="for instance outputMode(OutputMode.EveryN, 2)",
+            fix="for example outputMode(OutputMode.EveryN, 2)",
         )
 
 
@@ -91,7 +91,7 @@ def _device_index(key: str) -> int:
         raise AssertionFailure(
             "Keys of the available memory proportion must start with IPU",
             got=repr(key),
-            fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
+            fix='for example setAvailableMemoryProportion({"IPU0": 0.5})',
         )
     try:
         return int(key.removeprefix("IPU"))

@@ -48,7 +48,7 @@ def report_idle(options: Any) -> None:
     unread = ", ".join(sorted(set(given) - REPORT_KEYS)) if isinstance(given, dict) else ""
     if unread and unread not in _reported:
         _reported.add(unread)
-        log.python.warning("POPLAR_ENGINE_OPTIONS: no effect here of %s", unread)
+        log.python.warning("POPLAR_ENGINE_OPTIONS: these settings have no effect here: %s", unread)
 
 
 def changes(options: Any) -> str:

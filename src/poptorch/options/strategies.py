@@ -111,7 +111,7 @@ class _IExecutionStrategy:
                     raise AssertionFailure(
                         f"Block {block!r} is associated with more than one stage",
                         got=f"stages {self._stage_numbers[block]} and {number}",
-                        fix="name every block in one stage only",
+                        fix="list every block in only one stage",
                     )
                 log.python.debug("block %s added to stage %d", block, number)
 
@@ -207,7 +207,7 @@ class _IPhasedExecution(_IExecutionStrategy):
         if not phases:
             raise AssertionFailure(
                 "There is currently no AutoStage for PhasedExecution",
-                fix="name the phases: SerialPhasedExecution(Phase('A'), Phase('B'))",
+                fix="list the phases: SerialPhasedExecution(Phase('A'), Phase('B'))",
             )
         inside: Any = phases[0] if len(phases) == 1 else None  # the documented spelling is a list
         listed = isinstance(inside, (list, tuple))
@@ -220,8 +220,10 @@ class _IPhasedExecution(_IExecutionStrategy):
         sizes = [len(phase.stages) for phase in self._phases]
         if len(set(sizes)) > 1:
             log.python.warning(
-                "The phases have %s stages: each should have as many as a group has IPUs, or some "
-                "of them idle",
+                (
+                    "The phases have %s stages. Each phase should have as many stages as a group "
+                    "has IPUs; otherwise some IPUs are idle"
+                ),
                 ", ".join(map(str, sizes)),
             )
 

@@ -76,7 +76,7 @@ def compile_graph(
         try:
             code = quick(module, places, examples)
         except Exception as error:  # whatever it is, the plain way tells whether it is ours
-            log.engine.debug("Compiling in a plainer way: %s", str(error).partition("\n")[0])
+            log.engine.debug("Compiling without an optimisation: %s", str(error).partition("\n")[0])
             _let_go(error)
         else:
             if code is not None:

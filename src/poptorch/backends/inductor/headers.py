@@ -216,7 +216,7 @@ def folder(compiler: str) -> Path | None:
         if not _is_there(place):
             _write(place, texts(compilers))
     except (LookupError, OSError, subprocess.CalledProcessError) as error:
-        log.engine.debug("Torch's own headers are read, all of them: %s", error)
+        log.engine.debug("The C++ compiler reads all of torch's headers: %s", error)
         return None
     return place
 

@@ -209,7 +209,9 @@ class Table:
                     {"rows": json.dumps({**kept, self.conditions: self._rows}).encode()},
                 )
         except Exception as error:
-            log.engine.info("What was measured of products is not kept: %s", described(error))
+            log.engine.info(
+                "The measured times of matrix products are not stored: %s", described(error)
+            )
         return told
 
     def _choose(self, shapes: Iterable[Shape], seconds: float) -> dict[Shape, str]:
@@ -224,7 +226,7 @@ class Table:
                 met[kind] = chosen
                 other = LOOPS if LOOPS in times else ONEDNN
                 told[shape] = f"{other} takes {times[other] / times[BLAS]:.2f} of {BLAS}'s time"
-                log.engine.debug("Products %s: %s", shape, told[shape])
+                log.engine.debug("Matrix products %s: %s", shape, told[shape])
             else:  # what the last one of its kind took
                 chosen, told[shape] = met.get(kind) or by_rule(shape), "not measured"
             self._rows[str(shape)] = chosen

@@ -41,10 +41,10 @@ def explained(error: Exception) -> Error | None:
     return Error(
         "The C++ compiler failed",
         got="\n".join(complaints[:_SHOWN]),
-        where=f"code that torch generated, compiled by {cause.cmd[0]}",
+        where=f"{cause.cmd[0]} failed on code that torch generated",
         fix=(
-            "see whether the compiler, its disk space and its memory are in order",
-            'options.backend("reference") runs the model without compiled code',
+            "check that the compiler works, and that there is enough disk space and memory",
+            'or run the model without compiled code: options.backend("reference")',
         ),
     )
 
