@@ -18,10 +18,11 @@ HEAD = """\
 
 <!-- Written by scripts/errors_page.py. -->
 
-This page lists every error, in alphabetical order of its title (the first line of the message), with the remedies that
-it suggests. *...* stands for values that differ from case to case. In addition to the title and the remedies, an error
-shows the values that caused it and your own source line. All errors are instances of `poptorch.Error`. If an error is
-also an instance of a builtin exception, the second column names that exception.
+This page lists every error in alphabetical order of its title (the first line of the message), and
+the remedies that it suggests. *...* stands for values that differ from case to case. In addition to
+the title and the remedies, an error shows the values that caused it and your own source line. All
+errors are instances of `poptorch.Error`. If an error is also an instance of a builtin exception,
+the second column names that exception.
 
 | title | also a | what to do |
 |---|---|---|

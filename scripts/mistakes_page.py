@@ -24,9 +24,9 @@ HEAD = """\
 
 <!-- Written by scripts/mistakes_page.py, which runs them. -->
 
-This page shows common mistakes and the message that poptorch prints for each of them. All programs begin with the
-following lines. `wrapped(model, accumulation)` calls `poptorch.trainingModel` with options that have this gradient
-accumulation.
+This page shows common mistakes and the message that poptorch prints for each of them. All programs
+begin with the following lines. `wrapped(model, accumulation)` calls `poptorch.trainingModel` with
+options that have this gradient accumulation.
 
 """
 FIRST = """\

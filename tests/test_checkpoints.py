@@ -137,7 +137,7 @@ def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, capl
     others._leave()  # they have been killed
     others.wait()
     assert len(ended) == 1
-    assert "The last checkpoint is not whole: files of other processes are not there" in caplog.text
+    assert "The last checkpoint is incomplete: files of other processes are missing" in caplog.text
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -313,7 +313,7 @@ def test_availability_is_presence_of_a_device_and_the_version_its_generation(mon
         poptorch.ipuHardwareVersion()
     for wrong in ("many", "gpu:4", "mk2:", "-1"):
         monkeypatch.setenv("POPTORCH_POD", wrong)
-        with pytest.raises(poptorch.Error, match="POPTORCH_POD describes no system"):
+        with pytest.raises(poptorch.Error, match="POPTORCH_POD does not describe a system"):
             poptorch.ipuHardwareVersion()
 
 

@@ -20,25 +20,33 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Refused: a RuntimeError."""
-        _refuse("Distributed.configureProcessId", "poprun --num-instances decides")
+        _refuse(
+            "Distributed.configureProcessId", ("use poprun --num-instances, which sets this number")
+        )
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
         """Refused: a RuntimeError."""
-        _refuse("Distributed.setEnvVarNames", "poprun --num-instances decides")
+        _refuse(
+            "Distributed.setEnvVarNames", ("use poprun --num-instances, which sets this number")
+        )
 
     def stageProcesses(self, processes: int) -> Self:
         """Refused, unless it is what the launcher says: ``popdist`` counts replicas by it."""
         if processes != popdist.getNumStageProcesses():
             _refuse(
                 "Distributed.stageProcesses",
-                f"poprun --stage-processes {processes}; with another launcher set "
-                f"POPDIST_STAGE_PROCESSES={processes}",
+                (
+                    f"use poprun --stage-processes {processes}; with another launcher, set "
+                    f"POPDIST_STAGE_PROCESSES={processes}"
+                ),
             )
         return super().stageProcesses(processes)  # type: ignore[no-any-return]
 
     def disable(self) -> Self:
         """Refused: a RuntimeError."""
-        _refuse("Distributed.disable", "use poptorch.Options in a process that works alone")
+        _refuse(
+            "Distributed.disable", ("use poptorch.Options in a process that is not part of a job")
+        )
 
 
 class Options(poptorch.Options):
@@ -71,7 +79,7 @@ class Options(poptorch.Options):
         Raises:
             RuntimeError: always.
         """
-        _refuse("useIpuId", "processes take the devices of the pod that are free")
+        _refuse("useIpuId", "remove this call: processes use any free devices of the pod")
 
     def replicationFactor(self, replication_factor: int) -> Self:
         """Refused.
@@ -79,4 +87,4 @@ class Options(poptorch.Options):
         Raises:
             RuntimeError: always.
         """
-        _refuse("replicationFactor", "poprun --num-replicas decides")
+        _refuse("replicationFactor", "use poprun --num-replicas, which sets this number")

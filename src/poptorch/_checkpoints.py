@@ -186,7 +186,7 @@ class Checkpoints:
         if each == 1:
             return
         if facts["samples"] != self._samples:
-            wrong = f"{self._samples} samples in each step, {facts['samples']} in the checkpoint"
+            wrong = f"{self._samples} samples per step here, {facts['samples']} in the checkpoint"
         elif not isinstance(part, InTurn):
             wrong = "a loader that does not divide its data evenly"
         else:
@@ -417,7 +417,9 @@ def _check_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> Non
         )
         for key in wrong:
             if not isinstance(key, str) or hasattr(each, key):
-                raise _misfit(name, f"it holds {key!r}, which is no part of the state here")
+                raise _misfit(
+                    name, (f"the checkpoint contains {key!r}, which is not part of the state here")
+                )
 
 
 def _load_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
@@ -502,7 +504,7 @@ class _Writing:
         """The process ends: others may never write what is waited for."""
         concurrent.futures.wait([self._doing], self._patience)
         self._left.set()
-        missing = "files of other processes are not there"
+        missing = "files of other processes are missing"
         why = self._doing.exception() if self._doing.done() else missing
         if why is not None:
             log.python.warning("The last checkpoint is incomplete: %s", why)

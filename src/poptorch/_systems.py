@@ -68,7 +68,7 @@ class System:
 
 
 def current() -> System:
-    return parse(env.get("POPTORCH_POD"), "POPTORCH_POD describes no system")
+    return parse(env.get("POPTORCH_POD"), "POPTORCH_POD does not describe a system")
 
 
 def system_of(text: object = None) -> System:

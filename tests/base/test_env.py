@@ -176,12 +176,12 @@ LIES = {
         lambda path: with_header(path, header([archive.HEADER])),
         "no mapping|not a mapping",
     ),
-    "many names": (many_names, "list of parts is too long"),
+    "many names": (many_names, "list of its parts is too long"),
     "a long header": (
         lambda path: with_header(path, header({}) + " " * archive.LARGEST_LIST),
         "header is too long",
     ),
-    "a hole": (larger_than_memory, "larger than this machine's memory"),
+    "a hole": (larger_than_memory, "larger than the memory of this machine"),
 }
 
 

@@ -45,7 +45,7 @@ def test_a_folder_below_one_that_others_can_write_to_is_refused(mode: int, tmp_p
     open_to_all.chmod(mode)
 
     assert trouble(open_to_all / "between" / "own") == (
-        f"others can write to {open_to_all} (chmod go-w)"
+        f"other users can write to {open_to_all} (chmod go-w)"
     )
     assert not (open_to_all / "between" / "own").exists()
 
@@ -68,7 +68,7 @@ def test_where_a_link_leads_is_judged_too(tmp_path: Path) -> None:
     open_to_all.chmod(0o777)
     (tmp_path / "link").symlink_to("open/../open/code")
 
-    assert trouble(tmp_path / "link") == f"others can write to {open_to_all} (chmod go-w)"
+    assert trouble(tmp_path / "link") == f"other users can write to {open_to_all} (chmod go-w)"
 
 
 def test_a_way_back_out_of_a_link_is_the_one_that_the_system_goes(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_way_back_out_of_a_link_is_the_one_that_the_system_goes(tmp_path: Path
 
     refused = trouble(tmp_path / "link" / ".." / "code")
 
-    assert refused == f"others can write to {open_to_all} (chmod go-w)"
+    assert refused == f"other users can write to {open_to_all} (chmod go-w)"
 
 
 def test_links_in_a_circle_are_trouble(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_folder_of_torchs_variable_below_an_open_one_is_not_used(
     used = folders.of_the_user()
 
     assert open_to_all not in used.parents
-    assert f"others can write to {open_to_all}" in caplog.text
+    assert f"other users can write to {open_to_all}" in caplog.text
 
 
 def test_what_others_can_write_to_or_link_to_is_not_the_users_own(tmp_path: Path) -> None:

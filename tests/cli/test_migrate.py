@@ -385,8 +385,8 @@ def test_the_report_and_the_diff(tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("text, says", [
-    (None, "There is no file"), (b"\xff\xfe\x00", "is no text"),
-    (b"import poptorch\nprint 'a'\n", "script.py:2 is no Python: print 'a'"),
+    (None, "There is no file"), (b"\xff\xfe\x00", "is not a text file"),
+    (b"import poptorch\nprint 'a'\n", "script.py:2 is not valid Python: print 'a'"),
     (b"import torch\nfrom poptorch import *\n", "script.py:2: write out the names"),
     (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
 ])  # fmt: skip

@@ -124,7 +124,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     options = ("--num-instances=2", "--max-restarts=1", "--min-instances=1")
     status, printed = job(tmp_path, *options, *job_killed.COMMAND, str(tmp_path), "1", "0")
     assert status == 0, printed
-    assert "going on with 1 of 2 instances, and each does the work of 2" in printed
+    assert "continuing with 1 of 2 instances; each does the work of 2" in printed
     assert [printed.splitlines().count(f"[0] from step {at}") for at in (0, 3, 6)] == [1, 1, 1]
     job_killed.compare(tmp_path, 2)
 

@@ -88,7 +88,7 @@ def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog,
             assert eventually(lambda m=model: m(x) is not None and not m._executable.waiting)
             torch.testing.assert_close(model(x), expected)
         else:
-            begun = f"captured; compiling, about {tiers.STARTING - tiers.SOONER:.0f} s"
+            begun = f"captured; compiling takes about {tiers.STARTING - tiers.SOONER:.0f} s"
             assert begun in capsys.readouterr().err
     assert str(model.plan()).startswith("runs on the reference backend")
     (warning,) = warnings(caplog)

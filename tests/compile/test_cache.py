@@ -118,7 +118,7 @@ def test_code_of_another_home_is_a_miss_that_says_what_to_set(
 
     assert "miss" in said[0]
     assert "miss" in said[1]
-    assert "POPTORCH_KEY_FILE names one key for all of them" in said[1]
+    assert "set POPTORCH_KEY_FILE to use one key for all of them" in said[1]
     assert ["hit" in line for line in said[2:]] == [True, True]
     assert len(files(folder)) == 2
 
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
 
 @pytest.mark.parametrize("spoil, said", [
     (lambda f, _: (f.parent.mkdir(parents=True), f.write_text("no folder")), "File exists"),
-    (lambda f, _: (f.mkdir(parents=True), f.chmod(0o777)), "others can write to it (chmod go-w)"),
+    (lambda f, _: (f.mkdir(parents=True), f.chmod(0o777)), "can write to it (chmod go-w)"),
     (of_another, "it belongs to another user"), (full, "No space left on device"),
 ])  # fmt: skip
 def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said, caplog, monkeypatch) -> None:

@@ -86,7 +86,7 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(wrong, store, tmp_path, m
         data[data.index(b"code", 200)] ^= 1
         store.path("key").write_bytes(data)
     assert (store.function("key", None, Builder())([]), len(caplog.records)) == ([1], 1)
-    said = "is compiled again" if wrong == "damage" else "does not carry this user's digest"
+    said = "is compiled again" if wrong == "damage" else "is not signed with the key of this user"
     assert said in caplog.text
     monkeypatch.setattr(cache, "_loaded", {})
     assert store.function("key", None, Builder())([]) == [2]  # it was written over
@@ -142,7 +142,7 @@ def test_the_users_folder_is_below_one_where_nobody_else_writes(tmp_path, monkey
     own.chmod(0o777)  # as somebody else may have made it
     folders.of_the_process.cache_clear()
     assert cache.default_store().folder != own / "poptorch"
-    assert "others can write to it" in caplog.text
+    assert "other users can write to it" in caplog.text
 
 
 def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkeypatch, caplog):
@@ -164,7 +164,7 @@ def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkey
         (tmp_path / "poptorch").chmod(0o770)
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     assert cache.default_store().folder == cache.default_store().folder
-    assert caplog.text.count("others can write to") == 1
+    assert caplog.text.count("other users can write to") == 1
 
 
 def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:

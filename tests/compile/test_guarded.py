@@ -175,7 +175,7 @@ def test_a_later_update_that_was_half_written_says_so(plant) -> None:
     with pytest.raises(AssertionError) as caught:
         model(X, Y)
 
-    assert "go on from a checkpoint" in caught.value.__notes__[0]
+    assert "continue from a checkpoint" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("mistake", [

@@ -175,7 +175,7 @@ def test_the_first_layer_that_differs_is_named_with_its_class() -> None:
 
     message = error_of(model)
 
-    assert "the first layer that differs is 'third' (Doubled), in what it returns" in message
+    assert "the first layer that differs is 'third' (Doubled), in its result" in message
 
 
 def test_the_layer_behind_which_a_gradient_differs_is_named() -> None:

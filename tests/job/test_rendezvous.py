@@ -109,7 +109,7 @@ def test_a_cut_link_ends_a_job_or_leaves_it_one_host(more, ends, tmp_path) -> No
         assert eventually(lambda: not kills.left(tmp_path, tmp_path))  # on the other host, too
     assert status == ends, printed
     assert "of the job is lost" in printed
-    assert ("going on with 1 of 2 instances, and each does the work of 2" in printed) == (not ends)
+    assert ("continuing with 1 of 2 instances; each does the work of 2" in printed) == (not ends)
     if not ends:
         assert printed.count("[0] from step ") == 2  # 3, or 0 if that one was not whole yet
         job_killed.compare(tmp_path, 2)

@@ -194,13 +194,13 @@ def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_pat
 
 
 @pytest.mark.parametrize("what, said", [
-    ("killed", "it was killed, or its machine is gone"),
-    ("raised", "it ended by ValueError: no more data"),
-    ("changed alone", "it does something else: it exchanges the numbers of the optimizer"),
+    ("killed", "it was killed, or its machine is lost"),
+    ("raised", "it ended with ValueError: no more data"),
+    ("changed alone", "another point of the program: it exchanges the numbers of the optimizer"),
     long("killed while compiling", ""), long("stopped", "no sign of life for 6 s"),
-    long("killed between stages", "it was killed, or its machine is gone"),
-    long("interrupted between stages", "its part was interrupted by KeyboardInterrupt"),
-    long("state loaded alone", "something else: it exchanges the numbers of the optimizer"),
+    long("killed between stages", "it was killed, or its machine is lost"),
+    long("interrupted between stages", "this process was interrupted by KeyboardInterrupt"),
+    long("state loaded alone", "point of the program: it exchanges the numbers of the optimizer"),
     long("weights written alone", "it exchanges digests of the weights that were written"),
 ])  # fmt: skip
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path) -> None:
@@ -222,12 +222,12 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) ->
         assert "hyper.0.lr: 0.5 here, 0.1 there" in rate
         assert "data for different numbers of calls" in length
         assert "process 0: 4; process 1: 2" in length
-        assert "begin with other weights" in weights
+        assert "start with different weights" in weights
         assert "param.layer.weight: " in weights
         assert "hyper.0.lr: 0.3 here, 0.2 there" in numbers.replace("0.30000000000000004", "0.3")
         assert "shuffle the same data set with different seeds" in order
         assert "process 0: 3; process 1: 4" in order
-        assert "have written other weights to their devices" in written
+        assert "have written different weights to their devices" in written
         assert "process 1, against process 0 ('there'): param.layer.weight: " in written
         assert "bias" not in written
         assert "___layer.weight: " in loaded
@@ -238,9 +238,9 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) ->
 
 @pytest.mark.parametrize("what, said", [
     long("another is killed", "process 1 of 3: no sign of life for 3 s"),
-    ("it is killed", "process 0 of 3: it kept what the processes tell one another, and the "
+    ("it is killed", "process 0 of 3: it stored the messages of the processes, and the "
      "connection to it is closed"),
-    long("it is stopped", "process 0 of 3: it kept what the processes tell one another, and no "
+    long("it is stopped", "process 0 of 3: it stored the messages of the processes, and no "
      "sign of life for 3 s"),
 ])  # fmt: skip
 def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tmp_path) -> None:

@@ -147,7 +147,7 @@ CASES = {
     "smoothed": (parts.smoothed, None, ""), "in a row": (in_a_row, None, ""),
     "held": (held, None, ""),
     "squashed": (squashed, None, "aten.tanh.default: buffer mean is no longer a multiple"),
-    "crossed": (crossed, None, "is made of what it was before"), "hooked": (hooked, with_hooks, ""),
+    "crossed": (crossed, None, "depends on its previous value"), "hooked": (hooked, with_hooks, ""),
     "in one memory": (lambda m, x: m.norm(x.tanh()), lambda: nn.Linear(WIDTH, WIDTH), ""),
     "in eval mode": (lambda m, x: m.norm(x), norm, ""), "rebound": (rebound, None, ""),
     "replaced": (replaced, None, ""), "looked up": (looked_up, None, "aten._embedding_bag.default"),

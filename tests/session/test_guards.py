@@ -75,7 +75,9 @@ def test_weights_that_change_between_two_long_validations_are_told_by_the_second
     executor._session.weights.checks._calls = guards.FIRST
     nn.init.ones_(model.first.weight)
     executor(X)
-    assert "'first.weight' on the host, while the device goes on with its own" in caplog.text
+    assert (
+        "'first.weight' on the host, but the device continues to use its own values" in caplog.text
+    )
 
 
 def run(executor: poptorch.PoplarExecutor, calls: int = 1):
@@ -152,12 +154,12 @@ CHANGES = [  # each of which is told in the one message
      "and is {'shift': 0.5, 'sizes': (1, 3)}": lambda m: m.settings.update(sizes=(1, 3)),
      "1 hooks on layers": lambda m: m.second.register_forward_hook(lambda *_: None),
      "'second.weight' on the host": lambda m: m.second.weight.detach().zero_()},
-    {"Holds.mask was written in place": lambda m: m.mask.zero_(),
+    {"Holds.mask was changed in place": lambda m: m.mask.zero_(),
      "Dropout.p of drop was 0.5 and is 0.1": lambda m: setattr(m.drop, "p", 0.1),
      "Config.scale of config was 1.0": lambda m: setattr(m.config, "scale", 2.0),
      "Namespace.offset of args was 0.0": lambda m: setattr(m.args, "offset", 1.0)},
     {
-        "Holds.masks was written in place": lambda m: m.masks[0].zero_(),
+        "Holds.masks was changed in place": lambda m: m.masks[0].zero_(),
         "3 hooks on": lambda m: (
             m.first.register_forward_pre_hook(lambda *_: None),
             m.first.register_full_backward_hook(lambda *_: None),
@@ -219,7 +221,7 @@ def test_a_number_that_waits_for_set_optimizer_is_told_once(caplog) -> None:
     (told,) = [record.getMessage() for record in caplog.records if TOLD in record.getMessage()]
     assert "lr of the optimizer's group 0 was 0.05 and is 0.025" in told
     assert "destroy()" in told
-    assert "'norm.running_mean' on the host, while the device goes on with its own" in told
+    assert "'norm.running_mean' on the host, but the device continues to use its own values" in told
     assert "setOptimizer(optimizer)" in told
 
 

@@ -111,8 +111,8 @@ CHANGES = {
     "another algorithm": (
         torch.optim.Adam, entry(decoupled_weight_decay=True), "decoupled_weight_decay of the opti"),
     "what is refused": (torch.optim.Adam, entry(amsgrad=True), "amsgrad of the optimizer's group"),
-    "fewer parameters": (sgd, without_bias, "group 0 of the optimizer lacks 1 parameters"),
-    "another list of them": (sgd, with_other_list, "group 0 of the optimizer lacks 1 parameters"),
+    "fewer parameters": (sgd, without_bias, "1 parameters left group 0 of the optimizer"),
+    "another list of them": (sgd, with_other_list, "1 parameters left group 0 of the optimizer"),
     "another group": (sgd, with_bias_apart, "the optimizer's groups were 1 and are 2"),
     "a hook before": (sgd, before_each_step, "1 hooks of the optimizer's step"),
     "a hook after": (sgd, after_each_step, "1 hooks of the optimizer's step"),

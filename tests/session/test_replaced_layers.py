@@ -131,12 +131,12 @@ def test_data_of_another_shape_do_not_take_what_was_trained() -> None:
 
 TOLD_OF = {
     "a layer": "layers (Net.head)",
-    "a parameter": "'head.weight' on the host, while the device goes on with its own",
+    "a parameter": "'head.weight' on the host, but the device continues to use its own values",
     "a parameter of another shape": "'head.weight' on the host, while the device goes on with",
-    "a parameter that is gone": "'head.bias' was taken out, while the device goes on with it",
-    "a parameter that is none": "'head.bias' was taken out, while the device goes on with it",
+    "a parameter that is gone": "'head.bias' was removed, but the device continues to use it",
+    "a parameter that is none": "'head.bias' was removed, but the device continues to use it",
     "layers that change places": "layers (some were taken out)",
-    "a buffer": "'norm.running_mean' on the host, while the device goes on with its own",
+    "a buffer": "'norm.running_mean' on the host, but the device continues to use its own values",
     "a weight that gets tied": "'head.weight' on the host",
 }
 
@@ -163,7 +163,7 @@ def test_weights_that_are_untied_are_told(caplog) -> None:
         time.sleep(PAUSE)
         executor(X, Y)
     (told,) = [text for text in caplog.messages if TOLD in text]
-    assert "'head.weight' on the host, while the device goes on with its own" in told
+    assert "'head.weight' on the host, but the device continues to use its own values" in told
 
 
 @pytest.mark.parametrize("size", [3, 5])

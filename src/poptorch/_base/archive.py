@@ -57,7 +57,13 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
         except InvalidFile:
             raise
         except Exception as error:  # zipfile and json raise many kinds at damage
-            refuse(path, f"not a whole file of this library ({type(error).__name__}: {error})")
+            refuse(
+                path,
+                (
+                    "the file is not a complete file of this library "
+                    f"({type(error).__name__}: {error})"
+                ),
+            )
     for name, data in parts.items():
         if hashlib.sha256(data).hexdigest() != digests[name]:
             refuse(path, f"part {name} is damaged")
@@ -97,7 +103,7 @@ class _Careful(io.BufferedReader):
 
     def read(self, size: int | None = -1) -> bytes:
         if self.most is not None and size is not None and size > self.most:
-            raise ValueError("its list of parts is too long")
+            raise ValueError("the list of its parts is too long")
         return super().read(size)
 
 
@@ -113,7 +119,12 @@ def _opened(path: str | os.PathLike[str]) -> _Careful:
     if not stat.S_ISREG(status.st_mode) or status.st_size > resources.memory_size():
         os.close(handle)
         regular = stat.S_ISREG(status.st_mode)
-        refuse(path, "larger than this machine's memory" if regular else "no regular file")
+        refuse(
+            path,
+            "it is larger than the memory of this machine"
+            if regular
+            else "it is not a regular file",
+        )
     return _Careful(io.FileIO(handle))
 
 
@@ -127,6 +138,6 @@ def _check_sizes(
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
             refuse(path, f"part {entry.filename} is compressed")
     if sum(entry.file_size for entry in entries) > size:
-        refuse(path, "its parts are larger than it is")
+        refuse(path, "its parts are together larger than the file")
     if len({entry.filename for entry in entries}) != len(entries):
-        refuse(path, "two parts have one name")
+        refuse(path, "two of its parts have the same name")

@@ -34,75 +34,94 @@ def _reaction(text: str) -> str:
 
 
 _ROWS = (
-    Variable("POPTORCH_LOG_LEVEL", str, "WARN", "verbosity of the log, read at import"),
-    Variable("POPTORCH_LOG_DEST", str, "stderr", "stderr, stdout or a file for the engine's log"),
+    Variable("POPTORCH_LOG_LEVEL", str, "WARN", ("verbosity of the log; read when poptorch is "
+                                                 "imported")),
+    Variable("POPTORCH_LOG_DEST", str, "stderr", ("where the log of the engine is written: "
+                                                  "stderr, stdout or a file")),
     Variable("POPTORCH_FULL_TRACEBACK", _flag, False,
-        "keep the frames of this library and of torch in tracebacks of errors"),
+        "keep the frames of this library and of torch in the tracebacks of errors"),
     Variable("POPTORCH_BACKEND", str, None,
-        "backend that runs the programs, unless an option does: auto, optimise, reference, ..."),
+        ("backend that runs the programs, unless an option selects one: auto, optimise, "
+         "reference, ...")),
     Variable("POPTORCH_IPU_MODEL", _flag, None, "use the simulated device"),
     Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
-    Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "simulated generation"),
+    Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "generation of the simulated device"),
     Variable("POPTORCH_POD", str, "mk2:64",
         "the system: kind:number of chips (mk1, mk2, bow, c600), or a number; 0 for no IPUs"),
     Variable("POPTORCH_POD_DIR", str, "",
-        "directory in which processes note which devices they hold, and share them: who finds no "
-        "free one there gets an error. Without it such a process gets devices of its own, with a "
-        "warning"),
+        ("folder in which processes record which devices they hold, so that they share one "
+         "system. A process that finds no free device there gets an error. Without this "
+         "variable, such a process gets additional devices, with a warning")),
     Variable("POPTORCH_WAIT_FOR_IPU", _flag, False,
-        "wait for busy devices instead of failing, or of getting devices of its own"),
+        ("wait for devices that are in use, instead of raising an error or using additional "
+         "devices")),
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
-    Variable("WORLD_SIZE", int, 1, "the same from torchrun, unless OpenMPI's is set"),
-    Variable("RANK", int, 0, "the same from torchrun, unless OpenMPI's is set"),
-    Variable("OMPI_COMM_WORLD_LOCAL_RANK", int, 0, "index among those on this machine"),
-    Variable("LOCAL_RANK", int, 0, "the same from torchrun"),
-    Variable("LOCAL_WORLD_SIZE", int, 0, "how many of torchrun's processes are on this machine"),
-    Variable("TORCHELASTIC_RUN_ID", str, "", "torchrun's name of the job"),
-    Variable("POPDIST_NUM_TOTAL_REPLICAS", int, 0, "replicas of a job, set by poprun"),
-    Variable("POPDIST_NUM_LOCAL_REPLICAS", int, 1, "replicas of each process, set by poprun"),
-    Variable("POPDIST_NUM_IPUS_PER_REPLICA", int, 1, "chips of each replica, set by poprun"),
-    Variable("POPDIST_STAGE_PROCESSES", int, 1, "processes of each model, set by poprun"),
+    Variable("WORLD_SIZE", int, 1, ("the same, set by torchrun; ignored if OpenMPI's variable "
+                                    "is set")),
+    Variable("RANK", int, 0, "the same, set by torchrun; ignored if OpenMPI's variable is set"),
+    Variable("OMPI_COMM_WORLD_LOCAL_RANK", int, 0, ("index of this process among those on "
+                                                    "this machine")),
+    Variable("LOCAL_RANK", int, 0, "the same, set by torchrun"),
+    Variable("LOCAL_WORLD_SIZE", int, 0, "number of processes of torchrun on this machine"),
+    Variable("TORCHELASTIC_RUN_ID", str, "", "name of the job, set by torchrun"),
+    Variable("POPDIST_NUM_TOTAL_REPLICAS", int, 0, ("number of replicas of the job, set by "
+                                                    "poprun")),
+    Variable("POPDIST_NUM_LOCAL_REPLICAS", int, 1, ("number of replicas of each process, set "
+                                                    "by poprun")),
+    Variable("POPDIST_NUM_IPUS_PER_REPLICA", int, 1, ("number of chips of each replica, set "
+                                                      "by poprun")),
+    Variable("POPDIST_STAGE_PROCESSES", int, 1, ("number of processes that share a model, set "
+                                                 "by poprun")),
     Variable("POPDIST_PROCESSES_EACH", int, 1,
-        "of how many processes of the whole job each does the work, set by poprun"),
-    Variable("OMPI_COMM_WORLD_LOCAL_SIZE", int, 0, "how many of OpenMPI's are on this machine"),
-    Variable("PMIX_NAMESPACE", str, "", "OpenMPI's name of the job: gives the port to meet at"),
-    Variable("OMPI_MCA_ess_base_jobid", str, "", "the same from older releases"),
-    Variable("MASTER_ADDR", str, "", "the machine at which the processes of a job meet"),
+        "number of processes of the original job whose work each process does, set by poprun"),
+    Variable("OMPI_COMM_WORLD_LOCAL_SIZE", int, 0, ("number of processes of OpenMPI on this "
+                                                    "machine")),
+    Variable("PMIX_NAMESPACE", str, "", ("name of the job, set by OpenMPI; it determines the "
+                                         "port at which the processes meet")),
+    Variable("OMPI_MCA_ess_base_jobid", str, "", "the same, set by older releases"),
+    Variable("MASTER_ADDR", str, "", ("address of the machine at which the processes of a job "
+                                      "meet")),
     Variable("MASTER_PORT", int, 0, "the port there"),
     Variable("POPTORCH_JOB_DIR", str, "",
-        "directory of yours in which the processes of a job on one machine meet, if not in one of "
-        "the temporary directory; set by poprun"),
+        ("folder that belongs to you, in which the processes of a job on one machine meet. "
+         "The default is a folder in the temporary directory; set by poprun")),
     Variable("POPTORCH_JOB_KEY", str, "",
-        "secret with which processes on several machines sign what they tell one another; set by "
-        "poprun"),
+        ("secret with which the processes of a job on several machines sign their messages; "
+         "set by poprun")),
     Variable("TORCHELASTIC_USE_AGENT_STORE", _flag, False,
-        "the launcher's agent keeps the store in which they meet, not process 0; set by torchrun"),
-    Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
+        ("the store in which the processes meet is kept by the agent of the launcher and not "
+         "by process 0; set by torchrun")),
+    Variable("POPTORCH_CACHE_DIR", str, "", "folder of cached executables"),
     Variable("POPART_CACHE_DIR", str, "",
-        "directory of cached executables, if no option names one"),
+        "folder of cached executables, if no option selects one"),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
     Variable("POPTORCH_POISON_BUFFERS", _flag, False,
-        "overwrite the loader's buffers when they are released, to show use after the next batch"),
+        ("overwrite the buffers of the loader when they are released, which shows tensors "
+         "that are used after the next batch")),
     Variable("POPTORCH_CHECK_AGAINST_EAGER", _reaction, None,
-        "what follows if a program disagrees with eager PyTorch, unless an option says so: warn, "
-        "error, or off, which compares nothing"),
+        ("what happens if a program disagrees with eager PyTorch, unless an option selects "
+         "it: warn, error, or off, which disables the comparison")),
     Variable("POPTORCH_EXPORT_PROTO_FILE", str, "",
-        "file that every compiled program is written to"),
+        "file to which every compiled program is written"),
     Variable("POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False,
-        "write it for programs, not for people"),
+        "write that file in a form for programs instead of people"),
     Variable("POPLAR_ENGINE_OPTIONS", str, "",
-        "engine options as JSON: those of autoReport ask for profile reports, others do nothing"),
+        ("engine options as JSON: those that begin with autoReport request profile reports, "
+         "the others have no effect")),
     Variable("PVTI_OPTIONS", str, "",
-        'JSON, read at import: {"enable":"true","directory":"DIR"} writes trace channels there'),
+        ('JSON, read when poptorch is imported: {"enable":"true","directory":"DIR"} writes '
+         "trace channels to this folder")),
     Variable("TORCHINDUCTOR_CACHE_DIR", str, "",
-        "directory of torch's compiler cache, and of our code"),
+        "folder of the cache of torch's compiler, and of the compiled code of this library"),
     Variable("POPTORCH_KEY_FILE", str, "",
-        "file of the key that marks compiled code as this user's; made when it is first needed"),
+        ("file with the key that signs the compiled code of this user; created when it is "
+         "first needed")),
     Variable("POPTORCH_KEEP_FREED_MEMORY", _flag, True,
-        "compiled programs let glibc keep freed memory until `destroy()`, in the whole process"),
+        ("compiled programs let glibc keep freed memory until `destroy()`, in the whole "
+         "process")),
     Variable("POPTORCH_REMOTE_SHELL", str, "ssh -oServerAliveInterval=5 -oConnectTimeout=20 --",
-             "command by which poprun reaches other hosts"),
+             "command with which poprun reaches other hosts"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )  # fmt: skip
 TABLE = {row.name: row for row in _ROWS}

@@ -71,9 +71,9 @@ def _read(path: Path) -> bytes | None:
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size != _BYTES:
-            raise ValueError(f"{path} is no key")
+            raise ValueError(f"{path} is not a key")
         if status.st_uid != os.getuid() or status.st_mode & _OTHERS:
-            raise ValueError(f"{path} is not the user's alone (chmod 600)")
+            raise ValueError(f"{path} is accessible to other users (chmod 600)")
         return file.read()
 
 

@@ -25,7 +25,8 @@ def also_called(
                 name = names[other]
                 if name in kwargs:
                     raise TypeError(
-                        f"{function.__name__}() got {name!r} twice: {other!r} is another name of it"
+                        f"{function.__name__}() got {name!r} twice: {other!r} is another name "
+                        "for the same argument"
                     )
                 kwargs[name] = kwargs.pop(other)
                 tell(f"{function.__name__}({other}=)", f"{name}=")

@@ -150,7 +150,7 @@ def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[set[str
             if usual is None:
                 continue
             if not _takes(stand_in, list(inspect.signature(usual).parameters)):
-                _warn(f"torch {torch.__version__} calls {path} in another way; {lost}")
+                _warn(f"torch {torch.__version__} calls {path} differently; {lost}")
                 continue
             module, _, attributes = _path_here(path).partition(":")
             owners, _, attribute = attributes.rpartition(".")

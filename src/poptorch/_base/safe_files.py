@@ -59,7 +59,7 @@ def _check_link(link: Path) -> None:
     """Refuse what the kernel refuses, too, for programs that open the link."""
     folder, owner = link.parent.stat(), link.lstat().st_uid
     if folder.st_mode & stat.S_IWOTH and owner not in (os.geteuid(), folder.st_uid):
-        why = "a link of another user, in a folder that everybody can write to"
+        why = "it is a link that belongs to another user, in a folder that everybody can write to"
         raise PermissionError(errno.EACCES, why, str(link))
 
 
@@ -116,7 +116,7 @@ def _permissions(path: Path) -> int | None:
         return None
     kind = stat.S_IFMT(status.st_mode)
     if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):  # root would replace /dev/null
-        raise OSError(errno.EINVAL, "no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     own = kind == stat.S_IFREG and status.st_uid == os.geteuid()
     return status.st_mode & _PERMISSIONS if own else None
 

@@ -37,10 +37,13 @@ from .trace import untraced, without_data
 
 _ORIGINS = 0xFC62272E07BB0142  # the first seed of ours: none that a user would choose
 _FIX = (
-    "draw before forward sets the state, keep the result in a variable, and use it again",
-    "draw without a seed of your own: torch.rand gives new numbers each time the program runs",
+    (
+        "draw before forward sets the state, keep the result in a variable, and use the variable "
+        "again"
+    ),
+    "draw without setting a seed: torch.rand returns new numbers each time the program runs",
 )
-_LOOP_FIX = ("draw before the loop or branch, and pass the numbers in as an input", *_FIX[1:])
+_LOOP_FIX = ("draw before the loop or branch, and pass the numbers to it as an input", *_FIX[1:])
 
 
 class Unsettled(Exception):  # noqa: N818 (the caller captures again)
@@ -225,7 +228,7 @@ class Draws:
         self, drawn: _Drawn, stream: torch.Generator, func: Any, args: Any, kwargs: Any
     ) -> Any:
         if _described(func, args, kwargs) != drawn.call:
-            raise _refused(f"{_name(func)}, where {drawn.draw.operator} has drawn before")
+            raise _refused(f"{_name(func)}, but {drawn.draw.operator} drew at this position before")
         with marked(replace(drawn.draw, line=source.calling_line())):
             result = func(*_from(None, args), **_from(None, kwargs))
         if drawn.value is not None:

@@ -50,7 +50,9 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
         tensor[index] = value
         return
     if len(windows) > 1:
-        _refuse("two windows at once cannot be assigned to", "assign one dimension at a time")
+        _refuse(
+            "an assignment to windows in two dimensions at once", "assign one dimension at a time"
+        )
     view = tensor[fixed]
     ((dim, window),) = _dims(tensor, fixed, windows)
     places = _places(window, view.shape[dim])
@@ -81,7 +83,10 @@ def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:
         if isinstance(item, slice) and (_moves(item.start) or _moves(item.stop))
     }
     if any(isinstance(item, torch.Tensor | list) for item in items) and windows:
-        _refuse("tensors as indices beside it", "index step by step: x[i : i + n][:, indices]")
+        _refuse(
+            "a slice together with a tensor as another index",
+            "index in two steps: x[i : i + n][:, indices]",
+        )
     return tuple(slice(None) if at in windows else i for at, i in enumerate(items)), windows
 
 
@@ -96,8 +101,8 @@ def _window(item: slice) -> _Window:
         if first is second and high > low:
             return item.start, high - low, step
     _refuse(
-        f"the length of {_text(item.start)} : {_text(item.stop)} cannot be told",
-        "let the end be the start plus an int: x[i : i + 4], or use poptorch.dynamic_slice",
+        f"the length of {_text(item.start)} : {_text(item.stop)} cannot be determined",
+        "write the end as the start plus an int: x[i : i + 4], or use poptorch.dynamic_slice",
     )
 
 

@@ -36,25 +36,31 @@ class Explanation(list[Finding]):
 
     def __str__(self) -> str:
         if not self:
-            return "Nothing stands in the way of capturing this model."
+            return "Nothing prevents capturing this model."
         certain = any(finding.certain for finding in self)
         head = f"{len(self.fatal)} of {len(self)} findings prevent compiling this model:"
         if not certain:
-            one, few = "1 finding, which matters if its line runs:", "findings, which matter if"
+            one, few = (
+                "1 finding, which is relevant if its line runs:",
+                "findings, which are relevant if",
+            )
             head = one if len(self) == 1 else f"{len(self)} {few} their lines run:"
         return "\n".join([head, *map(str, self)])
 
 
-_RAISED_FIX = "mend this first; what comes after it was not looked at"
+_RAISED_FIX = "correct this first; the code after it was not analysed"
 _BRANCH_FIX = (
-    "decided by the first inputs for all; torch.where and poptorch.cond decide at run time"
+    "the first inputs decide for all later ones; to decide at run time, use torch.where or "
+    "poptorch.cond"
 )
 
 
 def capture(request: Request, before: PythonState | None = None) -> micro.Micro:
     """As ``micro.capture``; the error about one construct names all the others, too."""
     for structure in request.arguments.values():
-        refuse_holders(structure.constants, "An argument is an object whose tensors cannot be seen")
+        refuse_holders(
+            structure.constants, ("An argument is an object whose tensors cannot be found")
+        )
     try:
         return micro.capture(request, before)
     except Uncapturable as error:

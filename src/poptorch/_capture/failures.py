@@ -16,8 +16,8 @@ FORWARD = "While poptorch captured forward of "  # starts the note on exceptions
 
 _ARRAY = "numpy.ndarray"
 _TRY = (
-    "call the module on one micro-batch without poptorch; if it works there, what this line calls "
-    "cannot be captured"
+    "call the module on one micro-batch without poptorch. If it works there, the function "
+    "that this line calls cannot be captured"
 )
 
 

@@ -217,7 +217,7 @@ def run_forward(
     now()  # refuses what no program follows, before anything is made of it
     tensors, structure = trees.flatten(returned, "output")
     tensors = held.traced(tensors)
-    refuse_holders(structure.constants, "forward returns an object whose tensors cannot be seen")
+    refuse_holders(structure.constants, ("forward returns an object whose tensors cannot be found"))
     loss = None
     if request.training:
         loss = final_loss(context, request.module, tensors, structure)

@@ -125,7 +125,10 @@ def _left_over(
     sources = _before([each.tensor for each in numbers])
     metrics = detached or [each for each in constant if recorded(each.tensor) in sources]
     if metrics and not left:
-        lines = (f"{each.function} at {each.line} is a metric: detached" for each in metrics)
+        lines = (
+            f"{each.function} at {each.line} is a metric, because it is detached"
+            for each in metrics
+        )
         raise _not_found(model, "\n".join(lines))
     return left or constant
 
@@ -149,7 +152,9 @@ def _not_found(model: nn.Module, got: str) -> Error:
 def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Candidate:
     if not fitting:
         name = type(model).__name__
-        raise _not_found(model, f"{name}.forward called no torch loss and no identity_loss")
+        raise _not_found(
+            model, (f"{name}.forward calls no loss function of torch and no identity_loss")
+        )
     able = [each for each in fitting if each.tensor.requires_grad]
     if not able:
         raise _without_gradient(fitting[-1], capture)
@@ -173,7 +178,7 @@ def _one(fitting: Sequence[Candidate], capture: Capture, model: nn.Module) -> Ca
 def _without_gradient(loss: Candidate, capture: Capture) -> Error:
     before = _before([loss.tensor])
     ends = [end for node, end in capture.ends.items() if node in before]
-    got, where = f"{loss.function} at {loss.line}: no trained parameter leads to it", loss.line
+    got, where = f"{loss.function} at {loss.line} does not depend on a trained parameter", loss.line
     if ends:
         got = f"{loss.function} at {loss.line}; the gradient ends at {ends[-1].function}"
         where = ends[-1].line

@@ -94,7 +94,7 @@ def _input_key(graph: fx.Graph, inputs: Sequence[Slot], mark: fx.Node) -> str:
         raise _misplaced(
             mark,
             "poptorch.set_overlap_for_input must be the only op applied to an input",
-            "use the tensor that it returns everywhere",
+            "use the returned tensor everywhere",
         )
     return batch[tensor]
 
@@ -113,7 +113,7 @@ def _output_key(graph: fx.Graph, outputs: Sequence[Slot], mark: fx.Node) -> str:
             mark,
             "poptorch.set_overlap_for_output applied on a node which is not a tensor output "
             "to the model",
-            "return the tensor that it returns",
+            "return the tensor that set_overlap_for_output returns",
         )
     if sum(node in whole for node, _ in returned) > 1:
         raise _misplaced(

@@ -286,7 +286,9 @@ def _constant_state(request: Request) -> dict[int, torch.Tensor]:
 
 
 def real_inputs(request: Request) -> list[torch.Tensor]:
-    assert request.examples is not None, "forward branches on data, but there is none"
+    assert request.examples is not None, (
+        "forward branches on tensor values, which do not exist while the model is captured"
+    )
     state = [request.tensors[s.path].tensor.detach().to(s.dtype, copy=True) for s in request.state]
     batch = [tensor.detach().clone() for tensor in request.examples()]
     rest = request.inputs[len(state) + len(batch) :]

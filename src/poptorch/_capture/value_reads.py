@@ -27,7 +27,7 @@ _NUMBERS: dict[Any, str] = {
     _T.__index__: "an index", _T.tolist: ".tolist()", _T.numpy: ".numpy()",
     _T.__array__: "numpy.asarray()",
 }  # fmt: skip
-_TORCHS_OWN = "code of torch's own"
+_TORCHS_OWN = "code of torch"
 QUESTIONS = {**_BRANCHES, **_NUMBERS, **dict.fromkeys((_T.__repr__, _T.__format__), "")}
 
 
@@ -56,9 +56,14 @@ class BranchOnData(BaseException):
     """Forward branches on values that the capture does not have yet."""
 
 
-NUMBER_FIX = "keep it a tensor (torch.where, masks), pass it as a Python number, or poptorch.CPU"
-SHAPE_FIX = "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk"
-PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs"
+NUMBER_FIX = (
+    "compute with tensors (torch.where, masks), pass the value as a Python number, "
+    "or use poptorch.CPU"
+)
+SHAPE_FIX = (
+    "use operators with results of a fixed size: torch.where, masked_fill, x[mask] = value, topk"
+)
+PRINT_FIX = "use poptorch.ipu_print_tensor, which prints the values each time the program runs"
 
 
 class Frozen:

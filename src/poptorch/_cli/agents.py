@@ -47,7 +47,9 @@ class SignedBackend:
 
         state = signed[_BYTES:]
         if not hmac.compare_digest(signed[:_BYTES], self._digest(state)):
-            raise RendezvousStateError("somebody else writes to where the hosts of this job meet")
+            raise RendezvousStateError(
+                "a message without a valid signature arrived where the hosts of this job meet"
+            )
         return state
 
 

@@ -45,7 +45,7 @@ def run(chosen: argparse.Namespace) -> int:
 def _calibrate() -> int:
     from ..backends.inductor import libraries
 
-    print(f"Measuring products on {libraries.Table().conditions}", flush=True)
+    print(f"Measuring matrix products on {libraries.Table().conditions}", flush=True)
     for shape, found in libraries.calibrate().items():
         print(f"{shape!s:18} {found}")
     return 0
@@ -74,7 +74,8 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
         print(f"The script failed:\n{_told(error, path)}")
     if not (watch.models or broken):
         raise Misuse(
-            f"{path} used no wrapped model. For a module in it: poptorch doctor {path}:NAME"
+            f"{path} used no wrapped model. To examine a module in this file: poptorch doctor "
+            f"{path}:NAME"
         )
     if not watch.fatal and not (broken and not watch.calls):
         print(watch.summary())
@@ -89,7 +90,7 @@ def _tell(executor: PoplarExecutor, findings: _capture.Explanation) -> None:
 
 def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
     does = "run its forward once" if shapes else "search its source"
-    print(f"Importing {path}, to make {name} and {does}", flush=True)
+    print(f"Importing {path}, to create {name} and {does}", flush=True)
     module = _made(path, name)
     if not shapes:
         findings = _capture.search(module)
@@ -106,7 +107,10 @@ def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
     if shapes or findings:
         print(findings)
     else:
-        print("The source shows nothing that prevents a capture. With shapes forward is tried.")
+        print(
+            "The source contains nothing that prevents capturing the model. If you pass "
+            "shapes, forward is also tried."
+        )
     return FOUND if findings.fatal else 0
 
 
@@ -129,7 +133,8 @@ def _made(path: Path, name: str) -> nn.Module:
         sys.path.remove(str(path.parent))
     if not isinstance(made, nn.Module):
         raise Misuse(
-            f"{name} in {path} is no torch.nn.Module, and makes none when called: {made!r}"
+            f"{name} in {path} is neither a torch.nn.Module nor a function that returns one: "
+            f"{made!r}"
         )
     return made
 
@@ -154,7 +159,7 @@ def _input(text: str) -> torch.Tensor:
     except ValueError:
         shape = None
     if shape is None or not isinstance(dtype, torch.dtype):
-        raise Misuse(f"{text} is no shape: write 8,3 or 8:int64")
+        raise Misuse(f"{text} is not a shape: write 8,3 or 8:int64")
     return (
         torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
     )
@@ -174,7 +179,7 @@ class Watch:
 
     def summary(self) -> str:
         if self.calls < 2 or self._begin is None:
-            return f"{self.calls} calls: too few to say what limits the run."
+            return f"{self.calls} calls are too few to determine what limits the run."
         total = self._end - self._begin
         if self._loads:
             return f"After the first of {self.calls} calls: {verdict(self._waited, total)}."

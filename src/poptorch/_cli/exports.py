@@ -23,7 +23,7 @@ def export(chosen: argparse.Namespace) -> int:
         raise Misuse(f"There is no file {file}")
     files = [each for each in (chosen.output, chosen.html) if each is not None]
     if not files:
-        raise Misuse("Say what to write: -o step.py, --html step.html, or both")
+        raise Misuse("choose what to write: -o step.py, --html step.html, or both")
     with misuse():
         for each in files:
             exporting.check(each)
@@ -40,5 +40,5 @@ def export(chosen: argparse.Namespace) -> int:
     if not exported:
         raise Misuse(f"{file} used no wrapped model")
     for each in files:
-        print(f"wrote {each}{', and what it works on beside it' * (each.suffix == '.py')}")
+        print(f"wrote {each}{', and its weights and settings next to it' * (each.suffix == '.py')}")
     return 0

@@ -21,7 +21,7 @@ def add_migrate(commands: Any) -> None:
     parser = add(
         commands,
         "migrate",
-        "say what a PopTorch script is in plain PyTorch, and rewrite it",
+        "explain a PopTorch script in terms of plain PyTorch, and translate it",
         "poptorch migrate train.py\npoptorch migrate --diff train.py\n"
         "poptorch migrate -o plain.py train.py",
         "The script is read, not run. Each option and call is listed with its line: what it is in\n"
@@ -41,7 +41,9 @@ def add_migrate(commands: Any) -> None:
 
 def _migrate(chosen: argparse.Namespace) -> int:
     if chosen.output == chosen.script:
-        raise Misuse(f"The new script would replace {chosen.script}: give another name to -o")
+        raise Misuse(
+            f"the translated script would replace {chosen.script}: pass another name to -o"
+        )
     script, text = _read(chosen.script)
     if not chosen.diff and chosen.output is None:
         print(_report(script, chosen.script))
@@ -59,7 +61,11 @@ def _migrate(chosen: argparse.Namespace) -> int:
         todo = [
             str(number) for number, line in enumerate(new.splitlines(), 1) if "# TODO: " in line
         ]
-        left = f"; by hand: what its TODOs say, in lines {', '.join(todo)}" if todo else ""
+        left = (
+            f"; change by hand what its TODO comments say, in lines {', '.join(todo)}"
+            if todo
+            else ""
+        )
         if not chosen.diff:
             print(f"wrote {chosen.output}{left}")
     return 0
@@ -80,13 +86,16 @@ def _read(file: Path) -> tuple[Script, str]:
         text = file.read_text()
         script = Script(text)
     except UnicodeDecodeError:
-        raise Misuse(f"{file} is no text: give a Python script") from None
+        raise Misuse(f"{file} is not a text file: pass a Python script") from None
     except libcst.ParserSyntaxError as error:
         lines = text.splitlines() or [""]
         line = min(error.raw_line, len(lines))
-        raise Misuse(f"{file}:{line} is no Python: {lines[line - 1].strip()}") from None
+        raise Misuse(f"{file}:{line} is not valid Python: {lines[line - 1].strip()}") from None
     if line := script.star():
-        raise Misuse(f"{file}:{line}: write out the names that it imports, to see which are used")
+        raise Misuse(
+            f"{file}:{line}: replace the star import by the imported names, so that "
+            "it is known which are used"
+        )
     return script, text
 
 
@@ -99,7 +108,7 @@ def _report(script: Script, file: Path) -> str:
         if (row := meaning(name)) and not row.value
     ]
     if not uses:
-        return f"{file} uses nothing of {', '.join(PACKAGES)}"
+        return f"{file} uses none of {', '.join(PACKAGES)}"
     counts = Counter(row.kind for *_, row in uses)
     kinds = ", ".join(f"{counts[kind]} {text}" for kind, text in CLASSES.items() if counts[kind])
     lines = [f"{file}: {kinds}"]
@@ -107,7 +116,7 @@ def _report(script: Script, file: Path) -> str:
         short = name.removeprefix("poptorch.")
         lines.append(f"\n{script.line(node):4}  {short}  [{row.kind}]")
         lines += _wrapped("PyTorch: ", row.torch) + _wrapped("here:    ", here(name))
-    lines.append(f"\nThe new script: poptorch migrate --diff {file}, or -o plain.py")
+    lines.append(f"\nTo get the translated script: poptorch migrate --diff {file}, or -o plain.py")
     return "\n".join(lines)
 
 

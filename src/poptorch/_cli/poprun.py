@@ -77,7 +77,7 @@ poprun --host a,b --num-instances 4 python train.py
 def _flag(text: str) -> bool:
     yes, no = ("yes", "y", "true", "1"), ("no", "n", "false", "0")
     if text.lower() not in yes + no:
-        raise argparse.ArgumentTypeError(f"yes or no, not {text}")
+        raise argparse.ArgumentTypeError(f"must be yes or no, not {text}")
     return text.lower() in yes
 
 
@@ -86,11 +86,11 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"a whole number, not {text}") from None
+            raise argparse.ArgumentTypeError(f"must be a whole number, not {text}") from None
         if value < least:
-            raise argparse.ArgumentTypeError(f"at least {least}, not {text}")
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
         if most is not None and value > most:
-            raise argparse.ArgumentTypeError(f"at most {most}, not {text}")
+            raise argparse.ArgumentTypeError(f"must be at most {most}, not {text}")
         return value
 
     return read
@@ -303,9 +303,9 @@ def lacking(job: Job) -> str | None:
     free, threads = resources.available_memory(), job.here * job.threads
     if threads > cores:
         asked = f"{job.here} instances x {job.threads} threads (OMP_NUM_THREADS)"
-        return f"{asked}, and {cores} cores for them"
+        return f"{asked}, but only {cores} cores"
     if job.here * each > free:
-        mib = f"at least {each >> 20} MiB of memory each, and {free >> 20} MiB are free"
+        mib = f"at least {each >> 20} MiB of memory each, but only {free >> 20} MiB are free"
         return f"{job.here} instances that need {mib}"
     return None
 
@@ -357,8 +357,8 @@ def _go_on(job: Job) -> int:
         if smaller is not None:
             job, restarts = smaller, job.max_restarts
             of_each = f"each does the work of {job.whole // job.num_instances}"
-            text = f"{job.num_instances} of {job.whole} instances, and {of_each}"
-            print(f"poprun: going on with {text}", file=sys.stderr)
+            text = f"{job.num_instances} of {job.whole} instances; {of_each}"
+            print(f"poprun: continuing with {text}", file=sys.stderr)
         elif lost and restarts:
             restarts -= 1
         else:
@@ -487,9 +487,9 @@ def _run(job: Job) -> int:
         return _say_failed(job, error)
     except RendezvousError as error:
         cut = isinstance(error, RendezvousConnectionError)
-        first = f"{job.hosts[0]}:{job.port} is not reached from {job.hosts[job.rendezvous]}"
+        first = f"{job.hosts[0]}:{job.port} cannot be reached from {job.hosts[job.rendezvous]}"
         why = first if cut else str(error) or f"not within {_MEETING} s"
-        print(f"poprun: the hosts do not meet: {why}", file=sys.stderr)
+        print(f"poprun: the hosts could not connect: {why}", file=sys.stderr)
         return _UNREACHED if cut else 1
     finally:
         watching.communicate()
@@ -600,7 +600,7 @@ def _say_failed(job: Job, error: Any) -> int:
         mark = ", the first to end" if rank == first and len(failures) > 1 else ""
         print(f"poprun: instance {rank} of {job.num_instances} {how}{mark}", file=sys.stderr)
     again = f" after {job.max_restarts} restarts" if job.max_restarts else ""
-    print(f"poprun: the job has failed{again}; all instances have ended", file=sys.stderr)
+    print(f"poprun: the job failed{again}; all instances have ended", file=sys.stderr)
     code = int(failure.exitcode)
     return KILLED - code if code < 0 else code
 

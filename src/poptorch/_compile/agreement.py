@@ -54,7 +54,7 @@ def check_alike(
         {**facts_of(plan, backend, arguments), **beside},
         "digests of their programs and options",
         "The processes of this job do not train the same program",
-        "give all of them the same model, options, optimizer and sizes of batches",
+        "use the same model, options, optimizer and batch sizes in all processes",
     )
 
 
@@ -62,9 +62,11 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     _compare(
         digests(tensors),
         "digests of their first weights",
-        "The processes of this job begin with other weights, or other state",
-        "give all of them the same seed or the same file, or let process 0 hand its own to all: "
-        "options.Distributed.broadcastWeights(True)",
+        "The processes of this job start with different weights or different state",
+        (
+            "use the same seed or the same file in all processes, or send the weights of process "
+            "0 to all: options.Distributed.broadcastWeights(True)"
+        ),
     )
 
 
@@ -72,8 +74,11 @@ def check_written(digests: Mapping[str, str]) -> None:
     _compare(
         digests,
         "digests of the weights that were written to their devices",
-        "The processes of this job have written other weights to their devices",
-        "load the same weights in every process; nobody hands them round after the first call",
+        "The processes of this job have written different weights to their devices",
+        (
+            "load the same weights in every process: they are sent to the other processes only "
+            "before the first call"
+        ),
     )
 
 
@@ -89,7 +94,10 @@ def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: 
         facts,
         "the numbers of the optimizer, which changed",
         "The optimizers of the processes of this job changed in different ways",
-        "call setOptimizer with the same numbers in every process, and load the same state",
+        (
+            "call setOptimizer with the same hyper-parameters in every process, and load the "
+            "same state"
+        ),
     )
 
 

@@ -92,7 +92,7 @@ class Store:
             parts = archive.read(path)
             code = parts[_PART]
             if not keyed.is_own(key, code, parts.get(_DIGEST, b"")):
-                archive.refuse(path, "it does not carry this user's digest")
+                archive.refuse(path, "it is not signed with the key of this user")
         except FileNotFoundError:
             return None
         except (archive.InvalidFile, KeyError, OSError) as error:
@@ -207,7 +207,7 @@ def store_of(directory: str | None) -> Store:
     is_new = not folder.exists()
     why = trouble(folder, on_the_way=False)  # only files with the user's digest are used
     if why is not None:
-        remedy = "name a folder of yours: options.enableExecutableCaching(folder)"
+        remedy = "choose a folder that belongs to you: options.enableExecutableCaching(folder)"
         return Store(of_the_process(f"executable cache {folder}: {why}; {remedy}"))
     if is_new:
         log.engine.warning('Specified directory not found. Creating "%s" directory', directory)
@@ -253,7 +253,7 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
         try:
             nodes = graph_json.encode_nodes(graph.module)
         except TypeError as error:  # a generator of the model's, for one
-            facts[f"{name}{_OPERATOR}0"] = f"without a text form: {error}"
+            facts[f"{name}{_OPERATOR}0"] = f"the program has no text form: {error}"
             continue
         for at, node in enumerate(node for node in nodes if node["op"] != "placeholder"):
             where = f"{_AT}{node['at']}" if "at" in node else ""
@@ -328,7 +328,7 @@ def _age(path: Path) -> float:
 def _facts(data: bytes) -> Facts:
     facts = archive.from_json(data)  # which anybody may have written
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
-        raise ValueError("no texts by name")
+        raise ValueError("it is not an object of strings")
     return {one_line(name): one_line(text) for name, text in facts.items()}
 
 
@@ -355,8 +355,8 @@ def _order(name: str) -> tuple[bool, str, str]:
 def _miss(folder: Path, facts: Facts) -> str:
     if any(folder.glob(f"{_digest_of_facts(facts)}*{SUFFIX}")):
         return (
-            "its code there is marked with another key than this home folder's, and is not run; "
-            "POPTORCH_KEY_FILE names one key for all of them"
+            "the code there is signed with the key of another home folder and is not run; "
+            "set POPTORCH_KEY_FILE to use one key for all of them"
         )
     near = [differences(facts, entry.facts) for entry in entries(folder, NEAREST_OF)]
     if not near:

@@ -61,7 +61,7 @@ class EagerCheck:
             return
         needed, free = _needed(micro.graph), available_memory()
         if needed > _SHARE * free:
-            self._skip(f"it would take {needed >> 20} MiB, and {free >> 20} MiB are free")
+            self._skip(f"it would need {needed >> 20} MiB, but only {free >> 20} MiB are free")
             return
         check = _eager.Check(self._request, micro, self._before)
         try:

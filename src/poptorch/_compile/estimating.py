@@ -57,7 +57,7 @@ def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, row
     """Capture one micro-batch, on tensors without data, in which nothing is computed again."""
     micro = _capture.capture(replace(request, priced=True))
     if micro.exchanging and request.replicas > 1:
-        why = "estimates look at one micro-batch at a time"
+        why = "estimates consider one micro-batch at a time"
         raise _lanes.sequential_exchange(micro.graph, request.replicas, why)
     flops = _flops(micro.graph.module.graph)
     return Capture(request, micro, optim, rows, flops)

@@ -282,7 +282,7 @@ def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> O
     except Exception as error:
         return FAILED, described(error)
     kept = code is None or code.kept is not None
-    return (STORED, spent.text()) if kept else (HERE, "its code cannot be kept")
+    return (STORED, spent.text()) if kept else (HERE, "its compiled code cannot be stored")
 
 
 def decoded(data: Any) -> Graph:

@@ -59,7 +59,7 @@ def choose(
         several, lanes = chosen
         if lanes is None or check.lanes(micro, several.graph, lanes):
             return chosen
-        reason = "side by side they compute something else"
+        reason = "side by side they compute different results"
     except _lanes.NotVectorisable as error:
         log.engine.debug("Micro-batches run one after another: %s", error)
         reason = str(error)
@@ -128,13 +128,13 @@ def _seconds(graph: Graph, lanes: int) -> float:
 
 def _why_sequential(request: _capture.Request, spec: Spec) -> str | None:
     if any(not slot.shape for slot in request.batch):
-        return "an input without dimensions is never cut"
+        return "an input without dimensions cannot be divided"
     if spec.precision.floating_point_exceptions:
-        return "floating-point exceptions name the micro-batch"
+        return "floating-point exceptions are enabled and must name the micro-batch"
     if slots.LOSS_SCALE_FACTOR in request.loss_scaling:
-        return "automatic loss scaling looks at the gradients of each"
+        return "automatic loss scaling needs the gradients of each micro-batch"
     if spec.lanes and spec.lanes < spec.loops.replicas:
-        return f"lanes({spec.lanes}) keeps them apart"
+        return f"options.lanes({spec.lanes}) does not allow it"
     return None
 
 

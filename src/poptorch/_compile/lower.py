@@ -24,7 +24,7 @@ def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> 
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in source.inputs]
     module, constants = trace.trace(flat, inputs, stochastic=stochastic, runs=runs)
-    assert not constants, f"{source.name} captured tensors of its surroundings"
+    assert not constants, f"{source.name} captured tensors from outside"
     return Graph(source.name, module, source.inputs, source.outputs)
 
 

@@ -88,7 +88,9 @@ def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size:
 def check_sources(
     dataset: Any, batch_sampler: Any, batch_size: int | None, shuffle: bool | None, processes: int
 ) -> None:
-    by_hand = "pass auto_distributed_partitioning=False and let the data set yield the part of"
+    by_hand = (
+        "pass auto_distributed_partitioning=False, and let the data set yield only the part of"
+    )
     if batch_sampler is not None and (batch_size != 1 or shuffle):
         raise Error(
             "batch_sampler is mutually exclusive with batch_size, shuffle",

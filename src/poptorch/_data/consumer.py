@@ -17,9 +17,9 @@ from .process import Process
 from .worker import Settings
 
 _CHECK_SECONDS = 0.2  # how soon a killed worker is noticed
-_GUARD = 'put the code that trains under the guard: if __name__ == "__main__":'
+_GUARD = 'put the training code under the guard: if __name__ == "__main__":'
 _TRAVEL = "data set, collate_fn and worker_init_fn must be picklable and importable"
-_FORK = "or share them by fork: async_options={'sharing_strategy': poptorch.SharingStrategy.Fork}"
+_FORK = "or use fork: async_options={'sharing_strategy': poptorch.SharingStrategy.Fork}"
 _NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a run
 
 

@@ -67,17 +67,17 @@ def _why_not(request: Request, micro: Micro) -> str | None:
     if request.sample is None:
         return "there is no batch yet"
     if request.grouped:
-        return "groups of replicas have weights of their own"
+        return "groups of replicas have separate weights"
     if micro.exchanging:
         return "replicas exchange tensors in forward"
     if request.precision.stochastic_rounding:
-        return "it rounds at random"
+        return "it uses stochastic rounding"
     if request.precision.strided_group_norm:
-        return "options ask for groups of channels that are not PyTorch's"
+        return "the options select groups of channels that differ from PyTorch's"
     if any(is_effect(node) and "host" in str(node.target) for node in nodes):
-        return "it calls functions of the host"
+        return "it calls host functions"
     if any(map(is_control_flow, nodes)):
-        return "it has loops or branches, which eager PyTorch compiles"
+        return "it contains loops or branches, which eager PyTorch would compile"
     return None
 
 
@@ -224,7 +224,7 @@ def _finding(found: Sequence[Difference], comparison: Check) -> Finding:
         return Finding("\n".join(lines), _line(nodes))
     path, in_backward = parting
     module = comparison.request.module.get_submodule(path)
-    what = "the gradient of what it returns" if in_backward else "what it returns"
+    what = "the gradient of its result" if in_backward else "its result"
     lines.append(f"the first layer that differs is '{path}' ({type(module).__name__}), in {what}")
     inside = [node for node in nodes if f"{label_of(node).module}.".startswith(f"{path}.")]
     definition = source.definition_line(type(module).forward)

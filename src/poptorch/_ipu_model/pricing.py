@@ -161,7 +161,7 @@ def _unknown(subject: Subject, timeline: Timeline) -> Iterator[Guess]:
     one_run = sum(parts.total - parts.bubble for parts in timeline.by_chip.values())
     busy = one_run * subject.flushes
     for name, cycles in spent.items():
-        why = "nothing is known of it; taken for an addition"
+        why = "unknown operator, estimated as an addition"
         yield Guess(f"operator {name}", 1.0, "addition/element", why, min(1.0, cycles / busy))
 
 

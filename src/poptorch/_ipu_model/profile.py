@@ -98,7 +98,7 @@ def profile(
     }  # fmt: skip
 
 
-_FIX = f"a {NAME} of version {FORMAT}, as options.enableProfiling(DIR) has one written"
+_FIX = f"pass a {NAME} of version {FORMAT}, which options.enableProfiling(DIR) writes"
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = json.loads(archive.read_text(file))
     except (archive.InvalidFile, OSError, ValueError, RecursionError) as error:
         below = sorted(Path(path).glob(f"*/{NAME}"))
-        fix = f"one of {', '.join(str(each.parent) for each in below)}" if below else _FIX
+        fix = f"use one of {', '.join(str(each.parent) for each in below)}" if below else _FIX
         raise Error("There is no profile in this path", got=f"{file}: {error}", fix=fix) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         form = content.get("format") if isinstance(content, dict) else None
@@ -209,7 +209,7 @@ def shown(profile: Profile) -> Iterator[Part]:
     yield [["operator", "module", "direction", "ms in a call", "of it"], *dear]
     guesses = [f"{each['name']} {each['share']:.0%}" for each in priced["guesses"][:4]]
     if guesses:
-        yield f"guessed: {', '.join(guesses)}"
+        yield f"based on guesses: {', '.join(guesses)}"
     yield from (f"advice: {Advice(**each)}" for each in priced["advice"][:3])
     if priced.get("scaling"):
         yield from scaling.shown(priced["scaling"])
@@ -231,7 +231,10 @@ def _measured(profile: Profile) -> Iterator[Part]:
     ]
     if here:
         yield [["operator (here)", "module", "direction", "count", "ms in a call"], *here]
-    yield "What follows is an estimate for IPUs; this machine has none, and nothing of it was run:"
+    yield (
+        "The following is an estimate for IPUs. Nothing of it was run, because this "
+        "machine has no IPUs:"
+    )
 
 
 def _chip(chip: Mapping[str, Any]) -> list[str]:

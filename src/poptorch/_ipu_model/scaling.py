@@ -290,14 +290,15 @@ def counts_of(given: object) -> tuple[int, ...]:
 def shown(curve: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the lines and tables that people are shown."""
     yield (
-        f"More processes, each with such a batch and a machine of its own: "
+        "Estimate for more processes, each with a batch of this size and its own machine: "
         f"{time_text(curve['computing'])} per call, {curve['source']}; "
-        f"{size_text(curve['bytes'])} of gradients an update; a link of "
-        f"{time_text(curve['latency'])} and {8e-9 * curve['bandwidth']:g} Gb/s (nothing was run)"
+        f"{size_text(curve['bytes'])} of gradients per update; a link with "
+        f"{time_text(curve['latency'])} and {8e-9 * curve['bandwidth']:g} Gb/s (nothing was "
+        "run)"
     )
     head = ["processes", "a call", "exchanging", "efficiency", "bound by"]
     yield [
-        [*head, "as a tree", "hierarchical", "what would help, and the efficiency then"],
+        [*head, "as a tree", "hierarchical", "what would help, with the resulting efficiency"],
         *(
             [
                 str(row["processes"]),

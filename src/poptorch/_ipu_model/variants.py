@@ -24,7 +24,7 @@ LOCATIONS = {  # on chip rather than in streaming memory, shared by replicas
 }
 PRESENT = "as it is"  # the value of each setting in the line that changes none
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_COUNT = (lambda value: type(value) is int and value > 0), "an int of 1 or more"
+_COUNT = (lambda value: type(value) is int and value > 0), "an int of at least 1"
 _FLAG = (lambda value: isinstance(value, bool)), "True or False"
 _PLACE = (lambda value: value in LOCATIONS), " or ".join(map(repr, LOCATIONS))
 SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # what they can be, and in words
@@ -120,7 +120,7 @@ class WhatIf(tuple[Variant, ...]):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the table as one page for browsers, light or dark like the system."""
-        title = "Other settings, side by side: estimated for IPUs, nothing was run"
+        title = "Comparison of settings: estimated for IPUs, nothing was run"
         Path(path).write_text(html_page(title, html_table(self._rows())))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:

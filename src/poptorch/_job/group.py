@@ -283,7 +283,10 @@ class ProcessGroup:
                     got=f"{type(error).__name__} while they exchanged {what}",
                 )
                 self._pending = True
-                self._heartbeat.stop(f"its part was interrupted by {type(error).__name__}", None)
+                self._heartbeat.stop(
+                    f"the operation of this process was interrupted by {type(error).__name__}",
+                    None,
+                )
             raise
 
     def _wait(self, works: Sequence[Any], what: str, whom: int | None = None) -> None:
@@ -342,7 +345,7 @@ class ProcessGroup:
         error = getattr(sys, "last_value", None)  # that nobody caught
         if error is not None:
             first = next(iter(str(error).splitlines()), "")
-            why = f"it ended by {type(error).__name__}: {first}"
+            why = f"it ended with {type(error).__name__}: {first}"
         self._heartbeat.stop(why, self._cause)
         self._heartbeat.leave_last()
         self._heartbeat.end()

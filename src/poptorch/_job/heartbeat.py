@@ -129,7 +129,9 @@ class Heartbeat:
         for other in self._others:
             beat = self._beat_of(other)
             if beat.get("started") == self.doing[0] and beat["what"] != self.doing[1]:
-                return Loss(other, f"it does something else: it exchanges {beat['what']}")
+                return Loss(
+                    other, (f"it is at another point of the program: it exchanges {beat['what']}")
+                )
             without = bool(self._gone) and other == self._owner
             has_left = beat.get("done", 0) < self.doing[0] or without
             if "ended" in beat and has_left:
@@ -155,7 +157,7 @@ class Heartbeat:
                 return loss
             silent = self._silent(SILENT, began)
             if silent:
-                return Loss(silent[0], "it was killed, or its machine is gone")
+                return Loss(silent[0], "it was killed, or its machine is lost")
         return None
 
     def slow(self) -> list[int]:
@@ -167,7 +169,7 @@ class Heartbeat:
         return [other for other in self._others if max(since[other], began) < late]
 
     def _without_store(self, why: str) -> Loss:
-        kept = "kept what the processes tell one another"
+        kept = "stored the messages of the processes"
         if self._owner < 0:
             return Loss(-1, f"the launcher's agent {kept}, and {why}")
         return Loss(self._owner, f"it {kept}, and {why}")

@@ -176,7 +176,7 @@ class Impatience:
         waited = time.monotonic() - self._began
         if waited > self._limit and whom:
             self._limit *= 2
-            text = "Process %d has waited %.0f s for %s, to %s"
+            text = "Process %d has waited %.0f s for %s to %s"
             log.python.warning(text, self._index, waited, whom, why)
 
 

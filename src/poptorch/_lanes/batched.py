@@ -159,7 +159,9 @@ def _check_types(one: Any, several: Any) -> None:
     pairs = zip(one, several, strict=True) if isinstance(one, list | tuple) else [(one, several)]
     for value, lanes in pairs:
         if isinstance(lanes, torch.Tensor) and lanes.dtype is not value.dtype:
-            raise NotVectorisable(f"side by side its result is {lanes.dtype}, not {value.dtype}")
+            raise NotVectorisable(
+                f"side by side, its result is {lanes.dtype} instead of {value.dtype}"
+            )
 
 
 def vectorised(call: Call) -> Any:
@@ -317,7 +319,7 @@ def _attention(operands: int) -> Rule:
 
     def rule(call: Call) -> Any:
         if call.get(operands):
-            raise NotVectorisable("it cannot drop out for each micro-batch by itself")
+            raise NotVectorisable("its dropout cannot be computed separately for each micro-batch")
         mask = _mask_in_rows(call)
         return mask if mask is NotImplemented else rows(call, attn_mask=mask)
 
@@ -341,7 +343,7 @@ def _mask_in_rows(call: Call) -> Any:
 def _lstm_weights_apart(call: Call) -> Any:
     if not call.shared(4, 5, 6, 7):
         return NotImplemented
-    raise NotVectorisable("it adds the gradients of its weights up over micro-batches")
+    raise NotVectorisable("it adds up the gradients of its weights over micro-batches")
 
 
 # For other operators ``vmap`` makes the same or something as good.

@@ -122,7 +122,7 @@ class Chain:
     def _shaped(self, node: fx.Node, form: Affine) -> Affine:
         before, after = reads(node)[0].meta["val"], node.meta["val"]
         if isinstance(form.factor, torch.Tensor) and before.shape != after.shape:
-            raise NotVectorisable(f"it gives {self.name} another shape")
+            raise NotVectorisable(f"it changes the shape of {self.name}")
         if not isinstance(form.term, torch.Tensor):
             return form
         whole = form.term.expand(len(form.term), *before.shape)

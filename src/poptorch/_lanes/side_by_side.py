@@ -271,7 +271,7 @@ class _Lanes:
 
     def _form(self, chain: Chain) -> carried.Affine:
         if chain in self._open:
-            raise NotVectorisable(f"{chain.name} is made of what it was before")
+            raise NotVectorisable(f"{chain.name} depends on its previous value")
         self._open.append(chain)
         try:
             return chain.form(chain.new, self._operand)
@@ -345,10 +345,13 @@ def _ends(nodes: Iterable[tuple[fx.Node, bool]], in_lanes: Kind) -> tuple[Slot, 
 def drawn(call: Call, number: int) -> torch.Tensor:
     """Let each lane draw what it would draw alone."""
     if generator_of(call.node.target, call.node.args, call.node.kwargs) is not None:
-        raise NotVectorisable("it draws from a generator of the model's, which goes on in order")
+        raise NotVectorisable(
+            "it draws from a generator of the model, whose state changes "
+            "from micro-batch to micro-batch"
+        )
     kind = streams.lane_by_lane(call.node.target, call.node.args)
     if kind is None:
-        raise NotVectorisable("it cannot draw for each micro-batch by itself")
+        raise NotVectorisable("its random numbers cannot be drawn separately for each micro-batch")
     value = call.node.meta["val"]
     if kind[0] == streams.SHARES:
         like = call.lanes(0).contiguous()  # as what is drawn always is

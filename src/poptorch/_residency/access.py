@@ -21,8 +21,9 @@ _MAKING = nn.Parameter.__new__.__code__
 _NAME = "_poptorch_announce"  # of the attribute that a watched tensor has
 _unwatched: Callable[..., Any] = nn.Parameter.__torch_function__
 NO_GRADIENTS = (
-    "Parameters of a wrapped model have no .grad: gradients stay in the program. "
-    "options.anchorTensor('mine', 'Gradient___' + name) before wrapping returns one with each call"
+    "Parameters of a wrapped model have no .grad, because gradients stay in the program. To "
+    "get a gradient with each call, use options.anchorTensor('mine', 'Gradient___' + name) "
+    "before you wrap the model"
 )
 # What reads or changes no values.
 _GETTERS = """
@@ -120,7 +121,10 @@ def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
     if source.is_own_file(frame.f_code.co_filename):
         what = NO_GRADIENTS
     elif _module(frame).startswith("torch.optim.") and _is_stepping(frame):
-        what = "optimizer.step() does nothing for a wrapped model: its call has made the update"
+        what = (
+            "optimizer.step() has no effect on a wrapped model, because the call of the "
+            "model has already made the update"
+        )
     else:
         return
     _told.add(announce)

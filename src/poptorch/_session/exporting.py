@@ -21,7 +21,9 @@ def check(filename: str | os.PathLike[str]) -> Path:
     path = Path(filename)
     check_folder(path)
     if path.is_dir() or path.suffix not in (".py", ".html"):
-        is_what = "is a folder" if path.is_dir() else f"ends in {path.suffix or 'nothing'}"
+        is_what = (
+            "is a folder" if path.is_dir() else (f"the name ends in {path.suffix or 'no suffix'}")
+        )
         raise Error(
             "The name of an exported file must end in .py or .html",
             got=f"{path}, which {is_what}",

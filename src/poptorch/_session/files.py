@@ -94,7 +94,7 @@ class Saved:
         try:
             return Objects(**content)
         except TypeError as error:
-            archive.refuse(self.path, f"its objects are not a model's ({error})")
+            archive.refuse(self.path, f"its objects are not those of a model ({error})")
 
 
 # Writing.
@@ -263,7 +263,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
 
 def _of_type(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind}")
+        raise TypeError(f"{value!r} is not a {kind}")
     return value
 
 
@@ -330,7 +330,7 @@ def _zeros(content: Json) -> torch.Tensor:
     kind, shape = content
     dtype = json_codec.decode(kind)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"no dtype: {kind!s:.80}")
+        raise ValueError(f"not a dtype: {kind!s:.80}")
     if len(_shape(shape)) > DEEPEST or math.prod(shape) > LARGEST:
         raise ValueError(f"too large a shape: {shape!s:.80}")
     return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
@@ -338,7 +338,7 @@ def _zeros(content: Json) -> torch.Tensor:
 
 def _shape(value: Any) -> list[int]:
     if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
-        raise ValueError(f"no shape: {value!s:.80}")
+        raise ValueError(f"not a shape: {value!s:.80}")
     return value
 
 

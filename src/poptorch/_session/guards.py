@@ -40,8 +40,8 @@ FIRST = 20
 DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
 _WRAP = "wrap the model again, after destroy()"
 _WEIGHTS = (
-    "call copyWeightsToDevice() on the executor after changing weights, or load_state_dict() on "
-    "the executor, which does so"
+    "call copyWeightsToDevice() on the executor after you change weights, or use "
+    "load_state_dict() of the executor, which includes it"
 )
 
 _children = operator.methodcaller("values")
@@ -167,7 +167,7 @@ def of_model(
             for name, child in children.items()
             if child not in known
         )
-        yield f"layers ({shorten(new) or 'some were taken out'})"
+        yield f"layers ({shorten(new) or 'some were removed'})"
 
     def wanted() -> list[bool]:
         return list(map(_requires_grad, trained))
@@ -256,7 +256,10 @@ def of_seed(graphs: Iterable[Graph]) -> list[Guard]:
         if not seeding.is_ours(seed):
             yield f"torch.manual_seed({seed})"
 
-    remedy = "assign executor.rng_state = [seed], or options.randomSeed(seed) before wrapping"
+    remedy = (
+        "assign executor.rng_state = [seed], or call options.randomSeed(seed) before "
+        "you wrap the model"
+    )
     return [Guard(seeding.last, changes, remedy)]
 
 
@@ -274,7 +277,7 @@ def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]
                     f"the values of '{decision.path}', on which forward branches at {decision.line}"
                 )
 
-    remedy = f"{DESTROY}; torch.where and poptorch.cond decide when the program runs"
+    remedy = f"{DESTROY}; to decide when the program runs, use torch.where or poptorch.cond"
     return Guard(versions, changes, remedy)
 
 
@@ -325,7 +328,7 @@ class Attributes:
             for name, value in _held(vars(owner)).items()
         ]
         self._remedy = (
-            f"pass what changes to forward as a tensor, or {DESTROY if trained else _WRAP}"
+            f"pass values that change to forward as a tensor, or {DESTROY if trained else _WRAP}"
         )
 
     def guards(self, constants: Iterable[torch.Tensor]) -> list[Guard]:
@@ -373,7 +376,7 @@ class Attributes:
             for tensor, version in zip(tensors, known, strict=True):
                 if tensor._version != version:
                     own = named.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
-                    yield f"{own} was written in place"
+                    yield f"{own} was changed in place"
 
         return Guard(lambda: sum(map(_version, tensors)), changes, self._remedy)
 
@@ -403,9 +406,9 @@ def of_arrays(arguments: Iterable[tuple[str, Any]]) -> Guard:
     def changes(before: list[bytes]) -> Iterator[str]:
         for path, old, new in zip(arrays, before, read(), strict=True):
             if old != new:
-                yield f"the array of argument '{path}' was written in place"
+                yield f"the array of argument '{path}' was changed in place"
 
-    return Guard(read, changes, f"pass it as a tensor, or {DESTROY}")
+    return Guard(read, changes, f"pass the value as a tensor, or {DESTROY}")
 
 
 def _inside(owner: dict[str, Any], place: str) -> Callable[[str], Any]:
@@ -510,11 +513,11 @@ def of_weights(device: Device, module: nn.Module) -> Guard:
         for path, owner, name, known in places:
             tensor = _entries(owner, "_parameters").get(name, _entries(owner, "_buffers").get(name))
             if tensor is None:
-                yield f"'{path}' was taken out, while the device goes on with it"
+                yield f"'{path}' was removed, but the device continues to use it"
                 continue
             own = copies.get(known) if id(tensor) == known else None
             if own is None or (known not in seen and own.differs_from(tensor)):
-                yield f"'{path}' on the host, while the device goes on with its own"
+                yield f"'{path}' on the host, but the device continues to use its own values"
             seen.add(known)
 
     return Guard(read, changes, _WEIGHTS, keep)

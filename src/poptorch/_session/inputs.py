@@ -21,14 +21,17 @@ from .._ir.spec import Spec
 from .signature import Arguments, Bound, Signature
 
 _RENEW = (
-    "wrap the model again, or call destroy() on this wrapper, to compile for these inputs",
-    "options.programs(2) before wrapping, to keep a program for each of two kinds of inputs",
+    "to compile for these inputs, call destroy() on this wrapper, or wrap the model again",
+    (
+        "or call options.programs(2) before you wrap the model, to keep one program for each of "
+        "two combinations of input shapes and types"
+    ),
 )
 _DENSE = "pass a dense tensor with values: tensor.to_dense(), tensor.dequantize(), torch.stack(...)"
-_OWN = "pass a tensor with memory of its own: tensor.clone() before its storage was resized"
+_OWN = "pass a tensor with its own memory: call tensor.clone() before its storage is resized"
 _PLAIN = "pass a plain tensor of this process: torch.tensor(...), tensor.as_subclass(torch.Tensor)"
 _COMPLAINT = re.compile("out of (range|bounds)")
-_CHECKED = "options.Precision.checkIndices(False) before wrapping leaves this check out"
+_CHECKED = "or disable this check: options.Precision.checkIndices(False) before you wrap the model"
 
 
 class Inputs:
@@ -305,7 +308,7 @@ def refuse_odd(path: str, tensor: torch.Tensor) -> None:
         what = "a tensor" if type(tensor) is torch.Tensor else f"a {kind}"
         refuse_kind(path, f"{what} that has no values in memory", _PLAIN)
     if _needed(tensor) > int(tensor.untyped_storage().nbytes()):
-        refuse_kind(path, "a tensor whose storage is smaller than it is", _OWN)
+        refuse_kind(path, "a tensor whose storage is too small for it", _OWN)
 
 
 def _address(tensor: torch.Tensor) -> int:

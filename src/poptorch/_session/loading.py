@@ -186,7 +186,7 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
         arguments = session.model.signature.assemble(saved.arguments)
     except (KeyError, TypeError) as error:
         asked = f"arguments {', '.join(saved.arguments)} ({error})"
-        refuse_saved(f"{asked}; here forward{session.model.signature}", error)
+        refuse_saved(f"{asked}; the signature here is forward{session.model.signature}", error)
     try:
         with plainly(), torch.enable_grad():  # no call of the user's, whose modes would count
             session.compile(arguments, background=True, placeholders=True)

@@ -23,11 +23,11 @@ from ..optim.joint import members_of
 from ..optim.optimizer import VariableAttributes
 from .guards import Guard, is_same, shorten
 
-_NUMBERS = "call executor.setOptimizer(optimizer), also after scheduler.step()"
+_NUMBERS = "call executor.setOptimizer(optimizer), also after each scheduler.step()"
 _PARAMETERS = "call destroy() on the executor, then executor.setOptimizer(optimizer)"
 _STEPS = (
-    "the compiled program does the steps, several in one call. Call what they do after the "
-    "executor, or put it into forward"
+    "the compiled program makes the steps, and one call may make several. Call this code "
+    "after the executor, or move it into forward"
 )
 _GONE = object()
 # What torch keeps in an optimizer besides settings; groups and ``step`` have rows of their own.
@@ -142,7 +142,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
         if old is _GONE:
             yield f"{name} is {new}"
         elif new is _GONE:
-            yield f"{name} was {old} and is gone"
+            yield f"{name} was {old} and was deleted"
         elif not is_same(new, old):
             yield f"{name} was {old} and is {new}"
 
@@ -160,7 +160,10 @@ def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
         for index, (old, new) in enumerate(zip(before, now, strict=False)):
             gone, come = len({*old} - {*new}), len({*new} - {*old})
             if gone or come:
-                yield f"group {index} of the optimizer lacks {gone} parameters and has {come} more"
+                yield (
+                    f"{gone} parameters left group {index} of the optimizer and {come} "
+                    "parameters joined it"
+                )
 
     return Guard(identities, changes, _PARAMETERS)
 

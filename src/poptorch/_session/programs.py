@@ -121,9 +121,10 @@ class Programs:
         count = variant.spec.runtime.programs
         for other in alike[: max(0, len(alike) + 1 - count)]:
             (log.python.info if self._told else log.python.warning)(
-                f"Options.programs({count}) is full: the program for {other.inputs} goes, and such "
-                f"a call will compile again. options.programs({count + 1}) keeps one more; "
-                "poptorch.PadToSizes makes fewer shapes"
+                f"Options.programs({count}) is used up. The program for {other.inputs} is "
+                "dropped, and a call with such inputs will compile again. To keep one more "
+                f"program, use options.programs({count + 1}); to get fewer shapes, use "
+                "poptorch.PadToSizes"
             )
             self._told = True
             others.remove(other)

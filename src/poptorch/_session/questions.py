@@ -19,12 +19,16 @@ def describe(session: Session) -> list[str]:
     with session.lock():
         if not session.programs.all:
             return ["not compiled"]
-        newer = ", its weights are newer than the module's" if session.weights.device.newer else ""
+        newer = (
+            ", its weights are newer than those of the module"
+            if session.weights.device.newer
+            else ""
+        )
         return [
             f"compiled, {session.now.compiled.executable.report().tier}",
             f"inputs: {session.now.inputs}",
             f"device: {'detached' if session.weights.store is None else 'attached'}{newer}",
-            "print(executor.plan()) shows the program",
+            "to see the program: print(executor.plan())",
         ]
 
 

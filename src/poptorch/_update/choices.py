@@ -88,7 +88,7 @@ class Choices:
             if due is None:
                 path, common.script = tuple(common.asked), [each.yes for each in common.asked]
             elif [a.identifier for a in path] != [a.identifier for a in common.asked]:
-                raise _too_many("what is asked of numbers depends on what weights are")
+                raise _too_many("the numbers that a branch depends on depend on the weights")
             for owner, values in found.items():
                 if due is None or owner in due:
                     asked = ways[owner].asked if owner and owner in ways else ()
@@ -109,7 +109,7 @@ class Choices:
     def _count(self) -> None:
         self._runs += 1
         if self._runs > MOST:
-            raise _too_many(f"more than {MOST} ways through it")
+            raise _too_many(f"it has more than {MOST} combinations of branches")
 
     def _decide(self, condition: Tensor, sources: Sources, identifier: Identifier) -> bool:
         weights = sorted({key for role, key in sources if role == WEIGHT})
@@ -134,7 +134,7 @@ class Choices:
     ) -> dict[str, Tensor]:
         """Return each of the values where a condition holds, else the other one."""
         if yes.keys() != no.keys():
-            raise _too_many("its state has other entries, depending on values")
+            raise _too_many("the entries of its state depend on values")
         same = self.mode.identifier
         return {
             key: value

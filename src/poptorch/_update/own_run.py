@@ -257,11 +257,11 @@ def _explained(optimizer: Any) -> Iterator[None]:
     except Exception as error:
         name = type(optimizer).__qualname__
         note = f"While poptorch traced the step of {name}"
-        fix = "call optimizer.step() once without poptorch to see the same failure"
+        fix = "to reproduce the failure, call optimizer.step() once without poptorch"
         if isinstance(error, private.optional("DataDependentOutputException") or ()):
             raise value_needed(f"{error} in the step of {name}", raising_line(error)) from error
         if isinstance(error, private.optional("DynamicOutputShapeException") or ()):
-            what = f"{error} in the step of {name}: the size of its result depends on values"
+            what = f"{error} in the step of {name}: the size of a result depends on values"
             raise value_needed(what, raising_line(error)) from error
         error.add_note(composed(note, "", raising_line(error), fix))
         raise

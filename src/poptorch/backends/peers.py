@@ -24,7 +24,7 @@ from .._ir.slots import Slot
 from .._ir.spec import Spec
 from .chips import Name, Replica
 
-_VALUES = "what stages hand to one another"
+_VALUES = "the tensors that stages exchange"
 _RESULTS = "the results of a call"
 # A value leaves its process when there is room for it. There is so many columns before it is made:
 # a process that is behind by fewer holds nobody up.

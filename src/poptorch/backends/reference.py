@@ -182,7 +182,7 @@ def fault(name: str, operands: Iterable[Any], results: Iterable[Any]) -> str | N
     if not bad or any(map(_has_nan, operands)):
         return None
     if any(map(_has_nan, bad)):
-        return "invalid operation, NaN is the result of numbers"
+        return "invalid operation, which computed NaN from numbers"
     if not all(map(_is_finite, operands)):
         return None
     return "division by zero" if name in _POLES and _has_zero(operands) else "overflow"

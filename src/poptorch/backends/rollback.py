@@ -186,8 +186,8 @@ def _outputs(program: Program) -> list[Slot]:
 
 
 TORN = (
-    "poptorch: it failed while it wrote weights and the optimizer's state, a part of which may be "
-    "new; go on from a checkpoint"
+    "poptorch: the call failed while it wrote the weights and the optimizer state, so a part "
+    "of them may have new values; continue from a checkpoint"
 )
 
 

@@ -249,7 +249,7 @@ def _is_there(place: Path) -> bool:
         return False
     foreign = next((path for path in (place, *place.rglob("*")) if not is_own(path)), None)
     if foreign is not None:
-        raise LookupError(f"{foreign} is not this user's alone; delete {place}")
+        raise LookupError(f"other users can access {foreign}; delete {place}")
     return True
 
 

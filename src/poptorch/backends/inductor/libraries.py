@@ -165,7 +165,10 @@ def said(graphs: Iterable[Graph]) -> tuple[str, ...]:
         for ((rows, inner, columns), shape), times in products(graph).items():
             text = f"[{rows}, {inner}] x [{inner}, {columns}]"
             by.setdefault(libraries[shape], []).append(f"{times} of {text}" if times > 1 else text)
-    return tuple(f"products by {name}: {', '.join(each)}" for name, each in sorted(by.items()))
+    return tuple(
+        f"matrix products computed by {name}: {', '.join(each)}"
+        for name, each in sorted(by.items())
+    )
 
 
 _known: dict[str, dict[str, str]] = {}  # what this process has read or measured, by conditions

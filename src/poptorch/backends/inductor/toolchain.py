@@ -21,12 +21,12 @@ _SHOWN = 5  # lines of a C++ compiler's complaint
 def obstacle() -> str | None:
     compiler = env.get("CXX") or "g++"
     if shutil.which(compiler) is None:
-        return f"there is no C++ compiler {compiler!r}: install it, or name another in CXX"
+        return f"there is no C++ compiler {compiler!r}: install it, or set CXX to another one"
     cache = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary() or ""
     used = cache, str(Path(torch.__file__).parent), sysconfig.get_config_var("LIBDIR") or ""
     folder = next((path for path in used if any(sign.isspace() for sign in path)), None)
     if folder is not None:
-        return f"torch gives its C++ compiler no paths with spaces, as in {folder!r}"
+        return f"torch cannot pass paths with spaces to the C++ compiler, such as {folder!r}"
     return None
 
 
