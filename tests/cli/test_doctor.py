@@ -49,7 +49,7 @@ def test_a_script_that_trains_is_told_what_limits_it(capsys) -> None:
     assert main(["doctor", "--calls", "6", WAITING]) == 0
     out = capsys.readouterr().out
     assert "\nClassifier, training, called at waiting.py:" in out
-    assert "Nothing stands in the way of capturing this model." in out
+    assert "Nothing prevents capturing this model." in out
     verdict = re.search(r"first of 6 calls: (\S+) s of (\S+) s .* the host limits the run", out)
     assert verdict is not None
     waited, total = map(float, verdict.groups())
@@ -133,16 +133,17 @@ class Named(torch.nn.Linear):
 
 @pytest.mark.parametrize("arguments, status, said", [
     ([f"{UNDECIDED}:Undecided", "8,4"], 1, "findings prevent compiling this model"),
-    (["--training", f"{WAITING}:Classifier", "4,8", "4:int64"], 0, "Nothing stands in the way"),
-    ([f"{UNDECIDED}:Undecided"], 0, f"1 finding, which matters if its line runs:\n{SUBTRACTION}"),
+    (["--training", f"{WAITING}:Classifier", "4,8", "4:int64"], 0, "Nothing prevents capturing"),
+    ([f"{UNDECIDED}:Undecided"], 0, "1 finding, which is relevant if its line runs:\n"
+     + SUBTRACTION),
     (["--calls", "3", "FILE", "--epochs", "1"], 2,
      "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n"),
     (["FILE:made"], 0, "Importing FILE, to make made and search its source\nat the top\n"),
-    (["FILE:torchs"], 0, "With shapes forward is tried"),
+    (["FILE:torchs"], 0, "If you pass shapes, forward is also tried"),
     (["FILE:made", "3,2"], 0, "Importing FILE, to make made and run its forward once\n"),
     (["FILE:Product", "2,3"], 1, "mat1 and mat2 shapes cannot be multiplied"),
     (["FILE:Refusing", "2,3"], 1, "ValueError: rows of three only"),
-    (["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0, "Nothing stands in the way"),
+    (["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0, "Nothing prevents capturing"),
     (["--training", "FILE:Named", "rows=4,3"], 1, "error: Couldn't find a loss in graph"),
 ])  # fmt: skip
 def test_what_is_explained_is_said_before_it_runs(arguments, status, said, script, capsys) -> None:
@@ -224,9 +225,9 @@ def test_nobody_who_reads_on_is_no_error(script, monkeypatch) -> None:
 
 @pytest.mark.parametrize("arguments, phrase", [
     (["nowhere.py"], "There is no file nowhere.py"),
-    ([f"{UNDECIDED}:Missing"], "is no torch.nn.Module"),
-    ([f"{UNDECIDED}:Undecided", "4x3"], "4x3 is no shape"),
-    ([f"{UNDECIDED}:Undecided", "4:nonsense"], "is no shape"),
+    ([f"{UNDECIDED}:Missing"], "is neither a torch.nn.Module"),
+    ([f"{UNDECIDED}:Undecided", "4x3"], "4x3 is not a shape"),
+    ([f"{UNDECIDED}:Undecided", "4:nonsense"], "is not a shape"),
     (["FILE"], "used no wrapped model. For a module in it: poptorch doctor FILE:NAME"),
 ])  # fmt: skip
 def test_wrong_use_is_said_in_one_line(arguments, phrase: str, script, capsys) -> None:
@@ -346,8 +347,8 @@ def test_what_cannot_be_run_or_priced_is_one_message(linear: str, tmp_path, caps
         ([str(tmp_path / "none.py")], "There is no file"),
         ([str(tmp_path / "empty.py")], "used no wrapped model"),
         (["--processes", "8", linear, "8"], "needs the latency of the link"),
-        (["--latency", "20us", linear, "8"], "add --processes"),
-        (["--processes", "8", *LINK, "--all", linear, "8"], "leave --all out"),
+        (["--latency", "20us", linear, "8"], "need --processes"),
+        (["--processes", "8", *LINK, "--all", linear, "8"], "cannot be combined with --all"),
     ):
         assert main(["estimate", *words]) == 2
         assert said in capsys.readouterr().err
@@ -432,7 +433,7 @@ def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(tmp_path, c
     file.unlink()
     os.mkfifo(file)  # whoever opens it waits for ever
     assert main(["report", str(file)]) == 2
-    assert "no regular file" in capsys.readouterr().err
+    assert "not a regular file" in capsys.readouterr().err
 
 
 CARDS = """\
@@ -527,4 +528,4 @@ def test_a_machine_without_devices(capsys, monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_POD", "nonsense")
     for tool, arguments in ((monitor, []), (info, ["-l"])):
         assert tool(arguments) == 2
-        assert "POPTORCH_POD describes no system" in capsys.readouterr().err
+        assert "POPTORCH_POD does not describe a system" in capsys.readouterr().err

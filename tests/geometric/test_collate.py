@@ -244,7 +244,7 @@ def test_samples_of_several_classes_are_refused() -> None:
 
 
 def test_a_batch_of_no_samples_is_refused() -> None:
-    with pytest.raises(poptorch.Error, match="no graph to make a batch of"):
+    with pytest.raises(poptorch.Error, match="list of graphs is empty"):
         FixedSizeCollater(made.sizes())([])
 
 
@@ -261,7 +261,7 @@ def test_an_edge_to_a_node_that_does_not_exist_is_refused(outside: int) -> None:
     wrong = made.graph(3)
     wrong.edge_index = torch.tensor([[0, 1, outside], [0, 1, 2]])
 
-    with pytest.raises(poptorch.Error, match="An edge joins a node that the graph does not"):
+    with pytest.raises(poptorch.Error, match="An edge refers to a node that the graph does not"):
         FixedSizeCollater(made.sizes())([wrong])
 
 

@@ -259,5 +259,5 @@ def test_each_type_of_edges_has_a_fanout_of_its_own(typed: Any) -> None:
 
 
 def test_sampling_from_edges_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="starts from nodes"):
+    with pytest.raises(NotImplementedError, match="can only start from nodes"):
         NeighborSampler(TYPED, FANOUTS).sample_from_edges(None)

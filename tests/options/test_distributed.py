@@ -99,7 +99,7 @@ def test_training_processes_that_cannot_meet_are_an_error(
     model = torch.nn.Linear(1, 1)
     training = poptorch.trainingModel(model, one_of_two_processes, loss=torch.nn.L1Loss())
 
-    title = "Nothing says where the processes of this job meet"
+    title = "The address at which the processes of this job meet is not set"
     with pytest.raises(poptorch.Error, match=title) as error:
         training(torch.ones(1, 1), torch.ones(1, 1))
 

@@ -38,7 +38,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     """Whoever opens a pipe waits for ever."""
     os.mkfifo(tmp_path / "pipe")
 
-    with pytest.raises(AssertionError, match="no regular file"):
+    with pytest.raises(AssertionError, match="not a regular file"):
         Options().loadFromFile(tmp_path / "pipe")
 
 

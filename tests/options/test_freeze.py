@@ -113,7 +113,7 @@ def test_options_that_inference_has_refused_are_not_frozen(accumulating: Options
      "must be a factor of"),
     (lambda o: o._Popart.set("partialsTypeMatMuls", "double"), "float or half"),
     (lambda o: setattr(o, "sync_pattern", 9), "sync_pattern holds no SyncPattern"),
-    (lambda o: setattr(o, "output_mode", 9), "output_mode holds no OutputMode"),
+    (lambda o: setattr(o, "output_mode", 9), "output_mode must be an OutputMode"),
     (lambda o: o.setAvailableMemoryProportion({"IPU0": [1]}), "must be numbers"),
     (lambda o: o.setAvailableMemoryProportion({"IPU0": 3}), "numbers from 0 to 1"),
     (lambda o: o._Popart.set("accumulationAndReplicationReductionType", 2),
@@ -356,7 +356,7 @@ def test_the_log_says_that_caching_is_off_with_the_model_only(
     if model:
         options.useIpuModel(True)
 
-    warning = "Executable caching doesn't work with the IPU model: it is switched off"
+    warning = "Executable caching does not work with the IPU model, and is disabled"
     assert (warning in lines(options)) is model
 
 

@@ -45,7 +45,7 @@ def trouble(folder: Path, on_the_way: bool = True) -> str | None:
     if status.st_uid != os.getuid():
         return "it belongs to another user"
     if status.st_mode & _OTHERS_WRITE:
-        return "others can write to it (chmod go-w)"
+        return "other users can write to it (chmod go-w)"
     return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
 
 
@@ -91,7 +91,7 @@ def _who_else_changes(directory: Path, status: os.stat_result) -> str | None:
         return None
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
     if by_group or status.st_mode & stat.S_IWOTH:
-        return f"others can write to {directory} (chmod go-w)"
+        return f"other users can write to {directory} (chmod go-w)"
     return None
 
 
@@ -126,7 +126,7 @@ def chosen() -> tuple[Path, str | None]:
     if own.name == _TORCHS:  # while torch's compiler runs
         return own.parent, None
     if not given and place is None:
-        return own, "there is no temporary directory that can be written to"
+        return own, "there is no writable temporary directory"
     if not given or (str(own.parent) == place and own.name.startswith(_TORCHS_OWN)):
         own = Path(place or "", f"poptorch-code-{os.getuid()}")
         if (why := trouble(own)) is not None:  # others could put another folder in it at any time

@@ -20,7 +20,7 @@ def _folder(chosen: argparse.Namespace) -> Path:
         raise Misuse("No cache directory: pass --dir, or set POPTORCH_CACHE_DIR")
     folder = Path(name)
     if not folder.is_dir():
-        raise Misuse(f"{folder} is no directory")
+        raise Misuse(f"{folder} is not a folder")
     return folder
 
 

@@ -27,14 +27,21 @@ def estimate(chosen: argparse.Namespace) -> int:
         if curve:
             scaling.link_of(chosen.latency, chosen.bandwidth)
     if not curve and (chosen.latency or chosen.bandwidth):
-        raise Misuse("--latency and --bandwidth are of a curve: add --processes 8,64,1024")
+        raise Misuse(
+            "--latency and --bandwidth need --processes, for example --processes 8,64,1024"
+        )
     if curve and chosen.all:
-        raise Misuse("--processes runs a model several times on one batch: leave --all out")
+        raise Misuse(
+            "--processes runs one model several times on one batch, so it cannot be "
+            "combined with --all"
+        )
     if not chosen.script.is_file():
         raise Misuse(f"There is no file {chosen.script}")
     ours = [each for each in chosen.arguments if each.partition("=")[0] in _OURS]
     if ours:
-        print(f"{ours[0]} after {chosen.script} is the script's argument", file=sys.stderr)
+        print(
+            f"{ours[0]} comes after {chosen.script}, so it is passed to the script", file=sys.stderr
+        )
     priced: list[Any] = []
     seen: list[PoplarExecutor] = []
 
@@ -72,15 +79,15 @@ def _measure(executor: PoplarExecutor, args: Sequence[Any], kwargs: Mapping[str,
 
 def report(chosen: argparse.Namespace) -> int:
     if (chosen.file is None) == (chosen.compare is None):
-        raise Misuse("Give one report, or --compare OLD NEW")
+        raise Misuse("pass one report, or --compare OLD NEW")
     if chosen.budget and chosen.compare is None:
-        raise Misuse("A budget is for what a report needs more than another: add --compare OLD NEW")
+        raise Misuse("--budget limits the increase between two reports: add --compare OLD NEW")
     try:
         with misuse():
             return _show(chosen, profile.parse_budget(chosen.budget) if chosen.budget else {})
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         why = visible(f"{type(error).__name__}: {error}")
-        raise Misuse(f"This is no report of poptorch: {why}") from None
+        raise Misuse(f"This is not a report of poptorch: {why}") from None
 
 
 def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:

@@ -32,8 +32,12 @@ def _add_options(commands: Any) -> None:
         "show every option, its value and its effect here",
         "poptorch options\npoptorch options training.cfg --all",
     )
-    parser.add_argument("file", nargs="*", help="files of option calls, as for loadFromFile")
-    parser.add_argument("--all", action="store_true", help="show backend settings not set, too")
+    parser.add_argument(
+        "file", nargs="*", help=("files with option calls, in the format of Options.loadFromFile")
+    )
+    parser.add_argument(
+        "--all", action="store_true", help=("also show backend settings that are not set")
+    )
     parser.set_defaults(run=_later("listings", "options"))
 
 
@@ -41,9 +45,9 @@ def _add_passes(commands: Any) -> None:
     parser = add(
         commands,
         "passes",
-        "list what a compilation does, in order",
+        "list the passes of a compilation, in order",
         "poptorch passes",
-        "With POPTORCH_LOG_LEVEL=DEBUG a compilation logs how long each of them takes.",
+        "With POPTORCH_LOG_LEVEL=DEBUG, a compilation logs how long each pass takes.",
     )
     parser.set_defaults(run=_later("listings", "passes"))
 
@@ -56,25 +60,40 @@ def _add_cache(commands: Any) -> None:
         "poptorch cache --dir ./cache list\npoptorch cache explain 3f2a",
     )
     parser.add_argument(
-        "--dir", help="the cache; default POPTORCH_CACHE_DIR, then POPART_CACHE_DIR"
+        "--dir", help=("folder of the cache (default: POPTORCH_CACHE_DIR, then POPART_CACHE_DIR)")
     )
     actions = parser.add_subparsers(required=True, metavar="action")
     example = "poptorch cache --dir ./cache list"
-    listing = add(actions, "list", "one line per entry, the latest first", example)
+    listing = add(actions, "list", "list one line per entry, the latest first", example)
     listing.set_defaults(run=_later("caches", "list_entries"))
     explain = add(
         actions,
         "explain",
-        "what an entry was compiled from, or two differ in",
+        "show what an entry was compiled from, or how two entries differ",
         "poptorch cache explain 3f2a\npoptorch cache explain 3f2a 81b0",
     )
-    explain.add_argument("key", help="the first characters of a key")
-    explain.add_argument("other", nargs="?", help="another key; default: show all of the first")
+    explain.add_argument("key", help="a key, or its first characters")
+    explain.add_argument(
+        "other",
+        nargs="?",
+        help=("a second key to compare with (default: show everything about the first key)"),
+    )
     explain.set_defaults(run=_later("caches", "explain"))
     example = "poptorch cache trim --max-mb 500 --days 30"
-    trimming = add(actions, "trim", "remove damaged entries and others", example)
-    trimming.add_argument("--max-mb", type=float, help="keep the latest, up to so many megabytes")
-    trimming.add_argument("--days", type=float, help="remove what was not used for so many days")
+    trimming = add(
+        actions,
+        "trim",
+        "remove damaged entries, old entries, and entries above a total size",
+        example,
+    )
+    trimming.add_argument(
+        "--max-mb",
+        type=float,
+        help=("keep the most recently used entries, up to this many megabytes"),
+    )
+    trimming.add_argument(
+        "--days", type=float, help=("remove entries that were not used for this many days")
+    )
     trimming.set_defaults(run=_later("caches", "trim_folder"))
 
 
@@ -107,17 +126,26 @@ def _add_doctor(commands: Any) -> None:
     parser.add_argument(
         "--calibrate",
         action="store_true",
-        help="measure which library computes matrix products, once more; keep it for later code",
+        help=(
+            "measure again which library computes matrix products fastest, and use the "
+            "result for code that is compiled later"
+        ),
     )
-    parser.add_argument("--training", action="store_true", help="a module is to be trained")
+    parser.add_argument(
+        "--training",
+        action="store_true",
+        help=("explain the module for training (default: for inference)"),
+    )
     parser.add_argument(
         "--calls",
         type=int,
         default=CALLS,
-        help=f"end a script after so many (default {CALLS}; 0: all)",
+        help=f"end the script after this many calls (default: {CALLS}; 0: never)",
     )
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the script's arguments, or shapes"
+        "arguments",
+        nargs=argparse.REMAINDER,
+        help=("arguments of the script, or shapes of the inputs"),
     )
     parser.set_defaults(run=_later("doctor", "run"))
 
@@ -134,15 +162,30 @@ def _add_estimate(commands: Any) -> None:
         "script runs to its end. With --processes it compiles the model, measures a few calls on\n"
         "this batch, and shows what a call would take in so many processes, a machine each.",
     )
-    parser.add_argument("--system", help="the chips, kind:number; default POPTORCH_POD, mk2:64")
-    parser.add_argument("--all", action="store_true", help="price every model and run the script")
-    parser.add_argument("--processes", type=_counts, metavar="N,N", help="numbers of processes")
-    parser.add_argument("--latency", help="of the link between them, one way, for instance 20us")
-    parser.add_argument("--bandwidth", help="of the link, for instance 100Gb")
-    parser.add_argument("--json", type=Path, help="write the last one's profile into this file")
-    parser.add_argument("--html", type=Path, help="write its page into this file, too")
+    parser.add_argument(
+        "--system", help=("the system, as kind:number (default: POPTORCH_POD, or mk2:64)")
+    )
+    parser.add_argument(
+        "--all", action="store_true", help=("estimate every model, and let the script run")
+    )
+    parser.add_argument(
+        "--processes",
+        type=_counts,
+        metavar="N,N",
+        help=("numbers of processes to estimate, for example 8,64,1024"),
+    )
+    parser.add_argument(
+        "--latency", help=("one-way latency of the link between the processes, for example 20us")
+    )
+    parser.add_argument("--bandwidth", help=("bandwidth of the link per second, for example 100Gb"))
+    parser.add_argument(
+        "--json", type=Path, help=("write the profile of the last estimate into this file")
+    )
+    parser.add_argument(
+        "--html", type=Path, help=("also write the report as a page into this file")
+    )
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     parser.set_defaults(run=_later("costs", "estimate"))
 
 
@@ -164,14 +207,19 @@ def _add_report(commands: Any) -> None:
         "poptorch report reports/training\n"
         "poptorch report --html page.html reports/training/profile.json\n"
         "poptorch report --compare old/training new/training --budget memory=3%,cycles=1%",
-        "With a budget the exit status is 1 if the new one needs more than it allows.",
+        "With a budget, the exit status is 1 if the new profile exceeds it.",
     )
-    parser.add_argument("file", type=Path, nargs="?", help="profile.json, or its directory")
+    parser.add_argument(
+        "file", type=Path, nargs="?", help=("profile.json, or the folder that contains it")
+    )
     parser.add_argument("--html", type=Path, help="write the page into this file")
     parser.add_argument(
-        "--compare", type=Path, nargs=2, metavar=("OLD", "NEW"), help="two of them instead"
+        "--compare", type=Path, nargs=2, metavar=("OLD", "NEW"), help="compare two profiles"
     )
-    parser.add_argument("--budget", help="what the new one may need more: memory=3%%,cycles=1%%")
+    parser.add_argument(
+        "--budget",
+        help=("by how much the new profile may exceed the old one: memory=3%%,cycles=1%%"),
+    )
     parser.set_defaults(run=_later("costs", "report"))
 
 
@@ -197,13 +245,15 @@ def _add_export(commands: Any) -> None:
     )
     add_outputs(parser)
     parser.add_argument("script", help="a file, or file:function")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     parser.set_defaults(run=_later("exports", "export"))
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", type=Path, help="the Python, for instance step.py")
-    parser.add_argument("--html", type=Path, help="the page, for instance step.html")
+    parser.add_argument(
+        "-o", "--output", type=Path, help=("the Python file to write, for example step.py")
+    )
+    parser.add_argument("--html", type=Path, help="the page to write, for example step.html")
 
 
 COMMANDS = {

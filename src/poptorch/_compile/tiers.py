@@ -152,7 +152,7 @@ def compile_plan(
     if background and can_be_kept and is_missing:
         return Tiered(reference.compile(plan, progress), code, idle)
     if is_missing:
-        code.tell("captured; compiling, about %.0f s", code.expected_seconds() - SOONER)
+        code.tell("captured; compiling takes about %.0f s", code.expected_seconds() - SOONER)
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
@@ -305,7 +305,7 @@ class Tiered:
             return
         slow, fast = statistics.median(self._slow), statistics.median(self._fast)
         self._tell(
-            "full speed from call %d on: %.1f times as fast, %.2f ms a call instead of %.2f",
+            "full speed from call %d on: %.1f times as fast, %.2f ms per call instead of %.2f ms",
             self._calls + 1,
             slow / fast,
             fast * 1e3,
