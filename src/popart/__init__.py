@@ -1,7 +1,7 @@
-"""The enums of PopART that scripts give to ``options._Popart.set``; there is no PopART behind them.
+"""PopART's enums that scripts pass to ``options._Popart.set``. PopART itself is not used.
 
-What a key does here is in the table of options (``docs/reference/options_table.md``), and
-``options.withoutEffect()`` names those that do nothing. Members have PopART's numbers.
+The table of options (``docs/reference/options_table.md``) says what each key does, and
+``options.withoutEffect()`` lists the keys that have no effect. Members have PopART's numbers.
 Source: PopART's public Python API reference.
 """
 

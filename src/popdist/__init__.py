@@ -1,4 +1,4 @@
-"""PopDist's names: which process of a job this is, over torch.distributed.
+"""PopDist's functions, based on torch.distributed: the rank of this process, the size of the job.
 
 Outside of a job there is one instance with one replica. ``poprun`` starts jobs; ``torchrun`` and
 ``mpirun`` do as well. Source: PopDist and PopRun user guide.
@@ -29,9 +29,9 @@ def isPopdistEnvSet() -> bool:
 
 
 def init() -> None:
-    """Connect to the other processes of the job now. Otherwise training the first model does it.
+    """Connect to the other processes of the job now, instead of at the first training call.
 
-    Outside of a job nothing happens.
+    Outside of a job this has no effect.
 
     Raises:
         poptorch.Error: it cannot reach them.
@@ -57,12 +57,12 @@ def getNumInstances() -> int:
 
 
 def getNumTotalReplicas() -> int:
-    """Return how many replicas the job has. Processes that share stages have one together."""
+    """Return how many replicas the job has. Processes that share stages count as one."""
     return _job.membership().total_replicas
 
 
 def getNumLocalReplicas() -> int:
-    """Return how many replicas this process has, or has stages of."""
+    """Return how many replicas run on this process, completely or in part."""
     return _job.membership().local_replicas
 
 
@@ -77,7 +77,7 @@ def getNumStageProcesses() -> int:
 
 
 def checkNumIpusPerReplica(num_ipus: int) -> None:
-    """Check a model's number of IPUs against the launcher's.
+    """Check that a model uses the number of IPUs that the launcher assigned.
 
     Raises:
         ValueError: they differ, in a job that poprun has started.
@@ -92,7 +92,7 @@ def checkNumIpusPerReplica(num_ipus: int) -> None:
 
 
 def getDeviceId(num_ipus: int | None = None) -> None:
-    """Return None: each process takes devices of the pod that are free.
+    """Return None, because each process uses any free devices of the pod.
 
     Args:
         num_ipus: has no effect.
@@ -126,7 +126,7 @@ def _limited(instances: frozenset[int], function: Callable[..., Any]) -> Callabl
 
 
 def initializeBackend(*args: Any, **kw: Any) -> None:
-    """Do what ``init`` does. Arguments chose between MPI and others; they have no effect."""
+    """Call ``init``. The arguments, which selected MPI or another backend, have no effect."""
     init()
 
 
@@ -135,10 +135,10 @@ def finalizeBackend() -> None:
 
 
 def registerBackend(*args: Any, **kw: Any) -> None:
-    """Say that there is no other backend than torch.distributed: nothing is registered."""
+    """Warn that torch.distributed is the only backend. Nothing is registered."""
     log.python.warning("popdist.registerBackend has no effect: torch.distributed is used")
 
 
 def registerCommunicator(*args: Any, **kw: Any) -> None:
-    """Say that there is no other backend than torch.distributed: nothing is registered."""
+    """Warn that torch.distributed is the only backend. Nothing is registered."""
     log.python.warning("popdist.registerCommunicator has no effect: torch.distributed is used")

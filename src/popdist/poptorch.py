@@ -1,4 +1,4 @@
-"""``popdist.poptorch.Options``: options of a process of a job, filled in by the launcher."""
+"""``popdist.poptorch.Options``: options of one process of a job, as set by the launcher."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
 class Options(poptorch.Options):
     """``poptorch.Options`` of one process of a job, filled in by the launcher.
 
-    ``replication_factor`` counts the replicas of this process. What the launcher decides cannot be
-    changed: ``useIpuId``, ``replicationFactor`` and the setters of ``Distributed`` raise a
+    ``replication_factor`` counts the replicas of this process. You cannot change what the launcher
+    sets: ``useIpuId``, ``replicationFactor`` and the setters of ``Distributed`` raise a
     ``RuntimeError``. ``poprun --stage-processes`` sets ``Distributed.stageProcesses``.
 
     Args:
-        ipus_per_replica: chips of each replica, the launcher's number.
+        ipus_per_replica: number of chips of each replica, as set by the launcher.
 
     Raises:
-        ValueError: it is another number than the launcher's.
+        ValueError: the number differs from the launcher's.
     """
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:

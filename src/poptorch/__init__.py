@@ -4,9 +4,9 @@
     inferenceModel(model, options)             a call does forward
     Options()                                  iterations, accumulation, replicas, precision
 
-DataLoader cuts batches as the options say. BeginBlock and Block place layers on chips. optim has
-the optimizers. estimate says what a program would cost on IPUs. help(poptorch.Options) explains
-every option, and so on for each name.
+DataLoader assembles batches of the size that the options require. BeginBlock and Block place layers
+on chips. optim contains the optimizers. estimate predicts the cost of a program on IPUs.
+help(poptorch.Options) explains every option, and help() works for every other name as well.
 """
 
 from . import autocasting, enums, experimental, ops, optim, options, profiling

@@ -1,4 +1,4 @@
-"""``poptorch.Checkpoints``: folders of files without pickles, named when all of it is there."""
+"""``poptorch.Checkpoints``: folders without pickles that get their names when they are complete."""
 
 # Not torch.distributed.checkpoint's: its formats are pickles or hold nothing but tensors, and its
 # exchanges wait for a lost process without naming it.
@@ -44,7 +44,7 @@ Files = Mapping[Path, Mapping[str, bytes]]  # by path the parts of each
 class Checkpoints:
     """The checkpoints of one training run, in a folder. An addition to PopTorch.
 
-    Take the data from ``batches``, which counts what you have used:
+    Iterate over ``batches``, which counts the batches that you have used:
 
     ```python
     checkpoints = poptorch.Checkpoints("run", training, loader, scheduler=scheduler)
@@ -55,24 +55,24 @@ class Checkpoints:
             checkpoints.save()
     ```
 
-    In a job all processes make the same calls, and all see the folder.
+    In a job, all processes must make the same calls and see the same folder.
 
     Args:
-        folder: of the checkpoints; created if it is missing.
+        folder: the folder of the checkpoints; it is created if it does not exist.
         executor: a model that is wrapped for training.
-        loader: a loader, or another iterable that begins anew at each iteration. Each epoch starts
-            new workers.
-        keep: how many checkpoints to keep: those that were saved last.
-        stateful: by name, schedulers and other objects with ``state_dict()`` and
-            ``load_state_dict()``. Their state is made of numbers, texts, lists and dicts.
+        loader: a loader, or another iterable that can be iterated again. Each epoch starts new
+            workers.
+        keep: how many of the last checkpoints to keep.
+        stateful: schedulers and other objects with ``state_dict()`` and ``load_state_dict()``, by
+            name. Their state must consist of numbers, strings, lists and dicts.
 
     Attributes:
-        step: how many batches you have got, the present one included.
-        epoch: the number of the present epoch, from 0.
+        step: how many batches you have received, including the current one.
+        epoch: the index of the current epoch, from 0.
 
     Raises:
         AssertionError: the executor does not train, ``keep`` is less than 1, or the loader shuffles
-            in another process, where its order is out of reach.
+            in another process, whose order is not accessible.
     """
 
     def __init__(
@@ -109,20 +109,21 @@ class Checkpoints:
         self._writing: _Writing | None = None
 
     def resume(self) -> bool:
-        """Go on from the checkpoint that was saved last, if there is one. Call it before the model.
+        """Resume from the last saved checkpoint, if there is one. Call it before the model.
 
-        With as many processes as before, all losses are those of an uninterrupted run. With
-        another number the run goes on after as many samples; they are the same where ``poprun
-        --min-instances`` chose it. Random numbers then follow the replicas' numbers, and on the
-        host process 0.
+        With the same number of processes as before, all losses are those of an uninterrupted run.
+        With another number, the run continues after the same number of samples. These are the same
+        samples if ``poprun --min-instances`` chose the number. Random numbers on the device then
+        depend on the index of the replica; those on the host are those of process 0.
 
         Returns:
             Whether there was a checkpoint.
 
         Raises:
-            poptorch.Error: the model is compiled already, a file is damaged, it belongs to another
-                model or optimizer, or fewer processes would read other batches: of an iterable
-                data set, or with ``drop_last=False`` and a rest. Nothing has changed then.
+            poptorch.Error: the model is already compiled, a file is damaged, it belongs to another
+                model or optimizer, or fewer processes would read different batches, because the
+                data set is iterable or the last batch is incomplete with ``drop_last=False``. In
+                these cases nothing is changed.
         """
         executor = self._executor
         if executor.isCompiled():
@@ -217,10 +218,10 @@ class Checkpoints:
             undo.pop_all()
 
     def batches(self, epochs: int) -> Iterator[Any]:
-        """Yield the batches of so many epochs, those that are left.
+        """Yield the remaining batches of the given number of epochs.
 
-        After ``resume`` the used batches of the current epoch are loaded again and dropped. A loop
-        that was left goes on when this is called again.
+        After ``resume``, the batches of the current epoch that were already used are loaded again
+        and dropped. If you left a loop early, another call continues where it stopped.
         """
         while self.epoch < epochs:
             if self._rest is None:
@@ -264,23 +265,24 @@ class Checkpoints:
             self._loader._order_index = index
 
     def save(self, wait: bool = True) -> Path:
-        """Write a checkpoint. A run that is killed meanwhile goes on from the one before.
+        """Write a checkpoint. A run that is killed during this resumes from the previous one.
 
-        The checkpoint is never among those that ``keep`` removes. If it has the step of an older
-        one, it takes that one's place when it is complete. Checkpoints of another run that have
-        more steps stay, with a warning.
+        The new checkpoint is never among those that ``keep`` removes. If an older one has the same
+        step, the new one replaces it when it is complete. Checkpoints of another run that have more
+        steps are kept, with a warning.
 
         Args:
-            wait: return when it is written. Otherwise copy it now and write it while the run goes
-                on; ``wait`` or the next ``save`` then raise what goes wrong.
+            wait: return when the checkpoint is written. Otherwise copy the state now and write it
+                while the run continues; ``wait`` or the next ``save`` then raise an error if
+                writing failed.
 
         Returns:
-            Its folder. It has this name when it is complete.
+            The folder of the checkpoint. It gets this name when it is complete.
 
         Raises:
             poptorch.Error: the model is not compiled, the state of an object has no JSON form, or
                 processes are at different steps or see different folders.
-            OSError: it cannot be written, or the one before could not.
+            OSError: this checkpoint cannot be written, or the previous one could not be written.
         """
         self.wait()
         steps = self._agree(self.step)
@@ -336,7 +338,7 @@ class Checkpoints:
         """Wait until ``save(wait=False)`` has written its checkpoint.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the checkpoint could not be written.
         """
         writing, self._writing = self._writing, None
         if writing is None:

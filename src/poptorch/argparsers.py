@@ -20,7 +20,7 @@ __all__ = ["ICustomArgParser", "registerCustomArgParser", "registerGeometricCust
 
 
 class ICustomArgParser(abc.ABC):
-    """How the tensors inside objects of some type are found and replaced."""
+    """Finds and replaces the tensors inside objects of one type."""
 
     @abc.abstractmethod
     def yieldTensors(self, struct: Any) -> Iterable[torch.Tensor]:
@@ -39,20 +39,20 @@ class ICustomArgParser(abc.ABC):
             tensor_iterator: yields as many tensors as ``yieldTensors`` did, in that order.
 
         Returns:
-            A new object; fields that are no tensors are copied from the original one.
+            A new object. Fields that are not tensors are copied from the original object.
         """
 
 
 def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | None) -> None:
     """Let models take and return objects of a type, and data sets hold them.
 
-    Lists, tuples, dicts and dataclasses need no parser. A sub-class without a parser uses that of
-    the base class that was registered first. Objects of other types are constants of the compiled
-    program and must hold no tensors.
+    Lists, tuples, dicts and dataclasses need no parser. A subclass without a parser uses the parser
+    of the base class that was registered first. Objects of other types are constants of the
+    compiled program and must contain no tensors.
 
     Args:
         arg_data_type: the class of the objects.
-        arg_parser: its parser; it replaces an earlier one. None removes that.
+        arg_parser: the parser for this class. It replaces an earlier one; None removes it.
 
     Raises:
         poptorch.Error: the parser does not derive from ``ICustomArgParser``, or

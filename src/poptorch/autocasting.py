@@ -1,4 +1,4 @@
-"""Automatic casting of releases 2.1 to 3.0: a context manager, and the policy that it follows."""
+"""Automatic casting of releases 2.1 to 3.0: a context manager, and its policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Policy:
     """Functions whose operands ``autocast`` casts; for ``Precision.autocastPolicy``.
 
     An entry is a function (``torch.matmul``), its name, or a layer (``torch.nn.Conv2d``). A layer
-    stands for the function that it calls.
+    means the function that it calls.
 
     Attributes:
         fp16: run in half.
@@ -31,7 +31,7 @@ class Policy:
         demote: mixed operands become half.
 
     Raises:
-        TypeError: a rule is no list; a text would count as a list of its letters.
+        TypeError: a rule is not a list. A string is refused, too.
         ValueError: torch has no such function.
     """
 

@@ -41,39 +41,39 @@ _CALL = (
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """Cut a data set into combined batches, one for each call of a wrapped model.
+    """Load a data set in combined batches, one for each call of a wrapped model.
 
     Dimension 0 of every tensor is ``batch_size x device iterations x input groups x gradient
-    accumulation``. Samples that follow one another make up a micro-batch.
+    accumulation``. A micro-batch consists of consecutive samples.
 
     Args:
-        options: has the counts; this call freezes them.
+        options: the options of the model; this call freezes them.
         dataset: map-style, or an ``IterableDataset``. Each process of a job reads a contiguous
             part of it.
-        batch_size: samples of a micro-batch. None, with ``drop_last=False``, passes items on as
-            they are.
-        shuffle: take a new order at every iteration. In a job set ``options.randomSeed``, so that
-            all processes take the same one.
-        num_workers: worker processes.
-        drop_last: leave out an incomplete combined batch at the end. (In torch the default is
+        batch_size: number of samples of a micro-batch. None, together with ``drop_last=False``,
+            passes items on unchanged.
+        shuffle: use a new order in every epoch. In a job, set ``options.randomSeed``, so that all
+            processes use the same order.
+        num_workers: number of worker processes.
+        drop_last: leave out an incomplete combined batch at the end. (In PyTorch the default is
             False.)
-        persistent_workers: keep the workers between iterations; by default, if there are any.
-        auto_distributed_partitioning: give each process its part of the data, else all of it.
+        persistent_workers: keep the workers between epochs; the default if there are workers.
+        auto_distributed_partitioning: give each process a part of the data instead of all of it.
         mode: ``Sync`` loads in this process, ``Async`` in another one, and ``AsyncRebatched`` in
             another one that joins small batches to combined ones.
         async_options: arguments of ``AsynchronousDataAccessor``. ``sharing_strategy`` is ``Fork``
             by default if there are workers and Python's start method is "fork".
-        rebatched_worker_size: samples of the small batches of ``AsyncRebatched``; by default, and
-            at most, the combined batch size.
-        batch_sampler: yields the indices of one micro-batch at a time. It excludes ``batch_size``,
-            ``shuffle`` and automatic partitioning.
+        rebatched_worker_size: number of samples in the small batches of ``AsyncRebatched``. The
+            default and the maximum is the combined batch size.
+        batch_sampler: yields the indices of one micro-batch at a time. It cannot be combined with
+            ``batch_size``, ``shuffle`` and automatic partitioning.
         kwargs: other arguments of ``torch.utils.data.DataLoader``. ``pin_memory`` has an effect in
             mode ``Sync`` only.
 
     Raises:
-        AssertionError: ``options`` are no ``poptorch.Options``, or arguments exclude one another.
-        poptorch.Error: ``batch_sampler`` excludes another argument, or the loading process does
-            not start.
+        AssertionError: ``options`` is not a ``poptorch.Options``, or arguments cannot be combined.
+        poptorch.Error: ``batch_sampler`` cannot be combined with another argument, or the loading
+            process does not start.
 
     Source: PopTorch user guide, "Efficient data batching".
     """
@@ -153,12 +153,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """Samples in dimension 0 of every tensor; None when ``batch_size`` was None."""
+        """The size of dimension 0 of every tensor; None if ``batch_size`` is None."""
         return self._plan.combined
 
     @property
     def options(self) -> Options:
-        """The options that the loader was made with."""
+        """The options with which the loader was created."""
         return self._options
 
     def terminate(self) -> None:
@@ -186,7 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Begin an iteration.
 
         Returns:
-            An iterator of its own. In the asynchronous modes a newer one ends the older one.
+            A new iterator. In the asynchronous modes it ends the previous one.
         """
         iteration = self._begin()
         notices.remember(self, iteration, self._plan)
@@ -323,30 +323,31 @@ class _RemoteIteration(Iterator[Any]):
 
 
 class AsynchronousDataAccessor:
-    """Iterate in another process; the elements wait here in shared buffers.
+    """Iterate over a data set in another process, which fills shared buffers.
 
-    A tensor that you get is a view of a buffer. It is valid until you ask for the next element:
-    clone it to keep it. With ``POPTORCH_POISON_BUFFERS=1`` a forgotten clone shows as NaN. All
+    A tensor that you receive is a view of a buffer. It is valid until you ask for the next element;
+    clone it to keep it. With ``POPTORCH_POISON_BUFFERS=1``, an outdated tensor contains NaN. All
     elements must have the shapes of the first one. Tuples arrive as lists.
 
     Args:
         dataset: a loader, a data set or another iterable. Its elements are tensors, or flat
             tuples, lists, dicts or registered types of tensors.
         buffer_size: number of buffers.
-        miss_sleep_time_in_ms: how long the process sleeps at first when all buffers are full. The
-            sleeps get longer, and end when a buffer is free. With 0 it does not sleep.
-        load_indefinitely: begin the next iteration at once; otherwise when you ask for it.
+        miss_sleep_time_in_ms: how long the process first sleeps when all buffers are full. The
+            sleeps become longer, and end when a buffer is free. With 0 it does not sleep.
+        load_indefinitely: begin the next epoch immediately, instead of when you ask for it.
         early_preload: fill all buffers now; otherwise load one element now, the others at the
             first iteration.
         sharing_strategy: how the process starts and gets the data set. All but ``Fork`` pickle it
             and need a script with the guard ``if __name__ == "__main__":``.
-        rebatched_size: join elements to batches of this size, along dimension 0. The last
-            incomplete one is dropped unless the data set's ``rebatched_drop_last`` is False.
+        rebatched_size: concatenate elements to batches of this size, along dimension 0. An
+            incomplete last batch is dropped unless ``rebatched_drop_last`` of the data set is
+            False.
 
     Raises:
         poptorch.Error: the process does not get as far as the first element ("worker thread failed
             to start", with the traceback), or the data set is an asynchronous loader.
-        AssertionError: an argument makes no sense.
+        AssertionError: an argument has an invalid value.
 
     Source: PopTorch user guide, "Efficient data batching".
     """
@@ -395,10 +396,10 @@ class AsynchronousDataAccessor:
         return int(length * self._dataset.batch_size // self._rebatched_size)
 
     def __iter__(self) -> AsynchronousDataAccessor:
-        """Go to the beginning of an iteration.
+        """Begin a new iteration.
 
-        What was loaded ahead is kept if nothing of it was used; in the middle of an iteration
-        everything is dropped and the data set is iterated anew.
+        Elements that were loaded ahead are kept if none of them was used. In the middle of an
+        iteration everything is dropped, and the data set is iterated again.
 
         Raises:
             AssertionError: after ``terminate``.
@@ -421,13 +422,14 @@ class AsynchronousDataAccessor:
 class PadToSizes:
     """A ``collate_fn`` that pads sequences, so that batches have few shapes.
 
-    With ``options.programs(len(sizes))`` each length gets a compiled program of its own.
+    With ``options.programs(len(sizes))``, each length gets its own compiled program.
 
     Args:
         sizes: the lengths that batches may have. A batch gets the smallest one that holds its
             longest sequence.
         fill: a number for each entry of a sample that is padded, by key or, in tuples, by index.
-            Dimension 0 of the entry, a list or tensor, is the length. Torch collates the rest.
+            Dimension 0 of the entry, a list or tensor, is the length. PyTorch collates the other
+            entries.
 
     Raises:
         poptorch.Error: there are no sizes, one is not positive, or there is nothing to pad; when

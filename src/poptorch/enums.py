@@ -13,7 +13,7 @@ __all__ = [
 
 
 class OutputMode(enum.IntEnum):
-    """Which results of a call come back; Default means All for inference and Final for training."""
+    """Which results a call returns. Default means All for inference and Final for training."""
 
     Final = 0
     EveryN = 1
@@ -42,7 +42,7 @@ class ReductionType(enum.IntEnum):
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """Where the division of a mean takes place; equal in exact arithmetic."""
+    """Where a mean is divided; the choices are equal in exact arithmetic."""
 
     Running = 0
     Post = 1
@@ -59,14 +59,14 @@ class SyncPattern(enum.IntEnum):
 
 
 class Compiler(enum.IntEnum):
-    """What compiles a function of ``poptorch.experimental``; here there is one compiler."""
+    """The compiler of a function of ``poptorch.experimental``; there is only one here."""
 
     PopART = 0
     MLIR = 1
 
 
 class DataLoaderMode(enum.IntEnum):
-    """In this process, in another process, or in another process that assembles batches."""
+    """Where data is loaded: here, in another process, or in one that assembles batches."""
 
     Sync = 0
     Async = 1
@@ -74,7 +74,7 @@ class DataLoaderMode(enum.IntEnum):
 
 
 class SharingStrategy(enum.IntEnum):
-    """How the loading process starts and gets the data set."""
+    """How the loading process starts and receives the data set."""
 
     SharedMemory = 0
     FileSystem = 1
@@ -100,7 +100,7 @@ class Liveness(enum.IntEnum):
 
 
 class AutoStage(enum.IntEnum):
-    """Stage ids follow the IPU id, or a counter of new blocks."""
+    """How stage ids are chosen: equal to the IPU id, or counting new blocks."""
 
     SameAsIpu = 0
     AutoIncrement = 1
@@ -123,7 +123,7 @@ class VariableRetrievalMode(enum.IntEnum):
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
-    """Deprecated: how mixed half and float operands resolve."""
+    """Deprecated: the type in which mixed half and float operands are computed."""
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1
@@ -145,7 +145,7 @@ class MultiConvPartialsType(enum.IntEnum):
 
 
 class MatMulSerializationMode(enum.Enum):
-    """Which dimension of a matrix multiplication is cut into pieces."""
+    """Which dimension of a matrix multiplication is divided into pieces."""
 
     InputChannels = "input_channels"
     ReducingDim = "reducing_dim"

@@ -44,9 +44,9 @@ _TRACED = (
 
 
 class PoplarExecutor:
-    """A wrapped model. ``trainingModel`` and ``inferenceModel`` make it.
+    """A wrapped model, which ``trainingModel`` and ``inferenceModel`` create.
 
-    Other attributes than these are those of the wrapped module. ``print`` shows the state.
+    All other attributes are those of the wrapped module. ``print`` shows the state.
 
     Args:
         model: your module.
@@ -85,7 +85,11 @@ class PoplarExecutor:
         self._session.wrap()
 
     def __del__(self) -> None:
-        """Take no trained weights along. A model may reach its executor: a finalizer kept both."""
+        """Free the program without copying trained weights to the host.
+
+        A finalizer that copies them would keep the model and its executor alive, because the model
+        may refer to the executor.
+        """
         if "_session" in self.__dict__ and not sys.is_finalizing():
             self._session.close(local_only=True)
 
@@ -97,12 +101,12 @@ class PoplarExecutor:
                 micro-batch size x device iterations x input groups x accumulation steps.
 
         Returns:
-            What ``forward`` returns. ``options.outputMode`` selects whose results.
+            What ``forward`` returns. ``options.outputMode`` selects the micro-batches.
 
         Raises:
-            AssertionError: the arguments do not fit the signature, the batch does not divide, or
-                the target is offline.
-            poptorch.Error: anything else that is wrong with the inputs or the model.
+            AssertionError: the arguments do not match the signature, the batch cannot be divided
+                into micro-batches, or the target is offline.
+            poptorch.Error: the inputs or the model have any other fault.
         """
         try:
             return self._session.lock.run(self._run, (args, kwargs))
@@ -111,7 +115,7 @@ class PoplarExecutor:
             raise
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
-        """Compile for inputs like these, and run nothing. A compiled model only warns."""
+        """Compile for inputs like these, without running. Warn if the model is already compiled."""
         try:
             with self._session.lock():
                 if self.isCompiled():
@@ -126,15 +130,15 @@ class PoplarExecutor:
         """List what in ``forward`` cannot be compiled for inputs like these.
 
         Returns:
-            Findings, each with the construct, your line and a remedy. ``print`` them for a report.
-            ``fatal`` holds those that prevent compiling. The model stays as it is.
+            The findings, each with the construct, your line and a remedy. ``print`` them for a
+            report. ``fatal`` contains those that prevent compiling. The model is not changed.
         """
         return questions.explain(self._session, (args, kwargs))
 
     def destroy(self) -> None:
         """Copy the weights to the module, free the program and unwrap the module.
 
-        It is an ordinary module again. Another call of the executor compiles again.
+        The module is an ordinary module again. Another call of the executor compiles again.
         """
         self._session.close()
 
@@ -167,7 +171,7 @@ class PoplarExecutor:
         self._session.weights.copy_to_device()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copy to the host only if the device has newer values; return whether it did."""
+        """Copy to the host only if the device has newer values; return whether it copied."""
         return self._session.weights.bring_host_up_to_date()
 
     def copyNamedBuffersToDevice(self) -> None:
@@ -179,11 +183,11 @@ class PoplarExecutor:
         self._session.weights.copy_buffers_to_device()
 
     def setOptimizer(self, optimizer: Given) -> None:
-        """Use another optimizer, or the same one or list after hyper-parameters changed.
+        """Use another optimizer, or the same one (or list) after its hyper-parameters changed.
 
         Raises:
             AssertionError: the type of the optimizer is not supported.
-            poptorch.Error: a value changed that the program has as a constant.
+            poptorch.Error: a value changed that is a constant of the program.
         """
         with self._session.lock():
             one = joined(optimizer, self._optimizer)
@@ -191,7 +195,7 @@ class PoplarExecutor:
             self._adopt_strategy()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load into the module; if a device is attached, copy there too.
+        """Load into the module and, if a device is attached, copy to the device.
 
         Returns:
             The missing and unexpected keys, as ``nn.Module.load_state_dict`` does.
@@ -211,15 +215,15 @@ class PoplarExecutor:
     ) -> None:
         """Save the compiled model, for ``poptorch.load`` and ``loadExecutable``.
 
-        In a job process 0 writes the file. All processes must call this if each keeps a part of
-        the optimizer's state.
+        In a job, process 0 writes the file. All processes must call this method if each of them
+        keeps a part of the optimizer state.
 
         Args:
-            filename: a file, or a folder, which gets a ``model.poptorch``. Missing folders are
-                created.
-            export_model: save weights, optimizer state and options too, for ``poptorch.load``.
-                Model, optimizer and options must be picklable.
-            save_rng_state: save the random state too.
+            filename: a file, or a folder, in which ``model.poptorch`` is written. Missing folders
+                are created.
+            export_model: also save the weights, the optimizer state and the options, for
+                ``poptorch.load``. Model, optimizer and options must be picklable.
+            save_rng_state: also save the random state.
 
         Raises:
             poptorch.Error: not compiled.
@@ -238,26 +242,26 @@ class PoplarExecutor:
         export_model: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Compile for inputs like these if need be, and ``save``. It needs no device."""
+        """Compile for inputs like these if necessary, and ``save``. This needs no device."""
         with self._session.lock():
             if not self.isCompiled():
                 self.compile(*args, **kwargs)
             self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | os.PathLike[str], trusted: bool = False) -> None:
-        """Compile for the shapes and types of inputs that a file was saved for.
+        """Compile for the input shapes and types for which a file was saved.
 
-        Weights and settings stay yours. ``forward`` is captured again. Compiled code comes from
-        this machine's cache if it is there. Code in the file runs only if you saved it, or trust
-        it.
+        The weights and settings of this executor are kept, and ``forward`` is captured again.
+        Compiled code comes from the cache of this machine if it is there. Code in the file runs
+        only if you saved the file or trust it.
 
         Args:
             filename: from ``save`` or ``compileAndExport``.
-            trusted: run the machine code in the file. Do this only for files from people whom you
-                would let run a program here.
+            trusted: run the machine code in the file. Use this only for files from people whom you
+                would allow to run a program on this machine.
 
         Raises:
-            poptorch.Error: there is no such file ("Invalid file"), or it is of another model.
+            poptorch.Error: there is no such file ("Invalid file"), or it belongs to another model.
         """
         with self._session.lock():
             if self.isCompiled():
@@ -267,11 +271,11 @@ class PoplarExecutor:
             loading.resume(self._session, saved, whole=False)
 
     def isAttachedToDevice(self) -> bool:
-        """Tell whether the executor holds a device; False when not compiled."""
+        """Return whether the executor holds a device; False if it is not compiled."""
         return self._session.weights.store is not None
 
     def attachToDevice(self) -> None:
-        """Acquire a device; copy weights, optimizer and random state there.
+        """Acquire a device, and copy the weights, optimizer and random state to it.
 
         Raises:
             AssertionError: the target is offline (``ConnectionType.Never``).
@@ -280,7 +284,7 @@ class PoplarExecutor:
         self._session.attach()
 
     def detachFromDevice(self) -> None:
-        """Copy weights, optimizer and random state to the host; give the device back.
+        """Copy the weights, optimizer and random state to the host, and release the device.
 
         Raises:
             poptorch.Error: not compiled, or not attached.
@@ -295,7 +299,7 @@ class PoplarExecutor:
 
         Raises:
             poptorch.Error: not compiled, or destroyed.
-            ValueError: the assigned value is no such state.
+            ValueError: the assigned value is not such a state.
         """
         return self._session.rng_state
 
@@ -304,7 +308,7 @@ class PoplarExecutor:
         self._session.rng_state = state
 
     def isCompiled(self) -> bool:
-        """Tell whether the model is compiled."""
+        """Return whether the model is compiled."""
         return bool(self._session.programs.all)
 
     def plan(self) -> Plan:
@@ -317,33 +321,37 @@ class PoplarExecutor:
             return self._session.now.plan()
 
     def export(self, filename: str | os.PathLike[str]) -> None:
-        """Write the compiled program as Python that needs torch and safetensors alone, or a page.
+        """Write the compiled program as Python code without poptorch, or as a page.
 
-        Its function ``step`` does what a call does, operator by operator: loops, forward, backward,
-        update. Layers that repeat are one function. Names and comments say your modules and lines.
-        Weights, state and the batch that was compiled for go into a file beside it::
+        The function ``step`` in this file does the same as a call, operator by operator: loops,
+        forward, backward, update. Layers that repeat are one function. Names and comments refer to
+        your modules and lines. Weights, state and the batch for which the model was compiled are
+        written to a second file in the same folder::
 
-            import step  # step.py, beside step.safetensors
+            import step  # step.py, in the same folder as step.safetensors
 
             state, batch = step.load("step.safetensors")
             for x, y in batches:
                 loss = step.step(*state, x, y)
 
         Batches have the combined size, and 64 bits are narrowed to 32, as in a call. ``step``
-        changes the state; ``torch.compile`` takes it. ``state`` is a few dicts by name: parameters
-        ``p``, buffers, moments, settings such as ``h["lr"]``, and for dropout a generator, whose
-        seed you choose. Results are those of the reference backend, to the bit, with as many
-        threads. Several replicas of one process are folded into the step.
+        changes the state, and ``torch.compile`` accepts it. ``state`` consists of a few dicts by
+        name: parameters ``p``, buffers, moments, settings such as ``h["lr"]``, and, for dropout, a
+        generator whose seed you choose. The results are bit-identical to those of the reference
+        backend with the same number of threads. Several replicas of one process are merged into the
+        step.
 
-        ``step.html`` becomes a page instead, one file for browsers: the program, its operators by
-        module, what they read, write and would cost on IPUs, beside your source.
+        For ``step.html``, it writes a page instead, which is one file for browsers: the program,
+        its operators by module, what they read and write, what they would cost on IPUs, and your
+        source.
 
         Args:
-            filename: where the Python goes, ``step.py``, or the page, ``step.html``. Missing
-                folders are created.
+            filename: ``step.py`` for Python code, ``step.html`` for a page. Missing folders are
+                created.
 
         Raises:
-            poptorch.Error: not compiled, another ending, or something in it cannot be written so.
+            poptorch.Error: not compiled, another suffix, or a part of the program cannot be written
+                in this form.
         """
         exporting.export(self._session, filename)
 
@@ -356,7 +364,7 @@ class PoplarExecutor:
         bandwidth: str | float | None = None,
         **kwargs: Any,
     ) -> Estimate:
-        """Return the cost of the program on IPUs; see ``poptorch.estimate``."""
+        """Estimate the cost of the program on IPUs; see ``poptorch.estimate``."""
         counts = scaling.counts_of(processes)
         link = scaling.link_of(latency, bandwidth) if counts else None
         with self._session.lock():
@@ -371,7 +379,7 @@ class PoplarExecutor:
         """Return how long compiling took.
 
         Raises:
-            poptorch.Error: not compiled, or the progress bar is switched off.
+            poptorch.Error: not compiled, or the progress bar is disabled.
         """
         if not self.isCompiled():
             raise Error("Please compile the model before asking for its compilation time")
@@ -397,7 +405,7 @@ class PoplarExecutor:
             return self._session.reports.cycles(self._session.now)
 
     def getPerfCounters(self) -> Stamps:
-        """Return time stamps of the last call, in seconds: by kind, then by tensor.
+        """Return the time stamps of the last call in seconds, by kind and then by tensor.
 
         The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
         """
@@ -420,7 +428,7 @@ class PoplarExecutor:
         return questions.latency(self._session, "output", "output_complete")
 
     def getTensorNames(self) -> list[str]:
-        """Return the names of the program's tensors. ``options.anchorTensor`` takes the first ones.
+        """Return the names of the tensors of the program, first those that can be anchored.
 
         Raises:
             AssertionError: not compiled.
@@ -437,10 +445,10 @@ class PoplarExecutor:
             short_name: as in ``options.anchorTensor(short_name, long_name)``.
 
         Returns:
-            A tensor; the anchor's output mode decides how many values it holds.
+            A tensor. The output mode of the anchor decides how many values it contains.
 
         Raises:
-            AssertionError: there is no such anchor, or no call yet.
+            AssertionError: there is no such anchor, or the model was not called yet.
         """
         _, anchors = self._session.last or (None, {})
         if short_name not in anchors:
@@ -509,7 +517,7 @@ class PoplarExecutor:
         return module_repr(self._user_model)
 
     def __str__(self) -> str:
-        """Say what is compiled, for which inputs, and who has the newest weights."""
+        """Describe what is compiled, for which inputs, and where the newest weights are."""
         session = self._session
         name = type(session.model.module).__name__.removeprefix("Poptorch")
         kind = "inference" if session.optimizer is None else "training"
@@ -523,7 +531,7 @@ class PoplarExecutor:
         return self  # a model has one executor
 
     def __reduce__(self) -> Any:
-        """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
+        """Let a deep copy or pickle wrap its own copy of the model, not compiled."""
         self._session.weights.fetch()
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
 

@@ -21,13 +21,13 @@ def IPUContext(
     options: Options | None = None,
     model: nn.Module | None = None,
 ) -> Any:
-    """Compile a function of tensors: an ``inferenceModel``; also a decorator, with or without ().
+    """Compile a function of tensors, as ``inferenceModel`` does. Also usable as a decorator.
 
     Args:
         func: takes and returns tensors.
-        compiler: no effect.
-        options: of the program.
-        model: what ``func`` calls: its weights are the program's.
+        compiler: has no effect.
+        options: the options of the program.
+        model: the module that ``func`` calls; its weights are those of the program.
     """
     if func is None:
         return functools.partial(IPUContext, compiler=compiler, options=options, model=model)
@@ -37,7 +37,7 @@ def IPUContext(
 
 
 class IPUScope:
-    """Is refused: here a program is made of a function, not of the lines of a block.
+    """Raise an error: a program can only be made from a function, not from the lines of a block.
 
     Raises:
         NotImplementedError: always.

@@ -1,4 +1,4 @@
-"""Questions about the system's devices (PopTorch user guide, "Environment variables")."""
+"""Functions about the devices of the system (PopTorch user guide, "Environment variables")."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .options.freeze import model_from_environment
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Tell whether the system has a device of that many chips, busy or free.
+    """Return whether the system has a device with this number of chips, in use or free.
 
     ``POPTORCH_POD`` describes the system. With the simulated device the answer is False.
 
     Raises:
-        TypeError: ``num_ipus`` is no integer.
+        TypeError: ``num_ipus`` is not an integer.
     """
     if not isinstance(num_ipus, int) or isinstance(num_ipus, bool):
         raise InvalidType(

@@ -80,7 +80,7 @@ class DataLoader(Combining, pyg_dataloader.DataLoader, poptorch.dataloader.DataL
 class FixedSizeDataLoader(
     Combining, pyg_dataloader.FixedSizeDataLoader, poptorch.dataloader.DataLoader
 ):
-    """Load batches of graphs that all have one size; the last graphs are padding.
+    """Load batches of graphs that all have the same size; the last graphs are padding.
 
     With ``drop_last=False`` the last micro-batch may have fewer samples and more padding.
 

@@ -101,7 +101,7 @@ def radius(
         x, y: [N, F] and [M, F], or [N] and [M] for points on a line.
         r: the distance.
         batch_x, batch_y: the example of each point; by default there is one.
-        max_num_neighbors: return at most so many, the nearest.
+        max_num_neighbors: return at most this number of points, the nearest ones.
         args: no effect on results.
 
     Returns:
@@ -132,7 +132,7 @@ def radius_graph(
         r: the distance.
         batch: [N], the example of each point.
         loop: whether a point is its own neighbour.
-        max_num_neighbors: return at most so many for each point, the nearest.
+        max_num_neighbors: return at most this number of points for each point, the nearest ones.
         flow: as for ``knn_graph``.
         args: no effect on results.
 
@@ -337,7 +337,7 @@ class MFConv(pyg.MFConv):  # type: ignore[misc]
         Args:
             x: [nodes, channels], or of sources and targets.
             edge_index: [2, edges].
-            size: numbers of sources and targets, where ``x`` does not tell.
+            size: numbers of sources and targets, if they cannot be read from ``x``.
         """
         x = (x, x) if isinstance(x, torch.Tensor) else x
         end = 1 if self.flow == "source_to_target" else 0

@@ -18,14 +18,14 @@ from .stream_packing_sampler import StreamPackingSampler
 
 
 class FixedSizeStrategy(enum.Enum):
-    """How many samples a micro-batch has: one less than its graphs, or as many as fit."""
+    """How many samples a micro-batch has: one less than its graphs, or the number that fits."""
 
     PadToMax = 0
     StreamPack = 1
 
 
 class OverSizeStrategy(enum.Enum):
-    """What to do with samples that are too large for a micro-batch.
+    """What happens to samples that are too large for a micro-batch.
 
     With ``StreamPack``, ``Skip`` leaves out such samples; otherwise it is ``Error``. The others
     leave out random nodes, edges, or nodes and then edges.
@@ -104,7 +104,7 @@ class DataLoader(Plain):
 
 
 class FixedSizeDataLoader(Plain):
-    """Load batches of graphs that all have one size; the last graphs are padding.
+    """Load batches of graphs that all have the same size; the last graphs are padding.
 
     Arguments and errors are those of ``poptorch_geometric.FixedSizeDataLoader``, without
     ``options``. ``kwargs`` are other arguments of torch's loader.

@@ -1,4 +1,4 @@
-"""Batches that hold as many graphs as fit. Source: PopTorch user guide, "PopTorch ops"."""
+"""Batches that are filled with graphs. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 

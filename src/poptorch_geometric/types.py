@@ -18,7 +18,7 @@ from .common import DataBatch, HeteroDataBatch, SeedBatch
 
 
 class PyGArgsParser(ICustomArgParser):
-    """Take the tensors out of a graph or a batch of graphs, and put others in.
+    """Read the tensors of a graph or a batch of graphs, and replace them.
 
     The tensors of ``Data`` are sorted by name. Those of ``HeteroData`` come in the order of
     insertion: the graph's own, then those of nodes, then those of edges.
@@ -34,14 +34,14 @@ class PyGArgsParser(ICustomArgParser):
             yield store[name]
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """Return a graph of the same class; it takes everything but tensors from the original."""
+        """Return a graph of the same class with everything except the tensors of the original."""
         result = copy.copy(original_structure)
         for store, name in _places(result):
             store[name] = next(tensor_iterator)
         return result
 
     def join(self, batches: Sequence[Any], joined: Any) -> Any:
-        """Complete a joined batch: concatenate the lists that hold no tensors.
+        """Complete a joined batch: concatenate the lists that contain no tensors.
 
         Args:
             batches: the micro-batches.
@@ -72,7 +72,7 @@ def _places(struct: Any) -> list[tuple[Any, str]]:
 
 
 def registerCustomArgParsers() -> None:
-    """Let wrapped models and loaders take graphs and batches of graphs."""
+    """Allow wrapped models and loaders to take graphs and batches of graphs."""
     parser = PyGArgsParser()
     # In this order: unpickling the first makes the classes of batches exist.
     for kind in (BaseData, DataBatch, HeteroDataBatch, SeedBatch):

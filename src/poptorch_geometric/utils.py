@@ -84,7 +84,7 @@ class TrainingStepper:
         self.check_parameters()
 
     def run(self, steps: int, batch: Any, ipu_batch: Any = None) -> None:
-        """Do so many steps of both; compare outputs and parameters, and at the end the losses.
+        """Run a number of steps of both; compare outputs and parameters, and finally the losses.
 
         Args:
             batch: the arguments, a tuple.
@@ -119,7 +119,7 @@ class TrainingStepper:
         """Do a step of the wrapped model; return ``(out, loss)``.
 
         Args:
-            copy_weights: bring the parameters to the host.
+            copy_weights: copy the parameters to the host.
         """
         self.ipu_model.train()
         out, loss = self.training_model(*batch)
@@ -128,7 +128,7 @@ class TrainingStepper:
         return out, loss
 
     def run_inference(self, batch: Any) -> None:
-        """Compare an evaluation; of several results the first.
+        """Compare an evaluation. If there are several results, compare the first one.
 
         Raises:
             AssertionError: they differ.
@@ -151,7 +151,7 @@ class TrainingStepper:
             self._compare(name, ours[name], parameter)
 
     def benchmark(self, steps: int, batch: Any, devices: Any = "ipu") -> dict[str, float]:
-        """Return the seconds of so many steps as ``ipu_time`` and ``cpu_time``. It warms up first.
+        """Return the seconds of some steps as ``ipu_time`` and ``cpu_time``, after a warm-up.
 
         Args:
             devices: "ipu", "cpu".

@@ -151,7 +151,7 @@ class Compilation:
 
     @property
     def alwaysLiveVariables(self) -> list[Values]:
-        """What is on the chips all the time, by category; tensors of state are parts of these."""
+        """What is on the chips all the time, by category, with the tensors of the state."""
         return [
             Values(name=f"IPU {chip['chip']}: {name}", size=size)
             for chip in self._priced["chips"]
@@ -161,7 +161,7 @@ class Compilation:
 
     @property
     def livenessProgramSteps(self) -> list[Values]:
-        """What is live besides, column by column of the schedule."""
+        """What is live in addition, for each column of the schedule."""
         chips = self._priced["chips"]
         always = sum(sum(chip["always"].values()) for chip in chips)
         columns = zip(*(chip["live"] for chip in chips), strict=True)
@@ -312,7 +312,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread; ``events`` are those that lie in no other."""
+    """A thread; ``events`` are those that are inside no other event."""
 
     tid: int
     events: list[Event]

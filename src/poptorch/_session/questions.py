@@ -15,7 +15,7 @@ _STAMPED = ("input", "input_complete", "output", "output_complete")
 
 
 def describe(session: Session) -> list[str]:
-    """Say what is compiled, for which inputs, and who has the newest weights."""
+    """Describe what is compiled, for which inputs, and where the newest weights are."""
     with session.lock():
         if not session.programs.all:
             return ["not compiled"]

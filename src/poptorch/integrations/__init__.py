@@ -1,4 +1,4 @@
-"""Training loops of other libraries, running wrapped models. Additions to PopTorch.
+"""Training loops of other libraries that run wrapped models. Additions to PopTorch.
 
-Each module imports the library that it is for, so nothing here is imported by ``import poptorch``.
+Each module imports the library that it supports, so ``import poptorch`` imports none of them.
 """

@@ -40,20 +40,22 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     """Run the steps of a ``LightningModule`` compiled: training with backward, clipping, update.
 
     Write ``Trainer(strategy=PopTorchStrategy(), accelerator="cpu")``. ``self.log`` and metrics work
-    inside a step: they get its results, after it. Schedulers, callbacks, checkpoints, early
-    stopping, ``accumulate_grad_batches`` and ``gradient_clip_val`` work as always.
+    inside a step: they receive the results of the step after it has run. Schedulers, callbacks,
+    checkpoints, early stopping, ``accumulate_grad_batches`` and ``gradient_clip_val`` work as
+    usual.
 
-    Two things differ. Gradients stay in the program: hooks that read them see none, and a warning
-    tells you. The Python code of a step runs once; ``batch_idx`` is a tensor there.
+    Two things differ. Gradients stay in the program: hooks that read them see none, and you get a
+    warning. The Python code of a step runs once; ``batch_idx`` is a tensor there.
 
     Args:
-        options: backend, caches, precision and so on, of which a copy is used. The counts come
-            from the Trainer. Up to four kinds of batches stay compiled; ``options.programs`` can
-            ask for another number, above 1.
+        options: backend, caches, precision and so on, of which a copy is used. The number of
+            accumulation steps comes from the Trainer. Up to four programs are kept, one for each
+            combination of input shapes and types; ``options.programs`` can set another number above
+            1.
 
     Raises:
-        poptorch.Error: when fitting begins: manual optimization, several optimizers, clipping by
-            value, or a precision of the Trainer's.
+        poptorch.Error: when fitting begins, for manual optimization, several optimizers, clipping
+            by value, or the precision argument of the Trainer.
     """
 
     strategy_name = "poptorch"
@@ -70,7 +72,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._random: list[int] | None = None  # of a checkpoint, for what is compiled next
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Check what the Trainer and the module ask for, and set up as the base does."""
+        """Check the settings of the Trainer and the module, and set up as the base class does."""
         super().setup(trainer)
         if self.precision_plugin.precision != "32-true":
             _refuse("precision", self.precision_plugin.precision, "module.half() or bfloat16()")
@@ -92,8 +94,8 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """Keep a micro-batch; after the last one of an update, run the update.
 
         Returns:
-            What the module's ``training_step`` returns. The loss is the sum over the update, as
-            the Trainer scales it; other results are those of the last micro-batch.
+            The result of the module's ``training_step``. The loss is the sum over the update, as
+            the Trainer scales it. Other results are those of the last micro-batch.
         """
         trainer = self.lightning_module.trainer
         self._window.append((*args, *kwargs.values()))
@@ -129,19 +131,19 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return self._training
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return the loss: the program has gone backward."""
+        """Return the loss: the program has already run the backward pass."""
         return closure_loss.detach()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's ``validation_step`` compiled, and log what it logs."""
+        """Run the compiled ``validation_step`` of the module, and log the values that it logs."""
         return self._evaluate("validation_step", (*args, *kwargs.values()))
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's ``test_step`` compiled, and log what it logs."""
+        """Run the compiled ``test_step`` of the module, and log the values that it logs."""
         return self._evaluate("test_step", (*args, *kwargs.values()))
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's ``predict_step`` compiled."""
+        """Run the compiled ``predict_step`` of the module."""
         return self._evaluate("predict_step", (*args, *kwargs.values()))
 
     def _evaluate(self, name: str, args: tuple[Any, ...]) -> Any:
@@ -153,26 +155,26 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return self._calls.make(executor(*_arguments([args])))
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load weights, also into what is compiled."""
+        """Load weights into the module and into its compiled programs."""
         super().load_model_state_dict(checkpoint, strict)
         for executor in (self._training, *self._others.values()):
             if executor is not None and executor.isAttachedToDevice():
                 executor.copyWeightsToDevice()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint with the random state of dropout, which lives in the program."""
+        """Save a checkpoint with the random state of dropout, which is stored in the program."""
         if self._training is not None and self._training.isCompiled():
             checkpoint = {**checkpoint, _RANDOM: self._training.rng_state}
         super().save_checkpoint(checkpoint, *args, **kwargs)
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint; the next update goes on with its random state, if it has one."""
+        """Load a checkpoint; the next update continues with its random state, if it has one."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         self._random = checkpoint.get(_RANDOM)
         return checkpoint
 
     def teardown(self) -> None:
-        """Leave an ordinary module with the trained weights."""
+        """Turn the module into an ordinary one again, with the trained weights."""
         for executor in (*self._others.values(), self._training):
             if executor is not None:
                 executor.destroy()

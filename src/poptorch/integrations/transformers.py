@@ -38,7 +38,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     One update is one call of a compiled program: all accumulation steps, ``compute_loss`` with
     label smoothing, backward, clipping. Arguments, schedulers, callbacks, logging, metrics and
-    resuming work as always. Checkpoints load in the plain Trainer, and the other way round.
+    resuming work as usual. The original Trainer can load the checkpoints, and the reverse.
 
     Three things differ. The norm of the gradients is logged only if they are clipped by it. With
     gradient accumulation an incomplete last micro-batch of an epoch is left out, with a warning.
@@ -47,7 +47,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     Trainer first makes sure, in eager PyTorch, that padding does not change the model's results.
 
     Args:
-        args, kwargs: of ``transformers.Trainer``.
+        args, kwargs: arguments of ``transformers.Trainer``.
         options: backend, caches, precision and so on, of which a copy is used. The counts come
             from the Trainer's arguments. Up to ten programs are kept for batches of different
             shapes; ``options.programs`` can ask for another number, above 1.

@@ -1,4 +1,4 @@
-"""PopTorch's own operators. Source, where they name no other: its user guide, "PopTorch ops"."""
+"""PopTorch's own operators. The source is PopTorch's user guide, "PopTorch ops", unless named."""
 
 from .._ops.autocast import autocast
 from .blocks import (

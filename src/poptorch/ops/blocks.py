@@ -1,6 +1,6 @@
 """Blocks: which part of a model runs on which device (PopTorch user guide, "Parallel execution").
 
-Annotations mean something only while an executor captures ``forward``; on the host they do nothing.
+Annotations have an effect only while an executor captures ``forward``, and none on the host.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def _start(user_id: object, ipu_id: int | str | None) -> None:
 class Block(nn.Module):
     """Put the operators of a ``with`` scope into one block.
 
-    Operators after the scope need a block of their own. You may enter a block inside another one,
-    but leaving the inner one does not restore the outer one.
+    Operators after the scope need another block. You may enter a block inside another one, but
+    leaving the inner block does not restore the outer one.
 
     Args:
-        user_id: the id that stages name. Blocks of one id are one block. None draws a new id at
-            each entry.
-        ipu_id: the device, an index among the model's devices. A stage may fix another.
+        user_id: the id by which stages refer to the block. Blocks with the same id are one block.
+            With None, each entry gets a new id.
+        ipu_id: the device, as an index among the devices of the model. A stage may override it.
     """
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begin a block that lasts until the next one; arguments as for the class."""
+        """Begin a block that lasts until the next one. The arguments are those of the class."""
         _start(user_id, ipu_id)
 
     @staticmethod
@@ -108,7 +108,7 @@ class _BeginBlockHook:
 
 
 class LegacyBeginBlockFn:
-    """A callable that starts a block and then calls what it wraps; see ``BeginBlock``."""
+    """A callable that starts a block and then calls the wrapped object; see ``BeginBlock``."""
 
     def __init__(
         self,
@@ -130,14 +130,15 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
 
     Args:
         layer_to_call: a module, which is annotated in place; or another callable.
-        user_id: the id that stages name; None draws one.
-        ipu_id: the device, an index among the model's devices. A stage may fix another.
+        user_id: the id by which stages refer to the block; None creates a new one.
+        ipu_id: the device, as an index among the devices of the model. A stage may override it.
 
     Returns:
         The same module; for another callable, an object that starts the block and calls it.
 
     Raises:
-        poptorch.Error: neither a module nor callable, or the module begins a block already.
+        poptorch.Error: the argument is neither a module nor callable, or the module already begins
+            a block.
     """
     if not isinstance(layer_to_call, nn.Module):
         if callable(layer_to_call):
@@ -261,8 +262,8 @@ def print(m: nn.Module) -> None:
 class NameScope(contextlib.ContextDecorator):
     """Name the operators that ``forward`` creates within the scope; scopes nest with ``/``.
 
-    You see the name before the module's path: in estimates and reports, in errors about floating
-    point exceptions, in the log at DEBUG, and in ``getTensorNames()``.
+    The name appears before the path of the module: in estimates and reports, in errors about
+    floating-point exceptions, in the log at DEBUG, and in ``getTensorNames()``.
 
     Args:
         name: one part of the path.

@@ -17,17 +17,17 @@ Body = Callable[..., Any]
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run a body a fixed number of times; its outputs are its next inputs.
+    """Run a body a fixed number of times. Its outputs are the inputs of the next iteration.
 
-    Python runs the body once, to capture it, so its side effects on Python objects happen once.
-    It may use tensors from outside. Inputs are passed by value. Outside a wrapped model Python
+    Python runs the body once, to capture it, so its side effects on Python objects happen once. The
+    body may use tensors from outside. Inputs are passed by value. Outside a wrapped model, Python
     calls the body ``count`` times.
 
     Args:
         count: number of iterations.
-        body: takes the inputs one by one; returns as many tensors of the same shapes and dtypes.
-            It may return a single tensor bare.
-        inputs: the tensors that the first iteration gets.
+        body: takes the inputs as separate arguments and returns the same number of tensors, with
+            the same shapes and dtypes. A single tensor need not be in a list.
+        inputs: the tensors that the first iteration receives.
 
     Returns:
         A list of the tensors that the last iteration returned.
@@ -72,12 +72,12 @@ def cond(
     else_body: Body,
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Run one of two bodies; a tensor decides which when the program runs.
+    """Run one of two bodies. A tensor decides which one when the program runs.
 
     Both are captured. Inputs are passed by value.
 
     Args:
-        condition: boolean, one element.
+        condition: a boolean tensor with one element.
         then_body, else_body: return a tensor, or a tuple or list of tensors. Both return the same
             number, of the same dtypes. If shapes differ, the results take that of ``else_body``.
         then_inps, else_inps: lists of tensors, the arguments of the bodies.

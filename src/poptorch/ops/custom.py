@@ -44,7 +44,7 @@ def register_custom_op(
 ) -> None:
     """Register an operator for ``custom_op``, or replace it.
 
-    The functions may do anything, with any library: a program calls them as they are.
+    The functions run as ordinary Python, and may use any library.
 
     Args:
         name, domain, version: its name for ``custom_op``.
@@ -68,27 +68,28 @@ def custom_op(
     example_outputs: Iterable[torch.Tensor],
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """Call an operator of your own.
+    """Call a custom operator.
 
     ``register_custom_op`` registers one. Otherwise it is ``torch.ops.<domain>.<name>``, with
-    underscores for dots in the domain, and takes the attributes by keyword. Its gradient is its
-    own, or the operator ``<name>Grad`` of the inputs and the outputs' gradients. Some compiled
-    plug-ins of public programs are known: see ``docs/guide/custom_ops.md``.
+    underscores instead of dots in the domain, and takes the attributes by keyword. Its gradient is
+    the one that is registered for it, or the operator ``<name>Grad``, which takes the inputs and
+    the gradients of the outputs. Some compiled plug-ins of public programs are built in: see
+    ``docs/guide/custom_ops.md``.
 
     Args:
         inputs: a tuple or list of tensors.
         name, domain, domain_version: the registered ones.
-        example_outputs: tensors of the shapes and dtypes of the results. Their values do not
-            matter; inputs will do. 64-bit examples stand for 32-bit results.
-        attributes: numbers, ASCII strings, or lists of one kind of these.
+        example_outputs: tensors with the shapes and dtypes of the results. Their values have no
+            effect, so you can pass the inputs. 64-bit examples describe 32-bit results.
+        attributes: numbers, ASCII strings, or lists of values of one of these types.
 
     Returns:
         A list of the results.
 
     Raises:
-        ValueError: an attribute is of another kind.
-        poptorch.Error: the operator is unknown, its results are unlike the examples, or a training
-            model needs a gradient that it does not have.
+        ValueError: an attribute has another type.
+        poptorch.Error: the operator is unknown, its results differ from the examples in shape or
+            dtype, or a training model needs a gradient that the operator does not have.
     """
     tensors, templates = list(inputs), list(example_outputs)
     for value in (*tensors, *templates):
@@ -248,7 +249,7 @@ def _invalid(title: str, value: object) -> NoReturn:
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
-    """Return the attributes behind the text by which a captured custom operator refers to them.
+    """Return the attributes that a captured custom operator refers to by a string.
 
     Args:
         attribute_id_str: a JSON object, or ``"attr:0x0"`` for none.

@@ -1,4 +1,4 @@
-"""Looking into a program as it runs: ``ipu_print_tensor`` and ``nop``."""
+"""Operators to observe a running program: ``ipu_print_tensor`` and ``nop``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """Print a tensor to stderr each time the program computes it; return it unchanged.
+    """Print a tensor to stderr each time the program computes it, and return it unchanged.
 
     It prints once per micro-batch and replica, in the order of the program. Use the result instead
     of the tensor: a print is dropped if no output or loss depends on its result. Outside a wrapped
@@ -48,9 +48,10 @@ def ipu_print_tensor(
         summarise_threshold: show only the edges of tensors with more elements; 0 for never.
         edge_items: elements at each end of each dimension in a summary.
         max_line_width: longer lines are wrapped; 0 for never.
-        digits: after the point of floating point numbers, at most those of their type. 0 also
-            switches alignment off.
-        float_format: ``"auto"``, ``"fixed"``, ``"scientific"``, or ``"none"`` for each on its own.
+        digits: number of digits after the decimal point, at most those of the type. 0 also disables
+            alignment.
+        float_format: ``"auto"``, ``"fixed"``, ``"scientific"``, or ``"none"`` to format each number
+            separately.
         separator: between the values of a row.
         open_bracket, close_bracket: around each row and each nesting level.
 
