@@ -106,7 +106,7 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     monkeypatch.setattr(libraries, "times_of", lambda one: measured.append(str(one)) or faster)
     plan = trained().plan()
     assert sorted(measured) == ["256x64x512 tn"] * 2 + ["64x512x256 nt"] * 2
-    assert "products by oneDNN: [64, 512] x [512, 256], [256, 64] x [64, 512]" in str(plan)
+    assert "products computed by oneDNN: [64, 512] x [512, 256], [256, 64] x [64, 512]" in str(plan)
     assert "without an optimisation" not in caplog.text
     faster[libraries.ONEDNN] = 1.2
     for _ in range(2):  # this process, and one that finds the table
@@ -117,7 +117,7 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     key = cache.key_of(graph, Inductor())
     assert "MKL; oneDNN takes 1.2" in libraries.calibrate()[libraries.Shape(64, 512, 256, "nt")]
     assert cache.key_of(graph, Inductor()) != key
-    assert "products by MKL: [64, 512]" in str(trained().plan())
+    assert "products computed by MKL: [64, 512]" in str(trained().plan())
 
 
 @pytest.mark.parametrize("shape, other, times, taken", [

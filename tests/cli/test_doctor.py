@@ -138,9 +138,9 @@ class Named(torch.nn.Linear):
      + SUBTRACTION),
     (["--calls", "3", "FILE", "--epochs", "1"], 2,
      "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n"),
-    (["FILE:made"], 0, "Importing FILE, to make made and search its source\nat the top\n"),
+    (["FILE:made"], 0, "Importing FILE, to create made and search its source\nat the top\n"),
     (["FILE:torchs"], 0, "If you pass shapes, forward is also tried"),
-    (["FILE:made", "3,2"], 0, "Importing FILE, to make made and run its forward once\n"),
+    (["FILE:made", "3,2"], 0, "Importing FILE, to create made and run its forward once\n"),
     (["FILE:Product", "2,3"], 1, "mat1 and mat2 shapes cannot be multiplied"),
     (["FILE:Refusing", "2,3"], 1, "ValueError: rows of three only"),
     (["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0, "Nothing prevents capturing"),
@@ -228,7 +228,7 @@ def test_nobody_who_reads_on_is_no_error(script, monkeypatch) -> None:
     ([f"{UNDECIDED}:Missing"], "is neither a torch.nn.Module"),
     ([f"{UNDECIDED}:Undecided", "4x3"], "4x3 is not a shape"),
     ([f"{UNDECIDED}:Undecided", "4:nonsense"], "is not a shape"),
-    (["FILE"], "used no wrapped model. For a module in it: poptorch doctor FILE:NAME"),
+    (["FILE"], "To examine a module in this file: poptorch doctor FILE:NAME"),
 ])  # fmt: skip
 def test_wrong_use_is_said_in_one_line(arguments, phrase: str, script, capsys) -> None:
     file = script("class Net(torch.nn.Linear): pass\n")

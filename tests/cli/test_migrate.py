@@ -387,7 +387,7 @@ def test_the_report_and_the_diff(tmp_path, capsys) -> None:
 @pytest.mark.parametrize("text, says", [
     (None, "There is no file"), (b"\xff\xfe\x00", "is not a text file"),
     (b"import poptorch\nprint 'a'\n", "script.py:2 is not valid Python: print 'a'"),
-    (b"import torch\nfrom poptorch import *\n", "script.py:2: write out the names"),
+    (b"import torch\nfrom poptorch import *\n", "script.py:2: replace the star import"),
     (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path, capsys) -> None:

@@ -146,7 +146,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     (["no-such-program"], "there is no program no-such-program\n"),
     ([__file__], f"that can be executed: poprun python {__file__}"),
     ([], "the program to run is missing"),
-    (["-n", "1000", "true"], "1000 instances x 1 threads (OMP_NUM_THREADS), and"),
+    (["-n", "1000", "true"], "1000 instances x 1 threads (OMP_NUM_THREADS), but only"),
     (["true"], "1 instances that need at least"),
     # what is imported is read like options
     (['{"num_instances": "two"}', "true"], "a whole number, not two"),
@@ -157,7 +157,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     (['{"import_config": "/tmp/x"}', "true"], "a file may not set import_config"),
     (['{"rendezvous": 1}', "true"], "a file may not set rendezvous"),
     (['{"program": ["sh"]}', "true"], "a file may not set program"),
-    (['{"host": "-oProxyCommand=sh"}', "true"], "-oProxyCommand=sh is no name of a host"),
+    (['{"host": "-oProxyCommand=sh"}', "true"], "-oProxyCommand=sh is not the name of a host"),
     (["--host=a,-oProxyCommand=sh", "-n", "2", "true"], "it begins with a dash"),
 ])  # fmt: skip
 def test_what_cannot_be_started_is_said(arguments, said, tmp_path, monkeypatch, capsys) -> None:

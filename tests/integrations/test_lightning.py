@@ -272,9 +272,9 @@ class LogsAnObject(Net):
 def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     by_value = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}
     for module, settings, said in (
-        (Manual(), {}, "cannot take automatic_optimization"),
-        (Net(), by_value, "cannot take gradient_clip_algorithm"),
-        (Net(), {"precision": "bf16-mixed"}, "cannot take precision"),
+        (Manual(), {}, "does not support automatic_optimization"),
+        (Net(), by_value, "does not support gradient_clip_algorithm"),
+        (Net(), {"precision": "bf16-mixed"}, "does not support precision"),
         (LogsAnObject(), {}, "accepts only a number or a metric"),
         (UsesAMetric(), {}, r"known after the step(.|\n)*MulticlassAccuracy.forward"),
     ):

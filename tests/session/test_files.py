@@ -189,7 +189,9 @@ def test_what_is_loaded_into_must_fit(tmp_path) -> None:
     trainer.destroy()
     assert type(target["model"]) is Net
     trainer = poptorch.trainingModel(options=options(), **into("poptorch"))
-    with pytest.raises(poptorch.Error, match=r"(?s)another optimizer.*sgd in the file, adam here"):
+    with pytest.raises(
+        poptorch.Error, match=r"(?s)another optimizer.*sgd in the file, adam in this model"
+    ):
         trainer.loadExecutable(path)
     trainer = poptorch.trainingModel(Net(), options())  # SGD, as in the file
     trainer.loadExecutable(path)

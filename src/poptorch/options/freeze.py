@@ -61,7 +61,7 @@ def use_running_mean(own: Options) -> None:
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
     if options.output_mode not in list(OutputMode):
-        raise Error("output_mode must be an OutputMode", got=str(options.output_mode))
+        raise Error("output_mode must be a member of OutputMode", got=str(options.output_mode))
     mode = OutputMode(options.output_mode)
     if mode == OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
@@ -80,7 +80,7 @@ def freeze(options: Options, training: bool) -> Spec:
             value.refuse_less(option, stored)
             # Assignment lets any integer through.
             if kind is not None and issubclass(kind, enum.Enum) and stored not in list(kind):
-                raise Error(f"{value.name} must be a {kind.__name__}", got=str(stored))
+                raise Error(f"{value.name} must be a member of {kind.__name__}", got=str(stored))
             if not value.field:
                 continue
             made, before = value.frozen(stored), fields.get(value.field, UNSET)
