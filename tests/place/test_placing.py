@@ -120,16 +120,16 @@ REFUSED = [
     ((("A", 0), ("C", 0)), lambda: PipelinedExecution(SHARED), AssertionError,
      "Unknown Block C.*known blocks: A, B"),
     ((("A", 0), ("B", 1)), lambda: PipelinedExecution(SHARED), poptorch.Error,
-     "pipeline stage runs on one IPU"),
+     "pipeline stage can run on only one IPU"),
     ((("A", 0), ("B", 0)), lambda: ParallelPhasedExecution(Phase("A"), Phase("B")), poptorch.Error,
      "even phases must run on even IPUs"),
     ((("A", 0), ("B", 1)), odd_phase_on_an_even_device, poptorch.Error,
      "even phases must run on even IPUs"),
     ((("A", -1),), default, poptorch.Error, "cannot be negative"),
-    (RETURN, default, poptorch.Error, r"ids must ascend along the data flow"
+    (RETURN, default, poptorch.Error, r"ids must increase along the data flow"
      r".*block 2 \(stage 0\) reads a result of block 1 \(stage 1\)"),
     ((("A", 0), ("B", 0)), lambda: SerialPhasedExecution("B", "A"), poptorch.Error,
-     "Phase ids must ascend along the data flow"),
+     "Phase ids must increase along the data flow"),
     ((None, ("A", 64)), default, poptorch.Error,
      r"Too many IPUs requested \(65\).*require distributed execution"),
 ]  # fmt: skip
@@ -532,7 +532,7 @@ def test_a_warning_names_a_block_whose_results_nothing_reads(
     blocks_out_of_order: list[str],
 ) -> None:
     """Source: PopTorch user guide, "poptorch.Block and poptorch.BeginBlock"."""
-    (warning,) = [text for text in blocks_out_of_order if text.startswith("Nothing reads the")]
+    (warning,) = [text for text in blocks_out_of_order if text.startswith("Nothing uses the")]
 
     assert "results of these blocks" in warning
     assert "left out: unread (" in warning
@@ -542,7 +542,7 @@ def test_a_warning_names_a_block_that_was_annotated_before_one_that_runs_ahead(
     blocks_out_of_order: list[str],
 ) -> None:
     """Source: PopTorch user guide, "poptorch.Block and poptorch.BeginBlock"."""
-    ahead = "annotated before a block that runs ahead of it"
+    ahead = "annotated before a block that runs earlier"
 
     (warning,) = [text for text in blocks_out_of_order if ahead in text]
 
