@@ -291,7 +291,7 @@ def test_a_loader_without_options_or_data_says_how_to_call_it(args, kwargs, got)
     (22, {"programs": (2, 2), "drop_last": False}, "INFO",
      "6 samples, for which options.programs(2) allows a program"),
     (21, {"programs": (2, 2), "drop_last": False}, "WARNING",
-     "5 samples. options.programs(2) lets a model be compiled for that"),
+     "5 samples. options.programs(2) allows an additional program"),
 ])  # fmt: skip
 def test_samples_that_are_left_out_are_told(samples, arguments, level, text, caplog):
     caplog.set_level(logging.INFO, logger="poptorch::python")

@@ -381,7 +381,7 @@ def test_the_report_and_the_diff(tmp_path, capsys) -> None:
     assert "+    own.accumulation = size" in changes
     script.write_text("import torch\n")
     assert main(["migrate", str(script)]) == 0
-    assert "uses nothing of poptorch" in capsys.readouterr().out
+    assert "uses none of poptorch" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, says", [

@@ -276,7 +276,7 @@ def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
         (Net(), by_value, "does not support gradient_clip_algorithm"),
         (Net(), {"precision": "bf16-mixed"}, "does not support precision"),
         (LogsAnObject(), {}, "accepts only a number or a metric"),
-        (UsesAMetric(), {}, r"known after the step(.|\n)*MulticlassAccuracy.forward"),
+        (UsesAMetric(), {}, r"known only after the step(.|\n)*MulticlassAccuracy.forward"),
     ):
         with pytest.raises(poptorch.Error, match=said):
             trainer(True, tmp_path, **settings).fit(module, loader())

@@ -440,7 +440,9 @@ def test_engine_options_of_the_environment_without_effect_are_a_warning(
 
     prepare(Options(), training=True)
 
-    assert caplog.messages == ["POPLAR_ENGINE_OPTIONS: no effect here of debug.instrument"]
+    assert caplog.messages == [
+        "POPLAR_ENGINE_OPTIONS: these settings have no effect here: debug.instrument"
+    ]
 
 
 def test_options_without_effect_are_listed_in_the_order_of_their_names() -> None:

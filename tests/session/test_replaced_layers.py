@@ -132,10 +132,10 @@ def test_data_of_another_shape_do_not_take_what_was_trained() -> None:
 TOLD_OF = {
     "a layer": "layers (Net.head)",
     "a parameter": "'head.weight' on the host, but the device continues to use its own values",
-    "a parameter of another shape": "'head.weight' on the host, while the device goes on with",
+    "a parameter of another shape": "'head.weight' on the host, but the device continues to use",
     "a parameter that is gone": "'head.bias' was removed, but the device continues to use it",
     "a parameter that is none": "'head.bias' was removed, but the device continues to use it",
-    "layers that change places": "layers (some were taken out)",
+    "layers that change places": "layers (some were removed)",
     "a buffer": "'norm.running_mean' on the host, but the device continues to use its own values",
     "a weight that gets tied": "'head.weight' on the host",
 }
