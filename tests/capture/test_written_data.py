@@ -140,7 +140,7 @@ REFUSED = [
     (another_shape_is_left, "'state' was float32.3. and is float32.1."),
     (a_constant_is_assigned, "is a constant of the program"),
     (one_of_two_buffers_in_one_memory_is_written, "'state' and 'part'"),
-    (a_view_from_outside_does_not_follow, "in the memory of 'state'"),
+    (a_view_from_outside_does_not_follow, "shares memory with 'state'"),
 ]
 
 

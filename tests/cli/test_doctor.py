@@ -366,7 +366,7 @@ def test_a_curve_starts_from_calls_that_are_measured(script, capsys) -> None:
     )
     assert main(["estimate", "--processes", "2,64", *LINK, file]) == 0
     title, _, two, many = capsys.readouterr().out.splitlines()[-4:]
-    said = "ms per call, measured here (the median of 8); 512 B of gradients an update; a link of "
+    said = "measured here (the median of 8); 512 B of gradients per update; a link with "
     assert title.endswith(f"{said}1 ms and 1 Gb/s (nothing was run)")
     assert re.search("4.24 ms .*latency +2.12 ms +4.24 ms +twice the accumulation [0-9.]+%", two)
     assert re.match("64 +267 ms +267 ms +[0-9.]+% +latency +12.7 ms +59.4 ms", many)

@@ -76,7 +76,7 @@ def test_other_replicas_than_poprun_gave_are_told(given: int, monkeypatch, caplo
     opts.Distributed.configureProcessId(0, 2)
     with pytest.raises(AssertionError, match="before they have met"):
         training(Scaled(torch.tanh), opts).compile(torch.randn(4))
-    assert ("poprun gave this process 1 replicas" in caplog.text) == (given == 1)
+    assert ("poprun assigned 1 replicas to this process" in caplog.text) == (given == 1)
 
 
 def test_each_is_logged_with_its_time(caplog) -> None:

@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
     for _ in range(3):
         cache.store_of(str(folder))
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "Compiled code is not kept for later processes: executable cache /proc/cache" in said
+    assert "Compiled code is not stored for later processes: executable cache /proc/cache" in said
     assert "options.enableExecutableCaching(folder)" in said
     cache.of_the_process.cache_clear()
 

@@ -128,7 +128,7 @@ def test_no_copy_of_the_state_is_kept_where_memory_is_short(plant, monkeypatch) 
     with pytest.raises(AssertionError) as failed:
         model(X, Y)
 
-    assert "it failed while it wrote weights" in failed.value.__notes__[-1]
+    assert "the call failed while it wrote the weights" in failed.value.__notes__[-1]
 
 
 @pytest.mark.compiling_fails

@@ -149,7 +149,7 @@ def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
     caplog.set_level("INFO", "poptorch::python")
     advice = made(2, 512, 250000, "", model=Picky).advice
     assert not any("deviceIterations" in line.change for line in advice)
-    assert "125000 samples per micro-batch is not priced: too few samples" in caplog.text
+    assert "125000 samples per micro-batch could not be estimated: too few samples" in caplog.text
 
 
 def tutorial(advice: str = "", times: int = 1) -> poptorch.Estimate:

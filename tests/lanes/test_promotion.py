@@ -84,5 +84,5 @@ def test_micro_batches_run_one_after_another_where_lanes_would_have_another_type
     (node,) = wide.graph.operators
     node.meta["val"] = node.meta["val"].to(torch.int32)
 
-    with pytest.raises(NotVectorisable, match=r"aten.add.Tensor: side by side its result is"):
+    with pytest.raises(NotVectorisable, match=r"aten.add.Tensor: side by side, its result is"):
         side_by_side(wide.graph, Lanes(COUNT))

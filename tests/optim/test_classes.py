@@ -114,7 +114,7 @@ def test_the_order_of_1x_is_taken_and_said_once(name, weight, caplog, monkeypatc
     assert (group["maximize"], group["foreach"]) == (False, None)
     assert not optimizer.variable_attrs.isConstant("loss_scaling")
     (record,) = caplog.records
-    assert "128.0 is taken as loss_scaling" in record.getMessage()
+    assert "128.0 is used as loss_scaling" in record.getMessage()
     caplog.clear()
     new = optim.SGD([weight], 0.1, 0.9, 0.0, 0.0, False, True, None, None, 2.0)
     assert (new.param_groups[0]["maximize"], new.loss_scaling) == (True, 2.0)

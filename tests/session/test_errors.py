@@ -282,7 +282,7 @@ def test_batches_that_are_cut_unless_they_are_meant_to_be(caplog: pytest.LogCapt
     for x, y in DataLoader(TensorDataset(X, Y), batch_size=8):
         training(x, y)
     (said,) = lines(caplog)
-    assert "batch_size=8, is taken as 4 micro-batches of 2" in said
+    assert "batch_size=8 is divided into 4 micro-batches of 2" in said
     _, training, _ = wrapped(accumulation=2)
     training(X, Y)
     _, training, _ = wrapped(accumulation=2)
