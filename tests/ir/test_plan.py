@@ -137,7 +137,7 @@ def test_an_interleaved_schedule_of_processes_has_one_more_forward_pass_ahead() 
 
 
 def test_more_processes_than_stages_are_refused() -> None:
-    with pytest.raises(poptorch.Error, match="more processes than chips"):
+    with pytest.raises(poptorch.Error, match="more processes per model than chips"):
         inferring().plan(sharing_stages(3))
 
 
