@@ -198,7 +198,7 @@ def test_data_that_ask_for_their_worker_bring_no_warning(dataset, caplog):
 
 def test_data_that_hold_others_which_do_not_ask_bring_the_warning(caplog):
     loader(Holding(sets.Repeating(4)), 2, num_workers=2)
-    assert "every element will be returned 2 times" in caplog.text
+    assert "Every element is returned 2 times" in caplog.text
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_torch_s_workers(mode, caplog):
     assert not made.persistent_workers
     assert [batch[0].tolist() for batch in made] == [[i, i % 2, i % 2] for i in range(6)]
     made = loader(sets.Repeating(4), 2, mode=mode, num_workers=2)
-    assert "every element will be returned 2 times" in caplog.text
+    assert "Every element is returned 2 times" in caplog.text
     assert sorted(x for batch in values(made) for x in batch) == [0, 0, 1, 1, 2, 2, 3, 3]
     caplog.clear()
     loader(sets.Repeating(4), 2, num_workers=2, worker_init_fn=print)

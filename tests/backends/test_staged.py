@@ -222,7 +222,7 @@ def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: s
     opts.anchorTensor("w", name)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
     wrapper = poptorch.trainingModel(model, opts, optimizer)
-    said = "(?s)returns nothing that the update makes.*anchored: w"
+    said = "(?s)cannot return tensors that the update computes.*anchored: w"
     with pytest.raises(poptorch.Error, match=said):
         wrapper.compile(torch.randn(accumulation, 4))
 

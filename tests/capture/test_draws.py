@@ -279,7 +279,7 @@ def test_a_program_with_a_generator_of_the_model_says_that_it_runs_interpreted(c
     executor(X, Y)
 
     assert not runs_compiled(executor)
-    assert "draws from a generator of the model's at test_draws.py" in caplog.text
+    assert "draws from a generator of the model at test_draws.py" in caplog.text
 
 
 # What cannot be modelled.
@@ -370,7 +370,7 @@ ANEW = [counts, seeds_by_chance, has_a_generator_seeded_by_chance]
 
 @pytest.mark.parametrize("forward", ANEW)
 def test_another_seed_in_each_run_is_refused_with_its_line(forward) -> None:
-    with pytest.raises(poptorch.Error, match=r"(?s)in another way each time.*test_draws.py:"):
+    with pytest.raises(poptorch.Error, match=r"(?s)differently each time.*test_draws.py:"):
         infer(forward, X)
 
 

@@ -245,7 +245,7 @@ def overridable(x, m):
     "function", [without_torch_functions, lambda m, x: overridable(x, m)], ids=["off", "overridden"]
 )
 def test_a_weight_that_reaches_an_operator_unseen_is_refused_with_its_line(function) -> None:
-    with pytest.raises(poptorch.Error, match=r"(?s)gets the weight itself.*test_identity\.py"):
+    with pytest.raises(poptorch.Error, match=r"(?s)passes the weight itself.*test_identity\.py"):
         training(model(function))(X, Y)
 
 

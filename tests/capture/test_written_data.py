@@ -137,7 +137,7 @@ def a_view_from_outside_does_not_follow(m, x, y):
 
 
 REFUSED = [
-    (another_shape_is_left, "'state' was float32.3. and is float32.1."),
+    (another_shape_is_left, "'state' was float32.3. and is now float32.1."),
     (a_constant_is_assigned, "is a constant of the program"),
     (one_of_two_buffers_in_one_memory_is_written, "'state' and 'part'"),
     (a_view_from_outside_does_not_follow, "shares memory with 'state'"),

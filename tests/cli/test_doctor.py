@@ -104,7 +104,7 @@ def test_a_script_runs_to_its_end_with_its_arguments(script, capsys) -> None:
     assert main(["doctor", "--calls", "2", script(LOOP), "3"]) == 0
     assert "the end\n" not in capsys.readouterr().out
     main(["doctor", script(LOOP), "1"])
-    assert "1 calls: too few" in capsys.readouterr().out
+    assert "1 calls are too few" in capsys.readouterr().out
     assert main(["doctor", script("1 / 0")]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().out
     assert main(["doctor", script("sys.exit(3)")]) == 1
@@ -378,7 +378,7 @@ def test_our_options_behind_the_script_are_said_to_be_the_scripts(linear, capsys
     assert main(["estimate", linear, "8", "--system=mk2:1"]) == 0
     out, err = capsys.readouterr()
     assert "on mk2:64" in out
-    assert "--system=mk2:1 after" in err
+    assert "--system=mk2:1 comes after" in err
     assert main(["estimate", "--all", linear, "8"]) == 0
     out, err = capsys.readouterr()
     assert "after" not in err
