@@ -386,7 +386,7 @@ def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     assert "worker thread failed to start" in message
     assert "Got:    the loading process imports the script, which starts a loader again" in message
     first = message.split("Fix:")[1]
-    assert first.strip() == 'put the code that trains under the guard: if __name__ == "__main__":'
+    assert first.strip() == 'put the training code under the guard: if __name__ == "__main__":'
     assert done.stderr.count("Traceback") == 1
     assert len(message.splitlines()) == 6
 

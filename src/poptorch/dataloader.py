@@ -34,7 +34,7 @@ __all__ = ["AsynchronousDataAccessor", "DataLoader", "PadToSizes", "join"]
 
 
 _MISSING: Any = object()
-_ORDER = "DataLoader takes a poptorch.Options first"
+_ORDER = "The first argument of DataLoader must be a poptorch.Options"
 _CALL = (
     "call poptorch.DataLoader(options, dataset, batch_size=...) with options = poptorch.Options()"
 )
@@ -252,7 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if not options.exists("random_seed"):
                 raise AssertionFailure(
                     "To shuffle on several processes you must set poptorch.Options.randomSeed()",
-                    fix="set the same seed on all of them, so that they use the same order",
+                    fix="set the same seed in all processes, so that they use the same order",
                 )
             used = len(part) * processes if plan.drop_last else samples
             self._permuted = samples, used, options.random_seed
@@ -316,8 +316,10 @@ class _RemoteIteration(Iterator[Any]):
         if self._consumer.iteration != self._number:
             raise Error(
                 "A newer iterator over the same asynchronous loader has replaced this one",
-                fix="finish one loop before the next one begins, or use DataLoaderMode.Sync, or"
-                " two loaders",
+                fix=(
+                    "finish one loop before you start the next one, or use "
+                    "DataLoaderMode.Sync, or two loaders"
+                ),
             )
         return self._consumer.next()
 
@@ -445,10 +447,13 @@ class PadToSizes:
     def __init__(self, sizes: Sequence[int], fill: Mapping[Any, float]) -> None:
         if not sizes or min(sizes) < 1 or not fill:
             raise InvalidValue(
-                "PadToSizes needs lengths and what to pad",
+                "PadToSizes needs lengths and fill values",
                 got=f"sizes={list(sizes)!r}, fill={dict(fill)!r}",
                 where=source.calling_line(),
-                fix="PadToSizes([32, 64], {'input_ids': 0}), or {0: 0} for samples that are tuples",
+                fix=(
+                    "for example PadToSizes([32, 64], {'input_ids': 0}); for samples that "
+                    "are tuples, {0: 0}"
+                ),
             )
         self._sizes = sorted(sizes)
         self._fill = dict(fill)
@@ -462,7 +467,7 @@ class PadToSizes:
             raise InvalidValue(
                 "A sequence is longer than all sizes",
                 got=f"{longest}; sizes {self._sizes}",
-                fix=f"cut it, or add a size of at least {longest}",
+                fix=f"shorten the sequence, or add a size of at least {longest}",
             )
         padded = [{key: _pad(v, size, self._fill[key]) for key, v in p.items()} for p in parts]
         return default_collate([*map(_with, samples, padded)])
@@ -484,14 +489,16 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
     if loader._accessor is not None:
         raise Error(
             "The DataLoader already uses an AsynchronousDataAccessor",
-            fix="iterate over the loader itself, or give the accessor a loader in mode Sync",
+            fix=(
+                "iterate over the loader itself, or create the loader with mode=DataLoaderMode.Sync"
+            ),
         )
     leaves_rest = not plan.drop_last and loader.batch_size is not None
     if leaves_rest and plan.combined != 1 and rebatched_size is None:
         raise AssertionFailure(
             "AsynchronousDataAccessor with drop_last=False only works if 'rebatched_size' is"
             " specified",
-            fix="use DataLoader(..., mode=DataLoaderMode.AsyncRebatched)",
+            fix="use poptorch.DataLoader(..., mode=DataLoaderMode.AsyncRebatched)",
         )
     return loader._for_another_process(type(loader))
 

@@ -104,9 +104,9 @@ def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog,
 @pytest.mark.parametrize("backend, place, value, said", [
     ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
     ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
-    ("auto", "TORCHINDUCTOR_CACHE_DIR", "/my cache", "with spaces to the C++ compiler, such as '/my cache"),
-    ("auto", torch, "/my torch/__init__.py", "with spaces to the C++ compiler, such as '/my torch"),
-    ("optimise", toolchain.sysconfig, "/my python", "with spaces to the C++ compiler, such as '/my python"),
+    ("auto", "TORCHINDUCTOR_CACHE_DIR", "/my cache", "C++ compiler, such as '/my cache"),
+    ("auto", torch, "/my torch/__init__.py", "C++ compiler, such as '/my torch"),
+    ("optimise", toolchain.sysconfig, "/my python", "C++ compiler, such as '/my python"),
 ])  # fmt: skip
 def test_what_is_missing_is_named(backend, place, value, said, monkeypatch, caplog) -> None:
     """Torch's compiler is given its own folder and that of Python's library, too."""

@@ -46,7 +46,7 @@ SHOWN = {
     "values computed from a loss did not change the training; six of PyTorch's losses were not found": "capture/test_losses.py::test_training_follows_the_returned_scalar_that_is_made_of_all_losses",
     "an argument of unknown type was a constant, including its tensors": "session/test_outputs.py::test_dataclasses_are_containers",
     "`identity_loss` of a loss was not supported, nor its gradient outside a wrapper": "capture/test_losses.py::test_inner_losses_keep_their_reduction_and_may_be_returned",
-    "an unused layer in a block, or a `BeginBlock` on a later layer that was called before one on an earlier layer, was an error": "place/test_placing.py::test_rules_of_blocks_and_phases_are_told",
+    "an unused layer in a block, or a `BeginBlock` on a later layer that was called before one on an earlier layer, was an error": "place/test_placing.py::test_a_warning_names_a_block_whose_results_nothing_reads",
     "the `backward` of an `autograd.Function` and hooks on gradients were ignored": "capture/test_gradients.py::test_gradients_of_ones_own_are_honoured",
     "`self.buffer = tensor` in `forward` was an error": "lanes/test_side_by_side.py::test_whatever_it_does_a_model_computes_what_eager_torch_does",
     "a Python branch on values was an error": "capture/test_value_reads.py::test_a_branch_is_frozen_to_the_path_of_the_first_inputs",

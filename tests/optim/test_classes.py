@@ -343,7 +343,10 @@ def edited(edit):
 ADAM, SGD = of(optim.Adam, lr=0.01), of(optim.SGD, lr=0.1)
 ADAMW = of(optim.AdamW, lr=0.1)
 CONSTANT = "constant but do not match"
-BETAS = r"'betas' of parameter group 0 is 0.5, but was 0.9 when the model was compiled(?s:.*)markAsVariable\('betas'\)"
+BETAS = (
+    r"'betas' of parameter group 0 is 0.5, but was 0.9 when the model was compiled"
+    r"(?s:.*)markAsVariable\('betas'\)"
+)
 REFUSED = {  # what is compiled, what is set, what is said, and the error's class
     "type": (ADAM, SGD, "type of the optimizer"),
     "betas": (ADAM, of(optim.Adam, lr=0.01, group={"betas": (0.5, 0.999)}), BETAS),

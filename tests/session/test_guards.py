@@ -61,7 +61,9 @@ def test_weights_that_change_right_after_the_first_call_are_told_by_the_second(c
     executor(X)
     nn.init.ones_(model.first.weight)
     executor(X)
-    assert "'first.weight' on the host, while the device goes on with its own" in caplog.text
+    assert (
+        "'first.weight' on the host, but the device continues to use its own values" in caplog.text
+    )
 
 
 def test_weights_that_change_between_two_long_validations_are_told_by_the_second(

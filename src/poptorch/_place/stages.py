@@ -113,7 +113,7 @@ def _named(visit: Visit, placement: Placement) -> PlacedVisit:
             where=visit.line,
             fix=(
                 *(f"write {name!r} in both places, if that is what you mean" for name in close),
-                "add its id to one of the strategy's stages",
+                "add the id of the block to one of the stages of the strategy",
             ),
         )
     return PlacedVisit(visit, stage.stage, stage.phase, _device(visit, stage.ipu, stage.stage))
@@ -147,7 +147,7 @@ def group_visits(
     texts = [f"{b} ({line})" if line else f"{b}" for b, line in unread.items() if b not in read]
     if texts:
         log.python.warning(
-            "Nothing reads the results of these blocks, which are left out: %s", "; ".join(texts)
+            "Nothing uses the results of these blocks, so they are left out: %s", "; ".join(texts)
         )
     order = sorted(set(keys.values()))
     of_visit = {visit: order.index(key) for visit, key in keys.items()}
@@ -168,12 +168,16 @@ def _flow(graph: Graph) -> tuple[set[int], dict[tuple[int, int], fx.Node]]:
         if visit == OUTSIDE:
             raise Error(
                 "No active Block, all the ops must belong to a Block",
-                got=f"{node.target} runs after a block has ended and before another begins",
+                got=(
+                    f"{node.target} runs after one block has ended and before the next one begins"
+                ),
                 where=_line(node),
                 fix=(
-                    "put it inside a poptorch.Block of its own, the loss too",
-                    "or use poptorch.Block.start or BeginBlock, which last until another block "
-                    "begins",
+                    "put these operators, including the loss, inside a poptorch.Block",
+                    (
+                        "or use poptorch.Block.start or BeginBlock, which last until the next "
+                        "block begins"
+                    ),
                 ),
             )
         visits.add(visit)
@@ -201,11 +205,11 @@ def _stage_keys(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
         first = first_of.setdefault(item.stage, item)
         if first.chip != item.chip:
             raise Error(
-                "A pipeline stage runs on one IPU",
+                "A pipeline stage can run on only one IPU",
                 got=f"stage {item.stage} has block {first.visit.block or '(start)'} on IPU "
                 f"{first.chip} and block {item.visit.block} on IPU {item.chip}",
                 where=item.visit.line,
-                fix="put the blocks into stages of their own, or on one IPU",
+                fix="put the blocks into different stages, or on one IPU",
             )
     numbers = _runs(dict(sorted(first_of.items())))
     return {visit: (numbers[item.stage],) for visit, item in used.items()}
@@ -239,12 +243,15 @@ def _against_the_flow(start: PlacedVisit, end: PlacedVisit, node: fx.Node) -> Er
 
     what = "Stage" if start.phase is None else "Phase"
     return Error(
-        f"{what} ids must ascend along the data flow",
+        f"{what} ids must increase along the data flow",
         got=f"{described(end)} reads a result of {described(start)}",
         where=_line(node) or end.visit.line,
         fix=(
-            "poptorch.AutoStage.AutoIncrement numbers blocks in the order in which they run",
-            "or name the stages in that order: PipelinedExecution(poptorch.Stage(...), ...)",
+            (
+                "use poptorch.AutoStage.AutoIncrement, which numbers the blocks in the order in "
+                "which they run"
+            ),
+            "or list the stages in this order: PipelinedExecution(poptorch.Stage(...), ...)",
         ),
     )
 
