@@ -56,7 +56,9 @@ def refuse(optimizer: torch.optim.Optimizer) -> None:
         raise AssertionFailure(
             "Unsupported optimizer type",
             got=f"{full_name(optimizer.__class__)}: {whys[0]}",
-            fix="use another optimizer of torch.optim or poptorch.optim, or step on the host",
+            fix=(
+                "use another optimizer of torch.optim or poptorch.optim, or train without poptorch"
+            ),
         )
 
 
