@@ -113,11 +113,11 @@ def _hindrance(spec: Spec, clips: bool, by_stages: bool) -> str:
         ),
         "the norm of gradients that are not clipped is anchored": not clips
         and any(long == slots.NORM for _, long, *_ in spec.anchors),
-        "automatic loss scaling looks at whole gradients": spec.reduction.automatic_loss_scaling,
+        "automatic loss scaling needs whole gradients": spec.reduction.automatic_loss_scaling,
         "every operator is checked for floating-point exceptions": (
             spec.precision.floating_point_exceptions
         ),
-        "updates are rounded at random": spec.precision.stochastic_rounding,
+        "updates are rounded stochastically": spec.precision.stochastic_rounding,
         "the staged backend keeps weights on their chips": by_stages,
     }
     return "; ".join(why for why, true in hindrances.items() if true)
