@@ -53,7 +53,7 @@ def test_who_is_waited_for_is_said_in_time_and_named(monkeypatch, caplog) -> Non
     store.set("arrived/1", "of an earlier start, or of the process that started this one")
     with pytest.raises(poptorch.Error, match=r"in a program that is started by a process of a job"):
         meet(store, 0, 3, datetime.timedelta(seconds=0.1))
-    assert "Process 0 has waited 0 s for process 2, to begin the job" in caplog.text
+    assert "Process 0 has waited 0 s for process 2 to begin the job" in caplog.text
 
 
 @pytest.mark.slow

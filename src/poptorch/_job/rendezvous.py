@@ -334,7 +334,7 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
     missing = _missing(store, index, count, name)
     raise Error(
         "The processes of this job do not find each other",
-        got=f"process {index} of {count} has waited for {timeout.total_seconds():.0f} s"
+        got=f"process {index} of {count} has waited {timeout.total_seconds():.0f} s"
         + (f" for {missing}" if missing else ""),
         fix=(
             (
