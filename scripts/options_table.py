@@ -17,8 +17,9 @@ PAGE = ROOT / "docs" / "reference" / "options_table.md"
 HEAD = """\
 # Options
 
-A setter is written after `options.`; setters chain. Options are frozen when a model or a data
-loader takes them; `options.clone()` can be changed again.
+This page lists all options. Write a setter after `options.`; setters return the options, so you can
+chain them. Options are frozen when you pass them to a model or a data loader. You can still change a
+copy, `options.clone()`.
 
 ```python
 import poptorch
@@ -28,19 +29,19 @@ options.Training.gradientAccumulation(2)
 assert options.withoutEffect() == ["syncPattern"]
 ```
 
-`options.withoutEffect()` lists what was changed and does nothing here. The log says so of each,
-once, when a model is wrapped: at INFO for hints to hardware (H), as a warning for what a script may
-be waiting for (M). `poptorch options [file]` shows this table with the values of the environment
-and of files of option calls.
+`options.withoutEffect()` lists the options that you changed and that have no effect here. When you
+wrap a model, the log names each of them once: at level INFO if the option is a hint to the hardware
+(H), and as a warning if a script may rely on its effect (M). `poptorch options [file]` shows this
+table with the values from the environment and from a file of options.
 
-This page is made from the options' own rows by `scripts/options_table.py`.
+`scripts/options_table.py` generates this page. The column "effect" contains one of these letters:
 
 """
 COLUMNS = "| option | default | effect | what it does |\n|---|---|---|---|\n"
 KEYS = """
 ## Keys of the backend compiler
 
-Each is set with `options._Popart.set(key, value)`. Those without a setter above:
+`options._Popart.set(key, value)` sets a key. The table lists the keys that have no setter above.
 
 """
 

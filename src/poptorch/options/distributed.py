@@ -52,7 +52,7 @@ class _DistributedOptions(Container):
         Value("distributed_process_id", 0, decides="target.process_id", here=True),
     )
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """Set the index of this process, then the number of processes.
+        """Set the index of this process and the number of processes.
 
         Each process then loads its part of the data. The processes train one model: each update
         uses the gradients of all. ``poprun``, ``torchrun`` and OpenMPI set this by themselves.
@@ -61,7 +61,7 @@ class _DistributedOptions(Container):
 
     @option(LOGS, "process_timeout", TIMEOUT, least=1, field="runtime.process_timeout", here=True)
     def processTimeout(self, seconds: int) -> Self:
-        """Set after how many seconds without a sign of life a process counts as lost.
+        """Set the seconds without a sign of life after which a process counts as lost.
 
         The others then end with an error that names it. They notice a killed process sooner, and
         wait for a slow one. Not a PopTorch option. Default 15.
@@ -77,7 +77,7 @@ class _DistributedOptions(Container):
 
     @option(RULES, "stage_processes", 1, least=1, field="target.parts", here=True)
     def stageProcesses(self, processes: int) -> Self:
-        """Spread the stages of each replica over so many processes; each runs some of the chips.
+        """Divide the stages of each replica among this many processes; each runs some of the chips.
 
         They take the same batches and return the same results. The ``staged`` backend sends
         activations and gradients from process to process. A job of 8 processes with

@@ -271,7 +271,7 @@ class _JitOptions(Container):
 
     @row(MISSING, Private("_trace_model", True))
     def traceModel(self, trace_model: bool) -> Self:
-        """Trace the model, as is always done: this freezes Python's branches and numbers.
+        """Trace the model, which is always done: Python branches and numbers become constants.
 
         Deprecated: True warns here, False when a model is wrapped.
         """

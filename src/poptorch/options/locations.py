@@ -82,15 +82,15 @@ class _TensorLocationOptions(Container):
 
     @_location("activation")
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where activations are kept between forward and backward."""
+        """Choose where activations are stored between the forward and the backward pass."""
 
     @_location("weight")
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where weights are kept."""
+        """Choose where weights are stored."""
 
     @_location("optimizer")
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where optimizer state is kept.
+        """Choose where optimizer state is stored.
 
         If it is sharded over several processes, each keeps a part and updates that part of the
         weights.
@@ -98,7 +98,7 @@ class _TensorLocationOptions(Container):
 
     @_location("accumulator")
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where gradient accumulators are kept."""
+        """Choose where gradient accumulators are stored."""
 
 
 def freeze_locations(options: Any, phased: bool) -> Locations:

@@ -242,7 +242,7 @@ class Options(Container):
 
     @option(RESULTS, "device_iterations", 1, field="loops.iterations", least=1)
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Set how many optimizer steps, in inference micro-batches, a call does."""
+        """Set how many optimizer steps one call runs; in inference, how many micro-batches."""
 
     @option(MISSING, "log_dir", ".", here=True)
     def logDir(self, log_dir: str) -> Self:
@@ -261,7 +261,7 @@ class Options(Container):
 
     @option(RULES, "auto_round_num_ipus", False, field="target.auto_round")
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Allow a number of devices that is no power of two: reserve more."""
+        """Reserve the next power of two if the number of devices is not one."""
 
     @also_called(deprecated, anchor_mode="output_mode", anchor_return_period="output_return_period")
     @row(RESULTS, Value("anchored_tensors", {}, decides="anchors"))
@@ -299,7 +299,7 @@ class Options(Container):
         Value("output_return_period", 1, decides="output.period"),
     )
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
-        """Choose whose results a call returns: by default all, in training the last.
+        """Choose which results a call returns: by default all, in training the last one.
 
         Args:
             output_mode: ``Final``, ``EveryN``, ``All``, ``Sum`` or ``Default``.
@@ -346,7 +346,7 @@ class Options(Container):
         decides="runtime.memory_proportions",
     )
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
-        """Set the memory for temporaries of each device; it replaces earlier settings.
+        """Set the share of memory for temporary values on each device; replaces earlier settings.
 
         Args:
             available_memory_proportion: a share of the memory, 0 to 1, for each of the model's
@@ -359,7 +359,7 @@ class Options(Container):
 
     @row(RESULTS, Value("random_seed", kind=int, field="target.seed"))
     def randomSeed(self, random_seed: int) -> Self:
-        """Seed the device's generator, and torch's on the host, now.
+        """Seed the random generator of the device, and immediately also torch's on the host.
 
         A second run with the same seed draws the same numbers. Its loss may still differ in the
         last digits, as interpreted and compiled code round differently:
@@ -378,15 +378,15 @@ class Options(Container):
 
     @option(RULES, "use_model", kind=int, check=bool, decides="target.device")
     def useIpuModel(self, use_model: bool) -> Self:
-        """Use the simulated device, which takes no chips. Beats POPTORCH_IPU_MODEL."""
+        """Use the simulated device, which reserves no chips. Overrides POPTORCH_IPU_MODEL."""
 
     @option(RULES, "ipu_id", field="runtime.ipu_id")
     def useIpuId(self, ipu_id: int) -> Self:
-        """Attach to this device id. It must have model devices x replicas chips exactly."""
+        """Attach to this device, which must have exactly model devices x replicas chips."""
 
     @row(RULES, Value("ipu_version", decides="target.generation"))
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
-        """Compile only, for a generation of chips: sets ``ConnectionType.Never``.
+        """Only compile, for one generation of chips; sets ``ConnectionType.Never``.
 
         Args:
             ipu_version: 1 (Mk1), 2 (Mk2) or 21 (Mk2 with FP8). Compiling checks it.
@@ -413,7 +413,7 @@ class Options(Container):
 
     @option(HINT, "enableStableNorm", store=Backend)
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute variances of normalisation layers in two passes, as is always done."""
+        """Compute variances of normalisation layers in two passes, which is always done here."""
 
     @option(
         RESULTS,
@@ -489,7 +489,7 @@ class Options(Container):
 
     @row(LOGS, Private("_module_namescope_enabled", True, field="module_scopes"))
     def disableModuleNamescope(self) -> Self:
-        """Name operators without the path of their module: ``Op`` for ``layer/Op``."""
+        """Name operators without the path of their module, ``Op`` instead of ``layer/Op``."""
         self._module_namescope_enabled = False
         return self
 
@@ -504,7 +504,7 @@ class Options(Container):
         here=True,
     )
     def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
-        """Set parts of paths; files that have one are never the line that an error names.
+        """Set parts of paths; errors never name a line in a file whose path contains one.
 
         Files of this library, torch and Python never are.
         """
@@ -523,7 +523,7 @@ class Options(Container):
         Backend("enableEngineCaching", decides="runtime.cache_dir", here=True),
     )
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
-        """Keep compiled programs in a directory and reuse them; None switches this off."""
+        """Keep compiled programs in a directory and reuse them; None disables the cache."""
         if path is None:
             self._popart.set("enableEngineCaching", False)
             return self
@@ -533,7 +533,7 @@ class Options(Container):
 
     @option(RESULTS, "backend", "auto", kind=str, check=known, decides="target.backend")
     def backend(self, name: str) -> Self:
-        """Choose what runs the programs; beats POPTORCH_BACKEND.
+        """Choose the backend that runs programs; overrides POPTORCH_BACKEND.
 
         Args:
             name: ``"optimise"`` compiles first: the first call already runs optimised code.
@@ -548,7 +548,7 @@ class Options(Container):
 
     @option(RULES, "check_against_eager", "warn", check=_reaction, decides="runtime.check")
     def checkAgainstEager(self, reaction: str) -> Self:
-        """Choose what follows if a compiled program disagrees with eager PyTorch.
+        """Choose what happens if a compiled program disagrees with eager PyTorch.
 
         When a model is compiled for new inputs, it also runs once in eager PyTorch, on the first
         micro-batch. Outputs, loss, gradients and new values of buffers are compared with those of
@@ -586,7 +586,7 @@ class Options(Container):
 
     @option(RULES, "programs", 1, least=1, field="runtime.programs")
     def programs(self, count: int) -> Self:
-        """Keep the model compiled for so many kinds of inputs; the least recently used goes first.
+        """Keep up to ``n`` compiled programs, one for each combination of input shapes and types.
 
         With 1, as in PopTorch, inputs unlike those of the first call are an error. With more,
         another batch size, length or set of arguments gets a program of its own. All programs share

@@ -26,7 +26,7 @@ WANTS_REPORT = (
 )  # fmt: skip
 REPORT_KEYS = frozenset({*WANTS_REPORT, "autoReport.directory", "debug.allowOutOfMemory"})
 """The engine options that are read here."""
-_HINT = "Kept for the backend compiler that is not here."
+_HINT = "Accepted without effect: it configures a compiler that poptorch does not use."
 
 
 def _key_row(key: str, effect: Effect = HINT, sentence: str = _HINT, **more: Any) -> Row:
@@ -39,14 +39,14 @@ _READ = (
     _key_row(
         "accumulationAndReplicationReductionType",
         RESULTS,
-        "Force how gradients combine: 0 for the sum, 1 for the mean.",
+        "Choose how gradients are combined: 0 for the sum, 1 for the mean.",
         field="reduction.type",
         frozen=lambda kind: mean_or_sum(ReductionType(kind)),
     ),
     _key_row(
         "autoRecomputation",
         RULES,
-        "Compute activations again in the backward pass: 0 never, 1 to 4 where it saves memory.",
+        "Recompute activations in the backward pass: 0 never, 1 to 4 where it saves memory.",
         field="recompute",
         frozen=bool,
     ),
