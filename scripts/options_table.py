@@ -17,9 +17,9 @@ PAGE = ROOT / "docs" / "reference" / "options_table.md"
 HEAD = """\
 # Options
 
-This page lists all options. Write a setter after `options.`; setters return the options, so you can
-chain them. Options are frozen when you pass them to a model or a data loader. You can still change a
-copy, `options.clone()`.
+This page lists all options. Write a setter after `options.`; setters return the options, so you
+can chain them. Options are frozen when you pass them to a model or a data loader. You can still
+change a copy, `options.clone()`.
 
 ```python
 import poptorch
