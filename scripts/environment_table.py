@@ -14,11 +14,11 @@ PAGE = ROOT / "docs" / "reference" / "environment.md"
 HEAD = """\
 # Environment variables
 
-Everything that the library reads from the environment. What Python code sets explicitly wins,
-except over `POPLAR_ENGINE_OPTIONS`. An empty variable counts as unset. A flag is on when it is a
-number other than 0, or `true`, `yes` or `on`.
+This page lists every environment variable that poptorch reads. Values that your Python code sets
+explicitly take precedence, except over `POPLAR_ENGINE_OPTIONS`. An empty variable counts as unset. A
+flag is on if it is a number other than 0, or `true`, `yes` or `on`.
 
-This page is made from `src/poptorch/_base/env.py` by `scripts/environment_table.py`.
+`scripts/environment_table.py` generates this page from `src/poptorch/_base/env.py`.
 
 | variable | default | effect |
 |---|---|---|
