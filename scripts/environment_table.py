@@ -15,8 +15,8 @@ HEAD = """\
 # Environment variables
 
 This page lists every environment variable that poptorch reads. Values that your Python code sets
-explicitly take precedence, except over `POPLAR_ENGINE_OPTIONS`. An empty variable counts as unset. A
-flag is on if it is a number other than 0, or `true`, `yes` or `on`.
+explicitly take precedence, except over `POPLAR_ENGINE_OPTIONS`. An empty variable counts as unset.
+A flag is on if it is a number other than 0, or `true`, `yes` or `on`.
 
 `scripts/environment_table.py` generates this page from `src/poptorch/_base/env.py`.
 
