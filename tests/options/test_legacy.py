@@ -208,7 +208,7 @@ def test_scripting_of_the_first_release_is_named_once_when_a_model_is_wrapped(
     (line,) = caplog.messages
     assert options.withoutEffect() == ["Jit.traceModel"]
     assert line.startswith("Jit.traceModel has no effect here.")
-    assert "freezes Python's branches and numbers" in line
+    assert "Python branches and numbers become constants" in line
 
 
 @pytest.mark.parametrize("training, arguments, error", [
