@@ -309,7 +309,9 @@ def registered(m, x):
     return m.layer(x - m.reference)
 
 
-@pytest.mark.parametrize("function, known", [(filled, "was None"), (registered, "was not there")])
+@pytest.mark.parametrize(
+    "function, known", [(filled, "was None"), (registered, "did not exist before the run")]
+)
 def test_a_buffer_that_forward_makes_is_refused_with_its_line(function, known) -> None:
     made = model(function)
     if function is filled:

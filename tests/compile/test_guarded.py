@@ -71,7 +71,7 @@ def plant(monkeypatch, tmp_path):
         compiled = Compiled(failing, error)
         code = PlanCode(plan, backends.choose("inductor"), cache.default_store())
         for name, key in code.keys.items():
-            run = Reference().interpreted(code.graphs[name])
+            run = Reference().interpreted(plan.program.graphs[name])
             monkeypatch.setitem(cache._loaded, key, compiled.function(run))
         return compiled
 

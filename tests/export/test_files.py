@@ -103,7 +103,7 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path, capsys
     script, file = tmp_path / "net.py", tmp_path / "step.py"
     script.write_text(SCRIPT)
     assert main(["export", "-o", str(file), f"{script}{place}"]) == 0
-    assert capsys.readouterr().out == f"wrote {file}, and what it works on beside it\n"
+    assert capsys.readouterr().out == f"wrote {file}, and its weights and settings next to it\n"
     assert FUNCTIONS in file.read_text()
     page = file.with_suffix(".html")
     assert main(["export", f"{script}{place}", "--html", str(page)]) == 0
@@ -120,7 +120,10 @@ def test_the_command_writes_what_a_script_would_run(place: str, tmp_path, capsys
     for words, said in wrong.items():
         assert main(["export", "-o", "step.py", words]) == 2
         assert capsys.readouterr().err == f"{said}\n"
-    for words, said in ((), "-o step.py"), (("--html", "step.htm"), "step.htm, which ends in .htm"):
+    for words, said in (
+        ((), "-o step.py"),
+        (("--html", "step.htm"), "step.htm: its suffix is '.htm'"),
+    ):
         assert main(["export", *words, str(script)]) == 2  # before the script runs
         assert said in capsys.readouterr().err
 

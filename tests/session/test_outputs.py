@@ -448,7 +448,9 @@ def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
         poptorch.registerCustomArgParser(kind, parser)
         assert torch.equal(inference(forward)([Labelled(X, X + 1)])[0].left, left)
     poptorch.registerCustomArgParser(Pair, None)
-    with pytest.raises(poptorch.Error, match=r"(?s)cannot be seen.*registerCustomArgParser\(Label"):
+    with pytest.raises(
+        poptorch.Error, match=r"(?s)cannot be found.*registerCustomArgParser\(Label"
+    ):
         inference(forward)([Labelled(X, X)])
 
 

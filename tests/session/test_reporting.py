@@ -124,7 +124,13 @@ def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_p
     assert after["target"]["kind"] == "mk2"
     assert after["estimated"]["system"] == _systems.system_of().text == "mk2:64"
     assert after["estimated"]["cycles"] == before["estimated"]["cycles"] == priced.cycles
-    line = {"change": "recompute nothing", "saves": 1, "costs": costs[0], "fits": True}
+    line = {
+        "change": "recompute nothing",
+        "saves": 1,
+        "costs": costs[0],
+        "fits": True,
+        "longer": 1.0,
+    }
     assert after["estimated"]["advice"] == [line]
     assert costs[0] < 0
     assert after["settings"]["loops.accumulation"] == "3"

@@ -248,7 +248,9 @@ def test_what_does_not_fit_is_refused_and_parameters_that_were_replaced_are_let_
     executor(A, B)
     kept = model.offset
     model.offset = torch.zeros(3)
-    with pytest.raises(poptorch.Error, match=r"(?s)shape of 'offset'.*\(3,\); compiled: \(2,\)"):
+    with pytest.raises(
+        poptorch.Error, match=r"(?s)shape of 'offset'.*\(3,\); when compiled it was \(2,\)"
+    ):
         executor.copyWeightsToDevice()
     model.offset = kept
     model.register_buffer("another", torch.zeros(1))

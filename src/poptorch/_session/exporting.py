@@ -21,12 +21,10 @@ def check(filename: str | os.PathLike[str]) -> Path:
     path = Path(filename)
     check_folder(path)
     if path.is_dir() or path.suffix not in (".py", ".html"):
-        is_what = (
-            "is a folder" if path.is_dir() else (f"the name ends in {path.suffix or 'no suffix'}")
-        )
+        reason = "it is a folder" if path.is_dir() else f"its suffix is '{path.suffix}'"
         raise Error(
             "The name of an exported file must end in .py or .html",
-            got=f"{path}, which {is_what}",
+            got=f"{path}: {reason}",
             fix="use step.py for Python code, or step.html for a page for a browser",
         )
     return path

@@ -49,10 +49,10 @@ class Inductor:
 
     def build(self, graph: Graph) -> Code:
         """Compile one graph; the code is run, so that its folder is this user's alone."""
-        graph = written_out(graph)
         with of_torchs_compiler(), _without_torchs_advice():
             with timing.part("import of the compiler"):
                 private.demand(private.COMPILER)
+            graph = written_out(graph)
             with timing.part("lowering"), choosing(choices(graph)):
                 return compile_graph(*without_writes(graph), graph.examples())
 
