@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -66,15 +66,14 @@ def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx
 
     aggregate: Any = fx.node.map_aggregate
     form = aggregate(args, number)
-    traced = _traced(_Call(function, repr(form), form))
-    copies = dict(zip(traced.find_nodes(op="placeholder"), given, strict=True))
+    operators = _operators(_Call(function, repr(form), form))
+    copies = dict(zip(operators.inputs, given, strict=True))
     meta = {key: value for key, value in before.meta.items() if key != "val"}
     with before.graph.inserting_before(before):
-        for node in (each for each in traced.nodes if each.op == "call_function"):
+        for node, value in operators.values.items():
             copies[node] = copy_node(before.graph, node, copies)
-            copies[node].meta = {**meta, "val": node.meta["val"]}
-    results: Any = traced.output_node().args[0]
-    return [copies[result] for result in results]
+            copies[node].meta = {**meta, "val": value}
+    return [copies[result] for result in operators.results]
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,73 @@ class _Call:
     function: Callable[..., Any]
     text: str  # of the arguments
     args: Any = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Operators:
+    """What a call is written out as: the nodes of a graph, and the value of each operator."""
+
+    inputs: list[fx.Node]
+    values: dict[fx.Node, torch.Tensor]
+    results: list[fx.Node]
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> _Operators:
+        values = {node: node.meta["val"] for node in graph.nodes if node.op == "call_function"}
+        results: Any = graph.output_node().args[0]
+        return cls(list(graph.find_nodes(op="placeholder")), values, results)
+
+
+_SMALL = (2, 3, 5, 7)
+
+
+@lru_cache(1024)
+def _operators(call: _Call) -> _Operators:
+    """Return the operators of a call.
+
+    Those of element-wise formulas, and of formulas that reduce a tensor to a number, are the same
+    for tensors of any shape. One small shape is therefore traced for all shapes with as many
+    dimensions, which saves most of the time for a model whose weights have many shapes.
+    """
+    shape = _shape(call)
+    if shape is not None and 0 not in shape and len(shape) <= len(_SMALL):
+        small = tuple(1 if n == 1 else other for n, other in zip(shape, _SMALL, strict=False))
+        operators = _resized(_Operators.of(_traced(_with_shape(call, small))), small, shape)
+        if operators is not None:
+            return operators
+    return _Operators.of(_traced(call))
+
+
+def _shape(call: _Call) -> tuple[int, ...] | None:
+    """Return the shape that all tensors of a call have which are no numbers."""
+    shapes: set[tuple[int, ...]] = set()
+    fx.node.map_aggregate(
+        call.args, lambda each: shapes.add(each.shape) if isinstance(each, _Given) else None
+    )
+    shapes.discard(())
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _with_shape(call: _Call, shape: tuple[int, ...]) -> _Call:
+    def changed(each: Any) -> Any:
+        return replace(each, shape=shape) if isinstance(each, _Given) and each.shape else each
+
+    args = fx.node.map_aggregate(call.args, changed)
+    return _Call(call.function, repr(args), args)
+
+
+def _resized(
+    operators: _Operators, small: tuple[int, ...], shape: tuple[int, ...]
+) -> _Operators | None:
+    """Return the operators with values of another shape; None if they depend on the shape."""
+    values = {}
+    for node, value in operators.values.items():
+        sizes = any(isinstance(each, list | tuple) for each in (*node.args, *node.kwargs.values()))
+        if sizes or not isinstance(value, torch.Tensor) or value.shape not in ((), small):
+            return None
+        with one_at_a_time(), plainly():
+            values[node] = value.new_empty(shape) if value.shape else value
+    return replace(operators, values=values)
 
 
 @lru_cache(256)
