@@ -42,7 +42,9 @@ def test_an_unchecked_capture_puts_back_attributes_that_would_have_no_values() -
 
     unchecked(layer)(torch.ones(2, 3))
 
-    assert (layer.ready, layer.table, layer.outputs) == (False, None, [])
+    assert layer.ready is False
+    assert layer.table is None
+    assert layer.outputs == []
 
 
 def test_a_table_that_forward_makes_once_serves_programs_of_two_shapes() -> None:

@@ -134,6 +134,26 @@ def test_a_difference_of_the_size_of_rounding_is_seen() -> None:
     assert sizes(lengths, [5, 9]) == [5, 9]
 
 
+class Looking(Averaging):
+    """Only the last real token of a row sees what follows it."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **rest: Any) -> Any:
+        embedded = self.embedding(input_ids)
+        seen = embedded + torch.cat([embedded[:, 1:], torch.zeros_like(embedded[:, :1])], 1)
+        return {"sum": (seen * attention_mask[..., None]).sum(1)}
+
+
+def test_the_longest_row_of_a_batch_is_compared() -> None:
+    """The others are padded already, so that more padding changes nothing for them."""
+    lengths = lengths_of(Looking(masks=True))
+    given = batch(5, rows=4)
+    given["attention_mask"][:3, 3:] = 0
+
+    (kept,) = lengths.pad([given])
+
+    assert kept["input_ids"].shape == (4, 5)
+
+
 class Positions(Averaging):
     """Takes five tokens."""
 
@@ -216,6 +236,55 @@ def test_results_follow_the_sequence_that_they_belong_to(
     results = lengths.cut(Translating()(**padded), other)
 
     assert results[name].shape == Translating()(**other)[name].shape
+
+
+class Normalizing(Averaging):
+    """Normalizes over all tokens of a batch while it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__(masks=True)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **rest: Any) -> Any:
+        embedded = self.embedding(input_ids).transpose(1, 2)
+        return {"tokens": self.norm(embedded).transpose(1, 2)}
+
+
+@pytest.mark.parametrize("is_training, expected", [(True, [5, 9]), (False, [8, 12])])
+def test_the_comparison_is_made_in_the_mode_that_the_model_is_in(
+    is_training: bool, expected: list[int]
+) -> None:
+    """A batch norm sees padding in training only."""
+    lengths = lengths_of(Normalizing().train(is_training))
+
+    assert sizes(lengths, [5, 9]) == expected
+
+
+def test_the_comparison_leaves_running_statistics_alone() -> None:
+    model = Normalizing().train()
+
+    sizes(lengths_of(model), [5])
+
+    assert int(model.norm.num_batches_tracked) == 0
+    assert torch.equal(model.norm.running_mean, torch.zeros(WIDTH))
+
+
+class Attending(Averaging):
+    """Drops attention and tokens at random, by functions that a mode of layers does not reach."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **rest: Any) -> Any:
+        embedded = self.embedding(input_ids)[:, None]
+        mask = attention_mask[:, None, None].bool()
+        attended = nn.functional.scaled_dot_product_attention(
+            embedded, embedded, embedded, mask, dropout_p=0.5
+        )
+        return {"tokens": nn.functional.dropout(attended, 0.5)[:, 0]}
+
+
+def test_dropout_is_no_difference() -> None:
+    lengths = lengths_of(Attending(masks=True).train())
+
+    assert sizes(lengths, [5, 9]) == [8, 12]
 
 
 class Counting(Averaging):

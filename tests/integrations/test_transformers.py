@@ -281,6 +281,35 @@ def test_predictions_of_tokens_are_those_of_the_plain_trainer(tmp_path: Path) ->
     assert mine.predictions == pytest.approx(theirs.predictions, abs=relative(16, 5))
 
 
+def convolving() -> tuple[torch.nn.Module, Samples]:
+    """A model whose last tokens see what follows them."""
+    _, samples = several_lengths()
+    config = transformers.ConvBertConfig(
+        hidden_size=32,
+        embedding_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=32,
+        vocab_size=50,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return transformers.ConvBertForSequenceClassification(config), samples
+
+
+def test_a_model_that_padding_changes_a_little_trains_on_batches_as_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss differs by less than rounding does, the results before it by more."""
+    torch.manual_seed(0)
+    args = arguments(tmp_path, num_train_epochs=1, eval_strategy="no")
+
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        made(Trainer, convolving(), args, data_collator=to_the_longest).train()
+
+    assert "batches keep their lengths" in caplog.text
+
+
 def test_sizes_that_the_user_chose_are_kept(tmp_path: Path) -> None:
     collate = poptorch.PadToSizes([4, 8], {"input_ids": 0, "attention_mask": 0})
     changes = {"train_sampling_strategy": "sequential"}

@@ -1,42 +1,15 @@
 """Steps of optimizers are written out in torch's operators from one small shape for all shapes."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import poptorch
-from helpers.wrapping import Having, normal, options
+from helpers.optimizer_steps import OPTIMIZERS, trained
 from poptorch._ir.operators import name_of
 from poptorch._ops import written_out
 from poptorch._ops.optimizer_steps import BY_OPERATOR
-
-optim = poptorch.optim
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd_step": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
-    "sgd_combined_step": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, use_combined_accum=True),
-    "adam_step": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.1),
-    "lamb_step": lambda p: optim.LAMB(p, lr=0.1, weight_decay=0.1),
-    "rmsprop_step": lambda p: optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
-}
-
-
-def trained(make: Callable[[Any], Any], layers: int = 2) -> Any:
-    """Return an executor that has made one call."""
-    torch.manual_seed(0)
-
-    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
-        for layer in model.layers:
-            x = layer(x).tanh()
-        return poptorch.identity_loss(x.square(), "mean")
-
-    model = Having(forward, layers=nn.ModuleList(nn.Linear(6, 6) for _ in range(layers)))
-    wrapped = poptorch.trainingModel(model, options(), make(model.parameters()))
-    wrapped(normal(8, 6))
-    return wrapped
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -15,18 +15,6 @@ T = torch.optim
 STEPS, ROWS, LAYERS = 4, 8, 10
 
 
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(LAYERS))
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x, labels):
-        for layer in self.layers:
-            x = x + torch.tanh(layer(x))
-        return nn.functional.cross_entropy(self.last(x), labels)
-
-
 class Decaying(T.Optimizer):
     """Only matrices decay: what is done depends on the number of dimensions."""
 
@@ -62,7 +50,7 @@ def matrices_of(model):
 def trained(make, params=lambda model: [*model.parameters()]):
     """Return a model after some steps, its twin from eager torch, their optimizers, the program."""
     torch.manual_seed(0)
-    model = Deep()
+    model = own.Deep(LAYERS)
     twin = copy.deepcopy(model)
     first, second = (make(params(each)) for each in (model, twin))
     training = poptorch.trainingModel(model, options(), first)
@@ -131,9 +119,9 @@ def test_a_step_that_asks_for_dimensions_is_not_run_on_a_flat_tensor():
 
 
 def test_only_the_weights_that_most_others_are_like_are_in_a_bundle():
-    class Two(Deep):
+    class Two(own.Deep):
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(LAYERS)
             self.more = nn.ParameterList(nn.Parameter(torch.ones(6)) for _ in range(2 * LAYERS))
 
         def forward(self, x, labels):

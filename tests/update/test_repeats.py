@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
 from helpers import own_optimizers as own
@@ -14,18 +13,6 @@ from helpers.wrapping import options
 T = torch.optim
 STEPS, ROWS, LAYERS = 4, 8, 5
 WEIGHTS, KINDS = 2 * LAYERS + 2, 4
-
-
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(LAYERS))
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x, labels):
-        for layer in self.layers:
-            x = x + torch.tanh(layer(x))
-        return nn.functional.cross_entropy(self.last(x), labels)
 
 
 class Watched:
@@ -136,7 +123,7 @@ class AskingNorms(Own):
 def trained(cls, optimizer=lambda cls, model: cls(model.parameters(), lr=0.02)):
     """Return a model after some steps, and its twin from eager torch."""
     torch.manual_seed(0)
-    model = Deep()
+    model = own.Deep(LAYERS)
     twin = copy.deepcopy(model)
     for each in (model, twin):
         each.layers[2].weight.scale = 3.0
@@ -162,15 +149,23 @@ def assert_alike(got, want):
 
 
 ALIKE = {
-    "Adafactor": T.Adafactor, "LARS": own.LARS, "Plain": Plain,
-    "MomentumOfFirst": MomentumOfFirst, "AskingNorms": AskingNorms,
-}  # fmt: skip
-ONE_OTHER = {"WithOneException": WithOneException, "WithAttributes": WithAttributes,
-             "OfZeros": OfZeros}  # fmt: skip
+    "Adafactor": T.Adafactor,
+    "LARS": own.LARS,
+    "Plain": Plain,
+    "MomentumOfFirst": MomentumOfFirst,
+    "AskingNorms": AskingNorms,
+}
+ONE_OTHER = {
+    "WithOneException": WithOneException,
+    "WithAttributes": WithAttributes,
+    "OfZeros": OfZeros,
+}
 EACH = {
-    "ByPlace": ByPlace, "PerGradient": PerGradient, "NeedingAll": NeedingAll,
+    "ByPlace": ByPlace,
+    "PerGradient": PerGradient,
+    "NeedingAll": NeedingAll,
     "Neighbours": Neighbours,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ALIKE)

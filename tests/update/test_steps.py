@@ -1,43 +1,18 @@
 """An update holds one operator per weight; each backend runs or writes out the same formula."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, normal, options
+from helpers.optimizer_steps import OPTIMIZERS, trained
+from helpers.wrapping import normal
 from poptorch._compile import tiers
 from poptorch._compile.cache import default_store
 from poptorch._ir.operators import name_of
 from poptorch.backends.inductor import Inductor
-
-optim = poptorch.optim
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd_step": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
-    "sgd_combined_step": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, use_combined_accum=True),
-    "adam_step": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.1),
-    "lamb_step": lambda p: optim.LAMB(p, lr=0.1, weight_decay=0.1),
-    "rmsprop_step": lambda p: optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
-}
-
-
-def trained(make: Callable[[Any], Any], layers: int = 2) -> Any:
-    """Return an executor that has made one call."""
-    torch.manual_seed(0)
-
-    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
-        for layer in model.layers:
-            x = layer(x).tanh()
-        return poptorch.identity_loss(x.square(), "mean")
-
-    model = Having(forward, layers=nn.ModuleList(nn.Linear(6, 6) for _ in range(layers)))
-    wrapped = poptorch.trainingModel(model, options(), make(model.parameters()))
-    wrapped(normal(8, 6))
-    return wrapped
 
 
 def steps_in(graph: Any) -> Counter[str]:
@@ -53,7 +28,7 @@ def test_the_update_graph_calls_one_operator_per_weight(name: str) -> None:
 
 
 def test_adamw_is_the_operator_of_adam() -> None:
-    graphs = trained(lambda p: optim.AdamW(p, lr=0.1)).plan().program.graphs
+    graphs = trained(lambda p: poptorch.optim.AdamW(p, lr=0.1)).plan().program.graphs
 
     assert steps_in(graphs["step"]) == {"poptorch.adam_step": 4}
 

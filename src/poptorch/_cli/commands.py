@@ -32,7 +32,7 @@ def misuse() -> Iterator[None]:
 
 
 def complete() -> None:
-    """Import the whole package, of which ``poptorch_commands`` has left its own file out."""
+    """Run the package's ``__init__``, which ``poptorch_commands`` skipped to start quickly."""
     package = sys.modules[__name__.partition(".")[0]]
     spec = package.__spec__
     if not hasattr(package, "__version__") and spec is not None and spec.loader is not None:

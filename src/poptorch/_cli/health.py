@@ -136,7 +136,7 @@ def _threads() -> Iterator[Finding]:
     time.sleep(WATCHED)
     idle = min(watch.idle(), cores)
     most = max(1, math.floor(cores))
-    text = f"{threads} for {cores:g} cores, {idle:.1f} of which are idle now"
+    text = f"{threads} for {cores:g} cores; {idle:.1f} cores are idle now"
     if threads > most:
         fix = f"export OMP_NUM_THREADS={most}, or torch.set_num_threads({most})"
         yield Finding("threads", f"{text}: they wait for one another", fix)

@@ -160,7 +160,8 @@ def _add_estimate(commands: Any) -> None:
         "The script runs until it first compiles or calls a wrapped model. The command prices it\n"
         "and ends the script. With --all it prices each wrapped model at its first use, and the\n"
         "script runs to its end. With --processes it compiles the model, measures a few calls on\n"
-        "this batch, and shows what a call would take in so many processes, a machine each.",
+        "this batch, and estimates the time of a call for each number of processes. Each process\n"
+        "then runs on its own machine.",
     )
     parser.add_argument(
         "--system", help=("the system, as kind:number (default: POPTORCH_POD, or mk2:64)")

@@ -1,4 +1,8 @@
-"""How many micro-batches run side by side, and the graph of so many."""
+"""Decide how many micro-batches run side by side, and build their graph.
+
+Lanes are chosen by rows, memory and what the last doubling gains; ``_lanes`` builds the graph, and
+the check against eager PyTorch may reject it.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +116,7 @@ def _saving(chosen: Chosen, length: int, micro: _capture.Micro, spec: Spec) -> C
 
 
 def _seconds(graph: Graph, lanes: int) -> float:
-    """Return about what a micro-batch takes of a run of so many, for comparisons."""
+    """Return an estimate of the seconds for each micro-batch with this many lanes."""
     arguments = graph.arguments
     weights = {node for node, slot in arguments.items() if slot.kind is Kind.PARAM}
     once = sum(3 * slot.bytes for slot in graph.gradients) / _MEMORY  # added to what is accumulated

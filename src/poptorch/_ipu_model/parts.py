@@ -135,7 +135,7 @@ class Advice:
     saves: float  # bytes on the fullest chip
     costs: float  # seconds more for the samples of a call; negative if it is faster
     fits: bool  # then
-    longer: float = 1.0  # a call takes so many times as long, with more samples or without
+    longer: float = 1.0  # the new time of a call, divided by the old one
 
     def __str__(self) -> str:
         return f"{self.change}: {self.effect}"

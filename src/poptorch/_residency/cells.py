@@ -257,8 +257,11 @@ class Device:
     def _follow_hosts(self) -> None:
         """Look for tensors where they are: the user may have given them other memory since."""
         hosts = {path: copy.host() for path, copy in self.copies.items()}
-        moved = {path: host for path, host in hosts.items()
-                 if host is not None and not self._has(path, host)}  # fmt: skip
+        moved = {
+            path: host
+            for path, host in hosts.items()
+            if host is not None and not self._has(path, host)
+        }
         self.meet(moved)
         for path, host in moved.items():
             copy = dataclasses.replace(

@@ -269,11 +269,13 @@ class StateStore:
 
     def _write_from(self, hosts: Tensors) -> None:
         self._refuse_unreadable(hosts)
-        grouped = ((key, host, self._groups.get(self._slots[key].path))
-                   for key, host in hosts.items())  # fmt: skip
-        values = {key: g.from_host(host) if g else host for key, host, g in grouped}
+        values = {key: self._device_value(key, host) for key, host in hosts.items()}
         for key, value in values.items():
             self.state.write(key, value)
+
+    def _device_value(self, key: str, host: torch.Tensor) -> torch.Tensor:
+        grouping = self._groups.get(self._slots[key].path)
+        return host if grouping is None else grouping.from_host(host)
 
     def _host(self, slot: Slot, tensors: Mapping[str, ModelTensor]) -> torch.Tensor:
         host = tensors[slot.path].tensor

@@ -127,7 +127,7 @@ class Rollback:
 
     @property
     def _is_torn(self) -> bool:
-        """Whether a graph failed that writes in place, and of which nothing was kept."""
+        """Whether the graph that failed writes in place, and no copy of what it writes exists."""
         if not self._in_place or self.running is None:
             return False
         return not self._written[self.running].issubset((*self._keys, *self._sums))

@@ -5,8 +5,9 @@ shape needs its own program. ``Lengths`` pads a little further: to the next of a
 tokens are masked and have no labels, so that results stay those of the batch as it was. That is
 true of most models but not of all: some average over all tokens, or convolve over the last ones. So
 results with and without padding are compared in eager PyTorch before a size is used for the first
-time, with weights in double precision, because a difference can be as small as rounding is
-otherwise. If results differ, or if the comparison fails, batches keep their lengths.
+time: in the mode that the model is in, without dropout, and with weights in double precision,
+because a difference can be as small as rounding is otherwise. If results differ, or if the
+comparison fails, batches keep their lengths.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from .._base import trees
 from .._data.lengths import next_size
@@ -25,7 +27,7 @@ from .._data.lengths import next_size
 Batch = dict[str, Any]
 Sizes = tuple[int, ...]
 
-_ROWS = 2  # of a batch, that are compared
+_NO_LABEL = -100  # what losses of torch ignore
 _CLOSE = 5e-7  # relative to the largest value; parts of some models compute in single precision
 
 
@@ -60,7 +62,7 @@ class Padding:
             "special_tokens_mask": 1,
             "decoder_attention_mask": 0,
             "decoder_input_ids": token,
-            "labels": -100,
+            "labels": _NO_LABEL,
         }
         encoder = (
             "attention_mask",
@@ -160,7 +162,7 @@ class Lengths:
 
     def _is_safe(self, batch: Batch, sizes: Sizes) -> bool:
         """Tell whether padding leaves results as they are; learn which dimensions grow with it."""
-        rows = {name: _first_rows(value) for name, value in batch.items()}
+        rows = _compared_rows(batch)
         try:
             if self._varying is None:
                 self._varying = self._learned(rows)
@@ -201,28 +203,52 @@ class Lengths:
         return [_groups(before, after, len(lengths)) for before, after in pairs]
 
 
-def _run(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
-    """Return the tensors in a model's results, in double precision, without dropout.
+class _WithoutDropout(TorchFunctionMode):
+    """Layers compute as in their present mode, but drop nothing: masks depend on the length."""
 
-    Gradients are not recorded. Random state and modes are put back.
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is nn.functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = {
+    torch.dropout,
+    nn.functional.dropout,
+    nn.functional.dropout1d,
+    nn.functional.dropout2d,
+    nn.functional.dropout3d,
+    nn.functional.alpha_dropout,
+    nn.functional.feature_alpha_dropout,
+}
+
+
+def _run(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
+    """Return the tensors in a model's results, in double precision and without dropout.
+
+    The model runs in its present mode, on copies of its parameters and buffers. Gradients are not
+    recorded, and the random state is put back.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            doubled = {name: _doubled(tensor) for name, tensor in tensors.items()}
-            inputs = {name: _doubled(value) for name, value in batch.items()}
-            results = torch.func.functional_call(model, doubled, kwargs=inputs)
-            return trees.flatten(results, "results")[0]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _WithoutDropout():
+        copies = {name: _copied(tensor) for name, tensor in tensors.items()}
+        inputs = {name: _copied(value) for name, value in batch.items()}
+        results = torch.func.functional_call(model, copies, kwargs=inputs)
+        return trees.flatten(results, "results")[0]
 
 
-def _doubled(value: Any) -> Any:
-    is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.double() if is_real else value
+def _copied(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(torch.float64 if value.is_floating_point() else value.dtype, copy=True)
 
 
 def _is_sequence(batch: Batch, name: str) -> bool:
@@ -236,8 +262,22 @@ def _resized(value: torch.Tensor, size: int, fill: int) -> torch.Tensor:
     return nn.functional.pad(value, (0, size - value.shape[1]), value=fill)
 
 
-def _first_rows(value: Any) -> Any:
-    return value[:_ROWS] if isinstance(value, torch.Tensor) and value.dim() else value
+def _compared_rows(batch: Batch) -> Batch:
+    """Return the first row, and those with the longest source and the longest target.
+
+    Only in the longest one real tokens are next to what is added.
+    """
+    mask = batch["attention_mask"]
+    chosen = {0, int(mask.sum(1).argmax())}
+    labels = batch.get("labels")
+    if isinstance(labels, torch.Tensor) and labels.dim() == 2:
+        chosen.add(int((labels != _NO_LABEL).sum(1).argmax()))
+
+    def has_rows(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(mask)
+
+    rows = sorted(chosen)
+    return {name: value[rows] if has_rows(value) else value for name, value in batch.items()}
 
 
 def _groups(short: Sizes, long: Sizes, count: int) -> tuple[int | None, ...]:

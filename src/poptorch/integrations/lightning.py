@@ -48,7 +48,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     warning. The Python code of a step runs once; ``batch_idx`` is a tensor there.
 
     Args:
-        options: backend, caches, precision and so on, of which a copy is used. The number of
+        options: backend, caches, precision and so on. A copy of them is used. The number of
             accumulation steps comes from the Trainer. Up to four programs are kept, one for each
             combination of input shapes and types; ``options.programs`` can set another number above
             1.

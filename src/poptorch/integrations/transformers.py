@@ -48,7 +48,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     Args:
         args, kwargs: arguments of ``transformers.Trainer``.
-        options: backend, caches, precision and so on, of which a copy is used. The counts come
+        options: backend, caches, precision and so on. A copy of them is used. The counts come
             from the Trainer's arguments. Up to ten programs are kept for batches of different
             shapes; ``options.programs`` can ask for another number, above 1.
         pad_lengths: whether batches are padded to a few lengths. Batches that
@@ -124,7 +124,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if not self.accelerator.sync_gradients:
             return torch.zeros(())
         window, self._window = self._window, []
-        self.model.train()
+        self.model.train()  # also for the comparison that ``pad`` makes
         executor = self._trainer()
         count, steps, items = len(window), self.args.gradient_accumulation_steps, None
         share = 1 if self._is_scaled(num_items_in_batch) else count
@@ -262,7 +262,10 @@ class _Step(nn.Module):
 
 
 class _Loss(nn.Module):
-    """The loss of one micro-batch, as the Trainer computes it."""
+    """The loss of one micro-batch, as the Trainer computes it, and what the model returns.
+
+    A loss alone can hide a difference in its inputs that gradients would show.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -270,7 +273,8 @@ class _Loss(nn.Module):
         self._trainer = trainer
 
     def forward(self, **inputs: Any) -> Any:
-        return self._trainer.compute_loss(self.model, dict(inputs))
+        loss, outputs = self._trainer.compute_loss(self.model, dict(inputs), return_outputs=True)
+        return loss, _without_caches(self.model, outputs)
 
 
 class _Evaluation(nn.Module):
@@ -279,14 +283,18 @@ class _Evaluation(nn.Module):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         self.model = trainer.model
-        config = getattr(trainer.model, "config", None)
-        self._left_out = set(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
 
     def forward(self, **inputs: Any) -> Any:
-        outputs = self.model(**inputs)
-        if not isinstance(outputs, Mapping):
-            return outputs
-        return {key: value for key, value in outputs.items() if key not in self._left_out}
+        return _without_caches(self.model, self.model(**inputs))
+
+
+def _without_caches(model: nn.Module, outputs: Any) -> Any:
+    """Return a model's outputs but for those that the Trainer ignores in evaluation."""
+    if not isinstance(outputs, Mapping):
+        return outputs
+    config = getattr(model, "config", None)
+    ignored = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+    return {key: value for key, value in outputs.items() if key not in ignored}
 
 
 class _Padded:
