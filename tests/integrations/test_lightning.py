@@ -166,6 +166,13 @@ class Measured(Net):
         self.log("hidden", self.hidden[0].compute())
 
 
+def test_a_usual_run_logs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        trainer(True, tmp_path, max_epochs=1).fit(Net(), loader())
+
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def watched(steps: int, folder: Path) -> dict[bool, tuple[pl.Trainer, Record]]:
     """Train twice with callbacks that look at metrics; first ours."""
     module, ended = Measured(), {}

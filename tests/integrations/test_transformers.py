@@ -103,6 +103,15 @@ def test_losses_are_those_of_the_plain_trainer(count: int, steps: int, tmp_path:
         torch.testing.assert_close(moments[index]["exp_avg"], values["exp_avg"], **near(16, 5))
 
 
+def test_a_usual_run_logs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    args = arguments(tmp_path, num_train_epochs=1)
+
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        made(Trainer, bert(), args).train()
+
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:
     def metrics(seen: Any) -> dict[str, float]:
         return {"right": float((seen.predictions.argmax(-1) == seen.label_ids).mean())}

@@ -120,7 +120,7 @@ def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
         return
     if source.is_own_file(frame.f_code.co_filename):
         what = NO_GRADIENTS
-    elif _module(frame).startswith("torch.optim.") and _is_stepping(frame):
+    elif _module(frame).startswith("torch.optim.") and _steps_for_user(frame):
         what = (
             "optimizer.step() has no effect on a wrapped model, because the call of the "
             "model has already made the update"
@@ -131,13 +131,17 @@ def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
     log.python.warning("%s", what)
 
 
-def _is_stepping(frame: types.FrameType | None) -> bool:
-    """Whether ``step`` is among torch's own callers; ``torch.compile`` puts some in between."""
+def _steps_for_user(frame: types.FrameType | None) -> bool:
+    """Tell whether the user's own code called torch's ``step``.
+
+    Other libraries, such as the training loops that ``integrations`` wraps, call it by themselves.
+    ``torch.compile`` puts frames of torch in between.
+    """
+    steps = False
     while frame is not None and _module(frame).startswith("torch."):
-        if frame.f_code.co_name == "step":
-            return True
+        steps = steps or frame.f_code.co_name == "step"
         frame = frame.f_back
-    return False
+    return steps and frame is not None and source.is_own_file(frame.f_code.co_filename)
 
 
 def _module(frame: types.FrameType) -> str:
