@@ -89,6 +89,21 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     assert not path.is_symlink()
 
 
+def test_a_link_that_waits_under_the_name_of_the_unfinished_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe_files.secrets, "token_hex", lambda count: "guessed")
+    path, victim = tmp_path / "file", tmp_path / "victim"
+    victim.write_text("of the user")
+    waiting = f"{safe_files._prefix(path)}{os.getpid()}-guessed"
+    (tmp_path / waiting).symlink_to(victim)
+
+    with pytest.raises(FileExistsError):
+        safe_files.write_text(path, "new")
+
+    assert victim.read_text() == "of the user"
+
+
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/null")):

@@ -71,6 +71,47 @@ def test_a_file_with_the_name_of_a_region_is_not_mapped(tmp_path: Path) -> None:
     assert mapped == []
 
 
+def test_what_is_not_a_region_is_not_even_opened(
+    users_file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open a device may do something."""
+    path = f"/proc/{os.getpid()}/fd/{users_file}"
+    opened: list[object] = []
+    usual = os.open
+
+    def noted(name: str, *args: int) -> int:
+        opened.append(name)
+        return usual(name, *args)
+
+    monkeypatch.setattr(os, "open", noted)
+
+    found(f"{path} poptorch-{uuid.uuid4().hex}")
+
+    assert path not in opened
+
+
+def test_a_file_that_takes_the_place_of_a_region_before_it_is_opened_is_not_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called = f"poptorch-{uuid.uuid4().hex}"
+    descriptor = os.memfd_create("of_another_program")
+    path = f"/proc/{os.getpid()}/fd/{descriptor}"
+    usual = os.readlink
+
+    def before(name: str) -> str:
+        return f"/memfd:{called} (deleted)" if name == path else usual(name)
+
+    try:
+        os.ftruncate(descriptor, 4 * COUNT)
+        monkeypatch.setattr(os, "readlink", before)
+
+        mapped = found(f"{path} {called}")
+
+        assert mapped == []
+    finally:
+        os.close(descriptor)
+
+
 @pytest.mark.parametrize("size", [0, 4 * COUNT - 1, 4 * COUNT + 1])
 def test_a_region_of_another_size_is_neither_mapped_nor_changed(size: int) -> None:
     called = f"poptorch-{uuid.uuid4().hex}"
