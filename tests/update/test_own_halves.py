@@ -13,6 +13,12 @@ from helpers.wrapping import options
 
 T = torch.optim
 STEPS, ROWS = 4, 16
+# For `weight.add_(update, alpha=...)` in a half type, PyTorch's portable kernels round the scaled
+# update before they add it. Its vector kernels, and our programs, round the sum alone.
+ROUNDED_ONCE = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="without vector instructions, PyTorch rounds a scaled sum in a half type twice",
+)
 
 
 class Net(nn.Module):
@@ -90,7 +96,7 @@ class Pair:
         torch.testing.assert_close(self.model.state_dict(), self.twin.state_dict(), **bounds)
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Lion", "NAdam"])
+@pytest.mark.parametrize("name", [pytest.param("Adafactor", marks=ROUNDED_ONCE), "Lion", "NAdam"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_in_half_are_bit_for_bit_those_of_eager_torch(name, dtype):
     pair = Pair(MAKE[name], dtype)
