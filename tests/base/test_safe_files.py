@@ -6,6 +6,8 @@ import fcntl
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,51 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
             write(path, b"new")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     assert names(tmp_path) == ["pipe"]
+
+
+def test_a_text_for_the_user_goes_where_the_users_own_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("report.html")
+
+    safe_files.write_text_for_user(tmp_path / "link", "text")
+
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "report.html").read_text() == "text"
+
+
+@needs_root
+def test_a_text_for_the_user_does_not_go_through_a_link_of_another_user(tmp_path: Path) -> None:
+    common, victim = tmp_path / "common", tmp_path / "victim"
+    victim.write_text("of the user")
+    common.mkdir()
+    common.chmod(0o1777)
+    (common / "report.html").symlink_to(victim)
+    os.lchown(common / "report.html", OTHER, OTHER)
+
+    with pytest.raises(PermissionError, match="a link that belongs to another user"):
+        safe_files.write_text_for_user(common / "report.html", "text")
+
+    assert victim.read_text() == "of the user"
+
+
+def test_a_text_for_the_user_can_be_written_into_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    safe_files.write_text_for_user(tmp_path / "pipe", "text")
+
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+
+
+def test_a_text_for_the_user_can_be_written_to_standard_output() -> None:
+    code = (
+        "from pathlib import Path; from poptorch._base import safe_files;"
+        "safe_files.write_text_for_user(Path('/dev/stdout'), 'text')"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "text"
 
 
 def test_links_of_the_user_are_followed_to_their_end(tmp_path: Path) -> None:

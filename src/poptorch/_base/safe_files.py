@@ -69,6 +69,21 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
 
+def write_text_for_user(path: Path, text: str) -> None:
+    """Write a text where the user asked for it: the user's own links are followed to their end.
+
+    A regular file is replaced when the whole text is written; see ``replacing``. Pipes, and names
+    in ``/dev`` such as ``/dev/stdout``, are written to as they are.
+
+    Raises:
+        PermissionError: another user has put a link there; see ``followed``.
+    """
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    else:
+        write_text(followed(path), text)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write a new file, which takes the place of what has this name when all of it is written.

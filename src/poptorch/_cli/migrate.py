@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._base import safe_files
 from .commands import Misuse, add, misuse
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _migrate(chosen: argparse.Namespace) -> int:
         lines = difflib.unified_diff(old, new.splitlines(keepends=True), name, name)
         print("".join(lines), end="")
     if chosen.output is not None:
-        chosen.output.write_text(new)
+        safe_files.write_text_for_user(chosen.output, new)
         todo = [
             str(number) for number, line in enumerate(new.splitlines(), 1) if "# TODO: " in line
         ]

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._base import env, resources
+from .._base import env, resources, safe_files
 from . import agents, reaper
 from .commands import command, page
 
@@ -203,7 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.export_config:
         given = {n: v for n, v in vars(chosen).items() if v != reader.get_default(n)}
         kept = {name: value for name, value in given.items() if name not in _OF_THE_COMMAND}
-        Path(chosen.export_config).write_text(json.dumps(kept, indent=2) + "\n")
+        text = json.dumps(kept, indent=2) + "\n"
+        safe_files.write_text_for_user(Path(chosen.export_config), text)
     idle = [name for name in IDLE if getattr(chosen, name[2:].replace("-", "_")) is not None]
     if idle:
         print(f"poprun: these options have no effect here: {', '.join(idle)}", file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from .._base import VERSION, archive, keyed, log, trees
+from .._base import VERSION, archive, keyed, log, safe_files, trees
 from .._base.errors import one_line
 from .._base.folders import of_the_process, of_the_user, trouble
 from .._ir import graph_json
@@ -154,7 +154,8 @@ class Store:
     def note_checked(self, key: str) -> None:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self.folder / f"{key}{CHECKED_SUFFIX}").write_text("agrees with eager PyTorch\n")
+            note = self.folder / f"{key}{CHECKED_SUFFIX}"
+            safe_files.write_text(note, "agrees with eager PyTorch\n")
         except OSError as error:  # the next process checks again
             warn(
                 "Results of checks against eager PyTorch are not stored in %s: %s",

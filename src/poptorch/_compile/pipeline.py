@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .. import _capture, backends
-from .._base import env, log, timing
+from .._base import env, log, safe_files, timing
 from .._base.errors import Error
 from .._base.resources import collecting_seldom
 from .._base.threads import one_at_a_time
@@ -146,5 +146,6 @@ def _export(plan: Plan) -> None:
         path = path / "model.proto"
     path.parent.mkdir(parents=True, exist_ok=True)
     as_json = env.get("POPTORCH_EXPORT_PROTO_AS_BINARY")
-    path.write_text(json.dumps(graph_json.encode(plan)) if as_json else plan.describe() + "\n")
+    text = json.dumps(graph_json.encode(plan)) if as_json else plan.describe() + "\n"
+    safe_files.write_text_for_user(path, text)
     log.engine.info("From POPTORCH_EXPORT_PROTO_FILE environment variable: wrote %s", path)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._base import safe_files
 from .._base.tables import html_of, text_of
 from .._systems import parse
 from . import page, profile
@@ -99,7 +100,7 @@ class Estimate:
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write a profile, its attributes under ``estimated``, for ``poptorch report``."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1))
+        safe_files.write_text_for_user(Path(path), json.dumps(self.to_dict(), indent=1))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write it as one page for browsers."""
@@ -107,4 +108,5 @@ class Estimate:
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write one run of the schedule for Perfetto: a process per chip, a lane per kind."""
-        Path(path).write_text(json.dumps(profile.trace(self.to_dict())))
+        trace = profile.trace(self.to_dict())
+        safe_files.write_text_for_user(Path(path), json.dumps(trace))

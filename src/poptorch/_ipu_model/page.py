@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._base import pages
+from .._base import pages, safe_files
 from .._base.tables import size_text
 from .parts import Advice
 from .profile import (
@@ -33,7 +33,7 @@ _HERE = ("outside", "prepare", "device", "collect")
 
 
 def write(profile: Profile, path: Path, before: Profile | None = None) -> None:
-    path.write_text(html(profile, before), encoding="utf-8")
+    safe_files.write_text_for_user(path, html(profile, before))
 
 
 def html(profile: Profile, before: Profile | None = None) -> str:

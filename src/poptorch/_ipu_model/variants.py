@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._base import safe_files
 from .._base.errors import Error
 from .._base.tables import html_page, html_table, size_text, table
 from .estimate import Estimate
@@ -121,16 +123,18 @@ class WhatIf(tuple[Variant, ...]):
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the table as one page for browsers, light or dark like the system."""
         title = "Comparison of settings: estimated for IPUs, nothing was run"
-        Path(path).write_text(html_page(title, html_table(self._rows())))
+        page = html_page(title, html_table(self._rows()))
+        safe_files.write_text_for_user(Path(path), page)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a line per variant: the varied settings, then the attributes of ``Variant``."""
-        with Path(path).open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*self[0].settings, *_FIGURES])
-            for each in self:
-                figures = [getattr(each, name) for name in _FIGURES]
-                writer.writerow([*each.settings.values(), *figures])
+        lines = io.StringIO(newline="")
+        writer = csv.writer(lines)
+        writer.writerow([*self[0].settings, *_FIGURES])
+        for each in self:
+            figures = [getattr(each, name) for name in _FIGURES]
+            writer.writerow([*each.settings.values(), *figures])
+        safe_files.write_text_for_user(Path(path), lines.getvalue())
 
 
 def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import safetensors.torch
 
 from .. import _export
-from .._base import source
+from .._base import safe_files, source
 from .._base.errors import Error
 from .._ipu_model.estimate import Estimate
 from .files import check_folder
@@ -50,8 +50,9 @@ def _write_python(session: Session, now: Variant, name: str, path: Path) -> None
     state = session.weights.attached.state
     tensors, more = _export.tensors_of(plan, state, now.inputs.example())
     path.parent.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(tensors, path.with_suffix(".safetensors"), more)
-    path.write_text(text, encoding="utf-8")
+    weights = safe_files.followed(path.with_suffix(".safetensors"))
+    safetensors.torch.save_file(tensors, weights, more)
+    safe_files.write_text_for_user(path, text)
 
 
 def _write_page(session: Session, now: Variant, name: str, path: Path) -> None:
@@ -64,7 +65,7 @@ def _write_page(session: Session, now: Variant, name: str, path: Path) -> None:
         price = error.message
     text = _export.html(now.plan(), name, now.inputs.bound.paths, kinds, price)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    safe_files.write_text_for_user(path, text)
 
 
 def export_for(session: Session, arguments: Arguments, *files: Path) -> None:
