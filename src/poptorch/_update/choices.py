@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .._base.errors import Error
-from .numbers import WEIGHT, Identifier, Numbers, Sources
+from .numbers import Numbers
+from .origins import WEIGHT, Identifier, Sources
 
 MOST = 64  # runs
 COMMON = ""  # whose answers are those of all weights
@@ -135,7 +136,7 @@ class Choices:
         """Return each of the values where a condition holds, else the other one."""
         if yes.keys() != no.keys():
             raise _too_many("the entries of its state depend on values")
-        same = self.mode.identifier
+        same = self.mode.origins.identifier
         return {
             key: value
             if same(value) == same(no[key])

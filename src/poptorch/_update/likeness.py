@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from .._base.errors import Error
-from .numbers import WEIGHT, Geometry, Identifier, Numbers
+from .origins import WEIGHT, Identifier, Origins
+from .values import Geometry
 
 aten = torch.ops.aten
 _KEEP_ELEMENTS = {
@@ -28,8 +29,8 @@ _KEEP_ELEMENTS = {
 class Wholes:
     """Notes which weights operators look at as a whole, or together with other ones."""
 
-    def __init__(self, numbers: Numbers) -> None:
-        self._numbers = numbers
+    def __init__(self, origins: Origins) -> None:
+        self._origins = origins
         self.paths: set[str] = set()
         self.seen: set[str] = set()  # since someone emptied it
 
@@ -43,7 +44,7 @@ class Wholes:
         result = operator(*args, **kwargs)
         if not isinstance(result, torch.Tensor | tuple | list):
             return result  # of the device or the layout
-        sources = self._numbers.spread((args, kwargs), result)
+        sources = self._origins.spread((args, kwargs), result)
         weights = {key for role, key in sources if role == WEIGHT}
         by_element = torch.Tag.pointwise in operator.tags or operator in _KEEP_ELEMENTS
         if weights and (len(weights) > 1 or not by_element):
@@ -62,8 +63,8 @@ class _NotAlike(Exception):  # noqa: N818 (it says what is the case)
 class Signatures:
     """Texts that are the same for what is computed of two weights alike."""
 
-    def __init__(self, numbers: Numbers, shape: tuple[int, ...]) -> None:
-        self._forms = numbers.forms
+    def __init__(self, origins: Origins, shape: tuple[int, ...]) -> None:
+        self._forms = origins.forms
         self._shape = shape
         self._sizes = tuple(("int", size) for size in shape)
         self._known: dict[int, str] = {}

@@ -34,17 +34,12 @@ from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._ops.dispatch import answering
 from .choices import COMMON, Choices, Results
 from .likeness import Signatures, Wholes
-from .numbers import (
-    HYPER,
-    NUMBER,
-    WEIGHT,
-    Identifier,
-    ValueNeeded,
-    is_number,
-    numbers_functions,
-)
+from .origins import HYPER, NUMBER, WEIGHT, Identifier
 from .own_run import Inputs, Run
+from .python_functions import numbers_functions
 from .repeats import Repeats
+from .value_reads import ValueNeeded
+from .values import is_number
 
 Narrow = Callable[[torch.dtype], torch.dtype]
 
@@ -114,12 +109,13 @@ class _Discovery:
         self.spec, self.own, self.known = spec, _narrowed(spec.own, narrow), known
         self.choices = Choices()
         self.mode = self.choices.mode
+        self.origins = self.mode.origins
         self.params = _trained(spec, self.own)
         self.initial: dict[Place, complex] = {}
         self.leaves: dict[Place, Leaf] = {}
         self.there: set[Place] = set()  # what is kept before the first step
         self.layouts: dict[str, Any] = {}
-        self.wholes = Wholes(self.mode)
+        self.wholes = Wholes(self.origins)
         self.mode.again = self.repeats = Repeats(without_values, self.wholes)
 
     def result(self) -> OptimSpec:
@@ -138,7 +134,7 @@ class _Discovery:
                     got=", ".join(differing[:5]),
                     fix="create all entries of the state in the first step",
                 )
-            same = self.mode.identifier
+            same = self.origins.identifier
             alike = all(same(first[key]) == same(later[key]) for key in later)
             kinds = self._kinds(first, later)
             examples = self._examples(kinds, first, later)
@@ -155,7 +151,7 @@ class _Discovery:
                 path = after if before == "weight" else before
                 if path in found:
                     name = "weight" if before == "weight" else f"*:{after}"
-                    found[path].append((prefix + name, self.mode.identifier(value)))
+                    found[path].append((prefix + name, self.origins.identifier(value)))
         leaves: dict[str, list[Leaf]] = {path: [] for path in self.params}
         for (owner, _), leaf in self.leaves.items():
             if owner in leaves:
@@ -181,7 +177,7 @@ class _Discovery:
         if not all(kind.alone for kind in kinds.values()) or len(of_kind) == len(examples):
             return {}
         runs = self._runs_of(set(of_kind.values()))
-        same = self.mode.identifier
+        same = self.origins.identifier
         for results, whole in zip(runs, (first, later), strict=False):
             if any(key not in whole or same(v) != same(whole[key]) for key, v in results.items()):
                 return {}
@@ -208,7 +204,7 @@ class _Discovery:
         texts: dict[_Kind, str | None] = {}
         for path, kind in kinds.items():
             if path not in self.wholes.paths and kind not in texts:
-                texts[kind] = Signatures(self.mode, kind.shape).of(kind.results)
+                texts[kind] = Signatures(self.origins, kind.shape).of(kind.results)
         found = {path: texts.get(kind) for path, kind in kinds.items()}
         return {p: text for p, text in found.items() if text and p not in self.wholes.paths}
 
@@ -267,7 +263,7 @@ class _Discovery:
         """A first step puts something into the state of a weight: return what it reads there."""
         place = path, name
         if isinstance(value, Tensor):
-            uniform, sources = self.mode.uniform(value), self.mode.sources(value)
+            uniform, sources = self.origins.uniform(value), self.origins.sources(value)
             if uniform is None or any(role != HYPER for role, _ in sources):
                 return value
             self.initial[place] = uniform
@@ -285,7 +281,7 @@ class _Discovery:
             label, source = name, (WEIGHT, owner)
         else:
             label, source = f"{owner}:{name}", (NUMBER, f"{owner}:{name}")
-        return (self.mode.number if number else self.mode.enter)(value, label, source)
+        return (self.origins.enter_number if number else self.origins.enter)(value, label, source)
 
     def _group_of(self, path: str) -> str:
         for at, group in enumerate(self.own.groups):
@@ -295,7 +291,7 @@ class _Discovery:
 
     def _inputs(self, first: bool, trained: Collection[str]) -> Inputs:
         inputs = Inputs()
-        enter = self.mode.enter
+        enter = self.origins.enter
         for path, param in self.params.items():
             if path in trained:
                 weight = self.repeats.fresh(param.shape, param.dtype)
@@ -316,12 +312,12 @@ class _Discovery:
                 value = torch.empty(leaf.shape, dtype=leaf.dtype)
                 source = HYPER, key
                 if leaf.number:
-                    value = self.mode.number(value, key, source)
+                    value = self.origins.enter_number(value, key, source)
                 elif value.numel() == 1:
                     value = enter(value, key, source)
                 else:
                     continue
-                self.mode.say_uniform(value, self.own.numbers[place])
+                self.origins.say_uniform(value, self.own.numbers[place])
                 inputs.hypers[place] = value
         return inputs
 
@@ -371,10 +367,10 @@ class _Discovery:
                 if (of_group(at), name) in self.known.single:
                     continue
                 values = [later[f"{path}:{name}"] for path, _ in places]
-                alike = len({self.mode.identifier(value) for value in values}) == 1
+                alike = len({self.origins.identifier(value) for value in values}) == 1
                 alike &= len({self.initial.get(place) for place in places}) == 1
                 of_weights = any(
-                    role == WEIGHT for value in values for role, _ in self.mode.sources(value)
+                    role == WEIGHT for value in values for role, _ in self.origins.sources(value)
                 )
                 if not alike or of_weights:
                     self.known.single.add((of_group(at), name))

@@ -31,7 +31,7 @@ from .._ir.own_step import (
     of_optimizer,
     substituted,
 )
-from .numbers import ValueNeeded, value_needed
+from .value_reads import ValueNeeded, value_needed
 
 
 @dataclass

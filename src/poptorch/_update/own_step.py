@@ -16,8 +16,9 @@ from .._ir.spec import OptimSpec
 from .choices import COMMON, Choices, Results
 from .clipping import Anchor, clipped
 from .formulas import compute_dtype
-from .numbers import HYPER, NUMBER, WEIGHT, numbers_functions
+from .origins import HYPER, NUMBER, WEIGHT
 from .own_run import Inputs, Run
+from .python_functions import numbers_functions
 
 
 def lower_own(
@@ -81,13 +82,14 @@ class _Update:
         self.weights, self.kept, self.gradients, self.hypers = weights, kept, gradients, hypers
         self.choices = Choices()
         self.mode = self.choices.mode
+        self.origins = self.mode.origins
 
     def results(self) -> dict[str, Tensor]:
         with self.mode:
             found = self.choices.results(lambda: self._run(False))
             if self.own.differs_at_first:
                 first = self.choices.results(lambda: self._run(True))
-                before = self.mode.enter(
+                before = self.origins.enter(
                     self.tensors[slots.STEPPED.key], "stepped", (NUMBER, "stepped")
                 )
                 found = self.choices.either(before > 0, found, first)
@@ -111,7 +113,7 @@ class _Update:
         return results
 
     def _inputs(self, first: bool) -> Inputs:
-        inputs, enter = Inputs(), self.mode.enter
+        inputs, enter = Inputs(), self.origins.enter
         for slot in self.weights:
             path, key = slot.path, self.gradients[slot.path].key
             weight = self.tensors[slot.key].clone()
@@ -123,14 +125,14 @@ class _Update:
                 continue
             slot = each.slot
             source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
-            take = self.mode.number if each.leaf.number else enter
+            take = self.origins.enter_number if each.leaf.number else enter
             name = slot.name if slot.weight else slot.key
             inputs.kept[each.place] = take(self.tensors[slot.key].clone(), name, source)
         for slot in self.hypers:
             leaves = leaves_of(self.own.groups[slot.index].values)
             leaf = next(each for each in leaves if each.name == slot.name)
             value = self.tensors[slot.key].clone().reshape(leaf.shape)
-            take = self.mode.number if leaf.number else enter
+            take = self.origins.enter_number if leaf.number else enter
             place = of_group(slot.index), slot.name
             inputs.hypers[place] = take(value, slot.key, (HYPER, slot.key))
         return inputs

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .._base import private
 from .likeness import Wholes
-from .numbers import Geometry, Identifier, geometry_of, place_of, tensors_in
+from .origins import Identifier
+from .values import Geometry, geometry_of, place_of, tensors_in
 
 _HOST = torch.device("cpu")
 

@@ -1,0 +1,89 @@
+"""What the torch functions that a step calls mean for numbers: which read, fill, scale or copy.
+
+A function that is in none of these tables gets tensors of numbers in their place. If that fails,
+the numbers become constants of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ITEMS = {Tensor.item, Tensor.tolist}
+TRUTHS = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
+READS = {
+    Tensor.__float__: "float()",
+    Tensor.__int__: "int()",
+    Tensor.__index__: "an index",
+    Tensor.__complex__: "complex()",
+    Tensor.numpy: ".numpy()",
+    Tensor.__array__: "numpy.asarray()",
+    torch.equal: "torch.equal",
+    Tensor.equal: "equal()",
+    torch.allclose: "torch.allclose",
+    Tensor.allclose: "allclose()",
+}
+GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+MADE_OF_NOTHING = {
+    torch.zeros: 0.0,
+    torch.zeros_like: 0.0,
+    torch.ones: 1.0,
+    torch.ones_like: 1.0,
+    Tensor.new_zeros: 0.0,
+    Tensor.new_ones: 1.0,
+    Tensor.zero_: 0.0,
+}
+"""Functions whose results have one value in all elements."""
+FILLING = {torch.full: 1, torch.full_like: 1, Tensor.new_full: 2, Tensor.fill_: 1}
+"""Functions that fill with a value, and the place of the value among their arguments."""
+FROM_VALUES = {torch.tensor, torch.as_tensor}
+UNSET = {torch.empty, torch.empty_like, Tensor.new_empty}
+COPIES = {"clone", "contiguous", "to", "float", "double"}
+ABOUT = {
+    "__get__",
+    "__set__",
+    "untyped_storage",
+    "stride",
+    "storage_offset",
+    "dim",
+    "size",
+    "numel",
+    "__hash__",
+    "is_floating_point",
+    "is_complex",
+    "is_contiguous",
+    "__format__",
+    "__repr__",
+}
+"""What tells of a tensor and does not look at its values."""
+
+SCALED = {
+    name: ("value" if name.startswith("addc") else "alpha", 1)
+    for name in ("add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr")
+}
+"""Functions with a factor, its keyword, and the place of the operand that it scales."""
+PRODUCTS = {"addmm", "addmv", "addbmm", "baddbmm", "addr"}
+ARITHMETIC = {"mul", "div", "true_divide", "truediv", "multiply", "divide", "pow", "rsub", "lerp"}
+ARITHMETIC |= {"subtract", *SCALED}
+ROUNDED_NUMBERS = {"add", "sub", "subtract", "rsub", "pow"}
+"""Functions whose numbers torch rounds to halves where tensors are halves."""
+
+
+def title_of(func: Any) -> str:
+    return str(getattr(func, "__name__", func))
+
+
+def operation_of(name: str) -> str:
+    """Return what functions, methods, and Python's operators have in common: ``__imul__``, mul."""
+    if not name.startswith("__"):
+        return name.rstrip("_")
+    plain = name.strip("_")
+    return plain[1:] if plain[:1] in ("i", "r") and plain[1:] in ARITHMETIC else plain
+
+
+def is_in_place(name: str) -> bool:
+    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))

@@ -1,0 +1,47 @@
+"""What happens where a step reads a value in Python.
+
+A value that only hyper-parameters decide becomes a constant of the program. Any other value is
+known only while the program runs: the step is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .._base.errors import Error
+from .origins import HYPER, Origins
+
+
+class ValueNeeded(Exception):  # noqa: N818 (it says what is the case)
+    """Hyper-parameters whose values decide what the step does: they become constants."""
+
+    def __init__(self, keys: frozenset[str]) -> None:
+        super().__init__(", ".join(sorted(keys)))
+        self.keys = keys
+
+
+def value_needed(what: str, line: str | None) -> Error:
+    return Error(
+        "The optimizer's step reads the value of a tensor in Python",
+        got=what,
+        where=line,
+        fix=(
+            "compute with tensors: torch.where, x ** 0.5 for math.sqrt(x), torch.clamp",
+            "or use another optimizer: one of poptorch.optim, or any of torch.optim except LBFGS",
+        ),
+    )
+
+
+def refuse_read(origins: Origins, value: Any, what: str) -> NoReturn:
+    """Raise what a read of a value leads to.
+
+    Raises:
+        ValueNeeded: only hyper-parameters decide the value.
+        Error: something else does.
+    """
+    sources = origins.sources(value)
+    if sources and all(role == HYPER for role, _ in sources):
+        raise ValueNeeded(frozenset(key for _, key in sources))
+    on = sorted(key for role, key in sources if role != HYPER)
+    of = ", ".join(on[:3]) or "a tensor"
+    raise value_needed(f"{what}, of what {of} is at each update", None)

@@ -1,0 +1,62 @@
+"""The values of a step that runs on stand-ins: tensors, and numbers that are tensors.
+
+A 0-d tensor of float64 stands for a Python number that changes between updates. It is marked, so
+that arithmetic with it follows Python's rules for types and not those of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Geometry(NamedTuple):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and getattr(value, "stands_for_a_number", False)
+
+
+def as_number(tensor: Tensor) -> Tensor:
+    tensor.stands_for_a_number = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def place_of(tensor: Tensor) -> int:
+    """Return what identifies the memory of a tensor, which its views share."""
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+def geometry_of(tensor: Tensor) -> Geometry:
+    offset = int(tensor.storage_offset())
+    return Geometry(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_in(each)
+
+
+def replaced(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested values with what the function makes of tensors."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(replaced(each, function) for each in value)
+    if isinstance(value, dict):
+        return {key: replaced(each, function) for key, each in value.items()}
+    return value
