@@ -1,7 +1,8 @@
 # Every target makes a virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
-#   make test                  lint, types and tests
+#   make test                  lint, types and tests; of tests that are slow, the first case
+#   make test-full             make test, then all further cases of slow tests
 #   make test-capabilities     the tests of numbers, with each set of instructions of this processor
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
 #   make test-torch VERSION=2.14.1   all tests on another release of torch, or on its nightly build
@@ -20,7 +21,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo demo-processes examples test test-capabilities test-long test-torch check lint docs site bench bench-quick soak dataset clean
+.PHONY: demo demo-processes examples test test-full test-capabilities test-long test-torch check lint docs site bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it. One
@@ -54,7 +55,10 @@ demo-processes: $(STAMP) dataset
 	$(BIN)/poprun --num-instances 2 --oversubscribe --only-output-from-instance 0 $(BIN)/python examples/fashion_mnist/processes.py
 
 test: lint site
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest --cases short -n $(JOBS) --dist worksteal
+
+test-full: test
+	$(BIN)/python -m pytest --cases rest -n $(JOBS) --dist worksteal
 
 # What ATen and Inductor choose at run time; the processor's best one is what make test has.
 CAPABILITIES = $(shell $(BIN)/python -c 'import torch; sets = ["default", "avx2", "avx512"]; \
@@ -65,7 +69,7 @@ test-capabilities: $(STAMP)
 		ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "numeric and not long" || exit 1; \
 	done
 
-# What make test leaves out, with nothing that an earlier run has compiled: before a release.
+# What is marked long, with nothing that an earlier run has compiled: before a release.
 test-long: site
 	rm -rf build/compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
@@ -87,7 +91,7 @@ test-torch:
 
 # Of each test function the first case, and none that is marked slow.
 check: lint
-	$(BIN)/python -m pytest --quick -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest --cases quick -n $(JOBS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 # Before anything imports poptorch: the log level and others are read at import.
@@ -68,13 +68,22 @@ compiled.watch()  # before anything is compiled, by a fixture of a file for one
 torch.set_num_threads(1)  # tests are small and run beside one another
 
 
+# Which cases a run takes, by whether a case is the first one of its test and whether it is slow.
+# What "short" leaves out is "rest".
+SELECTIONS: dict[str, Callable[[bool, bool], bool]] = {
+    "quick": lambda first, slow: first and not slow,
+    "short": lambda first, slow: first or not slow,
+    "rest": lambda first, slow: slow and not first,
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="the first case of what is not slow")
+    parser.addoption("--cases", choices=SELECTIONS, help="a part of the cases; see CONTRIBUTING.md")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """For a quick look do not even import what a file needs in which everything is slow."""
-    if not config.getoption("--quick") or collection_path.suffix != ".py":
+    if config.getoption("--cases") != "quick" or collection_path.suffix != ".py":
         return None
     slow = re.search(r"^pytestmark = (\[\s*)?pytest.mark.slow\b", collection_path.read_text(), re.M)
     return slow is not None or None
@@ -82,12 +91,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)  # when those that are long are gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test function keep the first case, if only a quick look is wanted."""
-    if config.getoption("--quick"):
-        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-        kept = {item for item in first.values() if item.get_closest_marker("slow") is None}
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
+    """Keep the cases that ``--cases`` names."""
+    if (named := config.getoption("--cases")) is None:
+        return
+    is_wanted = SELECTIONS[named]
+    firsts = {*{item.nodeid.partition("[")[0]: item for item in reversed(items)}.values()}
+    kept, left_out = [], []
+    for item in items:
+        slow = item.get_closest_marker("slow") is not None
+        (kept if is_wanted(item in firsts, slow) else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 NUMERIC = {"backends", "capture", "conformance", "ops", "optim", "update"}
