@@ -139,9 +139,11 @@ def test_an_element_is_valid_until_the_next_is_asked_for_and_then_overwritten():
 
 
 POISON = {
-    torch.float16: float("nan"), torch.complex64: complex("nan"), torch.bool: True,
+    torch.float16: float("nan"),
+    torch.complex64: complex("nan"),
+    torch.bool: True,
     torch.int64: torch.iinfo(torch.int64).max,
-}  # fmt: skip
+}
 
 
 def test_poisoned_buffers_show_use_after_release(monkeypatch):

@@ -93,10 +93,15 @@ def test_a_loop_that_was_left_goes_on_before_and_after_resuming(tmp_path: Path) 
     assert sorted(seen) == [2.0 * row for row in range(9)]
 
 
-@pytest.mark.parametrize("rows, others, same", [
-    (22, {}, True), (16, {"drop_last": False}, True), (18, {"drop_last": False}, False),
-    (16, {"auto_distributed_partitioning": False}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, others, same",
+    [
+        (22, {}, True),
+        (16, {"drop_last": False}, True),
+        (18, {"drop_last": False}, False),
+        (16, {"auto_distributed_partitioning": False}, False),
+    ],
+)
 def test_fewer_processes_read_what_all_read_or_say_so(rows, others, same, tmp_path, monkeypatch):
     data = torch.ones(rows, 2)
     make(tmp_path, 1, poptorch.DataLoader(options(), data, 4, **others)).save()
@@ -371,12 +376,14 @@ def twisted(folder: Path, **facts: object) -> None:
 TWISTS = {
     "no list": {"stateful": {"counter": {"dict": [["state", 5]]}}},
     "a method": {"stateful": {"counter": {"dict": [["state", []], ["load_state_dict", 1]]}}},
-    "no form": {"stateful": {"counter": {"module": "os"}}}, "a number that is none": {"taken": "1"},
-    "a number without an end": {"epoch": 1 << 80}, "no processes": {"processes": None},
+    "no form": {"stateful": {"counter": {"module": "os"}}},
+    "a number that is none": {"taken": "1"},
+    "a number without an end": {"epoch": 1 << 80},
+    "no processes": {"processes": None},
     "a random state that is none": {"device": [1, 2]},
     "generators that are none": {"host": {"torch": [1], "python": [3, [1], None]}},
     "Python's generator": {"begun": {**host_random.state(), "python": [3, [0] * 625, "x"]}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("twist", TWISTS)

@@ -355,10 +355,21 @@ def test_torch_s_loader_may_be_replaced_by_this_one(monkeypatch):
 
 def test_the_signature_is_poptorch_s():
     assert list(inspect.signature(DataLoader.__init__).parameters) == [
-        "self", "options", "dataset", "batch_size", "shuffle", "num_workers", "drop_last",
-        "persistent_workers", "auto_distributed_partitioning", "mode", "async_options",
-        "rebatched_worker_size", "batch_sampler", "kwargs",
-    ]  # fmt: skip
+        "self",
+        "options",
+        "dataset",
+        "batch_size",
+        "shuffle",
+        "num_workers",
+        "drop_last",
+        "persistent_workers",
+        "auto_distributed_partitioning",
+        "mode",
+        "async_options",
+        "rebatched_worker_size",
+        "batch_sampler",
+        "kwargs",
+    ]
     assert issubclass(DataLoader, torch.utils.data.DataLoader)
 
 
@@ -513,9 +524,12 @@ def test_registered_types_are_joined(mode):
     registerCustomArgParser(sets.Graph, sets.GraphParser())
     try:
         made = loader(
-            sets.Numbers(8), opts=options(2), mode=mode, batch_sampler=batches(8, 2),
+            sets.Numbers(8),
+            opts=options(2),
+            mode=mode,
+            batch_sampler=batches(8, 2),
             collate_fn=sets.Graph.collate,
-        )  # fmt: skip
+        )
         got = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
     finally:
         registerCustomArgParser(sets.Graph, None)
@@ -589,9 +603,11 @@ def draw(rng):
     combined = batch * iterations * (replicas // group) * accumulation
     size = rng.randint(1, 4 * combined * processes + 2)
     settings = {
-        "num_workers": rng.choice([0, 0, 1, 2]), "drop_last": rng.random() < 0.5,
-        "shuffle": rng.random() < 0.5, "mode": rng.choice(list(DataLoaderMode)),
-    }  # fmt: skip
+        "num_workers": rng.choice([0, 0, 1, 2]),
+        "drop_last": rng.random() < 0.5,
+        "shuffle": rng.random() < 0.5,
+        "mode": rng.choice(list(DataLoaderMode)),
+    }
     parts = parts_of(size, combined, processes, settings["drop_last"])
     if not all(parts):  # an asynchronous loader needs a first element
         settings["mode"] = DataLoaderMode.Sync
@@ -685,14 +701,25 @@ def test_what_cannot_be_partitioned():
 
 
 @pytest.mark.spec("data", 15)
-@pytest.mark.parametrize("mode, workers, persistent", [
-    (DataLoaderMode.Sync, 0, None), (DataLoaderMode.Sync, 1, False), (ALL_MODES[1], 2, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mode, workers, persistent",
+    [
+        (DataLoaderMode.Sync, 0, None),
+        (DataLoaderMode.Sync, 1, False),
+        (ALL_MODES[1], 2, None),
+    ],
+)
 def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(mode, workers, persistent):
     loaders = of_each_process(
-        2, sets.Numbers(23), 2, seed=5, shuffle=True, mode=mode, num_workers=workers,
+        2,
+        sets.Numbers(23),
+        2,
+        seed=5,
+        shuffle=True,
+        mode=mode,
+        num_workers=workers,
         persistent_workers=persistent,
-    )  # fmt: skip
+    )
     epochs = [[x for made in loaders for x in flat(made)] for _ in range(4)]
     for epoch in epochs:
         assert len(epoch) == len(set(epoch)) == 20
@@ -725,9 +752,15 @@ def test_what_is_loaded_ahead_when_an_iteration_is_given_up_changes_no_permutati
     """How far ahead it is differs between processes, and their parts would overlap."""
     data = sets.Counted(23)
     (ahead, _) = of_each_process(
-        2, data, 5, seed=1, shuffle=True, mode=DataLoaderMode.Async, num_workers=workers,
+        2,
+        data,
+        5,
+        seed=1,
+        shuffle=True,
+        mode=DataLoaderMode.Async,
+        num_workers=workers,
         async_options={"buffer_size": 6},
-    )  # fmt: skip
+    )
     (same, _) = of_each_process(2, sets.Numbers(23), 5, seed=1, shuffle=True)
     expected = [flat(same) for _ in range(3)]
     assert next(iter(ahead)).tolist() == expected[0][:5]

@@ -55,14 +55,17 @@ def leave_no_room(index):
 
 
 NOT_STARTED = {  # with the strategy that is tried
-    "an error in the first element": (sets.Acting(4, 0, sets.cannot_be_read), FORK_SERVER,
-                                      ["sample 0 cannot be read", "data_sets.py"]),
+    "an error in the first element": (
+        sets.Acting(4, 0, sets.cannot_be_read),
+        FORK_SERVER,
+        ["sample 0 cannot be read", "data_sets.py"],
+    ),
     "nothing": (sets.Numbers(0), FORK, ["The Dataset is empty"]),
     "no pickle": (sets.Unpicklable(3), FORK_SERVER, ["this data set cannot travel"]),
     "no way back": (sets.Unreadable(3), FORK_SERVER, ["this data set cannot arrive"]),
     "a death": (sets.Acting(3, 0, sets.kills_its_process), FORK, ["was killed by SIGKILL"]),
     "no memory": (sets.Acting(3, 0, leave_no_room), FORK, ["OSError", "File too large"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spec("data", 9)

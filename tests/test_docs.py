@@ -124,9 +124,17 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, path.read_text()) == []
 
 
-@pytest.mark.parametrize("script", [
-    behaviours_page, coherence_table, environment_table, errors_page, mistakes_page, options_table,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script",
+    [
+        behaviours_page,
+        coherence_table,
+        environment_table,
+        errors_page,
+        mistakes_page,
+        options_table,
+    ],
+)
 def test_pages_that_scripts_write_are_current(script: ModuleType) -> None:
     assert script.PAGE.read_text() == script.page(), f"run: python {script.__file__}"
 
@@ -358,8 +366,11 @@ def a_placed_model() -> None:
     training(model(), opts)(X, Y)
 
 
-ACTIONS = {"An input tensor": lambda: training(Scaled(torch.tanh), options())(X),
-           "A learning rate": a_changed_rate, "A block's id": a_placed_model}  # fmt: skip
+ACTIONS = {
+    "An input tensor": lambda: training(Scaled(torch.tanh), options())(X),
+    "A learning rate": a_changed_rate,
+    "A block's id": a_placed_model,
+}
 
 
 @pytest.mark.parametrize("title", ACTIONS)

@@ -37,9 +37,12 @@ def private_torch(tree: ast.AST, module: str):
 
 def private_attributes(tree: ast.AST):
     """Yield private attributes that are read of anything but ``self``, its class and ``aten``."""
-    operators = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-                 and isinstance(node.value, ast.Attribute) if isinstance(node.value.value, ast.Name)
-                 and node.value.value.id == "aten"}  # fmt: skip
+    operators = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)
+        if isinstance(node.value.value, ast.Name) and node.value.value.id == "aten"
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr[:1] == "_" and node.attr[:2] != "__":
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -202,8 +205,11 @@ def without_a_check(trees: list[ast.Module]) -> set[str]:
 def own_numbers(tree: ast.Module, names: tuple[str, ...]) -> list[int]:
     """Return the lines where one of these arguments is a constant, but for a zero."""
     words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
-    return [word.value.lineno for word in words if word.arg in names
-            and isinstance(word.value, ast.Constant) and word.value.value != 0]  # fmt: skip
+    return [
+        word.value.lineno
+        for word in words
+        if word.arg in names and isinstance(word.value, ast.Constant) and word.value.value != 0
+    ]
 
 
 @pytest.mark.slow

@@ -199,9 +199,11 @@ def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
     _pod.acquire(1).release()
     path = Path(os.environ["POPTORCH_POD_DIR"]) / "virtual-mk2-4.old.json"
     entry = {
-        "device": 0, "chips": [0], "since": 0.0,
+        "device": 0,
+        "chips": [0],
+        "since": 0.0,
         "process": {"pid": os.getpid(), "started": 1, "command": "python", "user": "me"},
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(entry))
     assert held() == []
     assert _pod.acquire(1).chips == (0,)

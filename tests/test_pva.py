@@ -46,8 +46,9 @@ def test_target_and_memory(report: pva.Report, priced: Estimate) -> None:
     assert len(tiles) == target.numTiles
     total = sum(tile.memory.total.includingGaps for tile in tiles)
     assert total == sum(sum(chip.tiles) for chip in priced.chips)
-    first, second = (max(t.memory.total.includingGaps for t in tiles[a:b])
-                     for a, b in ((0, 1472), (1472, 2944)))  # fmt: skip
+    first, second = (
+        max(t.memory.total.includingGaps for t in tiles[a:b]) for a, b in ((0, 1472), (1472, 2944))
+    )
     whole = [1472 * fullest for fullest in (first, second)]
     assert whole == pytest.approx([chip.bytes for chip in priced.chips], rel=1e-4)
     assert tiles[-1].memory.total.excludingGaps < tiles[-1].memory.total.includingGaps
@@ -103,8 +104,10 @@ def test_visitors(report: pva.Report) -> None:
 
 def test_events_lie_in_one_another(tmp_path) -> None:
     rows = [(0, 100, "call"), (10, 20, "compile"), (12, 5, "trace"), (40, 10, "run"), (200, 1, "x")]
-    events = [{"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
-              for ts, dur, name in rows]  # fmt: skip
+    events = [
+        {"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
+        for ts, dur, name in rows
+    ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
     outer = pva.openTrace(path).process(1).thread(2).events
@@ -182,11 +185,15 @@ def test_channels_record_events(tmp_path) -> None:
     events = json.loads(done.stdout)
     ours = {name: n for name, n in events.items() if name.startswith(("poptorch.", "dataset", "m"))}
     assert ours == {
-        "dataset.__getitem__": 4, "mine.step": 1, "mine.__len__": 1,
-        "poptorch.trainingModel.modelCompilation": 1, "poptorch.trainingModel.modelExecution": 2,
-        "poptorch.trainingModel.copyWeightsToHost": 1, "poptorch.trainingModel.setOptimizer": 1,
+        "dataset.__getitem__": 4,
+        "mine.step": 1,
+        "mine.__len__": 1,
+        "poptorch.trainingModel.modelCompilation": 1,
+        "poptorch.trainingModel.modelExecution": 2,
+        "poptorch.trainingModel.copyWeightsToHost": 1,
+        "poptorch.trainingModel.setOptimizer": 1,
         "poptorch.trainingModel.destroy": 1,
-    }  # fmt: skip
+    }
     (path,) = (tmp_path / "traces").iterdir()
     (process,) = pva.openTrace(path).processes.values()
     outer = [event for thread in process.threads.values() for event in thread.events]

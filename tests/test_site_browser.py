@@ -51,11 +51,14 @@ def test_the_search_works_from_the_disk(site, tmp_path) -> None:
 
 
 ANSWERS = {
-    "loss is nan": "The loss is NaN", "serving": "Serving a model",
+    "loss is nan": "The loss is NaN",
+    "serving": "Serving a model",
     "slow": "Too slow? What you can choose",
-    "out of memory": "Out of memory", "resume": "Resume after a stop",
-    "mixed precision": "Train in mixed precision", "migrate": "Migrate a script",
-}  # fmt: skip
+    "out of memory": "Out of memory",
+    "resume": "Resume after a stop",
+    "mixed precision": "Train in mixed precision",
+    "migrate": "Migrate a script",
+}
 
 
 @pytest.mark.long

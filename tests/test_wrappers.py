@@ -38,10 +38,11 @@ def test_options_are_frozen_and_copied() -> None:
     validation = poptorch.inferenceModel(Net(), opts)
     poptorch.DataLoader(opts, torch.utils.data.TensorDataset(X), batch_size=2)
     for change in (
-        lambda: opts.deviceIterations(2), lambda: opts.Training.gradientAccumulation(2),
+        lambda: opts.deviceIterations(2),
+        lambda: opts.Training.gradientAccumulation(2),
         lambda: opts._Popart.set("enableOutlining", True),
         lambda: training.options.deviceIterations(2),
-    ):  # fmt: skip
+    ):
         with pytest.raises(AttributeError, match="frozen"):
             change()
     assert opts.defaultOutputMode()

@@ -56,8 +56,13 @@ def test_only_what_is_new_is_a_fault():
     def function(x):
         return x.abs() + 1, torch.full((1,), INF), torch.full_like(x, NAN), torch.arange(3) + 1
 
-    agrees(function, torch.tensor([INF, 1.0, -INF, NAN]), opts=checking(), equal_nan=True,
-           check_dtype=False)  # fmt: skip
+    agrees(
+        function,
+        torch.tensor([INF, 1.0, -INF, NAN]),
+        opts=checking(),
+        equal_nan=True,
+        check_dtype=False,
+    )
     torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
     assert infer(lambda x: x.new_empty(2), torch.ones(2), opts=checking()).isnan().all()
     torch.use_deterministic_algorithms(False)
@@ -164,21 +169,33 @@ TABLE = {
     "cross_entropy": (lambda i: F.cross_entropy(ROWS[:3], i), [0, 1, 2], (3, -1)),
     "multi_margin_loss": (lambda i: F.multi_margin_loss(ROWS[:3], i), [0, 1, 2], (3, -1)),
     "max_unpool2d": (lambda i: F.max_unpool2d(PLANES, i.view(1, 2, 2, 2), 2), WINDOWS, (16, -1)),
-    "max_unpool3d": (lambda i: F.max_unpool3d(PLANES[:, :, None], i.view(1, 2, 1, 2, 2), (1, 2, 2)),
-                     WINDOWS, (16, -1)),
-    "binary_cross_entropy": (lambda p: F.binary_cross_entropy(p, ROWS[0].sigmoid()), SHARES,
-                             (1.5, -0.1, float("nan"))),
+    "max_unpool3d": (
+        lambda i: F.max_unpool3d(PLANES[:, :, None], i.view(1, 2, 1, 2, 2), (1, 2, 2)),
+        WINDOWS,
+        (16, -1),
+    ),
+    "binary_cross_entropy": (
+        lambda p: F.binary_cross_entropy(p, ROWS[0].sigmoid()),
+        SHARES,
+        (1.5, -0.1, float("nan")),
+    ),
     "binary_cross_entropy of labels": (
-        lambda p: F.binary_cross_entropy(ROWS[0].sigmoid(), p), SHARES, (1.5, -0.1)),
+        lambda p: F.binary_cross_entropy(ROWS[0].sigmoid(), p),
+        SHARES,
+        (1.5, -0.1),
+    ),
     "bernoulli": (torch.bernoulli, SHARES, (1.5, -0.1)),
     "multinomial": (lambda p: p.multinomial(1), SHARES, (-0.1, float("nan"))),
     "segment_reduce": (lambda i: torch.segment_reduce(ROWS[:3], "sum", lengths=i), [1, 1, 1], (2,)),
     "//": (lambda i: NUMBERS // i, [1, 2, 4], (0,)),
     "%": (lambda i: NUMBERS % i, [1, 2, 4], (0,)),
     "fmod": (lambda i: torch.fmod(NUMBERS, i), [1, 2, 4], (0,)),
-    "repeat_interleave": (lambda i: ROWS[:3].repeat_interleave(i, 0, output_size=5), [1, 2, 2],
-                          (-2,)),
-}  # fmt: skip
+    "repeat_interleave": (
+        lambda i: ROWS[:3].repeat_interleave(i, 0, output_size=5),
+        [1, 2, 2],
+        (-2,),
+    ),
+}
 
 
 def forward(model, zero, *inputs):
@@ -195,9 +212,13 @@ def forward(model, zero, *inputs):
 
 def model() -> Having:
     return Having(
-        forward, weight=nn.Parameter(torch.tensor(1.0)), norm=nn.BatchNorm1d(3),
-        calls=torch.zeros(()), now=torch.zeros(2), earlier=torch.ones(2),
-    )  # fmt: skip
+        forward,
+        weight=nn.Parameter(torch.tensor(1.0)),
+        norm=nn.BatchNorm1d(3),
+        calls=torch.zeros(()),
+        now=torch.zeros(2),
+        earlier=torch.ones(2),
+    )
 
 
 def held(of: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -48,8 +48,15 @@ def test_a_model_trains_as_eagerly(name: str, monkeypatch) -> None:
     assert sorted(shapes) == sorted([(WIDTH, WIDTH), (WIDTH,)] * 3)
 
 
-VALUES = {"first_share": 0.1, "second_share": 0.02, "root_factor": 3.0, "eps": 1e-3,
-          "descent": -0.01, "shrink": 0.97, "weight_decay": 0.03}  # fmt: skip
+VALUES = {
+    "first_share": 0.1,
+    "second_share": 0.02,
+    "root_factor": 3.0,
+    "eps": 1e-3,
+    "descent": -0.01,
+    "shrink": 0.97,
+    "weight_decay": 0.03,
+}
 OF_SGD = {"momentum": 0.9, "share": 0.7, "descent": -0.01}
 COMPILED_IN = {"scaling": 1.0, "nesterov": False, "weight_decay": 0.0}
 
@@ -113,15 +120,18 @@ def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable
         torch.testing.assert_close(one, other, **close)
 
 
-@pytest.mark.parametrize("name, extra, taken", [
-    ("adam", lambda new, moments, gradient: (new + 1,), False),
-    ("adam", lambda new, moments, gradient: (moments["first"].clone(),), False),
-    ("adam", lambda new, moments, gradient: (moments["second"].sqrt(),), False),
-    ("adam", lambda new, moments, gradient: (gradient.norm(),), True),
-    ("sgd", lambda new, moments, gradient: (new + 1,), False),
-    ("sgd", lambda new, moments, gradient: (moments["velocity"].clone(),), False),
-    ("sgd", lambda new, moments, gradient: (gradient.norm(),), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, extra, taken",
+    [
+        ("adam", lambda new, moments, gradient: (new + 1,), False),
+        ("adam", lambda new, moments, gradient: (moments["first"].clone(),), False),
+        ("adam", lambda new, moments, gradient: (moments["second"].sqrt(),), False),
+        ("adam", lambda new, moments, gradient: (gradient.norm(),), True),
+        ("sgd", lambda new, moments, gradient: (new + 1,), False),
+        ("sgd", lambda new, moments, gradient: (moments["velocity"].clone(),), False),
+        ("sgd", lambda new, moments, gradient: (gradient.norm(),), True),
+    ],
+)
 def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: bool) -> None:
     module, arguments = graph(name, True, {}, extra)
     wanted = module(*[tensor.clone() for tensor in arguments])
@@ -130,9 +140,14 @@ def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: boo
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
 
 
-@pytest.mark.parametrize("change", [
-    torch.Tensor.double, torch.Tensor.t, lambda value: value[:1],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.Tensor.double,
+        torch.Tensor.t,
+        lambda value: value[:1],
+    ],
+)
 @pytest.mark.parametrize("name, which", [("adam", n) for n in (0, 2, 3)] + [("sgd", 0), ("sgd", 2)])
 def test_other_types_layouts_and_shapes_are_left_alone(change: Any, name: str, which: int) -> None:
     """Of a weight or a moment."""
@@ -241,13 +256,16 @@ def test_new_values_are_computed_where_they_are_kept() -> None:
     assert {"weight_1", "velocity_1"} <= set(written(graph))
 
 
-@pytest.mark.parametrize("after", [
-    lambda old, new: (old.sum(),),  # an old value that is read later
-    lambda old, new: (old.t() * 2,),
-    lambda old, new: (new,),  # what is returned would change with the next call
-    lambda old, new: (new.t(),),
-    lambda old, new: (torch.linalg.cholesky(new @ new.t() + torch.eye(4)),),  # it may fail
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda old, new: (old.sum(),),  # an old value that is read later
+        lambda old, new: (old.t() * 2,),
+        lambda old, new: (new,),  # what is returned would change with the next call
+        lambda old, new: (new.t(),),
+        lambda old, new: (torch.linalg.cholesky(new @ new.t() + torch.eye(4)),),  # it may fail
+    ],
+)
 def test_what_is_read_or_may_fail_later_keeps_its_copy(after: Any) -> None:
     def step(state: Any, gradient: Any) -> Any:
         new = state + gradient
@@ -299,14 +317,17 @@ def the_same_under_another_name(x: Any, y: Any) -> Any:
     return ((torch.conj_physical(product) + 1.0) * product,)
 
 
-@pytest.mark.parametrize("function", [
-    view_of_what_moved,
-    the_same_under_another_name,
-    lambda x, y: (x[0] * 2.0 + (x @ y)[:3].relu(),),  # of another shape
-    lambda x, y: ((x @ y) > 0.0,),  # of another type
-    lambda x, y: ((x @ y).t().exp() + 1.0 * x,),  # of another layout
-    lambda x, y: (torch.div(x @ y, y, rounding_mode="floor"),),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        view_of_what_moved,
+        the_same_under_another_name,
+        lambda x, y: (x[0] * 2.0 + (x @ y)[:3].relu(),),  # of another shape
+        lambda x, y: ((x @ y) > 0.0,),  # of another type
+        lambda x, y: ((x @ y).t().exp() + 1.0 * x,),  # of another layout
+        lambda x, y: (torch.div(x @ y, y, rounding_mode="floor"),),
+    ],
+)
 def test_what_has_no_room_gets_its_own(function: Any) -> None:
     rewritten(function, STATE, OTHER)
 

@@ -70,13 +70,16 @@ def test_the_same_bits_with_few_headers(width: int | None, tmp_path, monkeypatch
     assert not refused
     few, all_ = ([t.contiguous() for t in results] for results in got)
     for a, b in zip(few, all_, strict=True):
-        assert (a.dtype, a.numpy().tobytes()) == (b.dtype, b.numpy().tobytes())
+        assert a.dtype == b.dtype
+        assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
 ENOUGH = (
-    "auto tmp1 = at::vec::Vectorized<float>(tmp0).erf();", "atomic_add(&out_ptr0[x0], tmp3);",
-    "CACHE_TORCH_DTYPE(float32); CACHE_TORCH_DTYPE(bool);", "auto operand_half_of = 1;",
-)  # fmt: skip
+    "auto tmp1 = at::vec::Vectorized<float>(tmp0).erf();",
+    "atomic_add(&out_ptr0[x0], tmp3);",
+    "CACHE_TORCH_DTYPE(float32); CACHE_TORCH_DTYPE(bool);",
+    "auto operand_half_of = 1;",
+)
 BEYOND = (
     "const bfloat16* in_ptr0", "CACHE_TORCH_DTYPE(float16);", "c10::convert<half>(tmp0);",
     "const uint8_t* in_ptr0", "normalized_rand_cpu(tmp0, tmp1);", "calc_digamma(tmp0);",
@@ -217,10 +220,13 @@ def test_one_run_for_all_kernels_of_a_graph(monkeypatch) -> None:
     assert loaded[0] >= 3
 
 
-@pytest.mark.parametrize("source", [
-    'static int helper; extern "C" void kernel(float* a) {}',
-    'extern "C" void other(float* a) {}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        'static int helper; extern "C" void kernel(float* a) {}',
+        'extern "C" void other(float* a) {}',
+    ],
+)
 def test_other_sources_are_left_to_torch(source: str) -> None:
     asked = kernels.together()(lambda *arguments: arguments, "self", ["float*"], source)
     assert asked == ("self", ["float*"], source)
@@ -265,7 +271,8 @@ def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
     result = F.scaled_dot_product_attention(*exact, attn_mask=wide, is_causal=causal, scale=scale)
     truth = torch.autograd.grad(result, exact, grad.double())
     for one, other, right in zip(ours, theirs, truth, strict=True):
-        assert (one.dtype, one.shape) == (torch.bfloat16, right.shape)
+        assert one.dtype == torch.bfloat16
+        assert one.shape == right.shape
         assert (one.double() - right).abs().max() <= 2 * (other.double() - right).abs().max()
 
 

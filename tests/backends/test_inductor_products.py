@@ -85,10 +85,15 @@ def test_sizes_and_layouts_make_a_class(a, b, expected: str | None) -> None:
     assert products.library_of(a, b) == (shape and libraries.by_rule(shape))
 
 
-@pytest.mark.parametrize("shape, library", [
-    ((128, 256, 512, "nt"), libraries.ONEDNN), ((128, 256, 384, "nt"), libraries.BLAS),
-    ((96, 256, 512, "nt"), libraries.BLAS), ((4, 512, 512, "nn"), libraries.ONEDNN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, library",
+    [
+        ((128, 256, 512, "nt"), libraries.ONEDNN),
+        ((128, 256, 384, "nt"), libraries.BLAS),
+        ((96, 256, 512, "nt"), libraries.BLAS),
+        ((4, 512, 512, "nn"), libraries.ONEDNN),
+    ],
+)
 def test_a_rule_decides_about_what_was_not_measured(shape, library: str) -> None:
     assert libraries.by_rule(libraries.Shape(*shape)) == library
 
@@ -133,29 +138,46 @@ def test_what_is_clearly_faster_twice_is_taken(shape, other, times, taken, monke
     share, made = itertools.cycle(times), libraries.Shape(*shape)
     later, matrix = made._replace(columns=2 * made.columns), libraries.Shape(65, 512, 512, "nt")
     monkeypatch.setattr(libraries, "SECONDS", 0.2)  # enough for the first, and not for others
-    monkeypatch.setattr(libraries, "times_of", lambda _: time.sleep(0.2) or {
-        libraries.BLAS: 1.0, other: next(share)})  # fmt: skip
+    monkeypatch.setattr(
+        libraries,
+        "times_of",
+        lambda _: time.sleep(0.2) or {libraries.BLAS: 1.0, other: next(share)},
+    )
     found = libraries.chosen(Counter({made: 3, later: 2, matrix: 1}), True)
     alike = shape[0] > 1 and shape[3] == "nt"
     assert found == {made: taken, later: taken, matrix: taken if alike else libraries.ONEDNN}
 
 
-@pytest.mark.parametrize("shape, alone", [
-    ((1, 512, 512, "nt"), 0), ((8, 512, 512, "nt"), 0), ((8, 512, 512, "np"), 0),
-    ((128, 512, 512, "nt"), 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, alone",
+    [
+        ((1, 512, 512, "nt"), 0),
+        ((8, 512, 512, "nt"), 0),
+        ((8, 512, 512, "np"), 0),
+        ((128, 512, 512, "nt"), 1),
+    ],
+)
 def test_few_rows_are_measured_with_weights_that_no_cache_of_a_core_holds(
     shape, alone, monkeypatch
 ):
     multiply, read = torch.mm, dict[int, int]()
-    monkeypatch.setattr(torch, "mm", lambda a, b, out: read.update({b.data_ptr(): b.nbytes})
-                        or multiply(a, b, out=out))  # fmt: skip
+    monkeypatch.setattr(
+        torch,
+        "mm",
+        lambda a, b, out: read.update({b.data_ptr(): b.nbytes}) or multiply(a, b, out=out),
+    )
     libraries.times_of(libraries.Shape(*shape))
     assert len(read) == 1 if alone else sum(read.values()) >= 16 << 20
 
 
-@pytest.mark.parametrize("threads, cores, clock", [
-    (1, 1.0, "thread_time"), (2, 1.9, "perf_counter"), (2, 1.0, "thread_time"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "threads, cores, clock",
+    [
+        (1, 1.0, "thread_time"),
+        (2, 1.9, "perf_counter"),
+        (2, 1.0, "thread_time"),
+    ],
+)
 def test_times_are_of_both_libraries_and_leave_threads_alone(
     threads: int, cores: float, clock: str, monkeypatch
 ) -> None:
@@ -181,4 +203,5 @@ def test_code_for_one_processor_is_not_used_on_another(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         names.add(toolchain.instructions())
         tables.add(libraries.Table().conditions)
-    assert (len(names), len(tables)) == (3 * 3, 4 * 3)
+    assert len(names) == 3 * 3
+    assert len(tables) == 4 * 3

@@ -111,10 +111,14 @@ def test_pieces_compute_what_the_whole_does(name: str, caplog: pytest.LogCapture
     assert "without an optimisation" not in caplog.text
 
 
-@pytest.mark.parametrize("step, make, times", [
-    (training, examples, [LAYERS, 1, LAYERS - 1, 1]), (two_encoders, encoders, [1, 2, 1, 2, 1]),
-    (after_others, examples, [1, LAYERS, 1, LAYERS - 1, 1]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "step, make, times",
+    [
+        (training, examples, [LAYERS, 1, LAYERS - 1, 1]),
+        (two_encoders, encoders, [1, 2, 1, 2, 1]),
+        (after_others, examples, [1, LAYERS, 1, LAYERS - 1, 1]),
+    ],
+)
 def test_layers_share_one_piece_forward_and_one_backward(step: Step, make, times) -> None:
     tensors = make()
     pieces = [call.piece for call in cut(*graph(step, tensors), tensors).calls]

@@ -32,9 +32,11 @@ def same(ours: object, theirs: object) -> None:
     torch.testing.assert_close(ours, theirs, **near(BATCH * 9 * 8), check_stride=False)
 
 
-GEOMETRIES = [((9, 8), (kernel, kernel + 1), stride, padding, dilation)
-              for kernel, stride in itertools.product((1, 2, 3), repeat=2)
-              for padding, dilation in itertools.product((0, 1), (1, 2))]  # fmt: skip
+GEOMETRIES = [
+    ((9, 8), (kernel, kernel + 1), stride, padding, dilation)
+    for kernel, stride in itertools.product((1, 2, 3), repeat=2)
+    for padding, dilation in itertools.product((0, 1), (1, 2))
+]
 OTHER_DIMENSIONS = [(space, (3,) * len(space), 2, 1, 1) for space in ((11,), (5, 4, 6))]
 
 
@@ -55,9 +57,16 @@ def test_convolution(geometry: tuple, rows: int, channels: int) -> None:
     same(convolution(x, w, None, *args), aten.convolution(x, w, None, *args))
 
 
-@pytest.mark.parametrize("outputs, size, kernel, is_product", [
-    (16, 6, 3, True), (64, 20, 3, False), (8, 40, 3, False), (64, 40, 1, True), (4096, 1, 1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "outputs, size, kernel, is_product",
+    [
+        (16, 6, 3, True),
+        (64, 20, 3, False),
+        (8, 40, 3, False),
+        (64, 40, 1, True),
+        (4096, 1, 1, False),
+    ],
+)
 def test_what_takes_less_than_a_call_of_a_library(outputs, size, kernel, is_product) -> None:
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     traced = make_fx(lambda *inputs: convolution(*inputs, None, *args), tracing_mode="fake")
@@ -97,9 +106,14 @@ def test_digamma_is_exact_to_the_last_digit(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("kernel,stride,padding,dilation", [
-    ([2, 2], [2, 2], [0, 0], [1, 1]), ([3, 2], [2, 1], [1, 0], [1, 1]), ([2], [], [1], [2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kernel,stride,padding,dilation",
+    [
+        ([2, 2], [2, 2], [0, 0], [1, 1]),
+        ([3, 2], [2, 1], [1, 0], [1, 1]),
+        ([2], [], [1], [2]),
+    ],
+)
 def test_max_pool_picks_the_same_elements(kernel, stride, padding, dilation, layout) -> None:
     x = torch.randint(-3, 3, (BATCH, 8, 8, 9)).float()  # many ties
     x[0, 0, 3, 3:5] = float("nan")
@@ -150,7 +164,8 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     rules = {aten.relu.default: batch_last_relu, **watched("exp", aten.exp.default)}
     ours = OrderedReplay(module, rules).run(x, scale)
     same(tuple(ours), step(x, scale))
-    assert (seen["exp"], ours[0].stride()) == ((1, 7 * BATCH, BATCH), (1, 7 * BATCH, BATCH))
+    assert seen["exp"] == (1, 7 * BATCH, BATCH)
+    assert ours[0].stride() == (1, 7 * BATCH, BATCH)
     assert ours[2].stride() == (21, 7, 1)
     traced = make_fx(OrderedReplay(module, rules).run, tracing_mode="fake")(x, scale)
     (exp,) = traced.graph.find_nodes(op="call_function", target=aten.exp.default)
@@ -228,9 +243,10 @@ def reading(w: torch.Tensor, x: torch.Tensor, through_view: bool = True) -> tupl
 
 
 STEPS: dict[str, tuple[Step, list[tuple[int, ...]]]] = {
-    "dropping": (dropping, [(6, 3), (6, 3), (4, 6)]), "norm": (norm, [(4, 4), (4,), (4,), (8, 4)]),
+    "dropping": (dropping, [(6, 3), (6, 3), (4, 6)]),
+    "norm": (norm, [(4, 4), (4,), (4,), (8, 4)]),
     "reading": (reading, [(4, 4), (4, 4)]),
-}  # fmt: skip
+}
 
 
 def examples(name: str) -> Tensors:

@@ -47,7 +47,8 @@ def test_code_is_there_without_a_shortcut_that_fails(tmp_path: Path, monkeypatch
     monkeypatch.setattr(compiler, "choose_library", broken)
     model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x))
-    assert (model._executable.report().backend, len(asked)) == ("inductor", 1)
+    assert model._executable.report().backend == "inductor"
+    assert len(asked) == 1
 
 
 def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, torch.Tensor]:
@@ -61,13 +62,20 @@ def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, t
 
 D0, D1, S0 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("d0", "d1", "s0"))
 SUMS = [
-    (D0, 1), (32400 * D0 + 144 * D1 + 16, 32400), (3 * D0 + 2 * (D0 + D1), 5),
-    (FloorDiv(D1, 4) + 7 * D0, 7), (-D0 + 9, -1),
-]  # fmt: skip
+    (D0, 1),
+    (32400 * D0 + 144 * D1 + 16, 32400),
+    (3 * D0 + 2 * (D0 + D1), 5),
+    (FloorDiv(D1, 4) + 7 * D0, 7),
+    (-D0 + 9, -1),
+]
 IN_A_VECTOR = [
-    FloorDiv(D0, 32) + D0, 3 * ModularIndexing(D0, 1, 16) + 2 * D0, 5 * ModularIndexing(D0, 48, 3),
-    D1 + 16 * FloorDiv(D0, 4), FloorDiv(D0, 8) + ModularIndexing(D0, 1, 8), -FloorDiv(D0, 16) + D0,
-]  # fmt: skip
+    FloorDiv(D0, 32) + D0,
+    3 * ModularIndexing(D0, 1, 16) + 2 * D0,
+    5 * ModularIndexing(D0, 48, 3),
+    D1 + 16 * FloorDiv(D0, 4),
+    FloorDiv(D0, 8) + ModularIndexing(D0, 1, 8),
+    -FloorDiv(D0, 16) + D0,
+]
 OTHERS = [ModularIndexing(ModularIndexing(D0, 1, 9), 1, 3), S0 * D0 + D1, D0 * D1, FloorDiv(D0, S0)]
 
 
@@ -86,7 +94,8 @@ def test_sums_of_variables_times_numbers(index, wanted: int, length: int | None)
 def test_quotients_and_remainders(index) -> None:
     ours, torchs = shortcuts.stride(refuse, index, D0, 16), stride_at_vec_range(index, D0, 16)
     assert sympy.simplify(ours - torchs) == 0
-    assert (ours.is_number, ours.has(D0)) == (torchs.is_number, torchs.has(D0))
+    assert ours.is_number == torchs.is_number
+    assert ours.has(D0) == torchs.has(D0)
 
 
 @pytest.mark.parametrize("index", OTHERS)
@@ -116,10 +125,15 @@ def traced(function) -> torch.fx.Graph:
     return make_fx(function, dict(select_decomp_table()))(torch.rand(4, 4)).graph
 
 
-@pytest.mark.parametrize(("function", "wanted"), [
-    (lambda x: (x @ x).softmax(1) @ x, True), (lambda x: x[torch.randperm(4)[:2]], True),
-    (lambda x: torch.nn.functional.cross_entropy(x, x.argmax(1)), False), (lambda x: x / 2, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (lambda x: (x @ x).softmax(1) @ x, True),
+        (lambda x: x[torch.randperm(4)[:2]], True),
+        (lambda x: torch.nn.functional.cross_entropy(x, x.argmax(1)), False),
+        (lambda x: x / 2, False),
+    ],
+)
 def test_patterns_are_traced_where_one_may_apply(function, wanted: bool) -> None:
     assert shortcuts.patterns(traced(function))["lazy_init"](lambda: True) == (wanted or None)
 
@@ -129,11 +143,18 @@ def test_every_pattern_of_attention_has_a_softmax(file: Path) -> None:
     assert re.search(r" = CallFunction\(aten.div.Tensor, exp_default", file.read_text())
 
 
-@pytest.mark.parametrize("raised, kind, text", [
-    (CppCompileError(["g++", "a.cpp", "-O3"], SAID), poptorch.Error,
-     r"(?s)Got:    a.cpp:3:7: fatal error: No space.*Where:  g\+\+ failed on code that torch"),
-    (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "raised, kind, text",
+    [
+        (
+            CppCompileError(["g++", "a.cpp", "-O3"], SAID),
+            poptorch.Error,
+            r"(?s)Got:    a.cpp:3:7: fatal error: No space.*"
+            r"Where:  g\+\+ failed on code that torch",
+        ),
+        (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
+    ],
+)
 def test_complaints_of_the_compiler_are_quoted(raised, kind, text: str, monkeypatch) -> None:
     def broken(*arguments: object, **options: object) -> None:
         raise raised

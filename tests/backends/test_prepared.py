@@ -135,11 +135,14 @@ def test_what_onnx_lacks_runs_on_the_reference_backend(caplog) -> None:
     )
 
 
-@pytest.mark.parametrize("does, forward", [
-    ("trains", lambda m, x: poptorch.identity_loss(m.last(x), "mean")),
-    ("draws random numbers", lambda m, x: F.dropout(x, training=True)),
-    ("changes buffer.last.running_mean, ", lambda m, x: m.last(x)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "does, forward",
+    [
+        ("trains", lambda m, x: poptorch.identity_loss(m.last(x), "mean")),
+        ("draws random numbers", lambda m, x: F.dropout(x, training=True)),
+        ("changes buffer.last.running_mean, ", lambda m, x: m.last(x)),
+    ],
+)
 def test_onnx_runtime_refuses_what_is_no_evaluation(does: str, forward) -> None:
     wrap = training if does == "trains" else poptorch.inferenceModel
     executor = wrap(Having(forward, last=nn.BatchNorm1d(6)), options("onnxruntime"))
@@ -222,26 +225,38 @@ def of(function, call="layer"):
     return lambda m, x: function(m, m.layer(x) if call == "layer" else m.conv(x.view(3, 2, 6, 6)))
 
 
-@pytest.mark.parametrize("forward, left", [
-    (of(lambda m, y: y * m.scale + m.shift), ""), (of(lambda m, y: m.shift + m.scale * y), ""),
-    (of(lambda m, y: y * m.scale[:1]), "mul"), (of(lambda m, y: y * m.column), "mul"),
-    (of(lambda m, y: y * 2.0), "mul"), (of(lambda m, y: y * y[0]), "mul"),
-    (of(lambda m, y: (y * m.scale, y)), "mul"), (of(lambda m, y: y.double() * m.scale), "mul"),
-    (of(lambda m, y: y + m.shift.half().float().double()), "add"),
-    (of(lambda m, y: torch.add(y, m.shift, alpha=2)), "add"),
-    (of(lambda m, y: y * m.cube[:, :1]), "mul"),
-    (of(lambda m, y: y * m.scale[:, None, None], "conv"), ""),
-    (of(lambda m, y: y * m.scale, "conv"), "mul"),
-    (of(lambda m, y: y + m.shift[:, None], "conv"), "add"),
-    (of(lambda m, y: m.norm(y), "conv"), ""), (of(lambda m, y: (m.norm(y), y), "conv"), "mul add"),
-    (lambda m, x: (x.view(36, 6) @ m.cube[0]) * m.scale, ""),
-    (lambda m, x: (x.view(36, 6) @ x.view(36, 6)[:6]) * m.scale, "mul"),
-    (lambda m, x: m.norm(x.view(3, 2, 6, 6)[:, :1].expand(3, 6, 6, 6)), "mul add"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "forward, left",
+    [
+        (of(lambda m, y: y * m.scale + m.shift), ""),
+        (of(lambda m, y: m.shift + m.scale * y), ""),
+        (of(lambda m, y: y * m.scale[:1]), "mul"),
+        (of(lambda m, y: y * m.column), "mul"),
+        (of(lambda m, y: y * 2.0), "mul"),
+        (of(lambda m, y: y * y[0]), "mul"),
+        (of(lambda m, y: (y * m.scale, y)), "mul"),
+        (of(lambda m, y: y.double() * m.scale), "mul"),
+        (of(lambda m, y: y + m.shift.half().float().double()), "add"),
+        (of(lambda m, y: torch.add(y, m.shift, alpha=2)), "add"),
+        (of(lambda m, y: y * m.cube[:, :1]), "mul"),
+        (of(lambda m, y: y * m.scale[:, None, None], "conv"), ""),
+        (of(lambda m, y: y * m.scale, "conv"), "mul"),
+        (of(lambda m, y: y + m.shift[:, None], "conv"), "add"),
+        (of(lambda m, y: m.norm(y), "conv"), ""),
+        (of(lambda m, y: (m.norm(y), y), "conv"), "mul add"),
+        (lambda m, x: (x.view(36, 6) @ m.cube[0]) * m.scale, ""),
+        (lambda m, x: (x.view(36, 6) @ x.view(36, 6)[:6]) * m.scale, "mul"),
+        (lambda m, x: m.norm(x.view(3, 2, 6, 6)[:, :1].expand(3, 6, 6, 6)), "mul add"),
+    ],
+)
 def test_factors_and_offsets_of_channels_go_into_weights(forward, left: str) -> None:
     layers = {"layer": nn.Linear(6, 6), "conv": nn.Conv2d(2, 6, 1), "norm": nn.BatchNorm2d(6)}
-    numbers = {"scale": normal(6), "shift": normal(6), "column": normal(36, 1),
-               "cube": normal(1, 6, 6)}  # fmt: skip
+    numbers = {
+        "scale": normal(6),
+        "shift": normal(6),
+        "column": normal(36, 1),
+        "cube": normal(1, 6, 6),
+    }
     executor = poptorch.inferenceModel(Having(forward, **layers, **numbers).eval(), options())
     executor.compile(normal(36, 6))
     operators = Inductor().prepared(executor.plan()).program.graphs["forward"].operators
@@ -249,9 +264,15 @@ def test_factors_and_offsets_of_channels_go_into_weights(forward, left: str) -> 
     assert [name for name in names if name in ("mul", "add")] == left.split()
 
 
-@pytest.mark.parametrize("backend, rows, most", [
-    ("reference", 8, 2), ("inductor", 8, 2), ("inductor", 1, 2), ("onnxruntime", 8, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "backend, rows, most",
+    [
+        ("reference", 8, 2),
+        ("inductor", 8, 2),
+        ("inductor", 1, 2),
+        ("onnxruntime", 8, 3),
+    ],
+)
 def test_a_process_has_weights_of_inference_twice(backend, rows, most) -> None:
     """The host's, and the device's plain, packed or turned; ONNX Runtime's besides."""
     assert weights_of_inference(backend, rows) < most + 0.1

@@ -48,8 +48,10 @@ def copies(tensors) -> dict[str, torch.Tensor]:
 
 def in_place(wrapper: poptorch.PoplarExecutor, at: int) -> LoopExecutable:
     plan, runs = wrapper.plan(), list[int]()
-    parts = {name: tearing(Reference().interpreted(graph), at, runs)
-             for name, graph in plan.program.graphs.items()}  # fmt: skip
+    parts = {
+        name: tearing(Reference().interpreted(graph), at, runs)
+        for name, graph in plan.program.graphs.items()
+    }
     return LoopExecutable(plan, parts, program_report("toy", plan.program, 0.0), in_place=True)
 
 

@@ -63,8 +63,10 @@ class Random(nn.Module):
 def cases(draw):
     """A model, the device of each layer, a strategy, and the counts."""
     size = draw(st.integers(1, 5))
-    layers = [(draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)), draw(st.integers(0, 9)))
-              for _ in range(size)]  # fmt: skip
+    layers = [
+        (draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)), draw(st.integers(0, 9)))
+        for _ in range(size)
+    ]
     kind = draw(st.sampled_from(KINDS_OF_STRATEGIES))
     if kind == "parallel":
         chips = [draw(st.sampled_from([0, 2])) + i % 2 for i in range(size)]
@@ -73,8 +75,10 @@ def cases(draw):
     depth = 1 + sum(a != b for a, b in itertools.pairwise([0, *chips]))
     least = 2 * depth - 1 if kind in ("grouped", "interleaved") else 1
     counts = (
-        draw(st.integers(least, least + 4)), draw(st.integers(1, 2)), draw(st.integers(1, 2)),
-    )  # fmt: skip
+        draw(st.integers(least, least + 4)),
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 2)),
+    )
     return layers, chips, kind, draw(st.sampled_from(Liveness)), counts, draw(st.booleans())
 
 

@@ -14,9 +14,17 @@ from poptorch._base import archive, env, log, resources, timing
 from poptorch._base.errors import Error
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("1", True), ("0", False), (" Yes", True), ("off", False), ("2", True), ("", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", True),
+        ("0", False),
+        (" Yes", True),
+        ("off", False),
+        ("2", True),
+        ("", None),
+    ],
+)
 def test_flags(text, value, monkeypatch):
     monkeypatch.setenv("POPTORCH_IPU_MODEL", text)
     assert env.get("POPTORCH_IPU_MODEL") is value
@@ -144,8 +152,12 @@ def test_a_part_within_another_is_none_of_it(monkeypatch) -> None:
             1 / 0  # noqa: B018
     rows = [line.split() for line in parts.text().splitlines()]
     assert {row[0]: row[-2] for row in rows if row[0] != "the"} == {
-        "part": "wall", "outer": "3.00", "inner": "2.00", "failing": "1.00", "all": "9.00",
-    }  # fmt: skip
+        "part": "wall",
+        "outer": "3.00",
+        "inner": "2.00",
+        "failing": "1.00",
+        "all": "9.00",
+    }
 
 
 def header(digests: object) -> str:

@@ -31,12 +31,17 @@ def lost_without(name: str) -> str:
     return private.ROWS[name][1]
 
 
-REQUIRED, OPTIONAL = ({lost: [name_of(path) for path in paths] for lost, paths in table.items()}
-                      for table in (private.REQUIRED, private.OPTIONAL))  # fmt: skip
+REQUIRED, OPTIONAL = (
+    {lost: [name_of(path) for path in paths] for lost, paths in table.items()}
+    for table in (private.REQUIRED, private.OPTIONAL)
+)
 IN_COMPILER = (
-    private.KEPT_CODE, private.PRODUCTS, lost_without("CppCompileError"),
-    lost_without("layout_optimization"), lost_without("vec_isa_ok"),
-)  # fmt: skip
+    private.KEPT_CODE,
+    private.PRODUCTS,
+    lost_without("CppCompileError"),
+    lost_without("layout_optimization"),
+    lost_without("vec_isa_ok"),
+)
 
 
 def remove(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +137,7 @@ TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the
     "names",
     [["FakeTensorMode"], IN_CAPTURE, TOGETHER, *(long([name]) for name in ALONE)],
     ids=lambda names: names[0] if len(names) == 1 else f"{len(names)} names",
-)  # fmt: skip
+)
 def test_training_without(names: list[str], cache, monkeypatch, caplog) -> None:
     """The usual numbers and warnings of what is lost, or an error with the version."""
     lost = {lost_without(name) for name in names}
@@ -162,12 +167,17 @@ torch.library.define("without_shapes::plain", "(Tensor x) -> Tensor")
 torch.library.impl("without_shapes::plain", "cpu", lambda x: x * 2)
 
 
-@pytest.mark.parametrize("name, function", [
-    ("while_loop_op", lambda x: poptorch.for_loop(3, lambda x: x * 2, [x])[0]),
-    ("cond_op", lambda x: poptorch.cond(x.sum() > 0, lambda: x * 2, [], lambda: x, [])[0]),
-    ("UnsupportedOperatorException",
-     lambda x: poptorch.custom_op([x], "plain", "without_shapes", 1, [x])[0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("while_loop_op", lambda x: poptorch.for_loop(3, lambda x: x * 2, [x])[0]),
+        ("cond_op", lambda x: poptorch.cond(x.sum() > 0, lambda: x * 2, [], lambda: x, [])[0]),
+        (
+            "UnsupportedOperatorException",
+            lambda x: poptorch.custom_op([x], "plain", "without_shapes", 1, [x])[0],
+        ),
+    ],
+)
 def test_operators_without(name: str, function, monkeypatch) -> None:
     remove(name, monkeypatch)
     with pytest.raises(poptorch.Error, match="has no torch") as caught:
@@ -178,9 +188,11 @@ def test_operators_without(name: str, function, monkeypatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, use",
-    [*((name, lambda: Inductor().build(None)) for name in REQUIRED[private.COMPILER]),
-     *((name, lambda: library.load(b"")) for name in OPTIONAL[private.KEPT_CODE])],
-)  # fmt: skip
+    [
+        *((name, lambda: Inductor().build(None)) for name in REQUIRED[private.COMPILER]),
+        *((name, lambda: library.load(b"")) for name in OPTIONAL[private.KEPT_CODE]),
+    ],
+)
 def test_compiling_and_loading_code_without(name: str, use, monkeypatch) -> None:
     remove(name, monkeypatch)
     with pytest.raises(private.Gone, match="has no torch"):

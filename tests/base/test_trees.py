@@ -32,16 +32,23 @@ def tensor(value):
 
 
 def nested():
-    return {"pair": Pair(tensor(1), [tensor(2), "text"]), "none": None,
-            3: (tensor(3), Options(b=tensor(5), a=tensor(4)), ())}  # fmt: skip
+    return {
+        "pair": Pair(tensor(1), [tensor(2), "text"]),
+        "none": None,
+        3: (tensor(3), Options(b=tensor(5), a=tensor(4)), ()),
+    }
 
 
 def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_constants():
     tensors, structure = trees.flatten(nested(), "x")
     assert [t.item() for t in tensors] == [1, 2, 3, 5, 4]
     assert structure.paths == (
-        "x[pair][0]", "x[pair][1][0]", "x[3][0]", "x[3][1][b]", "x[3][1][a]",
-    )  # fmt: skip
+        "x[pair][0]",
+        "x[pair][1][0]",
+        "x[3][0]",
+        "x[3][1][b]",
+        "x[3][1][a]",
+    )
     assert structure.has_dicts
     assert not trees.flatten({"a": [1]}, "**kwargs")[1].has_dicts
     assert trees.flatten({"a": [{}]}, "**kwargs")[1].has_dicts
@@ -60,9 +67,14 @@ def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_co
         structure.unflatten([tensor(1)])
 
 
-@pytest.mark.parametrize("value", [
-    collections.defaultdict(list, a=tensor(1)), torch.ones(2, 3).max(dim=1), torch.Size([2, 3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.defaultdict(list, a=tensor(1)),
+        torch.ones(2, 3).max(dim=1),
+        torch.Size([2, 3]),
+    ],
+)
 def test_containers_with_unusual_constructors(value):
     tensors, structure = trees.flatten(value)
     again = structure.unflatten(tensors)
@@ -99,11 +111,14 @@ def test_an_adapter_comes_when_its_package_is_there(monkeypatch, caplog):
     assert caplog.text.count("ours_for_others cannot be used: No module named") == 1
 
 
-@pytest.mark.parametrize("inside, holds", [
-    (["text", {1: (tensor(0),)}], True),
-    ([*map(str, range(20_000)), [tensor(0)]], True),
-    (iter([tensor(0)]), True),
-    (["text", 1, torch.float32, tensor, Box, sys, torch.Generator()], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "inside, holds",
+    [
+        (["text", {1: (tensor(0),)}], True),
+        ([*map(str, range(20_000)), [tensor(0)]], True),
+        (iter([tensor(0)]), True),
+        (["text", 1, torch.float32, tensor, Box, sys, torch.Generator()], False),
+    ],
+)
 def test_tensors_are_found_in_any_object(inside, holds):
     assert trees.holds_tensors(Box(types.SimpleNamespace(inside=inside))) == holds

@@ -34,26 +34,33 @@ def classifier(layer):
 
 
 LAYERS = {
-    "linear": (lambda: nn.Linear(3, 4), (6, 3)), "batch norm": (lambda: nn.BatchNorm1d(3), (6, 3)),
+    "linear": (lambda: nn.Linear(3, 4), (6, 3)),
+    "batch norm": (lambda: nn.BatchNorm1d(3), (6, 3)),
     "conv2d": (lambda: nn.Conv2d(3, 4, 2, padding=1, padding_mode="circular"), (6, 3, 4, 4)),
     "transposed": (lambda: nn.ConvTranspose1d(3, 4, 2), (6, 3, 5)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (6, 4)),
-    "layer norm": (lambda: nn.LayerNorm(3), (6, 3)), "prelu": (lambda: nn.PReLU(3), (6, 3)),
+    "layer norm": (lambda: nn.LayerNorm(3), (6, 3)),
+    "prelu": (lambda: nn.PReLU(3), (6, 3)),
     "instance norm": (lambda: nn.InstanceNorm1d(3, 1e-5, 0.1, True, True), (6, 3, 5)),
-    "bilinear": (lambda: nn.Bilinear(3, 3, 4), (6, 3)), "gru": (lambda: nn.GRU(3, 4), (2, 2, 3)),
+    "bilinear": (lambda: nn.Bilinear(3, 3, 4), (6, 3)),
+    "gru": (lambda: nn.GRU(3, 4), (2, 2, 3)),
     "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), (2, 4, 8)),
     "lstm": (lambda: nn.LSTM(3, 4, bidirectional=True), (2, 2, 3)),
     "rnn": (lambda: nn.RNN(3, 4, nonlinearity="relu"), (2, 2, 3)),
     "lstm cell": (lambda: nn.LSTMCell(3, 4), (2, 3)),
     "gru cell": (lambda: nn.GRUCell(3, 4), (2, 3)),
-}  # fmt: skip
+}
 
 
 def called(layer, x):
     """Call a layer of any kind; the states of cells are float32, whatever comes in."""
     kind, state = type(layer).__name__, torch.ones(2, 4)
-    rest = {"Bilinear": (x,), "MultiheadAttention": (x, x), "LSTMCell": ((state, state),),
-            "GRUCell": (state,)}  # fmt: skip
+    rest = {
+        "Bilinear": (x,),
+        "MultiheadAttention": (x, x),
+        "LSTMCell": ((state, state),),
+        "GRUCell": (state,),
+    }
     result = layer(x, *rest.get(kind, ()))
     return result[0] if isinstance(result, tuple) else result
 
@@ -66,9 +73,15 @@ def together(model, *inputs):
 
 @pytest.mark.slow
 @pytest.mark.spec("precision", 2, 3)
-@pytest.mark.parametrize("activation, weights, choice", [
-    (HALF, FLOAT, None), (FLOAT, HALF, None), (HALF, FLOAT, FLOAT), (FLOAT, HALF, HALF),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "activation, weights, choice",
+    [
+        (HALF, FLOAT, None),
+        (FLOAT, HALF, None),
+        (HALF, FLOAT, FLOAT),
+        (FLOAT, HALF, HALF),
+    ],
+)
 def test_weights_follow_the_activations_and_both_what_was_chosen(activation, weights, choice):
     """Without a choice they are trained, also two micro-batches side by side."""
     kind, lanes = choice or activation, 2 if (choice, weights) == (None, FLOAT) else 1

@@ -147,9 +147,16 @@ def reversible(block: Block, x: torch.Tensor) -> torch.Tensor:
 
 
 CHECKPOINTS = [
-    newer, older, nested, mixed, around_autocast, within_autocast, older_within_autocast,
-    in_sequence, of_every_kind,
-]  # fmt: skip
+    newer,
+    older,
+    nested,
+    mixed,
+    around_autocast,
+    within_autocast,
+    older_within_autocast,
+    in_sequence,
+    of_every_kind,
+]
 STATES = [forked, restored, of_the_default_generator, seeded, from_a_generator, reversible]
 
 
@@ -335,9 +342,14 @@ def samples_from_a_seed(x):
 
 
 REFUSED = [
-    seeds_a_loop, seeds_within_a_loop, repeats_within_a_loop, repeats_a_loop, draws_other_shapes,
-    draws_by_other_values, samples_from_a_seed,
-]  # fmt: skip
+    seeds_a_loop,
+    seeds_within_a_loop,
+    repeats_within_a_loop,
+    repeats_a_loop,
+    draws_other_shapes,
+    draws_by_other_values,
+    samples_from_a_seed,
+]
 
 
 @pytest.mark.parametrize("forward", REFUSED)

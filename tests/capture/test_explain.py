@@ -40,8 +40,11 @@ def test_every_construct_is_listed_with_its_line_and_a_remedy(capsys) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     findings = explained(model, torch.ones(2, 3))
     assert comments(f for f in findings if f.fatal and f.certain) == [
-        "first", "fifth", "second", "seventh",
-    ]  # fmt: skip
+        "first",
+        "fifth",
+        "second",
+        "seventh",
+    ]
     assert comments(f for f in findings if not f.fatal) == ["third", "fourth"]
     assert comments(f for f in findings if not f.certain) == ["sixth"]
     assert findings.fatal == [f for f in findings if f.fatal and f.certain]
@@ -87,8 +90,9 @@ def test_what_stops_forward_and_a_missing_loss_are_last() -> None:
     assert "x @ torch.ones(7, 7)" in findings[-1].line
     lossless = Having(lambda model, x: (x.numpy(), model.layer(x))[1], layer=nn.Linear(2, 2))
     assert [f.what for f in training(lossless).explain(torch.ones(1, 2))] == [
-        ".numpy() needs a tensor's value", "Couldn't find a loss in graph",
-    ]  # fmt: skip
+        ".numpy() needs a tensor's value",
+        "Couldn't find a loss in graph",
+    ]
 
 
 def test_a_model_compiles_after_it_was_explained() -> None:
@@ -121,7 +125,8 @@ def test_nodes_know_the_lines_of_forward_and_no_others() -> None:
     add, mul = (n.stack_trace for n in graph_of(wrapped).nodes if n.op == "call_function")
     outer = f'File "{__file__}", line {_line_of(Outer)}, in forward\n    return self[0](x + 1)'
     inner = f'File "{__file__}", line {_line_of(Inner)}, in forward\n    return helper(x)'
-    assert (add, mul) == (outer, f"{outer}\n  {inner}")
+    assert add == outer
+    assert mul == f"{outer}\n  {inner}"
 
 
 def _line_of(model: type[nn.Module]) -> int:
@@ -189,6 +194,7 @@ def test_python_in_forward_and_hooks_runs_at_capture_only() -> None:
     model(x)
     count = len(ran)
     torch.testing.assert_close(model(x), module(x).detach())  # the hook's doubling is there
-    assert (len(ran), set(ran)) == (count + 4, {"forward", "hook"})
+    assert len(ran) == count + 4
+    assert set(ran) == {"forward", "hook"}
     targets = [node.target for node in graph_of(model).nodes]
     assert targets.count(torch.ops.aten.addmm.default) == 3  # the loop is unrolled

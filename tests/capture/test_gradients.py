@@ -74,29 +74,40 @@ def straight_through(x):
 
 
 poptorch.register_custom_op(
-    "Proxy", "test.graphcore", 1,
+    "Proxy",
+    "test.graphcore",
+    1,
     lambda inputs, attributes: [inputs[0].clone()],
     lambda inputs, outputs, gradients, attributes: [None, gradients[0]],
-)  # fmt: skip
+)
 
 
 @pytest.mark.spec("supported_ops", 21)
-@pytest.mark.parametrize("between, eager", [
-    (Reversed.apply, None), (straight_through, None),
-    (lambda x: poptorch.custom_op([x.round(), x], "Proxy", "test.graphcore", 1, [x])[0],
-     straight_through),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "between, eager",
+    [
+        (Reversed.apply, None),
+        (straight_through, None),
+        (
+            lambda x: poptorch.custom_op([x.round(), x], "Proxy", "test.graphcore", 1, [x])[0],
+            straight_through,
+        ),
+    ],
+)
 def test_gradients_of_ones_own_are_honoured(between, eager) -> None:
     model, plain = trained(two(between), two(eager) if eager else None), trained(two())
     assert not torch.allclose(model.first.weight, plain.first.weight)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
-@pytest.mark.parametrize("change", [
-    lambda m: torch.nn.utils.parametrizations.weight_norm(m.first),
-    lambda m: torch.nn.utils.parametrizations.spectral_norm(m.first),  # changes a buffer
-    lambda m: torch.nn.utils.weight_norm(m.first),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: torch.nn.utils.parametrizations.weight_norm(m.first),
+        lambda m: torch.nn.utils.parametrizations.spectral_norm(m.first),  # changes a buffer
+        lambda m: torch.nn.utils.weight_norm(m.first),
+    ],
+)
 def test_parametrizations_and_old_weight_norm_train_as_in_torch(change) -> None:
     torch.manual_seed(0)
     model, eager = two(), two()

@@ -212,9 +212,13 @@ def through_the_class(m, x):
     return product if isinstance(product, Named) else product * 5
 
 
-@pytest.mark.parametrize("function, make", [
-    (linear, Doubling), (through_the_class, lambda value: nn.Parameter(value.as_subclass(Named))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, make",
+    [
+        (linear, Doubling),
+        (through_the_class, lambda value: nn.Parameter(value.as_subclass(Named))),
+    ],
+)
 def test_the_class_of_a_parameter_is_asked_about_torchs_functions(function, make) -> None:
     ours, eager = (model(function, weight=make(normal(3, 4))) for _ in range(2))
     trains_alike(ours, X, Y, eager=eager, accumulation=2)

@@ -96,10 +96,13 @@ class Classifier(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss, target", [
-    (nn.functional.mse_loss, normal(4, 3, seed=1)),
-    (nn.functional.cross_entropy, torch.tensor([0, 2, 1, 0])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "loss, target",
+    [
+        (nn.functional.mse_loss, normal(4, 3, seed=1)),
+        (nn.functional.cross_entropy, torch.tensor([0, 2, 1, 0])),
+    ],
+)
 def test_the_loss_of_an_exported_module_is_found(loss, target) -> None:
     model = Classifier(loss)
     _, expected = model(X, target)

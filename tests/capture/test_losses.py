@@ -103,10 +103,13 @@ def test_what_training_would_not_follow_is_an_error(name: str) -> None:
 
 
 TORCHS = {
-    name: cls for name, cls in vars(torch.nn.modules.loss).items()
-    if isinstance(cls, type) and issubclass(cls, nn.Module) and not name.startswith("_")
+    name: cls
+    for name, cls in vars(torch.nn.modules.loss).items()
+    if isinstance(cls, type)
+    and issubclass(cls, nn.Module)
+    and not name.startswith("_")
     and cls.__module__ == torch.nn.modules.loss.__name__
-}  # fmt: skip
+}
 
 
 def scores_of(o):
@@ -124,7 +127,7 @@ def known(name: str) -> nn.Module:
 
 RETURNED = expressions("returned", "o, y", **globals()) | {
     name: lambda o, y, name=name: KNOWN[name][1](known(name), o) for name in TORCHS
-}  # fmt: skip
+}
 
 
 def adapted(out, y):

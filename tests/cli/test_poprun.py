@@ -40,27 +40,46 @@ def test_instances_on_two_hosts_are_told_who_they_are(tmp_path: Path) -> None:
     shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
     shell.chmod(0o755)
     status, printed = job(
-        tmp_path, "--host=localhost,other", "--num-instances=2", f"--port={jobs.free_port()}",
-        "--num-replicas=6", "--ipus-per-replica=2", "--vipu-partition=p", "--numa-aware=yes",
-        "--print-topology=yes", f"--export-config={exported}",
-        "--", "sh", "-c", "echo $0 $RANK; env", "${a} $b", POPTORCH_REMOTE_SHELL=str(shell),
-    )  # fmt: skip
+        tmp_path,
+        "--host=localhost,other",
+        "--num-instances=2",
+        f"--port={jobs.free_port()}",
+        "--num-replicas=6",
+        "--ipus-per-replica=2",
+        "--vipu-partition=p",
+        "--numa-aware=yes",
+        "--print-topology=yes",
+        f"--export-config={exported}",
+        "--",
+        "sh",
+        "-c",
+        "echo $0 $RANK; env",
+        "${a} $b",
+        POPTORCH_REMOTE_SHELL=str(shell),
+    )
     assert status == 0, printed
     lines = {line.partition("] ")[2] if line[0] == "[" else line for line in printed.splitlines()}
     for index in (0, 1):
         told = {
-            "POPDIST_LOCAL_INSTANCE_INDEX=0", "POPDIST_NUM_IPUS_PER_REPLICA=2",
-            "POPDIST_NUM_LOCAL_REPLICAS=3", "POPDIST_NUM_TOTAL_REPLICAS=6",
-            f"POPDIST_REPLICA_INDEX_OFFSET={3 * index}", "POPDIST_STAGE_PROCESSES=1",
-            "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0",
-            "OMPI_COMM_WORLD_LOCAL_SIZE=1", f"OMPI_COMM_WORLD_RANK={index}",
-            "OMPI_COMM_WORLD_SIZE=2", f"${{a}} $b {index}",
-        }  # fmt: skip
+            "POPDIST_LOCAL_INSTANCE_INDEX=0",
+            "POPDIST_NUM_IPUS_PER_REPLICA=2",
+            "POPDIST_NUM_LOCAL_REPLICAS=3",
+            "POPDIST_NUM_TOTAL_REPLICAS=6",
+            f"POPDIST_REPLICA_INDEX_OFFSET={3 * index}",
+            "POPDIST_STAGE_PROCESSES=1",
+            "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE=1",
+            "OMPI_COMM_WORLD_LOCAL_RANK=0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE=1",
+            f"OMPI_COMM_WORLD_RANK={index}",
+            "OMPI_COMM_WORLD_SIZE=2",
+            f"${{a}} $b {index}",
+        }
         assert told <= lines, told - lines
     assert "1  other  3 to 5" in printed
     assert "these options have no effect here: --vipu-partition" in printed
     stored = json.loads(exported.read_text())
-    assert (stored["num_instances"], stored["num_replicas"]) == (2, 6)
+    assert stored["num_instances"] == 2
+    assert stored["num_replicas"] == 6
 
 
 @pytest.mark.spec("parallel", 36)
@@ -73,7 +92,8 @@ def test_the_first_replica_of_processes_on_two_hosts_that_share_stages() -> None
         offsets[told["OMPI_COMM_WORLD_RANK"]] = told["POPDIST_REPLICA_INDEX_OFFSET"]
         assert told["POPDIST_LOCAL_INSTANCE_INDEX"] == told["OMPI_COMM_WORLD_LOCAL_RANK"]
         assert told["OMPI_COMM_WORLD_LOCAL_RANK"] == str(index % 3)
-        assert (told["OMPI_COMM_WORLD_SIZE"], told["OMPI_COMM_WORLD_LOCAL_SIZE"]) == ("6", "3")
+        assert told["OMPI_COMM_WORLD_SIZE"] == "6"
+        assert told["OMPI_COMM_WORLD_LOCAL_SIZE"] == "3"
     assert offsets == {"0": "0", "1": "0", "2": "2", "3": "2", "4": "4", "5": "4"}
 
 
@@ -129,37 +149,40 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
     job_killed.compare(tmp_path, 2)
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["-n", "2", "--num-replicas=3", "true"], "must be a multiple"),
-    (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
-    (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
-    (["-n", "2", "--min-instances=3", "true"], "there are 2 instances"),
-    (["-n", "6", "--min-instances=4", "true"], "can be divided evenly only among 1, 2, 3"),
-    (["--num-instances=0", "true"], "at least 1"),
-    (["--num-instances=two", "true"], "a whole number, not two"),
-    (["--max-restarts=-1", "true"], "at least 0, not -1"),
-    (["--port=99999", "true"], "at most 65535"),
-    (["--only-output-from-instance=1", "true"], "there are 1 instances"),
-    (["--hostfile=/nowhere", "true"], "--hostfile"),
-    (["--import-config=/nowhere", "true"], "--import-config"),
-    (["--numa-aware=perhaps", "true"], "yes or no"),
-    (["no-such-program"], "there is no program no-such-program\n"),
-    ([__file__], f"that can be executed: poprun python {__file__}"),
-    ([], "the program to run is missing"),
-    (["-n", "1000", "true"], "1000 instances x 1 threads (OMP_NUM_THREADS), but only"),
-    (["true"], "1 instances that need at least"),
-    # what is imported is read like options
-    (['{"num_instances": "two"}', "true"], "a whole number, not two"),
-    (['{"num_instances": 2, "num_replicas": 3}', "true"], "must be a multiple"),
-    (['{"verbosity": "much"}', "true"], "--import-config"),
-    (["[1]", "true"], "--import-config"),
-    (['{"export_config": "/tmp/x"}', "true"], "a file may not set export_config"),
-    (['{"import_config": "/tmp/x"}', "true"], "a file may not set import_config"),
-    (['{"rendezvous": 1}', "true"], "a file may not set rendezvous"),
-    (['{"program": ["sh"]}', "true"], "a file may not set program"),
-    (['{"host": "-oProxyCommand=sh"}', "true"], "-oProxyCommand=sh is not the name of a host"),
-    (["--host=a,-oProxyCommand=sh", "-n", "2", "true"], "it begins with a dash"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["-n", "2", "--num-replicas=3", "true"], "must be a multiple"),
+        (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
+        (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
+        (["-n", "2", "--min-instances=3", "true"], "there are 2 instances"),
+        (["-n", "6", "--min-instances=4", "true"], "can be divided evenly only among 1, 2, 3"),
+        (["--num-instances=0", "true"], "at least 1"),
+        (["--num-instances=two", "true"], "a whole number, not two"),
+        (["--max-restarts=-1", "true"], "at least 0, not -1"),
+        (["--port=99999", "true"], "at most 65535"),
+        (["--only-output-from-instance=1", "true"], "there are 1 instances"),
+        (["--hostfile=/nowhere", "true"], "--hostfile"),
+        (["--import-config=/nowhere", "true"], "--import-config"),
+        (["--numa-aware=perhaps", "true"], "yes or no"),
+        (["no-such-program"], "there is no program no-such-program\n"),
+        ([__file__], f"that can be executed: poprun python {__file__}"),
+        ([], "the program to run is missing"),
+        (["-n", "1000", "true"], "1000 instances x 1 threads (OMP_NUM_THREADS), but only"),
+        (["true"], "1 instances that need at least"),
+        # what is imported is read like options
+        (['{"num_instances": "two"}', "true"], "a whole number, not two"),
+        (['{"num_instances": 2, "num_replicas": 3}', "true"], "must be a multiple"),
+        (['{"verbosity": "much"}', "true"], "--import-config"),
+        (["[1]", "true"], "--import-config"),
+        (['{"export_config": "/tmp/x"}', "true"], "a file may not set export_config"),
+        (['{"import_config": "/tmp/x"}', "true"], "a file may not set import_config"),
+        (['{"rendezvous": 1}', "true"], "a file may not set rendezvous"),
+        (['{"program": ["sh"]}', "true"], "a file may not set program"),
+        (['{"host": "-oProxyCommand=sh"}', "true"], "-oProxyCommand=sh is not the name of a host"),
+        (["--host=a,-oProxyCommand=sh", "-n", "2", "true"], "it begins with a dash"),
+    ],
+)
 def test_what_cannot_be_started_is_said(arguments, said, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(resources, "available_memory", lambda: 1 << 20)
     if arguments and arguments[0][0] in "{[":
@@ -218,7 +241,8 @@ def test_on_one_host_the_agent_keeps_what_it_unpickles_in_its_memory(tmp_path: P
     met = handler.next_rendezvous()
 
     assert isinstance(met.store, HashStore)
-    assert (met.rank, met.world_size) == (0, 1)
+    assert met.rank == 0
+    assert met.world_size == 1
 
 
 def listeners(port: int) -> list[str]:
@@ -234,7 +258,8 @@ def test_on_one_host_the_store_of_torch_listens_at_the_loopback_address_only() -
 
     first, second = (handler.next_rendezvous().bootstrap_store_info for _ in range(2))
 
-    assert (first.master_addr, second.master_addr) == ("127.0.0.1", "127.0.0.1")
+    assert first.master_addr == "127.0.0.1"
+    assert second.master_addr == "127.0.0.1"
     assert listeners(second.master_port) == ["127.0.0.1"]
     assert listeners(first.master_port) == []  # each start has its own
 
@@ -264,17 +289,23 @@ def test_processes_that_share_stages_have_the_same_replicas(monkeypatch) -> None
     monkeypatch.setattr(os, "environ", {**os.environ})
     made = completed("--num-instances=4", "--stage-processes=2", "--num-replicas=6")
     assert [line[-6:] for line in poprun.topology(made).splitlines()[1:]] == [
-        "0 to 2", "0 to 2", "3 to 5", "3 to 5",
-    ]  # fmt: skip
+        "0 to 2",
+        "0 to 2",
+        "3 to 5",
+        "3 to 5",
+    ]
     poprun._set_environment(made)
-    assert (popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()) == (6, 3)
+    assert popdist.getNumTotalReplicas() == 6
+    assert popdist.getNumLocalReplicas() == 3
 
 
 def test_a_host_file_names_a_host_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=2  # the first\n\n# none\nb\n")
     made = completed(f"--hostfile={file}", "--num-instances=4")
-    assert (made.hosts, made.here, made.num_replicas) == (["a", "b"], 2, 4)
+    assert made.hosts == ["a", "b"]
+    assert made.here == 2
+    assert made.num_replicas == 4
     assert poprun.topology(made).splitlines()[3] == "       2  b  2 to 2"
 
 
@@ -296,7 +327,8 @@ def test_states_are_exchanged_by_those_who_have_the_key_and_no_others_are_read()
     one, two = (SignedBackend(C10dRendezvousBackend(store, "job"), b"key") for _ in range(2))
     assert one.get_state() is None
     state, token, was_set = one.set_state(b"first")
-    assert ((state, was_set), two.get_state()) == ((b"first", True), (b"first", token))
+    assert (state, was_set) == (b"first", True)
+    assert two.get_state() == (b"first", token)
     assert two.set_state(b"second", token)[::2] == (b"second", True)
     assert one.set_state(b"third", token)[::2] == (b"second", False)  # it was another one's turn
     other = C10dRendezvousBackend(store, "job")

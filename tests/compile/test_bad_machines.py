@@ -39,7 +39,7 @@ COMPILERS = {  # a script, and what the warning has of it
         ),
         "No space left on device",
     ),
-}  # fmt: skip
+}
 
 
 def wrapped(backend: str) -> poptorch.PoplarExecutor:
@@ -101,13 +101,16 @@ def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend, place, value, said", [
-    ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
-    ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
-    ("auto", "TORCHINDUCTOR_CACHE_DIR", "/my cache", "C++ compiler, such as '/my cache"),
-    ("auto", torch, "/my torch/__init__.py", "C++ compiler, such as '/my torch"),
-    ("optimise", toolchain.sysconfig, "/my python", "C++ compiler, such as '/my python"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "backend, place, value, said",
+    [
+        ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
+        ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
+        ("auto", "TORCHINDUCTOR_CACHE_DIR", "/my cache", "C++ compiler, such as '/my cache"),
+        ("auto", torch, "/my torch/__init__.py", "C++ compiler, such as '/my torch"),
+        ("optimise", toolchain.sysconfig, "/my python", "C++ compiler, such as '/my python"),
+    ],
+)
 def test_what_is_missing_is_named(backend, place, value, said, monkeypatch, caplog) -> None:
     """Torch's compiler is given its own folder and that of Python's library, too."""
     monkeypatch.delenv("CXX", raising=False)

@@ -105,8 +105,10 @@ def test_the_command_lists_them(capsys) -> None:
 
 def read_back(plan: Plan) -> Plan:
     """Return the plan with its graphs as a compiler process reads them."""
-    graphs = {name: helper.decoded(json.loads(json.dumps(graph_json.encode(graph))))
-              for name, graph in plan.program.graphs.items()}  # fmt: skip
+    graphs = {
+        name: helper.decoded(json.loads(json.dumps(graph_json.encode(graph))))
+        for name, graph in plan.program.graphs.items()
+    }
     return replace(plan, program=replace(plan.program, graphs=graphs))
 
 
@@ -136,10 +138,19 @@ def test_graphs_come_back(name: str) -> None:
 
 def test_special_values() -> None:
     values = (
-        float("inf"), -0.0, 1j, slice(1, None, 2), torch.float16, torch.device("cpu"),
-        torch.preserve_format, torch.strided, [1, (2, None)], {"a": (True,)}, frozenset({"b"}),
+        float("inf"),
+        -0.0,
+        1j,
+        slice(1, None, 2),
+        torch.float16,
+        torch.device("cpu"),
+        torch.preserve_format,
+        torch.strided,
+        [1, (2, None)],
+        {"a": (True,)},
+        frozenset({"b"}),
         poptorch.OutputMode.EveryN,
-    )  # fmt: skip
+    )
     classes = {"OutputMode": poptorch.OutputMode}
     data = json.loads(json.dumps(json_codec.encode(values)))
     assert json_codec.decode(data, classes=classes) == values

@@ -52,8 +52,12 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.popef"))
 
 
-HITS = [{}, {"lr": 0.5}, {"edit": lambda opts: opts.randomSeed(4)},
-        {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)}]  # fmt: skip
+HITS = [
+    {},
+    {"lr": 0.5},
+    {"edit": lambda opts: opts.randomSeed(4)},
+    {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)},
+]
 MISSES = [
     ({"rows": 4}, r"input 0: float32\[4, 4\] here, float32\[8, 4\] there"),
     ({"edit": lambda opts: opts.deviceIterations(2)}, "loops.iterations: 2 here, 1 there"),
@@ -91,7 +95,8 @@ def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch
         caplog.clear()
         trained(folder, **changes)
         assert f"hit, {first}" in caplog.text
-        assert (files(folder), first.read_bytes()) == ([first.name], before)
+        assert files(folder) == [first.name]
+        assert first.read_bytes() == before
     for changes, text in MISSES:
         caplog.clear()
         trained(folder, **changes)

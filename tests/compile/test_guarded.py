@@ -178,10 +178,13 @@ def test_a_later_update_that_was_half_written_says_so(plant) -> None:
     assert "continue from a checkpoint" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("mistake", [
-    lambda: MemoryError("can't allocate memory"),
-    lambda: poptorch.Error("The user's mistake"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: MemoryError("can't allocate memory"),
+        lambda: poptorch.Error("The user's mistake"),
+    ],
+)
 def test_what_is_no_fault_of_the_code_is_raised(mistake, plant, caplog) -> None:
     expected = training("reference")
     expected(X, Y)

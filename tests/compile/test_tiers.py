@@ -115,10 +115,13 @@ def test_graphs_that_others_have_compiled_take_over(eager_to_compile, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.compiling_fails
-@pytest.mark.parametrize("holder, name, value, said", [
-    (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
-    (sys, "executable", "/nowhere/python", "/nowhere/python"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "holder, name, value, said",
+    [
+        (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
+        (sys, "executable", "/nowhere/python", "/nowhere/python"),
+    ],
+)
 def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
     holder, name: str, value: str, said: str, eager_to_compile, monkeypatch, caplog
 ) -> None:

@@ -35,7 +35,7 @@ SHOWN = {
     "`int64` inside `forward` was `int32`": "session/test_outputs.py::test_an_integer_beyond_32_bits_is_an_error",
     "bfloat16 inputs were refused": "capture/test_casting.py::test_bfloat16_is_a_type_like_half",
     "`poptorch.autocast` was removed in 3.x": "ops/test_hints.py::test_products_run_in_half_unless_switched_off",
-    "`state_dict()[\"state\"]` of PyTorch's optimizers stayed empty": "session/test_optimizers.py::test_what_is_read_is_what_eager_has_and_a_resumed_run_goes_on_with_it",
+    '`state_dict()["state"]` of PyTorch\'s optimizers stayed empty': "session/test_optimizers.py::test_what_is_read_is_what_eager_has_and_a_resumed_run_goes_on_with_it",
     "`train()` and `eval()` had an effect at the first call only": "session/test_common_weights.py::test_training_and_validating_follow_the_mode",
     "training models with common modules, such as the two of a GAN, each trained their own copy until you copied the weights": "session/test_common_weights.py::test_models_train_as_in_plain_torch",
     "`model.weight = tensor` on a module that is wrapped for training was ignored": "session/test_sync.py::test_what_is_assigned_reaches_the_device",
@@ -74,7 +74,7 @@ SHOWN = {
     "the last asynchronous element had the size of the others": "test_accessor.py::test_what_follows_the_first_element",
     "two loops over one asynchronous loader received elements alternately": "test_dataloader.py::test_a_newer_iterator_over_one_loading_process_ends_the_older_one",
     "`len` counted the micro-batches of a batch sampler": "test_dataloader.py::test_incomplete_groups",
-    "a string such as \"no\" counted as a true `shuffle` or `drop_last`; arguments of another mode had no effect, nor did a stream that is too short": "test_dataloader.py::test_arguments_that_make_no_sense",
+    'a string such as "no" counted as a true `shuffle` or `drop_last`; arguments of another mode had no effect, nor did a stream that is too short': "test_dataloader.py::test_arguments_that_make_no_sense",
     "lists and tuples of strings were taken from the last of the joined micro-batches": "test_dataloader.py::test_texts_in_lists_follow_one_another_and_else_the_last_counts",
     "the `__iter__` of a subclass ran in the loading process and again outside": "test_dataloader.py::test_subclasses_with_mix_ins",
     "the loading process polled at a fixed interval": "data/test_worker.py::test_pauses_get_longer_until_a_message_ends_them",
@@ -109,11 +109,11 @@ SHOWN = {
     "`view` of a tensor that is not contiguous is an error": "capture/test_inner_gradients.py::test_a_tensor_in_another_order_is_viewed_as_on_an_ipu",
     "if all IPUs are in use, attaching raises an exception": "test_pod.py::test_a_shared_pod_whose_devices_are_all_in_use_is_an_error_that_names_the_holder",
     "a buffer in half precision is rounded after every micro-batch": "lanes/test_half.py::test_running_values_are_no_further_from_the_exact_ones_than_eager",
-    "a scheduler that is made after wrapping causes the warning \"Ignoring unexpected group attribute\"": "optim/test_classes.py::test_schedulers_of_torch_that_come_after_wrapping_bring_nothing_unexpected",
+    'a scheduler that is made after wrapping causes the warning "Ignoring unexpected group attribute"': "optim/test_classes.py::test_schedulers_of_torch_that_come_after_wrapping_bring_nothing_unexpected",
     "inference computed no gradients": "capture/test_inner_gradients.py::test_inference_computes_gradients_as_eager_torch_does",
     "an error of more than 80 lines was written to `poptorch_error.log` in the working directory": "test_wrappers.py::test_a_long_message_overwrites_nothing_in_the_working_directory",
     "a backend is chosen by an option or by `POPTORCH_BACKEND`, and others can be added": "conformance/test_zoo.py::test_the_environment_chooses_a_backend_unless_an_option_does",
-}  # fmt: skip
+}
 # The suite was run by hand on the releases that CONTRIBUTING.md names.
 BY_HAND = {"needs one exact version of torch"}
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
@@ -142,8 +142,11 @@ def net() -> Having:
 
 def test_velocity_and_loss_scale() -> None:
     """Eagerly, where there is no loss scale, a velocity is that of the gradients."""
-    twins = Twins(net(), lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9, loss_scaling=2.0),
-                  **near(20, 2, size=0.2))  # fmt: skip
+    twins = Twins(
+        net(),
+        lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9, loss_scaling=2.0),
+        **near(20, 2, size=0.2),
+    )
     twins.step(X, Y)
     twins.ours.loss_scaling = 64.0
     twins.wrapped.setOptimizer(twins.ours)

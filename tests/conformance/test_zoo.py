@@ -69,17 +69,27 @@ CASES = [  # lanes per replica (0: as many as there are micro-batches), replicas
 @pytest.mark.parametrize("name, lanes, replicas, backend", CASES)
 def test_training_equals_the_eager_loop(name, lanes: int, replicas: int, backend: str) -> None:
     way = Way(
-        lanes=1 if lanes == 1 else lanes * replicas, accumulation=ACCUMULATION, replicas=replicas,
-        optimizer="momentum", backend=backend, seed=SEED,
-    )  # fmt: skip
+        lanes=1 if lanes == 1 else lanes * replicas,
+        accumulation=ACCUMULATION,
+        replicas=replicas,
+        optimizer="momentum",
+        backend=backend,
+        seed=SEED,
+    )
     beside = compare(name, way, 3, **near(16, 5, size=0.1))
     count = beside.count if beside else 1
     assert count == (1 if lanes == 1 else (lanes or ACCUMULATION) * replicas)
 
 
-@pytest.mark.parametrize("name, optimizer", [
-    ("linear", "adam"), ("tied", "momentum"), ("conv_batchnorm", "sgd"), ("transformer", "sgd"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, optimizer",
+    [
+        ("linear", "adam"),
+        ("tied", "momentum"),
+        ("conv_batchnorm", "sgd"),
+        ("transformer", "sgd"),
+    ],
+)
 def test_training_equals_eager_bit_for_bit(name: str, optimizer: str) -> None:
     """Where the arithmetic is the same, so are the bits; of Adam it is to rounding."""
     exact = {"rtol": 0, "atol": relative(5, 3) if optimizer == "adam" else 0}
@@ -187,9 +197,11 @@ LIBRARIES = {"torch": torch.optim, "poptorch": poptorch.optim}
 WITH_BUFFERS = ("conv_batchnorm", "batchnorms", "counter")  # which replicas keep for themselves
 # What a user does to the optimizer after the first call. Torch's take all of it.
 CHANGES = {
-    "nothing": {}, "rate": {"lr": 0.01}, "decay": {"weight_decay": 0.2},
+    "nothing": {},
+    "rate": {"lr": 0.01},
+    "decay": {"weight_decay": 0.2},
     "both": {"lr": 0.003, "weight_decay": 0.0},
-}  # fmt: skip
+}
 # Accepted, and about hardware only: the numbers must not change.
 HINTS = {
     "memory": lambda o: o.setAvailableMemoryProportion({"IPU0": 0.2}),
@@ -301,10 +313,13 @@ def trusted(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.spec("options", 23)
 @settings(
-    max_examples=30, deadline=None, derandomize=True, database=None,
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
     phases=(Phase.explicit, Phase.generate),  # smaller cases cost hundreds of compilations
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)  # fmt: skip
+)
 @example(case=Case(model="linear", hints=("cycles", "model")))
 @given(case=TRUST_CASES.filter(lambda case: case.possible))
 def test_what_is_computed_is_what_eager_computes_or_an_error_says_why_not(case: Case) -> None:

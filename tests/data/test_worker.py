@@ -68,11 +68,14 @@ def test_waiting_ends_when_a_watched_descriptor_is_ready(ends):
         os.close(writable)
 
 
-@pytest.mark.parametrize("waited, total, text", [
-    (0.01, 10.0, "(0%) went into waiting for data; the device limits the run, not the host"),
-    (4.0, 10.0, "the host limits the run, which could take 6.00 s"),
-    (0.0, 0.0, "(0%) went into waiting"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "waited, total, text",
+    [
+        (0.01, 10.0, "(0%) went into waiting for data; the device limits the run, not the host"),
+        (4.0, 10.0, "the host limits the run, which could take 6.00 s"),
+        (0.0, 0.0, "(0%) went into waiting"),
+    ],
+)
 def test_the_verdict(waited, total, text):
     assert text in verdict(waited, total)
 
@@ -93,7 +96,8 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
         return asked(seconds)
 
     monkeypatch.setattr(theirs, "receive", woken)
-    assert (loading._claim(), passed) == ("first", [0.001, 0.002, 0.004, "until a message comes"])
+    assert loading._claim() == "first"
+    assert passed == [0.001, 0.002, 0.004, "until a message comes"]
     ours.close()
     theirs.close()
 

@@ -258,30 +258,40 @@ def expected(row: Variant, settings, training: bool, norm: bool) -> Variant:
     priced = pricing.price(executor, batch, system=system)
     peak = pricing.fullest(priced)
     return Variant(
-        row.settings, priced.items_per_second, peak, priced.fits, priced.culprit,
-        priced.bound["bubble"], priced.share_of_peak,
-    )  # fmt: skip
+        row.settings,
+        priced.items_per_second,
+        peak,
+        priced.fits,
+        priced.culprit,
+        priced.bound["bubble"],
+        priced.share_of_peak,
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training, norm, vary", [
-    long(True, False, {"micro_batch": [4, 8], "replicas": [2]}),
-    (True, True, {"replicas": [2, 1], "half_partials": [True]}),
-    long(True, False, {"accumulation": [16], "recomputation": [True, False]}),
-    (
-        True, False,
-        {
-            "replicas": [2], "optimizer_location": ["on chip, sharded", "off chip, sharded"],
-            "activation_location": ["off chip"],
-        },
-    ),
-    long(True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
-    (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
-    (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),
-    long(False, False, {"device_iterations": [2, 32]}),
-    (True, False, {"precision": ["float32", "float16"]}),
-    long(False, False, {"precision": ["float32", "float16"]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "training, norm, vary",
+    [
+        long(True, False, {"micro_batch": [4, 8], "replicas": [2]}),
+        (True, True, {"replicas": [2, 1], "half_partials": [True]}),
+        long(True, False, {"accumulation": [16], "recomputation": [True, False]}),
+        (
+            True,
+            False,
+            {
+                "replicas": [2],
+                "optimizer_location": ["on chip, sharded", "off chip, sharded"],
+                "activation_location": ["off chip"],
+            },
+        ),
+        long(True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
+        (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
+        (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),
+        long(False, False, {"device_iterations": [2, 32]}),
+        (True, False, {"precision": ["float32", "float16"]}),
+        long(False, False, {"precision": ["float32", "float16"]}),
+    ],
+)
 def test_lines_are_estimates(training: bool, norm: bool, vary) -> None:
     executor = wrapped(training, norm)
     lines = poptorch.what_if(executor, BATCH, system="mk2:16", vary=vary)
@@ -351,23 +361,26 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
         assert line.peak_bytes == pytest.approx(pricing.fullest(priced))
 
 
-@pytest.mark.parametrize("vary, title", [
-    ({"batch": [4]}, "what_if cannot vary this setting"),
-    ({"replicas": 4}, "vary needs a list of values for replicas"),
-    ({"replicas": [0]}, "replicas has an invalid value"),
-    ({"micro_batch": [True]}, "micro_batch has an invalid value"),
-    ({"recomputation": [1]}, "recomputation has an invalid value"),
-    ({"precision": ["float8"]}, "precision has an invalid value"),
-    ({"ipus_per_replica": [0]}, "ipus_per_replica has an invalid value"),
-    ({"ipus_per_replica": [16]}, "The model cannot be divided into 16 parts"),
-    ({"weight_location": ["disk"]}, "weight_location has an invalid value"),
-    ({"chip": ["mk9"]}, "There is no such system"),
-    ({"micro_batch": [3]}, "The samples of a call cannot be divided"),
-    ({"replicas": [3]}, "The samples of a call cannot be divided"),
-    ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
-    (None, "a dict of settings and their values"),
-    ({"accumulation": [2]}, "Inference has no gradient accumulation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "vary, title",
+    [
+        ({"batch": [4]}, "what_if cannot vary this setting"),
+        ({"replicas": 4}, "vary needs a list of values for replicas"),
+        ({"replicas": [0]}, "replicas has an invalid value"),
+        ({"micro_batch": [True]}, "micro_batch has an invalid value"),
+        ({"recomputation": [1]}, "recomputation has an invalid value"),
+        ({"precision": ["float8"]}, "precision has an invalid value"),
+        ({"ipus_per_replica": [0]}, "ipus_per_replica has an invalid value"),
+        ({"ipus_per_replica": [16]}, "The model cannot be divided into 16 parts"),
+        ({"weight_location": ["disk"]}, "weight_location has an invalid value"),
+        ({"chip": ["mk9"]}, "There is no such system"),
+        ({"micro_batch": [3]}, "The samples of a call cannot be divided"),
+        ({"replicas": [3]}, "The samples of a call cannot be divided"),
+        ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
+        (None, "a dict of settings and their values"),
+        ({"accumulation": [2]}, "Inference has no gradient accumulation"),
+    ],
+)
 def test_what_cannot_be_is_refused(vary, title: str) -> None:
     with pytest.raises(poptorch.Error, match=title) as caught:
         poptorch.what_if(wrapped("Inference" not in title), BATCH, system="mk2:2", vary=vary)

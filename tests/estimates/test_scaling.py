@@ -257,24 +257,30 @@ def test_a_curve_of_one_process_of_several_is_refused() -> None:
 # Links.
 
 
-@pytest.mark.parametrize("latency, bandwidth, link", [
-    ("2s", "100Gb", Link(2.0, 12.5e9)),
-    (2, "12.5 GB/s", Link(2.0, 12.5e9)),
-    ("1.5ms", "200Mbit/s", Link(1.5e-3, 2.5e7)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "latency, bandwidth, link",
+    [
+        ("2s", "100Gb", Link(2.0, 12.5e9)),
+        (2, "12.5 GB/s", Link(2.0, 12.5e9)),
+        ("1.5ms", "200Mbit/s", Link(1.5e-3, 2.5e7)),
+    ],
+)
 def test_links_are_read_with_units(latency: Any, bandwidth: Any, link: Link) -> None:
     assert link_of(latency, bandwidth) == link
 
 
-@pytest.mark.parametrize("latency, bandwidth, name", [
-    ("20", 1, "latency"),
-    ("1Gb", 1, "latency"),
-    (None, 1, "latency"),
-    (-1, 1, "latency"),
-    (0, 0, "bandwidth"),
-    (0, "2us", "bandwidth"),
-    (0, True, "bandwidth"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "latency, bandwidth, name",
+    [
+        ("20", 1, "latency"),
+        ("1Gb", 1, "latency"),
+        (None, 1, "latency"),
+        (-1, 1, "latency"),
+        (0, 0, "bandwidth"),
+        (0, "2us", "bandwidth"),
+        (0, True, "bandwidth"),
+    ],
+)
 def test_a_wrong_number_of_a_link_is_refused(latency: Any, bandwidth: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"needs the {name} of the link"):
         link_of(latency, bandwidth)

@@ -85,10 +85,13 @@ def test_without_a_network_the_subset_is_used_and_said(tmp_path: Path) -> None:
         assert "apt-get install dataset-fashion-mnist" in notes[3]
 
 
-@pytest.mark.parametrize("name, spoil, says", [
-    (TRAIN_IMAGES, lambda content: content[:-9], "cannot be unpacked"),
-    (TEST_LABELS, lambda content: b"", "starts with nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, spoil, says",
+    [
+        (TRAIN_IMAGES, lambda content: content[:-9], "cannot be unpacked"),
+        (TEST_LABELS, lambda content: b"", "starts with nothing"),
+    ],
+)
 def test_a_broken_file_is_named(copy: Path, name: str, spoil, says: str) -> None:
     path = copy / name
     path.write_bytes(spoil(path.read_bytes()))

@@ -153,8 +153,10 @@ def test_triton_operator_has_a_form_for_the_cpu() -> None:
 @pytest.mark.slow
 def test_attributes_reach_a_cpp_operator(cpp: ModuleType) -> None:
     def two(x):
-        return [poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
-                for alpha in (0.5, 0.25)]  # fmt: skip
+        return [
+            poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
+            for alpha in (0.5, 0.25)
+        ]
 
     x = torch.tensor([-8.0, 2.0])
     first, second = poptorch.inferenceModel(two, options())(x)

@@ -187,8 +187,13 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
     agents = [agent(kind, 16, target_update_interval=interval) for kind in kinds]
     for one in agents:
         rows, fetch = iter(range(16)), one.replay_buffer._get_samples
-        monkeypatch.setattr(one.replay_buffer, "sample", lambda size, env, rows=rows, fetch=fetch:
-                            fetch(np.array([next(rows) for _ in range(size)]), env))  # fmt: skip
+        monkeypatch.setattr(
+            one.replay_buffer,
+            "sample",
+            lambda size, env, rows=rows, fetch=fetch: fetch(
+                np.array([next(rows) for _ in range(size)]), env
+            ),
+        )
         monkeypatch.setattr(one, "_update_learning_rate", lambda optimizers: None)
         for name in still:
             own = one.ent_coef_optimizer if name == "ent_coef" else getattr(one, name).optimizer

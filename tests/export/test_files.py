@@ -350,17 +350,20 @@ OPTIMIZERS = {
     "LAMB": lambda p: ours.LAMB(p, 0.01, weight_decay=0.01),
     "groups": lambda p: torchs.SGD([{"params": w, "lr": 0.1 / (at + 1)} for at, w in enumerate(p)]),
     "scaled": lambda p: ours.Adam(p, 0.01, loss_scaling=64.0),
-    **{f"torch's {name}": lambda p, kind=kind, numbers=numbers: getattr(torchs, kind)(p, **numbers)
-       for name, (kind, numbers) in beside.OPTIMIZERS.items()},
-}  # fmt: skip
+    **{
+        f"torch's {name}": lambda p, kind=kind, numbers=numbers: getattr(torchs, kind)(p, **numbers)
+        for name, (kind, numbers) in beside.OPTIMIZERS.items()
+    },
+}
 LOOPS = {
-    "one": options, "iterations": lambda: options(iterations=4),
+    "one": options,
+    "iterations": lambda: options(iterations=4),
     "accumulation": lambda: options(accumulation=4),
     "lanes": lambda: options(accumulation=2, replicas=2, iterations=2),
     "chunks": lambda: options(accumulation=4, iterations=2).lanes(2),
     "one by one": lambda: options(accumulation=2, iterations=2).lanes(1),
     "replicas": lambda: options(replicas=2, accumulation=2, iterations=2).lanes(1),
-}  # fmt: skip
+}
 
 
 def optimizer(name: str, dtype: torch.dtype = torch.float32) -> Made:
@@ -388,10 +391,16 @@ def model(name: str, loop: str) -> Made:
 def bert(layers: int, dropout: float) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, vocab_size=512,
-        intermediate_size=128, max_position_embeddings=24, num_labels=4,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-    )  # fmt: skip
+        hidden_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=512,
+        intermediate_size=128,
+        max_position_embeddings=24,
+        num_labels=4,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
     whole = transformers.BertForSequenceClassification(config)
     return Having(lambda m, ids, labels: m.bert(input_ids=ids, labels=labels).loss, bert=whole)
 
@@ -437,7 +446,7 @@ BITS = {
     **{f"{n}, {m}": (model, n, m) for n in ZOO for m in ("one", "lanes", "replicas", "chunks")},
     **{str(t): (optimizer, "scaled", t) for t in (torch.float16, torch.bfloat16)},
     **{n: (example, n) for n in EXAMPLES},
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -54,8 +54,9 @@ SAME: dict[str, Change] = {  # other forms of the same values
     "a transposed copy": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
     "every other": lambda x: x.repeat_interleave(2, 0)[::2],
     "expanded": lambda x: x[:1].expand(x.shape),
-    "channels last": lambda x: (x.contiguous(memory_format=torch.channels_last)
-                                if x.dim() == 4 else x),
+    "channels last": lambda x: (
+        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    ),
     "negative view": lambda x: torch.complex(x, -x).conj().imag if x.dtype is torch.float32 else x,
     "a gradient": lambda x: x.clone().requires_grad_() if x.is_floating_point() else x,
     "a parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
@@ -67,7 +68,7 @@ SAME: dict[str, Change] = {  # other forms of the same values
     "from numpy": lambda x: torch.from_numpy(x.numpy().copy()),
     "odd strides": lambda x: x.contiguous().as_strided(x.shape, x.stride()),
     "ignored labels": lambda x: x if x.is_floating_point() or x.dim() != 1 else x * 0 - 100,
-}  # fmt: skip
+}
 OTHER: dict[str, Change] = {
     **{str(dtype): lambda x, dtype=dtype: x.to(dtype) for dtype in (
         torch.int64, torch.int32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
@@ -113,12 +114,15 @@ def odd(draw: random.Random, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...
 
 def _arity(draw: random.Random, args: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     ways: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-        "too few": (args[:-1], {}), "too many": ((*args, *args), {}),
-        "a keyword self": (args, {"self": args[0]}), "a keyword args": (args, {"args": args[0]}),
+        "too few": (args[:-1], {}),
+        "too many": ((*args, *args), {}),
+        "a keyword self": (args, {"self": args[0]}),
+        "a keyword args": (args, {"args": args[0]}),
         "a keyword xs": (args, {"xs": args[0]}),
         "a keyword twice": (args, {"x": args[0], "input": args[0], "parts": args[0]}),
-        "none": ((), {}), "by name": (args[1:], {"x": args[0]}),
-    }  # fmt: skip
+        "none": ((), {}),
+        "by name": (args[1:], {"x": args[0]}),
+    }
     name = draw.choice(sorted(ways))
     return name, *ways[name]
 

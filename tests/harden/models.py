@@ -101,8 +101,10 @@ class Subject:
 def same(first: Any, second: Any) -> bool:
     return first.keys() == second.keys() and all(
         torch.equal(value.nan_to_num(9e9), second[key].nan_to_num(9e9))
-        if isinstance(value, torch.Tensor) else value == second[key] for key, value in first.items()
-    )  # fmt: skip
+        if isinstance(value, torch.Tensor)
+        else value == second[key]
+        for key, value in first.items()
+    )
 
 
 def close(got: Any, expected: Any) -> bool:

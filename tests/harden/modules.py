@@ -47,21 +47,27 @@ ENDINGS = {
     "both": (lambda m, o, y: (o, mse(o, y)), lambda r: r[1]),
     "penalised": (lambda m, o, y: (o, mse(o, y) + penalty(m), mse(o, y).detach()), lambda r: r[1]),
     "metric": (lambda m, o, y: {"m": metric(o, y), "l": mse(o, y), "o": o}, lambda r: r["l"]),
-    "mark": (lambda m, o, y: [o.argmax(1), marked(o.sin().square().mean()), metric(o, y)],
-             lambda r: r[1]),
+    "mark": (
+        lambda m, o, y: [o.argmax(1), marked(o.sin().square().mean()), metric(o, y)],
+        lambda r: r[1],
+    ),
     "mark beside losses": (
         lambda m, o, y: (mse(o, y).detach(), (marked(mse(o, y) + penalty(m)), {"o": o.exp()})),
-        lambda r: r[1][0]),
+        lambda r: r[1][0],
+    ),
     "entry": (lambda m, o, y: {"loss": mse(o, y), "parts": [F.l1_loss(o, y)]}, lambda r: r["loss"]),
     "dataclass": (lambda m, o, y: Returned(F.huber_loss(o, y), o), lambda r: r.loss),
     "named": (lambda m, o, y: Named(o.detach(), F.smooth_l1_loss(o, y)), lambda r: r.loss),
     "classes": (
         lambda m, o, y: (o.softmax(1), F.cross_entropy(o, y.argmax(1), label_smoothing=0.1)),
-        lambda r: r[1]),
+        lambda r: r[1],
+    ),
     "two": (lambda m, o, y: (o[:, 0], mse(o, y) + 0.5 * F.l1_loss(o, y)), lambda r: r[1]),
-    "a hidden one": (lambda m, o, y: (o, mse(o, y), (o - y).square().mean(1).detach()),
-                     lambda r: r[1]),
-}  # fmt: skip
+    "a hidden one": (
+        lambda m, o, y: (o, mse(o, y), (o - y).square().mean(1).detach()),
+        lambda r: r[1],
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,16 +106,21 @@ def drawn(number: int) -> Case:
     count, training = draw.choice([1, 1, 2, 2, 3]), draw.random() < 0.8
     compiled = number >= 1000 and number % 50 == 0  # one of so many of the long suite
     return Case(
-        training, draw.choice([0, 0, 0, 1, 2]), draw.choice([1, 2, 4]) if training else 1,
-        draw.choice([1, 1, 2]), draw.choice([1, 2]) if training else draw.choice([1, 2, 4]),
-        draw.choice(["All", "All", "Final", "Sum"]), draw.choice(["Mean", "Mean", "Sum"]),
-        draw.choice(["Post", "Running"]), draw.choice([*OPTIMIZERS][:5]),
+        training,
+        draw.choice([0, 0, 0, 1, 2]),
+        draw.choice([1, 2, 4]) if training else 1,
+        draw.choice([1, 1, 2]),
+        draw.choice([1, 2]) if training else draw.choice([1, 2, 4]),
+        draw.choice(["All", "All", "Final", "Sum"]),
+        draw.choice(["Mean", "Mean", "Sum"]),
+        draw.choice(["Post", "Running"]),
+        draw.choice([*OPTIMIZERS][:5]),
         draw.choice([torch.float32, torch.float32, torch.float64]),
         "inductor" if compiled else "reference",
         parts=tuple((p, draw.randrange(1 << 20)) for p in draw.choices(names, weights, k=count)),
         ending=draw.choice([*ENDINGS]),
         evaluated=tuple(at for at in range(count) if draw.random() < 0.1),
-    )  # fmt: skip
+    )
 
 
 def closeness(case: Case) -> dict[str, float]:

@@ -113,8 +113,10 @@ class Subject:
 
     def load_state_dict(self) -> None:
         self.read()
-        self.host = {name: each + 0.0625 if each.is_floating_point() else each + 1
-                     for name, each in self.host.items()}  # fmt: skip
+        self.host = {
+            name: each + 0.0625 if each.is_floating_point() else each + 1
+            for name, each in self.host.items()
+        }
         self.trainer.load_state_dict(self.host)
         if self.attached:
             self.eager.load_state_dict(self.host)

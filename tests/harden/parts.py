@@ -34,15 +34,17 @@ def batch_norm(draw: Draw) -> nn.BatchNorm1d:
 
 
 def other_norm(draw: Draw) -> nn.Module:
-    return draw.choice([
-        lambda: nn.GroupNorm(draw.choice([1, 2, 4]), WIDTH, EPS),
-        lambda: nn.LayerNorm(WIDTH, EPS, bias=draw.random() < 0.5),
-        lambda: nn.RMSNorm(WIDTH, EPS),
-        lambda: Having(
-            lambda m, x: m.norm(x.unflatten(1, (2, 2))).flatten(1),
-            norm=nn.InstanceNorm1d(2, EPS, 0.3, draw.random() < 0.5, draw.random() < 0.5),
-        ),
-    ])()  # fmt: skip
+    return draw.choice(
+        [
+            lambda: nn.GroupNorm(draw.choice([1, 2, 4]), WIDTH, EPS),
+            lambda: nn.LayerNorm(WIDTH, EPS, bias=draw.random() < 0.5),
+            lambda: nn.RMSNorm(WIDTH, EPS),
+            lambda: Having(
+                lambda m, x: m.norm(x.unflatten(1, (2, 2))).flatten(1),
+                norm=nn.InstanceNorm1d(2, EPS, 0.3, draw.random() < 0.5, draw.random() < 0.5),
+            ),
+        ]
+    )()
 
 
 def other_momentum(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +69,11 @@ def untracked(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 NESTED = [
     lambda m, x: torch.cat([m.norm(part) for part in x.chunk(2)]),
-    lambda m, x: m.norm(m.norm(x) + x), lambda m, x: m.norm.forward(x), evaluated, untracked,
-]  # fmt: skip
+    lambda m, x: m.norm(m.norm(x) + x),
+    lambda m, x: m.norm.forward(x),
+    evaluated,
+    untracked,
+]
 READING = [  # what the norm keeps
     other_momentum,
     lambda m, x: m.norm(x) + m.norm.running_mean.clone(),
@@ -129,9 +134,13 @@ def learned_from(m: Any, x: torch.Tensor) -> torch.Tensor:
 def buffers(draw: Draw) -> nn.Module:
     return Having(
         draw.choice([smoothed, drawn_near, counted, largest, queued, shifted, learned_from]),
-        share=draw.choice([0.9, 0.5]), count=torch.tensor(0), mean=torch.rand(WIDTH),
-        queue=torch.rand(3, WIDTH), slow=torch.rand(WIDTH, WIDTH), layer=nn.Linear(WIDTH, WIDTH),
-    )  # fmt: skip
+        share=draw.choice([0.9, 0.5]),
+        count=torch.tensor(0),
+        mean=torch.rand(WIDTH),
+        queue=torch.rand(3, WIDTH),
+        slow=torch.rand(WIDTH, WIDTH),
+        layer=nn.Linear(WIDTH, WIDTH),
+    )
 
 
 def parametrized(draw: Draw) -> nn.Module:
@@ -208,9 +217,15 @@ def cast(draw: Draw) -> nn.Module:
 class Words(nn.Module):
     def __init__(self, draw: Draw) -> None:
         super().__init__()
-        settings = draw.choice([
-            {}, {"padding_idx": 1}, {"scale_grad_by_freq": True}, {"sparse": True},
-            {"max_norm": 0.7}])  # fmt: skip
+        settings = draw.choice(
+            [
+                {},
+                {"padding_idx": 1},
+                {"scale_grad_by_freq": True},
+                {"sparse": True},
+                {"max_norm": 0.7},
+            ]
+        )
         bag = draw.random() < 0.3 and "padding_idx" not in settings
         self.table = (nn.EmbeddingBag if bag else nn.Embedding)(TOKENS, WIDTH, **settings)
         if settings.get("sparse") or "max_norm" in settings:
@@ -258,11 +273,13 @@ class Reversed(torch.autograd.Function):
 
 
 def backward_by_hand(draw: Draw) -> nn.Module:
-    function = draw.choice([
-        lambda m, x: Reversed.apply(m.layer(x)),
-        lambda m, x: checkpoint(lambda y: m.layer(y).tanh(), x, use_reentrant=False),
-        lambda m, x: x + (m.layer(x).round() - m.layer(x)).detach() + m.layer(x),
-    ])  # fmt: skip
+    function = draw.choice(
+        [
+            lambda m, x: Reversed.apply(m.layer(x)),
+            lambda m, x: checkpoint(lambda y: m.layer(y).tanh(), x, use_reentrant=False),
+            lambda m, x: x + (m.layer(x).round() - m.layer(x)).detach() + m.layer(x),
+        ]
+    )
     return Having(function, layer=nn.Linear(WIDTH, WIDTH))
 
 
@@ -272,19 +289,45 @@ def dropped(draw: Draw) -> nn.Module:
 
 def wrong(draw: Draw) -> nn.Module:
     """What eager torch refuses."""
-    function = draw.choice([
-        lambda m, x: m.scale.mul_(2) * x,
-        lambda m, x: (lambda out: out * out.add_(1).exp() * out.mul_(2))((x * m.scale).exp()),
-        lambda m, x: m.scale.view(-1).add_(x[0]),
-        lambda m, x: F.one_hot((x.argmax(1) + 2).clamp(max=5), 3) @ m.scale[:3, None] * x,
-    ])  # fmt: skip
+    function = draw.choice(
+        [
+            lambda m, x: m.scale.mul_(2) * x,
+            lambda m, x: (lambda out: out * out.add_(1).exp() * out.mul_(2))((x * m.scale).exp()),
+            lambda m, x: m.scale.view(-1).add_(x[0]),
+            lambda m, x: F.one_hot((x.argmax(1) + 2).clamp(max=5), 3) @ m.scale[:3, None] * x,
+        ]
+    )
     return Having(function, scale=nn.Parameter(torch.rand(WIDTH)))
 
 
-PARTS = {each.__name__: each for each in (
-    linear, batch_norm, other_norm, nested_norm, buffers, parametrized, hooked, tied, in_place,
-    cast, Words, convolution, recurrent, attention, backward_by_hand, dropped, wrong,
-)}  # fmt: skip
+PARTS = {
+    each.__name__: each
+    for each in (
+        linear,
+        batch_norm,
+        other_norm,
+        nested_norm,
+        buffers,
+        parametrized,
+        hooked,
+        tied,
+        in_place,
+        cast,
+        Words,
+        convolution,
+        recurrent,
+        attention,
+        backward_by_hand,
+        dropped,
+        wrong,
+    )
+}
 # How often it is drawn, if not once.
-SHARES = {"wrong": 0.05, "cast": 0.4, "attention": 0.5, "dropped": 0.5, "nested_norm": 2,
-          "buffers": 2}  # fmt: skip
+SHARES = {
+    "wrong": 0.05,
+    "cast": 0.4,
+    "attention": 0.5,
+    "dropped": 0.5,
+    "nested_norm": 2,
+    "buffers": 2,
+}

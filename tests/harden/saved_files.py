@@ -92,11 +92,16 @@ def _bytes(draw: random.Random, path: Path) -> None:
 
 def _replaced(draw: random.Random, path: Path) -> None:
     path.unlink()
-    draw.choice((
-        path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to(path), lambda: None,
-        lambda: path.symlink_to("/dev/zero"),
-        lambda: path.write_bytes(draw.randbytes(draw.randrange(2000))),
-    ))()  # fmt: skip
+    draw.choice(
+        (
+            path.mkdir,
+            lambda: os.mkfifo(path),
+            lambda: path.symlink_to(path),
+            lambda: None,
+            lambda: path.symlink_to("/dev/zero"),
+            lambda: path.write_bytes(draw.randbytes(draw.randrange(2000))),
+        )
+    )()
 
 
 @contextlib.contextmanager

@@ -13,9 +13,10 @@ from .models import same, statistics
 
 ITERATIONS, UPDATES = 3, 24
 SIGNALS = {
-    signal.SIGALRM: signal.ITIMER_REAL, signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
+    signal.SIGALRM: signal.ITIMER_REAL,
+    signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
     signal.SIGPROF: signal.ITIMER_PROF,
-}  # fmt: skip
+}
 
 
 class RaisedError(Exception):

@@ -12,9 +12,13 @@ import torch
 from helpers.cases import long
 
 FEW = {
-    "calls": 8, "option_sets": 40, "saved_files": 20, "orders": 25, "modules": 24,
+    "calls": 8,
+    "option_sets": 40,
+    "saved_files": 20,
+    "orders": 25,
+    "modules": 24,
     "checkpoint_kills": 5,
-}  # fmt: skip
+}
 MANY = {
     "calls": 1000, "option_sets": 5000, "saved_files": 1000, "signals": 20, "jobs": 80,
     "orders": 2000, "modules": 2000, "exports": 500,
@@ -24,8 +28,11 @@ PIECES = 10  # of the many of each part
 CASES = [*((name, 1, count) for name, count in FEW.items())]
 CASES += [("orders", first, 25) for first in (26, 51, 76)]
 CASES += [("exports", 371, 12)]  # among them three that were no Python, or failed
-CASES += [long(name, first, count // PIECES) for name, count in MANY.items()
-          for first in range(1000, 1000 + count, count // PIECES)]  # fmt: skip
+CASES += [
+    long(name, first, count // PIECES)
+    for name, count in MANY.items()
+    for first in range(1000, 1000 + count, count // PIECES)
+]
 
 
 @pytest.mark.slow

@@ -25,14 +25,24 @@ Object.assign(parent.document.body.dataset, {
 def opened(address: str, folder, *settings: str) -> str:
     """Return the page of an address as it is when its scripts have run."""
     command = [
-        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-        "--disable-background-networking", "--allow-file-access-from-files",
-        f"--user-data-dir={folder}/user", "--virtual-time-budget=600000", "--dump-dom",
-    ]  # fmt: skip
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--disable-background-networking",
+        "--allow-file-access-from-files",
+        f"--user-data-dir={folder}/user",
+        "--virtual-time-budget=600000",
+        "--dump-dom",
+    ]
     done = subprocess.run(
-        [*command, *settings, address], capture_output=True, text=True, check=True,
+        [*command, *settings, address],
+        capture_output=True,
+        text=True,
+        check=True,
         timeout=patience.HANGS,
-    )  # fmt: skip
+    )
     assert "CONSOLE" not in done.stderr, done.stderr
     return done.stdout
 

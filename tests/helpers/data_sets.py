@@ -223,12 +223,16 @@ class Carrying:
     @staticmethod
     def values():
         return {
-            "big": torch.arange(100_000).reshape(100, 1000), "scalar": torch.tensor(5),
-            "half": torch.ones(3, dtype=torch.float16), "bool": torch.tensor([True, False]),
-            "transposed": torch.arange(6.0).reshape(2, 3).t(), "empty": torch.empty(0, 3),
-            "expanded": torch.ones(1).expand(1000, 2), "array": torch.arange(10).numpy(),
+            "big": torch.arange(100_000).reshape(100, 1000),
+            "scalar": torch.tensor(5),
+            "half": torch.ones(3, dtype=torch.float16),
+            "bool": torch.tensor([True, False]),
+            "transposed": torch.arange(6.0).reshape(2, 3).t(),
+            "empty": torch.empty(0, 3),
+            "expanded": torch.ones(1).expand(1000, 2),
+            "array": torch.arange(10).numpy(),
             "weight": torch.nn.Parameter(torch.ones(3)),
-        }  # fmt: skip
+        }
 
     def __len__(self):
         return 3

@@ -69,9 +69,12 @@ class Elsewhere(Reference):
 
 def check_copies() -> None:
     """Weights travel once; then a call's inputs do, and its results, until somebody looks."""
-    twins = Twins(Graded(fc=torch.nn.Linear(4, 3, bias=False), norm=torch.nn.BatchNorm1d(3)),
-                  functools.partial(torch.optim.Adam, lr=0.05),
-                  options(NAME), **near(16, 8))  # fmt: skip
+    twins = Twins(
+        Graded(fc=torch.nn.Linear(4, 3, bias=False), norm=torch.nn.BatchNorm1d(3)),
+        functools.partial(torch.optim.Adam, lr=0.05),
+        options(NAME),
+        **near(16, 8),
+    )
     inputs = torch.randn(8, 4), torch.randn(8, 3)
     up, down = ("cpu", NAME), (NAME, "cpu")
     state = len(twins.model.state_dict())

@@ -182,10 +182,12 @@ CASES = {
         ),
         hidden=True,
     ),
-    "sgd, combined, chunks": Case(lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True),
-                                  accumulation=4, lanes=4),
+    "sgd, combined, chunks": Case(
+        lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True), accumulation=4, lanes=4
+    ),
     "adam, running, outputs added up": Case(
-        lambda p: adam(p, lr=0.01), accumulation=4, lanes=4, options=_running),
+        lambda p: adam(p, lr=0.01), accumulation=4, lanes=4, options=_running
+    ),
     "adam of torch, post and loss": Case(
         lambda p: torch.optim.Adam(p, lr=0.01),
         accumulation=2,
@@ -193,8 +195,11 @@ CASES = {
             MeanReductionStrategy.PostAndLoss
         ),
     ),
-    "adamw, clipped, anchors": Case(lambda p: adamw(p, lr=0.01, max_grad_norm=0.05), accumulation=2,
-                                    options=_anchored_not_in_parts),
+    "adamw, clipped, anchors": Case(
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05),
+        accumulation=2,
+        options=_anchored_not_in_parts,
+    ),
     "batch norm": Case(
         lambda p: sgd(p, lr=0.05),
         lambda replicas: Net(10, nn.BatchNorm1d(10)),
@@ -209,50 +214,86 @@ CASES = {
         dtype=torch.float16,
         tolerance=relative(2, dtype=torch.float16),  # whose sums depend on the order
     ),
-    "adam in parts": Case(lambda p: adam(p, lr=0.01), lambda replicas: Net(400), accumulation=2,
-                          options=_in_parts),
+    "adam in parts": Case(
+        lambda p: adam(p, lr=0.01), lambda replicas: Net(400), accumulation=2, options=_in_parts
+    ),
     "adamw in parts, clipped, float64": Case(
-        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05), lambda replicas: Net(400), accumulation=4,
-        lanes=4, options=_in_parts_and_anchored, dtype=torch.float64,
-        tolerance=relative(50, 10, torch.float64)),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05),
+        lambda replicas: Net(400),
+        accumulation=4,
+        lanes=4,
+        options=_in_parts_and_anchored,
+        dtype=torch.float64,
+        tolerance=relative(50, 10, torch.float64),
+    ),
     "nadam, traced, clipped": Case(_clipped_nadam, accumulation=2),
-    "lamb in parts": Case(lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
-                          lambda replicas: Net(400), accumulation=2,
-                          options=_in_parts_and_every_second),
+    "lamb in parts": Case(
+        lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
+        lambda replicas: Net(400),
+        accumulation=2,
+        options=_in_parts_and_every_second,
+    ),
     "complex, adamw in parts, clipped": Case(
-        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05), lambda replicas: spectral(),
-        accumulation=2, lanes=2, options=_in_parts),
-    "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=4,
-                                     apart=True),
-    "groups over processes": Case(lambda p: adam(p, lr=0.01),
-                                  lambda replicas: grouped(replicas // 2), accumulation=2, group=2),
-    "machines": Case(lambda p: sgd(p, lr=0.05, momentum=0.9), lambda replicas: deep(),
-                     dtype=torch.float64, tolerance=relative(50, 10, torch.float64), apart=True),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.05),
+        lambda replicas: spectral(),
+        accumulation=2,
+        lanes=2,
+        options=_in_parts,
+    ),
+    "exchanges over processes": Case(
+        lambda p: adam(p, lr=0.01), Exchanging, accumulation=4, apart=True
+    ),
+    "groups over processes": Case(
+        lambda p: adam(p, lr=0.01), lambda replicas: grouped(replicas // 2), accumulation=2, group=2
+    ),
+    "machines": Case(
+        lambda p: sgd(p, lr=0.05, momentum=0.9),
+        lambda replicas: deep(),
+        dtype=torch.float64,
+        tolerance=relative(50, 10, torch.float64),
+        apart=True,
+    ),
     "all stages in each": _staged(parts=1, replicas=LOCAL, backends=("staged", "reference")),
     "stages, grouped": _staged(chips=2, accumulation=4, infers=True),
-    "stages over three": _staged(lambda: poptorch.PipelinedExecution().useInterleavedSchedule(),
-                                 parts=3, infers=True),
+    "stages over three": _staged(
+        lambda: poptorch.PipelinedExecution().useInterleavedSchedule(), parts=3, infers=True
+    ),
     "stages, interleaved, clipped": _staged(
         lambda: poptorch.PipelinedExecution().useInterleavedSchedule(),
-        lambda p: adamw(p, lr=0.01, max_grad_norm=0.1)),
+        lambda p: adamw(p, lr=0.01, max_grad_norm=0.1),
+    ),
     "stages, sharded, batch norm": _staged(
-        poptorch.ShardedExecution, lambda p: sgd(p, lr=0.01, momentum=0.9),
-        lambda: nn.BatchNorm1d(6), dtype=torch.float64, tolerance=relative(50, 10, torch.float64)),
-    SAVED: _staged(optimizer=lambda p: adamw(p, lr=0.01, loss_scaling=1.0), dtype=torch.float16,
-                   tolerance=relative(2, dtype=torch.float16), infers=True),
+        poptorch.ShardedExecution,
+        lambda p: sgd(p, lr=0.01, momentum=0.9),
+        lambda: nn.BatchNorm1d(6),
+        dtype=torch.float64,
+        tolerance=relative(50, 10, torch.float64),
+    ),
+    SAVED: _staged(
+        optimizer=lambda p: adamw(p, lr=0.01, loss_scaling=1.0),
+        dtype=torch.float16,
+        tolerance=relative(2, dtype=torch.float16),
+        infers=True,
+    ),
     "stages, dropout": _staged(
         layer=lambda: nn.Dropout(0.5),
         backends=("auto", "staged"),  # fused, later stages draw other numbers
     ),
     "stages, phased": _staged(
         lambda: poptorch.ParallelPhasedExecution([[f"b{number}"] for number in range(4)]),
-        infers=True),
+        infers=True,
+    ),
     "stages of two models": _staged(replicas=2),
-}  # fmt: skip
+}
 REFUSED = Case(  # what four processes cannot do
-    lambda p: adam(p, lr=0.01), lambda replicas: Exchanging(replicas, 1), parts=2, replicas=1,
-    accumulation=4, options=CASES[SAVED].options, backends=("auto", ""),
-)  # fmt: skip
+    lambda p: adam(p, lr=0.01),
+    lambda replicas: Exchanging(replicas, 1),
+    parts=2,
+    replicas=1,
+    accumulation=4,
+    options=CASES[SAVED].options,
+    backends=("auto", ""),
+)
 
 
 @dataclass

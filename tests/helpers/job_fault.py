@@ -12,8 +12,16 @@ from poptorch._job import heartbeat
 from poptorch.backends.peers import Passing
 
 STAGES = ("killed between stages", "interrupted between stages")
-DIFFERENCES = ("other program", "other rate", "other length", "other weights", "other numbers",
-               "other order", "other written weights", "other loaded state")  # fmt: skip
+DIFFERENCES = (
+    "other program",
+    "other rate",
+    "other length",
+    "other weights",
+    "other numbers",
+    "other order",
+    "other written weights",
+    "other loaded state",
+)
 
 
 class Small(torch.nn.Module):

@@ -26,9 +26,12 @@ def free_port() -> int:
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment without a launcher's variables."""
     path = os.pathsep.join(map(str, (PACKAGE.parent, ROOT / "tests", ROOT / "benchmarks")))
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith(("OMPI_", "PMIX_", "POPDIST_", "TORCHELASTIC_", "MASTER_"))
-            and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}  # fmt: skip
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMPI_", "PMIX_", "POPDIST_", "TORCHELASTIC_", "MASTER_"))
+        and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    }
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 

@@ -39,8 +39,11 @@ def descendants(root: int | None = None) -> dict[int, str]:
     while below:
         below = {pid for pid, (parent, _) in stats.items() if parent in below}
         found.update({pid: stats[pid][1] for pid in below})
-    return {pid: start for pid, start in found.items()
-            if not (stats[pid][0] == top and _is_helper(pid, top))}  # fmt: skip
+    return {
+        pid: start
+        for pid, start in found.items()
+        if not (stats[pid][0] == top and _is_helper(pid, top))
+    }
 
 
 def still_there(processes: dict[int, str]) -> list[int]:
@@ -78,10 +81,12 @@ def nothing_left(seconds: float = HANGS):
     yield known
 
     def left() -> dict[str, list]:
-        remains = {"processes": still_there(known) + [p for p in descendants() if p not in before],
-                   "descriptors": sorted(set(descriptors().items()) - files),
-                   "mappings": mappings()[maps:],
-                   "segments": sorted(segments({os.getpid(), *known}))}  # fmt: skip
+        remains = {
+            "processes": still_there(known) + [p for p in descendants() if p not in before],
+            "descriptors": sorted(set(descriptors().items()) - files),
+            "mappings": mappings()[maps:],
+            "segments": sorted(segments({os.getpid(), *known})),
+        }
         if any(remains.values()):
             gc.collect()  # cycles may keep it; the next look tells
         return remains

@@ -9,8 +9,9 @@ import math
 import torch
 
 
-def sgd(weights, gradients, state, t, lr, momentum=0.0, dampening=0.0, weight_decay=0.0,
-        nesterov=False):  # fmt: skip
+def sgd(
+    weights, gradients, state, t, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False
+):
     result = {}
     for name, w in weights.items():
         g = gradients[name] + weight_decay * w
@@ -40,8 +41,17 @@ def adam(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, we
     return result
 
 
-def adamw(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
-          bias_correction=True):  # fmt: skip
+def adamw(
+    weights,
+    gradients,
+    state,
+    t,
+    lr=1e-3,
+    betas=(0.9, 0.999),
+    eps=1e-8,
+    weight_decay=0.01,
+    bias_correction=True,
+):
     result = {}
     for name, w in weights.items():
         s = state.setdefault(name, {})
@@ -50,8 +60,18 @@ def adamw(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, w
     return result
 
 
-def lamb(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
-         bias_correction=True, max_weight_norm=65500.0):  # fmt: skip
+def lamb(
+    weights,
+    gradients,
+    state,
+    t,
+    lr=1e-3,
+    betas=(0.9, 0.999),
+    eps=1e-8,
+    weight_decay=0.01,
+    bias_correction=True,
+    max_weight_norm=65500.0,
+):
     result = {}
     for name, w in weights.items():
         s = state.setdefault(name, {})
@@ -61,8 +81,19 @@ def lamb(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, we
     return result
 
 
-def rmsprop(weights, gradients, state, t, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0.0,
-            momentum=0.0, centered=False, use_tf_variant=False):  # fmt: skip
+def rmsprop(
+    weights,
+    gradients,
+    state,
+    t,
+    lr=1e-2,
+    alpha=0.99,
+    eps=1e-8,
+    weight_decay=0.0,
+    momentum=0.0,
+    centered=False,
+    use_tf_variant=False,
+):
     result = {}
     for name, w in weights.items():
         s = state.setdefault(name, {"v1": torch.full_like(w, float(use_tf_variant))})

@@ -27,17 +27,22 @@ class Program:
     """
 
     def __init__(self, *words, environment=None, folder=None, session=False, stdout=None) -> None:
-        told = {"words": [str(word) for word in words],
-                "environment": dict(with_ours() if environment is None else environment),
-                "folder": str(folder or Path.cwd()), "session": session}  # fmt: skip
+        told = {
+            "words": [str(word) for word in words],
+            "environment": dict(with_ours() if environment is None else environment),
+            "folder": str(folder or Path.cwd()),
+            "session": session,
+        }
         their_stdin, stdin = os.pipe()
         out, their_out = os.pipe()
         status, their_status = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe could be full)
         theirs = [
-            their_stdin, their_out if stdout is None else stdout, self._errors.fileno(),
+            their_stdin,
+            their_out if stdout is None else stdout,
+            self._errors.fileno(),
             their_status,
-        ]  # fmt: skip
+        ]
         socket.send_fds(_server(), [json.dumps(told).encode()], theirs)
         for file in (their_stdin, their_out, their_status):
             os.close(file)
@@ -96,9 +101,11 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, program_server.__file__, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()], start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     theirs.close()
 
     @atexit.register

@@ -91,9 +91,11 @@ def assert_same_states(ours: State, theirs: State, program: Program, **tolerance
     for key in program.state_slots():
         if not key.startswith(f"{Kind.ACCUM}."):
             torch.testing.assert_close(
-                ours.tensors[key], theirs.tensors[key], **tolerances,
+                ours.tensors[key],
+                theirs.tensors[key],
+                **tolerances,
                 msg=lambda m, key=key: f"{key}: {m}",
-            )  # fmt: skip
+            )
 
 
 ROWS = 2

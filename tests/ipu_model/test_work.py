@@ -120,20 +120,26 @@ def addition() -> float:
     return cycles(cost(lambda x: x + 1, 64, 256))
 
 
-@pytest.mark.parametrize("function, times", [
-    pytest.param(lambda x: torch.sort(x)[0], 3, id="sort"),
-    pytest.param(lambda x: torch.topk(x, 16)[0], 3, id="topk"),
-    pytest.param(lambda x: torch.fft.rfft(x).real, 3, id="rfft"),
-    pytest.param(lambda x: torch.cdist(x, x), 3, id="cdist"),
-    pytest.param(lambda x: F.bilinear(x, x, torch.ones(8, 256, 256)), 3, id="bilinear"),
-    pytest.param(lambda x: F.ctc_loss(x[:, None], torch.ones(1, 9, dtype=torch.long),
-                                      (64,), (9,)), 3, id="ctc_loss"),
-    pytest.param(F.glu, 1, id="glu"),
-    pytest.param(F.mish, 1, id="mish"),
-    pytest.param(F.hardsigmoid, 1, id="hardsigmoid"),
-    pytest.param(lambda x: torch.atan2(x, ONES), 1, id="atan2"),
-    pytest.param(lambda x: F.prelu(x, ONES[0, :1]), 1, id="prelu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, times",
+    [
+        pytest.param(lambda x: torch.sort(x)[0], 3, id="sort"),
+        pytest.param(lambda x: torch.topk(x, 16)[0], 3, id="topk"),
+        pytest.param(lambda x: torch.fft.rfft(x).real, 3, id="rfft"),
+        pytest.param(lambda x: torch.cdist(x, x), 3, id="cdist"),
+        pytest.param(lambda x: F.bilinear(x, x, torch.ones(8, 256, 256)), 3, id="bilinear"),
+        pytest.param(
+            lambda x: F.ctc_loss(x[:, None], torch.ones(1, 9, dtype=torch.long), (64,), (9,)),
+            3,
+            id="ctc_loss",
+        ),
+        pytest.param(F.glu, 1, id="glu"),
+        pytest.param(F.mish, 1, id="mish"),
+        pytest.param(F.hardsigmoid, 1, id="hardsigmoid"),
+        pytest.param(lambda x: torch.atan2(x, ONES), 1, id="atan2"),
+        pytest.param(lambda x: F.prelu(x, ONES[0, :1]), 1, id="prelu"),
+    ],
+)
 def test_a_known_operator_costs_more_than_an_addition_and_is_no_guess(
     function: Callable[..., Any], times: int, addition: float
 ) -> None:

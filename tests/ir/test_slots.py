@@ -13,35 +13,41 @@ WEIGHT = slots.param("fc.weight", (3, 2), torch.float16)
 MOMENT = slots.moment("velocity", WEIGHT, torch.float32)
 
 
-@pytest.mark.parametrize("slot, key", [
-    (WEIGHT, "param.fc.weight"),
-    (slots.buffer("bn.mean", (3,), torch.float32), "buffer.bn.mean"),
-    (slots.gradient(WEIGHT), "gradient.fc.weight"),
-    (slots.accumulator(WEIGHT, torch.float32), "accum.fc.weight"),
-    (MOMENT, "optstate.velocity.fc.weight"),
-    (slots.hyper("lr", 1), "hyper.1.lr"),
-    (slots.hyper("beta1", 0), "hyper.0.one_minus_beta1"),
-    (slots.LOSS_SCALING, "hyper.loss_scaling"),
-    (slots.STEP, "optstate.step"),
-    (slots.batch_input(2, (4,), torch.int32), "batch.2"),
-    (slots.result(0, torch.zeros(()), is_loss=True), "loss.0"),
-    (slots.result(1, torch.zeros(())), "output.1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "slot, key",
+    [
+        (WEIGHT, "param.fc.weight"),
+        (slots.buffer("bn.mean", (3,), torch.float32), "buffer.bn.mean"),
+        (slots.gradient(WEIGHT), "gradient.fc.weight"),
+        (slots.accumulator(WEIGHT, torch.float32), "accum.fc.weight"),
+        (MOMENT, "optstate.velocity.fc.weight"),
+        (slots.hyper("lr", 1), "hyper.1.lr"),
+        (slots.hyper("beta1", 0), "hyper.0.one_minus_beta1"),
+        (slots.LOSS_SCALING, "hyper.loss_scaling"),
+        (slots.STEP, "optstate.step"),
+        (slots.batch_input(2, (4,), torch.int32), "batch.2"),
+        (slots.result(0, torch.zeros(()), is_loss=True), "loss.0"),
+        (slots.result(1, torch.zeros(())), "output.1"),
+    ],
+)
 def test_a_slot_has_a_key(slot: Slot, key: str) -> None:
     assert slot.key == key
 
 
-@pytest.mark.parametrize("slot, weight", [
-    (WEIGHT, "fc.weight"),
-    (slots.buffer("bn.mean", (3,), torch.float32), ""),
-    (slots.gradient(WEIGHT), "fc.weight"),
-    (slots.accumulator(WEIGHT, torch.float32), "fc.weight"),
-    (MOMENT, "fc.weight"),
-    (slots.hyper("lr", 1), ""),
-    (slots.hyper("beta1", 0), ""),
-    (slots.LOSS_SCALING, ""),
-    (slots.STEP, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "slot, weight",
+    [
+        (WEIGHT, "fc.weight"),
+        (slots.buffer("bn.mean", (3,), torch.float32), ""),
+        (slots.gradient(WEIGHT), "fc.weight"),
+        (slots.accumulator(WEIGHT, torch.float32), "fc.weight"),
+        (MOMENT, "fc.weight"),
+        (slots.hyper("lr", 1), ""),
+        (slots.hyper("beta1", 0), ""),
+        (slots.LOSS_SCALING, ""),
+        (slots.STEP, ""),
+    ],
+)
 def test_a_slot_knows_its_weight(slot: Slot, weight: str) -> None:
     assert slot.weight == weight
 

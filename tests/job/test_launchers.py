@@ -18,9 +18,13 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 POPRUN = {
-    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "POPDIST_NUM_TOTAL_REPLICAS": "8",
-    "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_NUM_IPUS_PER_REPLICA": "2",
-}  # fmt: skip
+    "WORLD_SIZE": "4",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "POPDIST_NUM_TOTAL_REPLICAS": "8",
+    "POPDIST_NUM_LOCAL_REPLICAS": "2",
+    "POPDIST_NUM_IPUS_PER_REPLICA": "2",
+}
 TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 MPIRUN = {f"OMPI_COMM_WORLD_{n.removeprefix('WORLD_')}": v for n, v in TORCHRUN.items()}
 TWO, LOCAL_SIZE = {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -30,10 +34,14 @@ OF_A = {**TWO, "PMIX_NAMESPACE": "a"}
 def names() -> tuple[object, ...]:
     """What popdist says of this process."""
     return (
-        popdist.isPopdistEnvSet(), popdist.getInstanceIndex(), popdist.getNumInstances(),
-        popdist.getLocalInstanceIndex(), popdist.getNumTotalReplicas(),
-        popdist.getNumLocalReplicas(), popdist.getNumIpusPerReplica(),
-    )  # fmt: skip
+        popdist.isPopdistEnvSet(),
+        popdist.getInstanceIndex(),
+        popdist.getNumInstances(),
+        popdist.getLocalInstanceIndex(),
+        popdist.getNumTotalReplicas(),
+        popdist.getNumLocalReplicas(),
+        popdist.getNumIpusPerReplica(),
+    )
 
 
 @pytest.mark.spec("programs", 12)
@@ -41,20 +49,27 @@ def test_outside_of_a_job_there_is_one_instance() -> None:
     assert names() == (False, 0, 1, 0, 1, 1, 1)
     popdist.init()  # nobody to meet
     options = popdist.poptorch.Options(ipus_per_replica=2)
-    assert (options.replication_factor, options.Distributed.numProcesses) == (1, 1)
+    assert options.replication_factor == 1
+    assert options.Distributed.numProcesses == 1
 
 
-@pytest.mark.parametrize("variables, said", [
-    (POPRUN, (True, 3, 4, 1, 8, 2, 2)), (TORCHRUN, (True, 3, 4, 1, 4, 1, 1)),
-    (MPIRUN, (True, 3, 4, 1, 4, 1, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        (POPRUN, (True, 3, 4, 1, 8, 2, 2)),
+        (TORCHRUN, (True, 3, 4, 1, 4, 1, 1)),
+        (MPIRUN, (True, 3, 4, 1, 4, 1, 1)),
+    ],
+)
 def test_every_launcher_is_understood(variables, said, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert names() == said
     options = popdist.poptorch.Options()
     place = options.Distributed
-    assert (place.processId, place.numProcesses, options.replication_factor) == (3, 4, said[5])
+    assert place.processId == 3
+    assert place.numProcesses == 4
+    assert options.replication_factor == said[5]
 
 
 @pytest.mark.spec("parallel", 38)
@@ -63,9 +78,12 @@ def test_what_the_launcher_decides_cannot_be_changed(monkeypatch) -> None:
         monkeypatch.setenv(name, value)
     made = popdist.poptorch.Options(ipus_per_replica=2).outputMode(poptorch.OutputMode.All)
     calls = {
-        "useIpuId": (1,), "replicationFactor": (2,), "Distributed.disable": (),
-        "Distributed.setEnvVarNames": ("A", "B"), "Distributed.configureProcessId": (0, 1),
-    }  # fmt: skip
+        "useIpuId": (1,),
+        "replicationFactor": (2,),
+        "Distributed.disable": (),
+        "Distributed.setEnvVarNames": ("A", "B"),
+        "Distributed.configureProcessId": (0, 1),
+    }
     for options in (made, made.clone()):
         for name, arguments in calls.items():
             with pytest.raises(RuntimeError) as caught:
@@ -83,7 +101,8 @@ def test_what_the_launcher_decides_cannot_be_changed(monkeypatch) -> None:
 def test_processes_that_share_stages_count_once(monkeypatch) -> None:
     for name, value in {**TORCHRUN, "POPDIST_STAGE_PROCESSES": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert (popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()) == (2, 1)
+    assert popdist.getNumTotalReplicas() == 2
+    assert popdist.getNumLocalReplicas() == 1
     options = popdist.poptorch.Options()
     assert options.Distributed.stage_processes == popdist.getNumStageProcesses() == 2
     options.Distributed.stageProcesses(2)

@@ -80,11 +80,17 @@ def compare(results: Results, name: str) -> Result:
     return alone
 
 
-@pytest.mark.parametrize("processes, names", [
-    long(2, [n for n, case in CASES.items() if n not in FEW[2] and case.parts * case.replicas < 3]),
-    long(3, ["stages over three"]),
-    long(4, [name for name, case in CASES.items() if name not in FEW[4] and case.parts == 1]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "processes, names",
+    [
+        long(
+            2,
+            [n for n, case in CASES.items() if n not in FEW[2] and case.parts * case.replicas < 3],
+        ),
+        long(3, ["stages over three"]),
+        long(4, [name for name, case in CASES.items() if name not in FEW[4] and case.parts == 1]),
+    ],
+)
 def test_processes_train_as_one(processes: int, names: list[str], tmp_path) -> None:
     results, _ = job(tmp_path, processes, names)
     for name in names:
@@ -236,13 +242,21 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) ->
         assert ("process 0 of the job has another seed" in text) == (index == 1)
 
 
-@pytest.mark.parametrize("what, said", [
-    long("another is killed", "process 1 of 3: no sign of life for 3 s"),
-    ("it is killed", "process 0 of 3: it stored the messages of the processes, and the "
-     "connection to it is closed"),
-    long("it is stopped", "process 0 of 3: it stored the messages of the processes, and no "
-     "sign of life for 3 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        long("another is killed", "process 1 of 3: no sign of life for 3 s"),
+        (
+            "it is killed",
+            "process 0 of 3: it stored the messages of the processes, and the "
+            "connection to it is closed",
+        ),
+        long(
+            "it is stopped",
+            "process 0 of 3: it stored the messages of the processes, and no sign of life for 3 s",
+        ),
+    ],
+)
 def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tmp_path) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path, **jobs.NETWORK)
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)

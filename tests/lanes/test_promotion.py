@@ -20,16 +20,21 @@ FUNCTIONS = {
     "where, the other way": lambda x, n: aten.where.self(x > 1, n, x),
     "clamp": lambda x, n: aten.clamp.Tensor(x, None, n),
     "clamp, twice": lambda x, n: aten.clamp.Tensor(x, n, n),
-    "add": aten.add.Tensor, "add, to the number": lambda x, n: aten.add.Tensor(n, x),
-    "mul": aten.mul.Tensor, "mul, the number": lambda x, n: aten.mul.Tensor(n, x),
-    "div": aten.div.Tensor, "maximum": aten.maximum.default,
-    "atan2": aten.atan2.default, "remainder": aten.remainder.Tensor,
-    "compare": aten.lt.Tensor, "equal": aten.eq.Tensor,
+    "add": aten.add.Tensor,
+    "add, to the number": lambda x, n: aten.add.Tensor(n, x),
+    "mul": aten.mul.Tensor,
+    "mul, the number": lambda x, n: aten.mul.Tensor(n, x),
+    "div": aten.div.Tensor,
+    "maximum": aten.maximum.default,
+    "atan2": aten.atan2.default,
+    "remainder": aten.remainder.Tensor,
+    "compare": aten.lt.Tensor,
+    "equal": aten.eq.Tensor,
     "addcmul": lambda x, n: aten.addcmul.default(x, n, x),
     "a shared tensor": lambda x, n: torch.mul(n, torch.tensor([0.3, 0.7], dtype=torch.bfloat16)),
     "a shared number": lambda x, n: aten.add.Tensor(n, torch.tensor(3, dtype=torch.int64)),
     "two numbers": lambda x, n: aten.mul.Tensor(aten.select.int(x, 0, 0), n),
-}  # fmt: skip
+}
 
 
 def values(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:

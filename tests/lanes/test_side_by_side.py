@@ -138,24 +138,30 @@ CASES = {
     "momentum 0": (lambda m, x: m.norm(x), lambda: norm(momentum=0.0), ""),
     "momentum 1": (lambda m, x: m.norm(x), lambda: norm(momentum=1.0), ""),
     "all batches": (lambda m, x: m.norm(x), lambda: norm(momentum=None), ""),
-    "eval inside": (parts.evaluated, norm, ""), "untracked inside": (parts.untracked, norm, ""),
+    "eval inside": (parts.evaluated, norm, ""),
+    "untracked inside": (parts.untracked, norm, ""),
     "untracked, all batches": (parts.untracked, lambda: norm(momentum=None, affine=False), ""),
     "read in the loss": (lambda m, x: m.norm(x) * m.norm.running_mean.clone(), norm, ""),
     "renorm": (lambda m, x: m.norm(x), lambda: Renorm(WIDTH), ""),
     "read before": (lambda m, x: m.norm(x + m.norm.running_mean.clone()), norm, "running_mean"),
-    "counted": (counted, None, ""), "averaged": (averaged, None, ""),
-    "smoothed": (parts.smoothed, None, ""), "in a row": (in_a_row, None, ""),
+    "counted": (counted, None, ""),
+    "averaged": (averaged, None, ""),
+    "smoothed": (parts.smoothed, None, ""),
+    "in a row": (in_a_row, None, ""),
     "held": (held, None, ""),
     "squashed": (squashed, None, "aten.tanh.default: buffer mean is no longer a multiple"),
-    "crossed": (crossed, None, "depends on its previous value"), "hooked": (hooked, with_hooks, ""),
+    "crossed": (crossed, None, "depends on its previous value"),
+    "hooked": (hooked, with_hooks, ""),
     "in one memory": (lambda m, x: m.norm(x.tanh()), lambda: nn.Linear(WIDTH, WIDTH), ""),
-    "in eval mode": (lambda m, x: m.norm(x), norm, ""), "rebound": (rebound, None, ""),
-    "replaced": (replaced, None, ""), "looked up": (looked_up, None, "aten._embedding_bag.default"),
+    "in eval mode": (lambda m, x: m.norm(x), norm, ""),
+    "rebound": (rebound, None, ""),
+    "replaced": (replaced, None, ""),
+    "looked up": (looked_up, None, "aten._embedding_bag.default"),
     "placed": (placed, None, ""),
     "several results": (lambda m, x: x + sum(x.detach().frexp()), None, ""),
     "turned number": (lambda m, x: x * x.sum().transpose(0, -1), None, ""),
     "solved": (lambda m, x: torch.linalg.solve(x.T @ x + torch.eye(WIDTH), x.T).T, None, ""),
-}  # fmt: skip
+}
 
 
 def model_of(name: str) -> nn.Module:
@@ -185,8 +191,11 @@ DOUBLE += [("all batches", replace(IN_DOUBLE, optimizer=each)) for each in OPTIM
 
 
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
-@pytest.mark.parametrize("name, way", [*CLASSES, *DOUBLE, ("placed", Way())], ids=lambda each: (
-    each if isinstance(each, str) else ("inference", "training")[each.training]))  # fmt: skip
+@pytest.mark.parametrize(
+    "name, way",
+    [*CLASSES, *DOUBLE, ("placed", Way())],
+    ids=lambda each: each if isinstance(each, str) else ("inference", "training")[each.training],
+)
 def test_whatever_it_does_a_model_computes_what_eager_torch_does(name, way, backend, caplog):
     way, reason = replace(way, backend=backend), CASES[name][2]
     caplog.set_level("DEBUG", logger="poptorch:cpp")
@@ -260,9 +269,14 @@ def test_gradients_of_weights_are_one_product_over_all_rows() -> None:
         out = m.head(nn.functional.layer_norm(m.body(x), (8,), m.w, m.b))
         return poptorch.identity_loss(out.square().mean(), "none")
 
-    layers = {"conv": nn.Conv2d(2, 4, 3), "norm": nn.GroupNorm(2, 4), "body": nn.Linear(64, 8),
-              "head": nn.Linear(8, 3), "w": nn.Parameter(torch.ones(8)),
-              "b": nn.Parameter(torch.ones(8))}  # fmt: skip
+    layers = {
+        "conv": nn.Conv2d(2, 4, 3),
+        "norm": nn.GroupNorm(2, 4),
+        "body": nn.Linear(64, 8),
+        "head": nn.Linear(8, 3),
+        "w": nn.Parameter(torch.ones(8)),
+        "b": nn.Parameter(torch.ones(8)),
+    }
     micro = captured(Having(forward, **layers), torch.randn(8, 2, 6, 6))
     targets = [str(n.target) for n in _lanes.side_by_side(micro.graph, Lanes(4)).operators]
     before = [str(node.target) for node in micro.graph.operators]
@@ -382,9 +396,17 @@ def test_so_many_run_side_by_side(rows, accumulation, replicas, width, settings,
     assert executor.plan().program.lanes == (Lanes(steps, replicas) if steps else None)
 
 
-@pytest.mark.parametrize("free, budget", [
-    (16 << 30, 1 << 30), (4 << 30, 1 << 30), ((4 << 30) - 1, 1 << 29), (12, 2), (7, 1), (0, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "free, budget",
+    [
+        (16 << 30, 1 << 30),
+        (4 << 30, 1 << 30),
+        ((4 << 30) - 1, 1 << 29),
+        (12, 2),
+        (7, 1),
+        (0, 1),
+    ],
+)
 def test_lanes_get_a_quarter_of_the_free_memory_in_halves(free, budget, monkeypatch) -> None:
     monkeypatch.setattr(choosing, "available_memory", lambda: free)
     assert choosing.default_budget() == budget

@@ -50,8 +50,10 @@ ROWS = [
     (ValueError, "Object is not list", for_loop, 3, same, (ONE,)),
     (ValueError, r"at index 1 is not torch\.tensor", for_loop, 3, twice, [ONE, 2]),
     *((Error, "count", for_loop, count, same, [ONE]) for count in (1.0, True, -1)),
-    *((Error, "must return", for_loop, 2, body, [ROW])
-      for body in (twice, torch.Tensor.double, lambda a: a[:1], lambda a: None)),
+    *(
+        (Error, "must return", for_loop, 2, body, [ROW])
+        for body in (twice, torch.Tensor.double, lambda a: a[:1], lambda a: None)
+    ),
     (ValueError, "Object is not list", cond, YES, same, (ROW,), same, [ROW]),
     (ValueError, "Object is not list", cond, YES, same, [ROW], same, ROW),
     (Error, "must have one element", cond, ROW > 0, same, [ROW], same, [ROW]),
@@ -61,16 +63,20 @@ ROWS = [
     (ValueError, "Attribute values must be", attributed, {"a": None}),
     (ValueError, "Attribute values must be", attributed, {"a": [[1]]}),
     (ValueError, "must all be the same", attributed, {"a": [1, 2.0]}),
-    *((ValueError, "contains non-ASCII characters", attributed, wrong)
-      for wrong in ({"ä": 1}, {"a": "ä"}, {"a": ["a", "ä"]})),
+    *(
+        (ValueError, "contains non-ASCII characters", attributed, wrong)
+        for wrong in ({"ä": 1}, {"a": "ä"}, {"a": ["a", "ä"]})
+    ),
     (Error, "is too high for a Popart float attribute", attributed, {"a": 1e39}),
     (Error, "is too low for a Popart float attribute", attributed, {"a": [-1e39]}),
     (Error, "is too high", attributed, {"a": 2**63}),
     (Error, "needs functions", poptorch.register_custom_op, "X", "test.arguments", 1, "forward"),
     (Error, r"must take torch\.tensor inputs", custom_op, [1.0], "Same", "a", 1, [ROW]),
     (ValueError, "Wrong type", poptorch.accessAttributes, 3),
-    *((ValueError, "Invalid attribute_id_str", poptorch.accessAttributes, wrong)
-      for wrong in ("", "attr:0x7f", "3", "[1]")),
+    *(
+        (ValueError, "Invalid attribute_id_str", poptorch.accessAttributes, wrong)
+        for wrong in ("", "attr:0x7f", "3", "[1]")
+    ),
     (Error, "needs a callable and a name", CPU, same, 3),
     (Error, r"must take torch\.tensor arguments", CPU(same, "Same"), [1.0]),
     (Error, "must return tensors", CPU(lambda x: 3, "Three"), ONE),
@@ -80,16 +86,22 @@ ROWS = [
     (KeyError, "float_format", lambda: poptorch.ipu_print_tensor(ONE, float_format="hex")),
     (Error, "getIpuTensorId", poptorch.getIpuTensorId, ONE),
     (Error, r"memory for torch\.tensor", poptorch.set_available_memory, [1], 0.5),
-    *((Error, "between 0 and 1", poptorch.set_available_memory, ONE, wrong)
-      for wrong in (-0.1, 1.5, "half", True)),
+    *(
+        (Error, "between 0 and 1", poptorch.set_available_memory, ONE, wrong)
+        for wrong in (-0.1, 1.5, "half", True)
+    ),
     (Error, r"needs a poptorch\.OverlapMode", poptorch.set_overlap_for_input, ONE, "no_overlap"),
-    *((ValueError, "All inputs must be tensors", poptorch.recomputationCheckpoint, wrong)
-      for wrong in (3, [ONE, 3], None)),
+    *(
+        (ValueError, "All inputs must be tensors", poptorch.recomputationCheckpoint, wrong)
+        for wrong in (3, [ONE, 3], None)
+    ),
     (AssertionError, "must be a string", poptorch.NameScope, 3),
     (Error, r"module is not an instance of torch\.nn\.Module", poptorch.BeginBlock, 3),
     (AssertionError, r"removeBlocks|Module|module", poptorch.removeBlocks, "model"),
-    *((AssertionError, "Invalid available memory prop", conv, "availableMemoryProportions", wrong)
-      for wrong in (1, [], 2.0, [0.1, -0.1], "0.1")),
+    *(
+        (AssertionError, "Invalid available memory prop", conv, "availableMemoryProportions", wrong)
+        for wrong in (1, [], 2.0, [0.1, -0.1], "0.1")
+    ),
     (ValueError, "Invalid partials types", conv, "partialsTypes", torch.int32),
     (ValueError, "Invalid partials types", conv, "partialsTypes", None),
     (ValueError, "must be bool or list of bools", conv, "enableConvDithering", 1),
@@ -97,9 +109,16 @@ ROWS = [
     (AssertionError, "Invalid reserved tiles", conv, "perConvReservedTiles", 1.5),
     (AssertionError, "Invalid cycle back off", conv, "cycleBackOff", 1),
     # Products and slices
-    *((AssertionError, "serializedMatMul", matmul, *wrong)
-      for wrong in (("input_channels",), (Mode.ReducingDim, 2.0), (Mode.ReducingDim, True),
-                    (Mode.ReducingDim, 2, 1), (None,))),
+    *(
+        (AssertionError, "serializedMatMul", matmul, *wrong)
+        for wrong in (
+            ("input_channels",),
+            (Mode.ReducingDim, 2.0),
+            (Mode.ReducingDim, True),
+            (Mode.ReducingDim, 2, 1),
+            (None,),
+        )
+    ),
     (Error, r"dynamic_slice must take a torch\.tensor input", dynamic_slice, [1], 0, ZERO, 1, 1),
     (Error, r"to dynamic_slice must be a torch\.tensor", dynamic_slice, X, 0, 0, 1, 1),
     (Error, "dim must be an integer", dynamic_slice, X, 0.0, ZERO, 1, 1),
@@ -119,8 +138,10 @@ ROWS = [
     # Points and the decoder
     (Error, "src must be a torch", fps, [[1.0]], [0, 1]),
     (Error, "2-dimensional", fps, torch.ones(3), [0, 3]),
-    *((Error, "ptr must be a list", fps, POINTS, ptr)
-      for ptr in ((0, 3), [0], [0, 2], [0, 2, 2, 3])),
+    *(
+        (Error, "ptr must be a list", fps, POINTS, ptr)
+        for ptr in ((0, 3), [0], [0, 2], [0, 2, 2, 3])
+    ),
     *((Error, "ratio must be a float", fps, POINTS, [0, 3], ratio) for ratio in (1, 0.0, 1.5)),
     (Error, "random_start must be a bool", fps, POINTS, [0, 3], 0.5, 1),
     (Error, "x must be a torch", nearest, [1.0], ONE),
@@ -139,9 +160,11 @@ ROWS = [
     (Error, "out of range", decoder, SCORES, LENGTHS, 0, 2, 3),
     # Policies of autocast
     (TypeError, "fp16 must be a list", lambda: poptorch.autocasting.Policy(fp16="matmul")),
-    *((ValueError, "not a function of torch", poptorch.autocasting.Policy, [], [], [], [entry])
-      for entry in ("matmull", torch.nn.MultiheadAttention, 3)),
-]  # fmt: skip
+    *(
+        (ValueError, "not a function of torch", poptorch.autocasting.Policy, [], [], [], [entry])
+        for entry in ("matmull", torch.nn.MultiheadAttention, 3)
+    ),
+]
 
 
 @pytest.mark.spec("ops", 9, 13, 16, 17, 18, 24, 26)
@@ -289,8 +312,12 @@ def test_a_narrow_beam_still_finds_a_clear_path() -> None:
 
 
 def sliced(x, start):
-    return (poptorch.dynamic_slice(x, 1, start, 3, 2), poptorch.dynamic_slice(x, -1, start, 4, 1),
-            poptorch.dynamic_update(x, torch.full((2, 6), -1.0), 0, start, 2), x)  # fmt: skip
+    return (
+        poptorch.dynamic_slice(x, 1, start, 3, 2),
+        poptorch.dynamic_slice(x, -1, start, 4, 1),
+        poptorch.dynamic_update(x, torch.full((2, 6), -1.0), 0, start, 2),
+        x,
+    )
 
 
 @pytest.mark.spec("ops", 12, 13)
@@ -415,8 +442,9 @@ def by_hand(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
     return torch.cat([a[at] @ b[:, part] for at, part in enumerate(parts)], 1)
 
 
-@pytest.mark.parametrize("what, dtype", [*((w, torch.float32) for w in OF_GROUPS),
-                                         ("rows", torch.float64)])  # fmt: skip
+@pytest.mark.parametrize(
+    "what, dtype", [*((w, torch.float32) for w in OF_GROUPS), ("rows", torch.float64)]
+)
 @pytest.mark.parametrize("ends", [[2, 5, LONG], [0, LONG, LONG]])  # or groups without anything
 def test_groups_have_matrices_of_their_own(what: str, dtype: torch.dtype, ends) -> None:
     a, b = (nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in OF_GROUPS[what])
@@ -494,9 +522,14 @@ def both(**settings) -> Having:
     return Having(forward, first=first, second=second, h=nn.Parameter(states[0] * 1), c=[states[1]])
 
 
-@pytest.mark.parametrize("settings, accumulation", [
-    ({}, 1), ({"num_layers": 2, "bidirectional": True}, 1), ({"batch_first": True}, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, accumulation",
+    [
+        ({}, 1),
+        ({"num_layers": 2, "bidirectional": True}, 1),
+        ({"batch_first": True}, 4),
+    ],
+)
 def test_values_and_gradients_are_those_of_torch(settings, accumulation: int) -> None:
     trains_alike(both(**settings), torch.randn(8, 5, 3), accumulation=accumulation, lr=0.001)
 

@@ -116,15 +116,17 @@ def of_release_1_0(x: torch.Tensor) -> torch.Tensor:
 COVERED: list[tuple[Forward, list[Place]]] = [
     (in_scopes, [("add", None, None), ("mul", "A", 1), ("relu", "B", 2)]),
     # Leaving a scope clears the active block, even inside another.
-    (in_nested_scopes, [("mul", "B", None), ("relu", "outside", None), ("div", "C", 3),
-                        ("add", "outside", None)]),
+    (
+        in_nested_scopes,
+        [("mul", "B", None), ("relu", "outside", None), ("div", "C", 3), ("add", "outside", None)],
+    ),
     (after_start, [("mul", "A", 1), ("add", "A", 1), ("relu", "B", None)]),
     (in_a_python_loop, [("mul", f"layer{i}", i) for i in range(3)]),
     (around_a_loop, [("relu", "A", None), ("add", "B", None)]),
     (in_a_name_scope, [("mul", "A", None), ("add", "A", None)]),
     # This class stays on the device behind its scope.
     (of_release_1_0, [("mul", "0", 1), ("add", "0", 1)]),
-]  # fmt: skip
+]
 each_form = pytest.mark.parametrize("forward, expected", COVERED)
 
 

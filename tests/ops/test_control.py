@@ -169,11 +169,14 @@ def test_bodies_may_differ_in_shape_and_inputs_and_stand_beside_a_branch_on_data
 
 
 @pytest.mark.spec("ops", 11)
-@pytest.mark.parametrize("function, name", [
-    (lambda x: poptorch.for_loop(2, lambda a: a, [x])[0], r"for_loop\(\)"),
-    (lambda x: poptorch.cond(x.sum() > 0, lambda a: a, [x], lambda a: a, [x])[0], r"cond\(\)"),
-    (poptorch.CPU(lambda x: x, "Id"), r"poptorch\.CPU"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        (lambda x: poptorch.for_loop(2, lambda a: a, [x])[0], r"for_loop\(\)"),
+        (lambda x: poptorch.cond(x.sum() > 0, lambda a: a, [x], lambda a: a, [x])[0], r"cond\(\)"),
+        (poptorch.CPU(lambda x: x, "Id"), r"poptorch\.CPU"),
+    ],
+)
 def test_training_models_with_control_flow_fail_when_compiled(function, name: str) -> None:
     model = training(Scaled(function))
     with pytest.raises(poptorch.Error, match=rf"{name} is only supported in inference"):

@@ -94,12 +94,15 @@ in_and_outside_of_models = pytest.mark.parametrize(
 
 
 @in_and_outside_of_models
-@pytest.mark.parametrize("name, outputs", [
-    pytest.param("Square", [X, X], id="one more"),
-    pytest.param("Square", [X[:1]], id="another shape"),
-    pytest.param("Square", [X.int()], id="another type"),
-    pytest.param("NoFormula", [X[:1]], id="another shape, of torch's registry"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, outputs",
+    [
+        pytest.param("Square", [X, X], id="one more"),
+        pytest.param("Square", [X[:1]], id="another shape"),
+        pytest.param("Square", [X.int()], id="another type"),
+        pytest.param("NoFormula", [X[:1]], id="another shape, of torch's registry"),
+    ],
+)
 def test_results_unlike_their_examples_are_an_error(
     name: str, outputs: Tensors, calling: Callable[..., Tensors]
 ) -> None:

@@ -155,12 +155,18 @@ LINES = [
     (torch.tensor([[1, 20], [300, 4]]), {}, "(\n (  1,  20)\n (300,   4)\n)"),
     (torch.empty(0), {}, "()"),
     (torch.arange(20), {"summarise_threshold": 10, "edge_items": 2}, "( 0,  1, ..., 18, 19)"),
-    (torch.arange(100).view(10, 10), {"summarise_threshold": 10, "edge_items": 1},
-     "(\n ( 0, ...,  9)\n ...\n (90, ..., 99)\n)"),
+    (
+        torch.arange(100).view(10, 10),
+        {"summarise_threshold": 10, "edge_items": 1},
+        "(\n ( 0, ...,  9)\n ...\n (90, ..., 99)\n)",
+    ),
     (torch.arange(8), {"max_line_width": 13}, "(0, 1, 2,\n    3, 4, 5,\n    6, 7)"),
     (torch.arange(8).view(1, 8), {"max_line_width": 13}, "(\n (0, 1, 2, 3,\n  4, 5, 6, 7)\n)"),
-    (torch.arange(2000), {"max_line_width": 0, "summarise_threshold": 0},
-     "(" + ", ".join(f"{n:4}" for n in range(2000)) + ")"),
+    (
+        torch.arange(2000),
+        {"max_line_width": 0, "summarise_threshold": 0},
+        "(" + ", ".join(f"{n:4}" for n in range(2000)) + ")",
+    ),
     (NUMBERS, {}, "( 1.5000, -0.2500)"),
     (NUMBERS, {"digits": 1}, "( 1.5, -0.2)"),
     (NUMBERS, {"float_format": "scientific", "digits": 2}, "( 1.50e+00, -2.50e-01)"),
@@ -171,7 +177,7 @@ LINES = [
     # Automatically an exponent where a point would not do.
     (torch.tensor([1.5, 3e9]), {}, "(1.5000e+00, 3.0000e+09)"),
     (NAN, {}, "( nan, -inf)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("tensor, layout, expected", LINES)
@@ -189,7 +195,7 @@ PRECISE = [
     (1.4962566, torch.float16, 8, "1.4961"),
     (1.4962566, torch.bfloat16, 8, "1.500"),
     (2.0 / 3, torch.float64, 18, "0.66666666666666663"),
-]  # fmt: skip
+]
 MOST_DIGITS = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.float64: 17}
 
 

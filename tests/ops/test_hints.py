@@ -209,11 +209,19 @@ MIXED.partialsTypes([HALF, MultiConvPartialsType.Float])
 
 
 @pytest.mark.spec("ops", 24)
-@pytest.mark.parametrize("group, noted", [
-    (MIXED, {"available memory 0.1, partials type torch.float16",
-             "available memory 0.2, partials type torch.float32"}),
-    (MultiConv().partialsTypes(MultiConvPartialsType.Half), {"partials type torch.float16"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "group, noted",
+    [
+        (
+            MIXED,
+            {
+                "available memory 0.1, partials type torch.float16",
+                "available memory 0.2, partials type torch.float32",
+            },
+        ),
+        (MultiConv().partialsTypes(MultiConvPartialsType.Half), {"partials type torch.float16"}),
+    ],
+)
 def test_multi_conv_options_are_in_the_plan_and_the_profile(group, noted, tmp_path) -> None:
     model = poptorch.inferenceModel(convs(group), options().enableProfiling(str(tmp_path)))
     model(X)
@@ -253,12 +261,18 @@ def test_multi_conv_says_what_has_no_effect(caplog) -> None:
 
 
 @pytest.mark.spec("ops", 24)
-@pytest.mark.parametrize("group, forward, phrase", [
-    (GROUP, none, "Unexpected end_multi_conv"),
-    (MultiConv(), nested, r"Nested poptorch\.MultiConv is not supported"),
-    (MultiConv().availableMemoryProportions([0.1] * 3), both,
-     "differs from the number of convolutions"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "group, forward, phrase",
+    [
+        (GROUP, none, "Unexpected end_multi_conv"),
+        (MultiConv(), nested, r"Nested poptorch\.MultiConv is not supported"),
+        (
+            MultiConv().availableMemoryProportions([0.1] * 3),
+            both,
+            "differs from the number of convolutions",
+        ),
+    ],
+)
 def test_multi_conv_rules_are_checked_at_compilation(group, forward, phrase: str) -> None:
     module = convs(group, forward)
     module(X)  # without a wrapper it has no effect

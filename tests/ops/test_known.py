@@ -52,8 +52,10 @@ def dense_matrix() -> torch.Tensor:
 
 def distances(p: int):
     """The operator that is known, and its formula."""
-    return (lambda a: op(f"L{p}Distance", a, X[:3], out=torch.zeros(4, 3), root_path="/nowhere"),
-            lambda a: (a[:, None] - X[None, :3]).abs().pow(p).sum(-1).pow(1 / p))  # fmt: skip
+    return (
+        lambda a: op(f"L{p}Distance", a, X[:3], out=torch.zeros(4, 3), root_path="/nowhere"),
+        lambda a: (a[:, None] - X[None, :3]).abs().pow(p).sum(-1).pow(1 / p),
+    )
 
 
 CASES = {
@@ -136,22 +138,25 @@ def test_gradients_are_quantised_passed_on_or_stopped(fwd: bool, bwd: str) -> No
     torch.testing.assert_close(gradient, passed * x)
 
 
-@pytest.mark.parametrize("name, shapes, attributes, title", [
-    ("AutogradProxy", [(2,), (3,)], {}, "cannot take its inputs"),
-    ("L1Distance", [(2, 3), (2, 4)], {}, "cannot take its inputs"),
-    ("L1Distance", [(2, 3), (2, 3)], {}, "something else than its example outputs"),
-    ("L2Distance", [(2,), (2, 4)], {}, "cannot take its inputs"),
-    ("SimulatedQuant", [(2,)], QUANT | {"exponent_bits": 6}, "attribute 'exponent_bits'"),
-    ("SimulatedQuant", [(2,)], QUANT | {"rounding": "up"}, "attribute 'rounding'"),
-    ("StaticSparseMatmul", [(4, 2)], PRODUCT, "cannot take its inputs"),
-    ("ReplicatedAllToAll", [()], {}, "cannot take its inputs"),
-    ("StaticSparseMatmul", [(2, 2)], {"mode": "dense"}, "attribute 'mode'"),
-    ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"values": VALUES[1:]}, "attribute 'values'"),
-    ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"rows": [2, 1, 0]}, "attribute 'rows'"),
-    ("ReplicatedAllReduceTP", [(2,)], {"op": "mean"}, "attribute 'op'"),
-    ("ReplicatedAllReduceTP", [(2,)], {GROUPING: [2, 1, 2]}, GROUPING),
-    ("ReplicatedAllGather", [(2,)], {}, "cannot return its example outputs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, shapes, attributes, title",
+    [
+        ("AutogradProxy", [(2,), (3,)], {}, "cannot take its inputs"),
+        ("L1Distance", [(2, 3), (2, 4)], {}, "cannot take its inputs"),
+        ("L1Distance", [(2, 3), (2, 3)], {}, "something else than its example outputs"),
+        ("L2Distance", [(2,), (2, 4)], {}, "cannot take its inputs"),
+        ("SimulatedQuant", [(2,)], QUANT | {"exponent_bits": 6}, "attribute 'exponent_bits'"),
+        ("SimulatedQuant", [(2,)], QUANT | {"rounding": "up"}, "attribute 'rounding'"),
+        ("StaticSparseMatmul", [(4, 2)], PRODUCT, "cannot take its inputs"),
+        ("ReplicatedAllToAll", [()], {}, "cannot take its inputs"),
+        ("StaticSparseMatmul", [(2, 2)], {"mode": "dense"}, "attribute 'mode'"),
+        ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"values": VALUES[1:]}, "attribute 'values'"),
+        ("StaticSparseMatmul", [(6, 2)], PRODUCT | {"rows": [2, 1, 0]}, "attribute 'rows'"),
+        ("ReplicatedAllReduceTP", [(2,)], {"op": "mean"}, "attribute 'op'"),
+        ("ReplicatedAllReduceTP", [(2,)], {GROUPING: [2, 1, 2]}, GROUPING),
+        ("ReplicatedAllGather", [(2,)], {}, "cannot return its example outputs"),
+    ],
+)
 def test_what_does_not_fit_is_an_error(name, shapes, attributes, title) -> None:
     inputs = [torch.ones(shape) for shape in shapes]
     with pytest.raises(poptorch.Error, match=title) as caught:
@@ -192,8 +197,9 @@ def to_all(a):
 def eager_gather(tensors):
     """Each replica differentiates its own result for its own tensor."""
     parts = range(len(tensors))
-    return [torch.stack([tensors[j] if i == j else tensors[j].detach() for j in parts])
-            for i in parts]  # fmt: skip
+    return [
+        torch.stack([tensors[j] if i == j else tensors[j].detach() for j in parts]) for i in parts
+    ]
 
 
 def eager_reduce(*groups):
@@ -363,10 +369,13 @@ def at_places_of_the_loop(model, x, index):
     return poptorch.for_loop(2, body, [x, torch.zeros((), dtype=torch.int32)])[0]
 
 
-@pytest.mark.parametrize("function, expected", [
-    (from_outside, lambda table, a, each: each + table[[1, 0]]),
-    (from_the_loop, lambda table, a, each: each + a[:, :, [1]]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (from_outside, lambda table, a, each: each + table[[1, 0]]),
+        (from_the_loop, lambda table, a, each: each + a[:, :, [1]]),
+    ],
+)
 def test_lookups_beside_a_collective_in_a_loop_run_side_by_side(function, expected) -> None:
     torch.manual_seed(0)
     table, x = torch.randn(5, 3), torch.randn(8, 3)

@@ -61,7 +61,8 @@ def test_order_bases_and_own_attributes(cls, weight):
     native = torch.optim.Optimizer if cls is optim.LAMB else getattr(torch.optim, cls.__name__)
     assert isinstance(optimizer, native)
     assert cls.__bases__[0] is optim.Optimizer
-    assert (optimizer.loss_scaling, optimizer.accum_type) == (1.0, torch.float32)
+    assert optimizer.loss_scaling == 1.0
+    assert optimizer.accum_type == torch.float32
     own = {*inspect.signature(cls).parameters} - {*inspect.signature(native).parameters}
     for name in own - {*inspect.signature(torch.optim.Adam).parameters, "velocity_scaling"}:
         assert hasattr(optimizer, name)
@@ -83,11 +84,14 @@ def test_order_bases_and_own_attributes(cls, weight):
 
 def test_defaults_are_constant_and_what_is_passed_is_variable(weight):
     adamw, lamb = optim.AdamW([weight]), optim.LAMB([weight])
-    assert (adamw.bias_correction, adamw.max_grad_norm) == (True, float("inf"))
+    assert adamw.bias_correction is True
+    assert adamw.max_grad_norm == float("inf")
     assert adamw.defaults["weight_decay"] == lamb.defaults["weight_decay"] == 0.01
-    assert (lamb.defaults["lr"], lamb.max_weight_norm) == (1e-3, 65500.0)
+    assert lamb.defaults["lr"] == 1e-3
+    assert lamb.max_weight_norm == 65500.0
     rmsprop = optim.RMSprop([weight])
-    assert (rmsprop.defaults["alpha"], rmsprop.use_tf_variant) == (0.99, False)
+    assert rmsprop.defaults["alpha"] == 0.99
+    assert rmsprop.use_tf_variant is False
     assert optim.Adam([("layer.weight", weight)]).param_groups[0]["param_names"] == ["layer.weight"]
     with pytest.raises(TypeError):
         optim.SGD([weight])
@@ -110,22 +114,27 @@ def test_the_order_of_1x_is_taken_and_said_once(name, weight, caplog, monkeypatc
         optimizer = getattr(optim, name)([weight], *args)
     group = optimizer.param_groups[0]
     got = {key: group[key] if key in group else getattr(optimizer, key) for key in wanted}
-    assert (got, optimizer.loss_scaling) == (wanted, 128.0)
-    assert (group["maximize"], group["foreach"]) == (False, None)
+    assert got == wanted
+    assert optimizer.loss_scaling == 128.0
+    assert group["maximize"] is False
+    assert group["foreach"] is None
     assert not optimizer.variable_attrs.isConstant("loss_scaling")
     (record,) = caplog.records
     assert "128.0 is used as loss_scaling" in record.getMessage()
     caplog.clear()
     new = optim.SGD([weight], 0.1, 0.9, 0.0, 0.0, False, True, None, None, 2.0)
-    assert (new.param_groups[0]["maximize"], new.loss_scaling) == (True, 2.0)
+    assert new.param_groups[0]["maximize"] is True
+    assert new.loss_scaling == 2.0
     assert not caplog.records
     with pytest.raises(TypeError, match="twice"):
         getattr(optim, name)([weight], *args, loss_scaling=2.0)
 
 
-WRONG = [("SGD", {"lr": "0.1"}, "Expected a number for lr"),
-         ("Adam", {"maximize": 128.0}, "Expected a flag for maximize"),
-         ("RMSprop", {"foreach": 128.0}, "Expected a flag for foreach")]  # fmt: skip
+WRONG = [
+    ("SGD", {"lr": "0.1"}, "Expected a number for lr"),
+    ("Adam", {"maximize": 128.0}, "Expected a flag for maximize"),
+    ("RMSprop", {"foreach": 128.0}, "Expected a flag for foreach"),
+]
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), WRONG)
@@ -215,8 +224,10 @@ def test_copies_keep_what_torch_does_not_know_and_must_upload_it(weight):
 
 def compiled(cls, *args, **settings):
     """An optimizer of this class whose model is compiled for gradients of 1 and 2, the inputs."""
-    model = Having(lambda m, x: poptorch.identity_loss((m.weight * x).sum(), "none"),
-                   weight=torch.nn.Parameter(torch.zeros(2)))  # fmt: skip
+    model = Having(
+        lambda m, x: poptorch.identity_loss((m.weight * x).sum(), "none"),
+        weight=torch.nn.Parameter(torch.zeros(2)),
+    )
     optimizer = cls(model.parameters(), *args, **settings)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     wrapped.compile(torch.tensor([1.0, 2.0]))
@@ -225,8 +236,11 @@ def compiled(cls, *args, **settings):
 
 @pytest.mark.parametrize("name", ["LAMB", "RMSprop"])
 def test_moment_types(name):
-    optimizer, _ = compiled(getattr(optim, name), first_order_momentum_accum_type=F16,
-                            second_order_momentum_accum_type=torch.float32)  # fmt: skip
+    optimizer, _ = compiled(
+        getattr(optim, name),
+        first_order_momentum_accum_type=F16,
+        second_order_momentum_accum_type=torch.float32,
+    )
     dtypes = {k: v.dtype for k, v in optimizer.state_dict()["ipu_state"].items() if v.dim()}
     adam_like = {"Accl1___weight": F16, "Accl2___weight": torch.float32}
     assert dtypes == ({"Accl1___weight": torch.float32} if name == "RMSprop" else adam_like)
@@ -264,18 +278,28 @@ PARAMS = [
     (
         (optim.Adam, {"lr": 0.5, "betas": (0.25, 0.75), "eps": 0.125}),
         {
-            "learningRate": 0.5, "weightDecay": 0.0, "adamBeta1": 0.25, "adamBeta2": 0.75,
-            "adamEps": 0.125, "lossScaling_FLOAT": 1.0,
+            "learningRate": 0.5,
+            "weightDecay": 0.0,
+            "adamBeta1": 0.25,
+            "adamBeta2": 0.75,
+            "adamEps": 0.125,
+            "lossScaling_FLOAT": 1.0,
         },
     ),
     ((optim.LAMB, {"lr": 0.1, "max_weight_norm": 2.0}), {"maxWeightNorm": 2.0, "adamEps": EPS}),
-    ((optim.RMSprop, {"lr": 0.1, "alpha": 0.75, "momentum": 0.5}),
-     {"adaptiveAlpha": 0.75, "adaptiveMomentum": 0.5}),
-    ((optim.SGD, {"lr": 0.5, "momentum": 0.25, "loss_scaling": 2.0}),
-     {"scaledLearningRate2": 0.25, "scaledMomentum2": 0.25}),
-    ((optim.SGD, {"lr": 0.5, "use_combined_accum": True, "velocity_scaling": 4.0}),
-     {"scaledLearningRate1": 0.125}),
-]  # fmt: skip
+    (
+        (optim.RMSprop, {"lr": 0.1, "alpha": 0.75, "momentum": 0.5}),
+        {"adaptiveAlpha": 0.75, "adaptiveMomentum": 0.5},
+    ),
+    (
+        (optim.SGD, {"lr": 0.5, "momentum": 0.25, "loss_scaling": 2.0}),
+        {"scaledLearningRate2": 0.25, "scaledMomentum2": 0.25},
+    ),
+    (
+        (optim.SGD, {"lr": 0.5, "use_combined_accum": True, "velocity_scaling": 4.0}),
+        {"scaledLearningRate1": 0.125},
+    ),
+]
 
 
 def numbers(optimizer):
@@ -350,23 +374,35 @@ BETAS = (
 REFUSED = {  # what is compiled, what is set, what is said, and the error's class
     "type": (ADAM, SGD, "type of the optimizer"),
     "betas": (ADAM, of(optim.Adam, lr=0.01, group={"betas": (0.5, 0.999)}), BETAS),
-    "becomes variable": (ADAM, edited(lambda o: o.variable_attrs.markAsVariable("weight_decay")),
-                         "'weight_decay' of.*cannot become variable"),
+    "becomes variable": (
+        ADAM,
+        edited(lambda o: o.variable_attrs.markAsVariable("weight_decay")),
+        "'weight_decay' of.*cannot become variable",
+    ),
     "becomes constant": (of(optim.SGD, lr=0.1, loss_scaling=1.0), SGD, "compiled as variable"),
     "clipping": (ADAM, of(optim.Adam, lr=0.01, max_grad_norm=1.0), "max_grad_norm"),
-    "moments": (ADAM, of(optim.Adam, lr=0.01, first_order_momentum_accum_type=F16),
-                "first_order_momentum_accum_type"),
+    "moments": (
+        ADAM,
+        of(optim.Adam, lr=0.01, first_order_momentum_accum_type=F16),
+        "first_order_momentum_accum_type",
+    ),
     "bias correction": (ADAMW, of(optim.AdamW, lr=0.1, bias_correction=False), CONSTANT),
     "a group more": (
-        ADAM, edited(lambda o: o.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})),
-        "number of parameter groups cannot change"),
+        ADAM,
+        edited(lambda o: o.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})),
+        "number of parameter groups cannot change",
+    ),
     "members": (ADAM, lambda m, _: optim.Adam(m.first.parameters(), lr=0.01), "of a group cannot"),
     "unsupported": (ADAM, of(torch.optim.LBFGS), "Unsupported optimizer type", AssertionError),
     "no optimizer": (ADAM, lambda *_: "Adam", "Unsupported optimizer type", AssertionError),
     "amsgrad": (ADAM, of(optim.Adam, amsgrad=True), "Only non-amsgrad", ValueError),
     "half sums": (ADAM, of(optim.Adam, lr=0.01, accum_type=F16), "needs MeanRed", ValueError),
-    "no number": (ADAM, edited(lambda o: o.param_groups[0].update(lr="fast")),
-                  "Expected a number for lr", AssertionError),
+    "no number": (
+        ADAM,
+        edited(lambda o: o.param_groups[0].update(lr="fast")),
+        "Expected a number for lr",
+        AssertionError,
+    ),
     **{
         f"too large, {kind.__module__}": (
             of(kind, lr=0.1),
@@ -375,7 +411,7 @@ REFUSED = {  # what is compiled, what is set, what is said, and the error's clas
         )
         for kind in (optim.SGD, torch.optim.SGD)
     },
-}  # fmt: skip
+}
 
 
 def trained(make):

@@ -85,12 +85,15 @@ def test_a_line_of_a_file_sets_an_option(
 
 
 @pytest.mark.spec("options", 27)
-@pytest.mark.parametrize("line, key, value", [
-    ('_Popart.set("outlineThreshold", 10.0)', "outlineThreshold", 10.0),
-    ('_popart.setPatterns({"A": True}, level=-1)', "patterns_level", -1),
-    ("Precision.setPartialsType(torch.half)", "partialsTypeMatMuls", "half"),
-    ('updatableNamedBuffers(["a", "b"])', "updatableNamedBuffers", ["a", "b"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, key, value",
+    [
+        ('_Popart.set("outlineThreshold", 10.0)', "outlineThreshold", 10.0),
+        ('_popart.setPatterns({"A": True}, level=-1)', "patterns_level", -1),
+        ("Precision.setPartialsType(torch.half)", "partialsTypeMatMuls", "half"),
+        ('updatableNamedBuffers(["a", "b"])', "updatableNamedBuffers", ["a", "b"]),
+    ],
+)
 def test_a_line_of_a_file_sets_a_key_of_the_backend(
     line: str, key: str, value: object, config: Write
 ) -> None:
@@ -160,15 +163,19 @@ def test_only_calls_with_plain_arguments_are_understood(config: Write, line: str
     assert repr(options) == repr(Options())
 
 
-@pytest.mark.parametrize("line, error", [
-    ("unknownSetter(1)", AttributeError),
-    ("outputMode(poptorch.OutputMode.Nothing)", AttributeError),
-    ("logDir(torch.load)", AttributeError), ("deviceIterations('4')", AssertionError),
-    ("inputReplicaGrouping(3, poptorch.CommGroupType.All)", ValueError),
-    ("device_iterations(4)", AttributeError),
-    ("logDir(poptorch.ConnectionType.Always.name.ljust(9))", AttributeError),
-    ("modelName(poptorch.ConnectionType.mro().pop().mro())", AttributeError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, error",
+    [
+        ("unknownSetter(1)", AttributeError),
+        ("outputMode(poptorch.OutputMode.Nothing)", AttributeError),
+        ("logDir(torch.load)", AttributeError),
+        ("deviceIterations('4')", AssertionError),
+        ("inputReplicaGrouping(3, poptorch.CommGroupType.All)", ValueError),
+        ("device_iterations(4)", AttributeError),
+        ("logDir(poptorch.ConnectionType.Always.name.ljust(9))", AttributeError),
+        ("modelName(poptorch.ConnectionType.mro().pop().mro())", AttributeError),
+    ],
+)
 def test_an_error_of_a_call_comes_after_the_lines_before_it(
     config: Write, line: str, error: type[Exception]
 ) -> None:
@@ -198,14 +205,17 @@ def test_deprecated_names_work_in_files_with_a_warning_each(
 
 
 @pytest.mark.spec("options", 29)
-@pytest.mark.parametrize("setter, argument, name, value", [
-    ("deviceIterations", 4, "device_iterations", 4),
-    ("outputMode", "OutputMode.All", "output_mode", OutputMode.All),
-    ("logDir", "not.anEnum", "log_dir", "not.anEnum"),
-    ("modelName", "OutputMode.Unknown", "model_name", "OutputMode.Unknown"),
-    ("disableModuleNamescope", [], "_module_namescope_enabled", False),
-    ("setAvailableMemoryProportion", {"IPU1": 0.25}, "available_memory_proportion", {1: 0.25}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "setter, argument, name, value",
+    [
+        ("deviceIterations", 4, "device_iterations", 4),
+        ("outputMode", "OutputMode.All", "output_mode", OutputMode.All),
+        ("logDir", "not.anEnum", "log_dir", "not.anEnum"),
+        ("modelName", "OutputMode.Unknown", "model_name", "OutputMode.Unknown"),
+        ("disableModuleNamescope", [], "_module_namescope_enabled", False),
+        ("setAvailableMemoryProportion", {"IPU1": 0.25}, "available_memory_proportion", {1: 0.25}),
+    ],
+)
 def test_json_maps_a_setter_to_its_argument(
     setter: str, argument: object, name: str, value: object
 ) -> None:
@@ -217,10 +227,13 @@ def test_json_maps_a_setter_to_its_argument(
     assert getattr(options, name) == value
 
 
-@pytest.mark.parametrize("setter, argument, key, value", [
-    ("_Popart.set", ["outlineThreshold", 10.0], "outlineThreshold", 10.0),
-    ("Precision.enableFloatingPointExceptions", True, "enableFloatingPointChecks", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "setter, argument, key, value",
+    [
+        ("_Popart.set", ["outlineThreshold", 10.0], "outlineThreshold", 10.0),
+        ("Precision.enableFloatingPointExceptions", True, "enableFloatingPointChecks", True),
+    ],
+)
 def test_json_maps_a_setter_of_a_group_to_its_arguments(
     setter: str, argument: object, key: str, value: object
 ) -> None:

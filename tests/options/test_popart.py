@@ -56,16 +56,19 @@ def test_an_unknown_key_is_refused_by_the_type_of_its_value(kind: str) -> None:
         validate_popart({"nonsense": VALUES[kind][0]})
 
 
-@pytest.mark.parametrize("key, value, phrase", [
-    ("nonsense", None, "Unknown value type"),
-    ("dotChecks", [None], "Unknown value type"),
-    ("engineOptions", {1: "a"}, "Unknown value type"),
-    ("autoRecomputation", 5, "out of range"),
-    ("virtualGraphMode", -1, "out of range"),
-    ("hardwareInstrumentations", [0, 2], "out of range"),
-    (7, True, "Unknown bool option: 7"),
-    ("outlineTreshold", 1.0, "did you mean outlineThreshold"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key, value, phrase",
+    [
+        ("nonsense", None, "Unknown value type"),
+        ("dotChecks", [None], "Unknown value type"),
+        ("engineOptions", {1: "a"}, "Unknown value type"),
+        ("autoRecomputation", 5, "out of range"),
+        ("virtualGraphMode", -1, "out of range"),
+        ("hardwareInstrumentations", [0, 2], "out of range"),
+        (7, True, "Unknown bool option: 7"),
+        ("outlineTreshold", 1.0, "did you mean outlineThreshold"),
+    ],
+)
 def test_a_wrong_key_or_value_is_refused(key: Any, value: Any, phrase: str) -> None:
     with pytest.raises(Error, match=phrase):
         validate_popart({key: value})

@@ -245,22 +245,30 @@ def test_a_sharded_execution_is_a_pipelined_one() -> None:
     assert placed(ShardedExecution("a")).strategy is Strategy.SHARDED
 
 
-@pytest.mark.parametrize("strategy, expected", [
-    (PipelinedExecution(), AutoStage.SameAsIpu),
-    (PipelinedExecution(AutoStage.AutoIncrement), AutoStage.AutoIncrement),
-    (PipelinedExecution("a"), None),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy, expected",
+    [
+        (PipelinedExecution(), AutoStage.SameAsIpu),
+        (PipelinedExecution(AutoStage.AutoIncrement), AutoStage.AutoIncrement),
+        (PipelinedExecution("a"), None),
+    ],
+    ids=repr,
+)
 def test_stages_are_automatic_unless_they_are_named(
     strategy: PipelinedExecution, expected: AutoStage | None
 ) -> None:
     assert placed(strategy).auto_stage is expected
 
 
-@pytest.mark.parametrize("strategy, interleaved", [
-    (PipelinedExecution("a"), False),
-    (PipelinedExecution("a").useInterleavedSchedule(), True),
-    (ShardedExecution("a").useInterleavedSchedule(), False),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy, interleaved",
+    [
+        (PipelinedExecution("a"), False),
+        (PipelinedExecution("a").useInterleavedSchedule(), True),
+        (ShardedExecution("a").useInterleavedSchedule(), False),
+    ],
+    ids=repr,
+)
 def test_only_a_pipeline_can_be_interleaved(
     strategy: PipelinedExecution, interleaved: bool
 ) -> None:

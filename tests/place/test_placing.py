@@ -178,11 +178,18 @@ def test_a_pipeline_with_a_micro_batch_for_each_pass_is_placed(training: bool, e
 
 
 @pytest.mark.spec("parallel", 17, 18)
-@pytest.mark.parametrize("training, too_few, phrase", [
-    (True, 6, r"gradientAccumulation must be greater than or equal.*\(7\)"
-              ".*there are 3 additional stages"),
-    (False, 3, r"deviceIterations must be greater .* \(4\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "training, too_few, phrase",
+    [
+        (
+            True,
+            6,
+            r"gradientAccumulation must be greater than or equal.*\(7\)"
+            ".*there are 3 additional stages",
+        ),
+        (False, 3, r"deviceIterations must be greater .* \(4\)"),
+    ],
+)
 def test_a_pipeline_with_fewer_micro_batches_is_refused(
     training: bool, too_few: int, phrase: str
 ) -> None:
@@ -405,14 +412,17 @@ def test_a_buffer_that_one_device_changes_and_another_reads_is_refused() -> None
 # Phases.
 
 
-@pytest.mark.parametrize("liveness, separate, total, expected", [
-    ("AlwaysLive", False, 3, [0, 1, 2, 2, 3, 4]),
-    ("AlwaysLive", True, 4, [0, 1, 2, 4, 5, 6]),
-    ("OffChipAfterFwd", False, 6, [0, 1, 2, 4, 5, 6]),
-    ("OffChipAfterFwd", True, 6, [0, 1, 2, 4, 5, 6]),
-    ("OffChipAfterFwdNoOverlap", False, 8, [0, 2, 4, 8, 10, 12]),
-    ("OffChipAfterEachPhase", True, 12, [0, 4, 8, 16, 20, 24]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "liveness, separate, total, expected",
+    [
+        ("AlwaysLive", False, 3, [0, 1, 2, 2, 3, 4]),
+        ("AlwaysLive", True, 4, [0, 1, 2, 4, 5, 6]),
+        ("OffChipAfterFwd", False, 6, [0, 1, 2, 4, 5, 6]),
+        ("OffChipAfterFwd", True, 6, [0, 1, 2, 4, 5, 6]),
+        ("OffChipAfterFwdNoOverlap", False, 8, [0, 2, 4, 8, 10, 12]),
+        ("OffChipAfterEachPhase", True, 12, [0, 4, 8, 16, 20, 24]),
+    ],
+)
 def test_backward_phases_come_after_the_forward_ones(
     liveness: str, separate: bool, total: int, expected: list[int]
 ) -> None:

@@ -76,14 +76,22 @@ DAMAGE = [
     ("pipe", lambda s: swapped(s, "1F0", "1B0"), "1B0 comes before 1F0", "1B0"),
     ("three", lambda s: swapped(s, "2B1", "0B1"), "0B1 comes before 1B1", "0B1"),
     ("pipe", lambda s: edited(s, ((1, 0), "1F0"), ((1, 1), ".")), "1F0 comes before 0F0", "1F0"),
-    ("pipe", lambda s: appended(replaced(s, "0B2", "."), (0, "0B2")),
-     "0U0 comes before 0B2", "0U0"),
+    (
+        "pipe",
+        lambda s: appended(replaced(s, "0B2", "."), (0, "0B2")),
+        "0U0 comes before 0B2",
+        "0U0",
+    ),
     ("phased", lambda s: swapped(s, "L1F0", "1F0"), "1F0 comes before L1F0", "1F0"),
     ("phased", lambda s: swapped(s, "S0F0", "0F0"), "S0F0 comes before 0F0", "S0F0"),
     ("phased", lambda s: swapped(s, "S0F0", "L0B0"), "L0B0 comes before S0F0", "L0B0"),
     # is where or what it cannot be,
-    ("pipe", lambda s: edited(replaced(s, "1F0", "."), ((0, 2), "1F0")),
-     "1F0 belongs on chip 1", "1F0"),
+    (
+        "pipe",
+        lambda s: edited(replaced(s, "1F0", "."), ((0, 2), "1F0")),
+        "1F0 belongs on chip 1",
+        "1F0",
+    ),
     ("pipe", lambda s: replaced(s, "1F2", "7F2"), "7F2 is no part", "7F2"),
     ("pipe", lambda s: appended(s, (0, "0F3")), "0F3 is no part", "0F3"),
     ("pipe", lambda s: appended(s, (0, "0U2")), "0U2 is no part", "0U2"),
@@ -92,7 +100,7 @@ DAMAGE = [
     ("pipe", lambda s: Schedule({0: s.rows[0]}), "one row for each of the chips 0, 1", None),
     ("pipe", lambda s: Schedule({**s.rows, 2: (None,) * s.columns}), "one row for each", None),
     ("pipe", lambda s: Schedule({**s.rows, 1: s.rows[1][:-1]}), "one length", "."),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -48,15 +48,19 @@ EACH = Liveness.OffChipAfterEachPhase
 PHASED = chain([0, 1], 1, phased=True)
 
 
-@pytest.mark.parametrize("work, how, expected", [
-    (chain([0, 1], 4), PIPELINED, GROUPED),
-    (chain([0, 1], 4), ONE_F_ONE_B, INTERLEAVED),
-    (chain([0, 1], 2), Placement(Strategy.SHARDED), SHARDED),
-    (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=EACH), SERIAL),
-    (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=Liveness.OffChipAfterFwd), LATE),
-    (PHASED, Placement(Strategy.PARALLEL_PHASED, liveness=EACH), PARALLEL),
-    (chain([0, 1], 3, training=False), PIPELINED, INFERENCE),
-], ids=["grouped", "interleaved", "sharded", "serial", "late", "parallel", "infers"])  # fmt: skip
+@pytest.mark.parametrize(
+    "work, how, expected",
+    [
+        (chain([0, 1], 4), PIPELINED, GROUPED),
+        (chain([0, 1], 4), ONE_F_ONE_B, INTERLEAVED),
+        (chain([0, 1], 2), Placement(Strategy.SHARDED), SHARDED),
+        (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=EACH), SERIAL),
+        (PHASED, Placement(Strategy.SERIAL_PHASED, liveness=Liveness.OffChipAfterFwd), LATE),
+        (PHASED, Placement(Strategy.PARALLEL_PHASED, liveness=EACH), PARALLEL),
+        (chain([0, 1], 3, training=False), PIPELINED, INFERENCE),
+    ],
+    ids=["grouped", "interleaved", "sharded", "serial", "late", "parallel", "infers"],
+)
 def test_a_strategy_has_this_grid(work: Workload, how: Placement, expected: str) -> None:
     schedule = make(work, how)
 

@@ -65,9 +65,11 @@ class Wrapped:
 
 REAL, NOISE = (8, 5), (8, 3)
 # What is wrapped, what is trained of it, and the shapes of its inputs.
-MAKERS = {"D": (lambda g, d: (Having(discriminate, generator=g, discriminator=d), d), REAL, NOISE),
-          "G": (lambda g, d: (Having(generate, generator=g, discriminator=d), g), NOISE),
-          "S": (lambda g, d: (d, d), REAL, (8, 1))}  # fmt: skip
+MAKERS = {
+    "D": (lambda g, d: (Having(discriminate, generator=g, discriminator=d), d), REAL, NOISE),
+    "G": (lambda g, d: (Having(generate, generator=g, discriminator=d), g), NOISE),
+    "S": (lambda g, d: (d, d), REAL, (8, 1)),
+}
 # The order of wrapping, then what happens: a letter for a call; h, d: copy weights to host or
 # device; x: detach; k: destroy; ?: compare
 SCRIPTS = {
@@ -93,8 +95,12 @@ def anyhow(seed: int) -> str:
 def test_models_train_as_in_plain_torch(script: str | int) -> None:
     order, *words = (SCRIPTS[script] if isinstance(script, str) else anyhow(script)).split()
     models, kind = Wrapped(*(MAKERS[letter][0] for letter in order)), poptorch.PoplarExecutor
-    do = {"h": kind.copyWeightsToHost, "d": kind.copyWeightsToDevice, "x": kind.detachFromDevice,
-          "k": kind.destroy}  # fmt: skip
+    do = {
+        "h": kind.copyWeightsToHost,
+        "d": kind.copyWeightsToDevice,
+        "x": kind.detachFromDevice,
+        "k": kind.destroy,
+    }
     for word in words:
         if word == "?":
             models.check()

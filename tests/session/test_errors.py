@@ -109,7 +109,8 @@ def test_exceptions_of_a_model_stay_the_users_own(code: int, accumulation: int) 
         poptorch.trainingModel(model, options(accumulation=accumulation))(torch.randn(4, 4))
     assert type(caught.value) is RefusalError
     assert not any(re.search("src/poptorch|/torch/", str(one.path)) for one in caught.traceback)
-    assert (str(caught.value), caught.value.args) == (f"refused with {code}", (code,))
+    assert str(caught.value) == f"refused with {code}"
+    assert caught.value.args == (code,)
     if code == 7:
         assert re.search(f"{HERE}raise RefusalError\\(7\\)", told(caught.value))
 
@@ -248,10 +249,15 @@ def held():
     return lambda model: kept[0].grad if kept else kept.append(model.layer.weight)
 
 
-@pytest.mark.parametrize("read, wanted", [
-    (lambda model: model.layer.weight.grad, None), (in_a_loop, None), (held(), None),
-    (lambda model: [parameter.grad for parameter in model.parameters()], [None, None]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "read, wanted",
+    [
+        (lambda model: model.layer.weight.grad, None),
+        (in_a_loop, None),
+        (held(), None),
+        (lambda model: [parameter.grad for parameter in model.parameters()], [None, None]),
+    ],
+)
 def test_reading_gradients(read, wanted: object, caplog) -> None:
     model, training, _ = wrapped()
     read(model)
@@ -401,7 +407,8 @@ def test_a_long_line_is_cut_where_it_still_says_something(tmp_path) -> None:
     first, second, third = (source.describe(str(path), line) for line in (1, 2, 3))
     assert first.startswith("train.py:1, value = a + a")
     assert first.endswith("+ a + ...")
-    assert (second[:24], second[-4:]) == ("train.py:2, x = f(a,a,a,", " ...")
+    assert second[:24] == "train.py:2, x = f(a,a,a,"
+    assert second[-4:] == " ..."
     assert max(len(first), len(second)) <= len("train.py:1, ") + 100
     assert third == "train.py:3, x = 1"
 
@@ -415,7 +422,8 @@ def test_keywords_of_other_releases_mean_what_todays_do(capfd) -> None:
     opts.Precision.autocastPolicy(autocast_policy=poptorch.autocasting.Policy())
     assert not opts.Precision.autocast_enabled
     half = poptorch.optim.AdamW([weight], accumType=torch.half, biasCorrection=False)
-    assert (half.accum_type, half.bias_correction) == (torch.half, False)
+    assert half.accum_type == torch.half
+    assert half.bias_correction is False
     mode = poptorch.OverlapMode.NoOverlap
 
     def forward(x):

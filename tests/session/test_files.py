@@ -28,8 +28,10 @@ from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
-OPTIMIZERS = {"poptorch": lambda p: poptorch.optim.Adam(p, lr=0.01),
-              "torch": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)}  # fmt: skip
+OPTIMIZERS = {
+    "poptorch": lambda p: poptorch.optim.Adam(p, lr=0.01),
+    "torch": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+}
 
 
 def into(optimizer: str | None = None) -> dict:
@@ -82,7 +84,8 @@ def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path, caplog)
     model = Net()
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1, loss_scaling=2.0)
     second = poptorch.load(path, options=first.options, model=model, optimizer=optimizer)
-    assert (optimizer.param_groups[0]["lr"], optimizer.loss_scaling) == (0.5, 4.0)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.loss_scaling == 4.0
     assert second.plan().describe() == first.plan().describe()
     expected = first(X, Y)
     for again in (second, poptorch.load(path, trusted=True)):
@@ -121,7 +124,8 @@ def test_compiled_without_a_device(tmp_path, caplog) -> None:
         return "ignored"
 
     loaded = poptorch.load(path, edit, trusted=True)
-    assert (seen, loaded.options.log_dir) == ([(poptorch.ConnectionType.Always, False)], "logs")
+    assert seen == [(poptorch.ConnectionType.Always, False)]
+    assert loaded.options.log_dir == "logs"
     assert "settings that differ" not in caplog.text
     got = loaded(X)
     assert got["mode"] == "mean"
@@ -725,9 +729,17 @@ def by_wrapping_again(first: poptorch.PoplarExecutor, make: Callable, folder: Pa
 
 
 WAYS = [
-    by_load, by_trusted_load, by_second_file, by_checkpoints, by_state_dicts, by_executable,
-    by_pickle, by_detaching, by_destroying, by_wrapping_again,
-]  # fmt: skip
+    by_load,
+    by_trusted_load,
+    by_second_file,
+    by_checkpoints,
+    by_state_dicts,
+    by_executable,
+    by_pickle,
+    by_detaching,
+    by_destroying,
+    by_wrapping_again,
+]
 
 
 @pytest.mark.slow

@@ -144,22 +144,28 @@ def triple(module: nn.Module) -> None:
 
 
 CHANGES = [  # each of which is told in the one message
-    {"temperature was 1.0 and is 0.5": lambda m: setattr(m, "temperature", 0.5),
-     "factors was [1.0, 2.0] and is [1.0, 3": lambda m: m.factors.__setitem__(1, 3.0),
-     "settings was {'shift': 0.5,": lambda m: m.settings.update(shift=1.0),
-     "is tensor([0., 0., 0.])": lambda m: setattr(m, "mask", torch.zeros(3)),
-     "Holds.masks was [tensor(": lambda m: m.masks.__setitem__(0, torch.zeros(3)),
-     "Linear.parametrizations": lambda m: parametrizations.weight_norm(m.second)},
-    {"is tensor([1., 1.])": lambda m: setattr(m, "temperature", torch.ones(2)),
-     "Dropout.p of drop was 0.5 and is None": lambda m: delattr(m.drop, "p"),
-     "factors was [1.0, 2.0] and is [1.0]": lambda m: m.factors.pop(),
-     "and is {'shift': 0.5, 'sizes': (1, 3)}": lambda m: m.settings.update(sizes=(1, 3)),
-     "1 hooks on layers": lambda m: m.second.register_forward_hook(lambda *_: None),
-     "'second.weight' on the host": lambda m: m.second.weight.detach().zero_()},
-    {"Holds.mask was changed in place": lambda m: m.mask.zero_(),
-     "Dropout.p of drop was 0.5 and is 0.1": lambda m: setattr(m.drop, "p", 0.1),
-     "Config.scale of config was 1.0": lambda m: setattr(m.config, "scale", 2.0),
-     "Namespace.offset of args was 0.0": lambda m: setattr(m.args, "offset", 1.0)},
+    {
+        "temperature was 1.0 and is 0.5": lambda m: setattr(m, "temperature", 0.5),
+        "factors was [1.0, 2.0] and is [1.0, 3": lambda m: m.factors.__setitem__(1, 3.0),
+        "settings was {'shift': 0.5,": lambda m: m.settings.update(shift=1.0),
+        "is tensor([0., 0., 0.])": lambda m: setattr(m, "mask", torch.zeros(3)),
+        "Holds.masks was [tensor(": lambda m: m.masks.__setitem__(0, torch.zeros(3)),
+        "Linear.parametrizations": lambda m: parametrizations.weight_norm(m.second),
+    },
+    {
+        "is tensor([1., 1.])": lambda m: setattr(m, "temperature", torch.ones(2)),
+        "Dropout.p of drop was 0.5 and is None": lambda m: delattr(m.drop, "p"),
+        "factors was [1.0, 2.0] and is [1.0]": lambda m: m.factors.pop(),
+        "and is {'shift': 0.5, 'sizes': (1, 3)}": lambda m: m.settings.update(sizes=(1, 3)),
+        "1 hooks on layers": lambda m: m.second.register_forward_hook(lambda *_: None),
+        "'second.weight' on the host": lambda m: m.second.weight.detach().zero_(),
+    },
+    {
+        "Holds.mask was changed in place": lambda m: m.mask.zero_(),
+        "Dropout.p of drop was 0.5 and is 0.1": lambda m: setattr(m.drop, "p", 0.1),
+        "Config.scale of config was 1.0": lambda m: setattr(m.config, "scale", 2.0),
+        "Namespace.offset of args was 0.0": lambda m: setattr(m.args, "offset", 1.0),
+    },
     {
         "Holds.masks was changed in place": lambda m: m.masks[0].zero_(),
         "3 hooks on": lambda m: (
@@ -171,17 +177,29 @@ CHANGES = [  # each of which is told in the one message
         "_grad of first.weight is now False": lambda m: m.first.weight.requires_grad_(False),
         "'first.bias' on the host": lambda m: nn.init.ones_(m.first.bias),
     },
-    {"forward of a Holds": triple,
-     "' on the host": lambda m: m.load_state_dict({**m.state_dict(), **Net().state_dict()})},
+    {
+        "forward of a Holds": triple,
+        "' on the host": lambda m: m.load_state_dict({**m.state_dict(), **Net().state_dict()}),
+    },
     {"'heat' on the host": lambda m: m.heat.fill_(0.5)},
-    {"Namespace.offset of args was": lambda m: setattr(m, "args", argparse.Namespace(offset=1.0)),
-     "'first.weight' on the host": lambda m: setattr(
-         m.first, "weight", nn.Parameter(torch.ones(4, 3)))},
-    {"' on the host": lambda m: m.load_state_dict(
-        {name: value + 1 for name, value in m.state_dict().items()}, assign=True)},
-    {"Holds.second)": lambda m: setattr(m, "second", nn.Linear(4, 2)),
-     "the number format was float32 and is bfloat16": lambda m: m.bfloat16()},
-]  # fmt: skip
+    {
+        "Namespace.offset of args was": lambda m: setattr(
+            m, "args", argparse.Namespace(offset=1.0)
+        ),
+        "'first.weight' on the host": lambda m: setattr(
+            m.first, "weight", nn.Parameter(torch.ones(4, 3))
+        ),
+    },
+    {
+        "' on the host": lambda m: m.load_state_dict(
+            {name: value + 1 for name, value in m.state_dict().items()}, assign=True
+        )
+    },
+    {
+        "Holds.second)": lambda m: setattr(m, "second", nn.Linear(4, 2)),
+        "the number format was float32 and is bfloat16": lambda m: m.bfloat16(),
+    },
+]
 
 
 @pytest.mark.parametrize("wrap", [training, inference])
@@ -330,8 +348,12 @@ def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(caplo
     for _ in range(3):
         torch.testing.assert_close(run(executor), expected)
     assert caplog.text.count(TOLD) == 1
-    for told in ("temperature was 1.0 and is 2.0", "is tensor([0., 0., 0.])", "forward of a Holds",
-                 "Config.scale of config was 1.0 and is 3.0"):  # fmt: skip
+    for told in (
+        "temperature was 1.0 and is 2.0",
+        "is tensor([0., 0., 0.])",
+        "forward of a Holds",
+        "Config.scale of config was 1.0 and is 3.0",
+    ):
         assert told in caplog.text
 
 
@@ -373,10 +395,13 @@ class Taking(Net):
         return super().forward(x * torch.tensor(factors) * extra.scale, y)
 
 
-@pytest.mark.parametrize("do, said", [
-    (lambda factors, extra: factors.fill(3.0), "the array of argument 'factors'"),
-    (lambda factors, extra: setattr(extra, "scale", 4.0), "scale of extra was 1.0 and is 4.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "do, said",
+    [
+        (lambda factors, extra: factors.fill(3.0), "the array of argument 'factors'"),
+        (lambda factors, extra: setattr(extra, "scale", 4.0), "scale of extra was 1.0 and is 4.0"),
+    ],
+)
 def test_an_argument_that_is_constant_and_changes_is_told(do, said: str, caplog) -> None:
     factors, extra = numpy.ones(3, dtype=numpy.float32), argparse.Namespace(scale=1.0)
     executor, given = training(Taking()), (factors, extra)

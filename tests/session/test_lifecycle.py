@@ -57,9 +57,13 @@ def test_attach_detach_and_destroy() -> None:
     for _ in range(2):
         assert not training.isAttachedToDevice()
         for use in (
-            training.copyWeightsToHost, training.copyWeightsToDevice, training.plan,
-            training.attachToDevice, training.detachFromDevice, lambda: training.rng_state,
-        ):  # fmt: skip
+            training.copyWeightsToHost,
+            training.copyWeightsToDevice,
+            training.plan,
+            training.attachToDevice,
+            training.detachFromDevice,
+            lambda: training.rng_state,
+        ):
             with pytest.raises(poptorch.Error, match="not been compiled or has been destroyed"):
                 use()
         weight = model.layer.weight.detach().clone()
@@ -276,19 +280,32 @@ def documented(function):
 @pytest.mark.parametrize("tier", few(["reference", "inductor"], "reference"))
 def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
     """The weights are those of the same calls one after another."""
-    twins = Twins(with_loss(layers(), nn.functional.mse_loss),
-                  lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), options(tier),
-                  **near(8, 10, size=0.1))  # fmt: skip
+    twins = Twins(
+        with_loss(layers(), nn.functional.mse_loss),
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        options(tier),
+        **near(8, 10, size=0.1),
+    )
     model, executor, ours = twins.model, twins.wrapped, twins.ours
     validation = poptorch.inferenceModel(model.inner, options(tier))
     methods = [
-        model.state_dict, ours.state_dict, executor.isCompiled, executor.copyWeightsToHost,
-        executor.copyWeightsToHostIfNeeded, executor.plan, executor.getPerfCounters,
-        executor.detachFromDevice, executor.attachToDevice, lambda: executor.rng_state,
-        lambda: executor.setOptimizer(ours), lambda: executor.compile(A, B),
-        lambda: validation(A), validation.detachFromDevice, lambda: repr(executor),
+        model.state_dict,
+        ours.state_dict,
+        executor.isCompiled,
+        executor.copyWeightsToHost,
+        executor.copyWeightsToHostIfNeeded,
+        executor.plan,
+        executor.getPerfCounters,
+        executor.detachFromDevice,
+        executor.attachToDevice,
+        lambda: executor.rng_state,
+        lambda: executor.setOptimizer(ours),
+        lambda: executor.compile(A, B),
+        lambda: validation(A),
+        validation.detachFromDevice,
+        lambda: repr(executor),
         lambda: executor.inner[0].weight.sum(),
-    ]  # fmt: skip
+    ]
     rare = [executor.destroy, validation.destroy]
     draws = [random.Random(seed) for seed in range(3)]
 

@@ -79,7 +79,8 @@ def test_the_automatic_factor_follows_the_gradients():
         scales.append(float(wrapped.getAnchoredTensor("scale").flatten()[-1]))
         factors.append(factor(optimizer))
     # 600 x 16 lies beyond an eighth of the largest half number (8188), and so does 600 x 8 x 2.
-    assert (factors, scales) == ([2.0, 4.0, 2.0, 4.0, 8.0], [4.0, 8.0, 16.0, 8.0, 16.0])
+    assert factors == [2.0, 4.0, 2.0, 4.0, 8.0]
+    assert scales == [4.0, 8.0, 16.0, 8.0, 16.0]
     assert weight(model) == pytest.approx(-(3 * 2.0**-6 + 2 * 600), rel=relative(1, dtype=HALF))
 
 
@@ -140,13 +141,16 @@ def test_accumulators_of_half_weights_are_float_by_default(settings):
     wrapped(torch.ones(4).half())
     accumulator = wrapped.plan().program.state_slots()["accum.weight"]
     assert accumulator.dtype == settings.get("accum_type", torch.float32)
-    strategy, users = (each.Training.meanAccumulationAndReplicationReductionStrategy
-                       for each in (wrapped.options, given))  # fmt: skip
+    strategy, users = (
+        each.Training.meanAccumulationAndReplicationReductionStrategy
+        for each in (wrapped.options, given)
+    )
     assert (strategy == poptorch.MeanReductionStrategy.Running) == bool(settings)
     assert users == poptorch.MeanReductionStrategy.Post
     with pytest.raises(AttributeError, match="frozen"):
         wrapped.options.deviceIterations(2)
-    assert (model.weight.dtype, weight(model)) == (HALF, -1.0)
+    assert model.weight.dtype == HALF
+    assert weight(model) == -1.0
 
 
 @pytest.mark.parametrize("kind, settings, dtype, want", [
@@ -167,8 +171,10 @@ COUNT = 20_000
 
 
 def weights(dtype=torch.float16, count=COUNT):
-    return Having(lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
-                  weight=torch.nn.Parameter(torch.ones(count, dtype=dtype)))  # fmt: skip
+    return Having(
+        lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
+        weight=torch.nn.Parameter(torch.ones(count, dtype=dtype)),
+    )
 
 
 @pytest.mark.parametrize(("count", "after"), [(4_000_000, 0.5), (6_000_000, 2.0)])

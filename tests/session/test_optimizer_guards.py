@@ -92,7 +92,10 @@ CHANGES = {
     "maximize": (sgd, entry(maximize=True), "maximize of the optimizer's group 0 was False and is"),
     "a term": (sgd, entry(weight_decay=0.1), "weight_decay of the optimizer's group 0 was 0 and"),
     "a rate that is a tensor": (
-        sgd, entry(lr=torch.tensor(0.5)), "lr of the optimizer's group 0 was 0.1 and is 0.5"),
+        sgd,
+        entry(lr=torch.tensor(0.5)),
+        "lr of the optimizer's group 0 was 0.1 and is 0.5",
+    ),
     "a rate that was one": (
         lambda p: torch.optim.Adam(p, lr=torch.tensor(0.25)),
         lambda o: o.param_groups[0]["lr"].fill_(0.5),
@@ -103,13 +106,25 @@ CHANGES = {
     "scaling": (sgd, attribute(loss_scaling=8.0), "loss_scaling of the optimizer is 8.0"),
     "our scaling": (OURS, attribute(loss_scaling=8.0), "loss_scaling of the optimizer was 1.0 and"),
     "correction": (
-        OUR_ADAM, attribute(bias_correction=False), "bias_correction of the optimizer was True"),
+        OUR_ADAM,
+        attribute(bias_correction=False),
+        "bias_correction of the optimizer was True",
+    ),
     "a type": (
-        OURS, attribute(accum_type=torch.float16), "accum_type of the optimizer was torch.float32"),
+        OURS,
+        attribute(accum_type=torch.float16),
+        "accum_type of the optimizer was torch.float32",
+    ),
     "what may change": (
-        OURS, lambda o: o.variable_attrs.markAsVariable("momentum"), "variable_attrs of the opt"),
+        OURS,
+        lambda o: o.variable_attrs.markAsVariable("momentum"),
+        "variable_attrs of the opt",
+    ),
     "another algorithm": (
-        torch.optim.Adam, entry(decoupled_weight_decay=True), "decoupled_weight_decay of the opti"),
+        torch.optim.Adam,
+        entry(decoupled_weight_decay=True),
+        "decoupled_weight_decay of the opti",
+    ),
     "what is refused": (torch.optim.Adam, entry(amsgrad=True), "amsgrad of the optimizer's group"),
     "fewer parameters": (sgd, without_bias, "1 parameters left group 0 of the optimizer"),
     "another list of them": (sgd, with_other_list, "1 parameters left group 0 of the optimizer"),
@@ -117,7 +132,7 @@ CHANGES = {
     "a hook before": (sgd, before_each_step, "1 hooks of the optimizer's step"),
     "a hook after": (sgd, after_each_step, "1 hooks of the optimizer's step"),
     "another step": (sgd, bound_step, r"step\(\) of SGD"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("make", "change", "said"), CHANGES.values(), ids=CHANGES)

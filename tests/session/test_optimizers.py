@@ -85,7 +85,8 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
 def test_state_is_none_until_compiled() -> None:
     model, optimizer, training = adam()
     state = optimizer.state_dict()
-    assert (state["ipu_state"], state["ipu_param"]) == (None, None)
+    assert state["ipu_state"] is None
+    assert state["ipu_param"] is None
     assert not optimizer.has_state()
     training.compile(X, Y)
     state = optimizer.state_dict()
@@ -170,8 +171,10 @@ def test_a_changed_rate_waits_for_set_optimizer(kind) -> None:
 def test_a_replaced_optimizer_keeps_its_last_state() -> None:
     model = Net()
     training = wrapped(model)  # optimizers may be made afterwards
-    first, second = (poptorch.optim.SGD(p, lr=0.1, momentum=0.9, loss_scaling=1.0)
-                     for p in (model.parameters(), [*model.parameters()][::-1]))  # fmt: skip
+    first, second = (
+        poptorch.optim.SGD(p, lr=0.1, momentum=0.9, loss_scaling=1.0)
+        for p in (model.parameters(), [*model.parameters()][::-1])
+    )
     training.setOptimizer(first)
     training(X, Y)
     training.setOptimizer(second)
@@ -264,7 +267,7 @@ MAKERS: dict[str, Maker] = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, eps=1e-6, weight_decay=0.1),
     # A smaller eps shows rounding: eager torch in float32 is as far from float64 as this is.
     "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True, eps=1e-2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -313,7 +316,8 @@ def test_the_state_itself_can_be_read_copied_cleared_and_changed() -> None:
     twins.step(GIVEN, WANTED)
     torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
     for twin in (copy.copy(twins.ours.state), pickle.loads(pickle.dumps(twins.ours)).state):
-        assert (type(twin).__name__, len(twin)) == ("defaultdict", 6)
+        assert type(twin).__name__ == "defaultdict"
+        assert len(twin) == 6
     for optimizer in twins.both:
         optimizer.state.clear()
     twins.step(GIVEN, WANTED, count=2)
@@ -359,9 +363,11 @@ def test_a_step_by_hand_counts_and_a_change_of_what_was_read_earlier_is_said_onc
 SCHEDULES: dict[str, tuple[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]]] = {
     "OneCycle": ("Adam", lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=9)),
     "OneCycle to zero": (
-        "SGD", lambda o: lr_scheduler.OneCycleLR(o, 0.05, 9, base_momentum=0.0, max_momentum=0.9)),
+        "SGD",
+        lambda o: lr_scheduler.OneCycleLR(o, 0.05, 9, base_momentum=0.0, max_momentum=0.9),
+    ),
     "Plateau": ("AdamW", lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -471,12 +477,15 @@ def test_several_optimizers_have_numbers_and_state_of_their_own() -> None:
         torch.testing.assert_close(mine.state_dict()["state"], there, **near(8 + FUNCTION, 6))
 
 
-@pytest.mark.parametrize("make, got", [
-    (lambda a, b: [], "none"),
-    (lambda a, b: [torch.optim.Adam(a), torch.optim.AdamW(b)], "Adam, AdamW"),
-    (lambda a, b: [poptorch.optim.SGD(p, lr=0.1) for p in (a, b)], "SGD of poptorch"),
-    (lambda a, b: [torch.optim.Adam(a), torch.optim.Adam(a + b)], "4 parameters"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make, got",
+    [
+        (lambda a, b: [], "none"),
+        (lambda a, b: [torch.optim.Adam(a), torch.optim.AdamW(b)], "Adam, AdamW"),
+        (lambda a, b: [poptorch.optim.SGD(p, lr=0.1) for p in (a, b)], "SGD of poptorch"),
+        (lambda a, b: [torch.optim.Adam(a), torch.optim.Adam(a + b)], "4 parameters"),
+    ],
+)
 def test_optimizers_that_do_not_go_together_are_refused(make, got: str) -> None:
     model = net()
     parts = [[*part.parameters()] for part in (model.body, model.head)]
@@ -493,7 +502,8 @@ def test_the_random_sequence_goes_on() -> None:
         twins.wrapped(GIVEN, WANTED)
         change(twins, **({"momentum": 0.9} if changed else {}))
         losses.append([twins.wrapped(GIVEN, WANTED).item() for _ in range(3)])
-    assert (losses[0], len(set(losses[0]))) == (losses[1], 3)
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 3
 
 
 def test_a_structural_change_waits_for_set_optimizer_or_is_refused(caplog) -> None:

@@ -90,8 +90,11 @@ def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) 
     trained, expected = tensors(twins.model), tensors(twins.eager)
     twins.step(X, Y, count=2)
     replace(twins.model)
-    others = {name: each for name, each in tensors(twins.model).items()
-              if all(each is not known for known in trained.values())}  # fmt: skip
+    others = {
+        name: each
+        for name, each in tensors(twins.model).items()
+        if all(each is not known for known in trained.values())
+    }
     given = {name: each.detach().clone() for name, each in others.items()}
     twins.step(X, Y, count=calls)
 

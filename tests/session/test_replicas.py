@@ -35,9 +35,11 @@ def grouped(groups: int) -> nn.Module:
     return Having(forward, weight=nn.Parameter(torch.arange(groups * 3.0).reshape(groups, 3) / 10))
 
 
-GROUPINGS = [(CommGroupType.Consecutive, 2, [0, 0, 1, 1], "reference"),
-             (CommGroupType.Orthogonal, 2, [0, 1, 0, 1], "staged"),
-             (CommGroupType.NoGrouping, 9, [0, 1, 2, 3], "reference")]  # fmt: skip
+GROUPINGS = [
+    (CommGroupType.Consecutive, 2, [0, 0, 1, 1], "reference"),
+    (CommGroupType.Orthogonal, 2, [0, 1, 0, 1], "staged"),
+    (CommGroupType.NoGrouping, 9, [0, 1, 2, 3], "reference"),
+]
 
 
 @pytest.mark.spec("parallel", 32, 33, 34)
@@ -145,8 +147,10 @@ def test_buffers_persist_and_plain_tensors_do_not() -> None:
     wrapped = inference(module, iterations=3)
     for expected in ([1, 2, 3], [4, 5, 6]):
         seen, plain = wrapped(torch.ones(3))
-        assert (seen.tolist(), plain.tolist()) == (expected, [1, 1, 1])
-    assert (module.plain.item(), module.seen.item()) == (0, 0)
+        assert seen.tolist() == expected
+        assert plain.tolist() == [1, 1, 1]
+    assert module.plain.item() == 0
+    assert module.seen.item() == 0
     wrapped.copyWeightsToHost()
     assert module.seen.item() == 6
 

@@ -140,8 +140,12 @@ def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_p
     events = json.loads((tmp_path / "training" / "trace.json").read_text())["traceEvents"]
     assert sum(event["name"].endswith(": device") for event in events) == 3
     assert {event["cat"] for event in events if event.get("pid") == 0 and "cat" in event} >= {
-        "action", "compute", "exchange", "sync", "host link",
-    }  # fmt: skip
+        "action",
+        "compute",
+        "exchange",
+        "sync",
+        "host link",
+    }
 
 
 @pytest.mark.parametrize("backend", ["reference", "staged"])

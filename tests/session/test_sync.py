@@ -43,14 +43,16 @@ def trained(model: nn.Module) -> poptorch.PoplarExecutor:
 
 
 LOOKS = {
-    "attribute": lambda m, t: m.layer.weight, "executor attribute": lambda m, t: t.layer.weight,
+    "attribute": lambda m, t: m.layer.weight,
+    "executor attribute": lambda m, t: t.layer.weight,
     "parameters": lambda m, t: next(iter(m.layer.parameters())),
     "named_parameters": lambda m, t: dict(m.named_parameters())["layer.weight"],
     "state_dict": lambda m, t: m.state_dict()["layer.weight"],
     "file": lambda m, t: saved(m.state_dict())["layer.weight"],
-    "deepcopy": lambda m, t: copy.deepcopy(m).layer.weight, "forward": lambda m, t: m(X),
+    "deepcopy": lambda m, t: copy.deepcopy(m).layer.weight,
+    "forward": lambda m, t: m(X),
     "pickle": lambda m, t: pickle.loads(pickle.dumps(m)).layer.weight,
-}  # fmt: skip
+}
 
 
 @pytest.mark.spec("executor", 4, 5, 55, 58)
@@ -457,7 +459,8 @@ def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
         (copy.deepcopy(model), copy.deepcopy(plain)),
         (pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(plain))),
     ):
-        assert (type(wrapped), type(wrapped._parameters)) == (Tagged, dict)
+        assert type(wrapped) is Tagged
+        assert type(wrapped._parameters) is dict
         assert vars(wrapped).keys() == vars(unwrapped).keys()
         assert torch.equal(wrapped.weight, model.weight)
 
@@ -477,9 +480,11 @@ def test_what_inference_counts_comes_down_when_it_is_asked_for(backend: str) -> 
         for mode in (True, False, True, False):
             executor.train(mode)
             counted, seen = counted + mode, seen + mode
-            assert (executor(torch.ones(1)), model.count) == (counted, before)
+            assert executor(torch.ones(1)) == counted
+            assert model.count == before
             model.seen.fill_(7.0)  # an edit that nobody copies to the device
         getattr(executor, way)()
         if way == "copyWeightsToDevice":
             counted, seen = before, 7
-        assert (model.count, model.seen) == (counted, seen)
+        assert model.count == counted
+        assert model.seen == seen

@@ -220,7 +220,8 @@ def test_a_handler_may_raise_anywhere_in_a_call_like_the_last_one(handled) -> No
             signal.setitimer(signal.ITIMER_REAL, 0)
         except StoppedError:
             stopped += 1
-        assert (torch.get_num_threads(), torch.is_grad_enabled()) == (2, True)
+        assert torch.get_num_threads() == 2
+        assert torch.is_grad_enabled()
         assert torch.equal(executor(x), expected)
     assert stopped > 30
 
@@ -248,9 +249,11 @@ X, Y = normal(8, 4), normal(8, 4, seed=1)
 
 def no_answer() -> poptorch.RecoverableError:
     return poptorch.RecoverableError(
-        "no answer", recovery_action="IPU_RESET", type="poplar_recoverable_runtime_error",
+        "no answer",
+        recovery_action="IPU_RESET",
+        type="poplar_recoverable_runtime_error",
         location="[0] running\n[1] calling",
-    )  # fmt: skip
+    )
 
 
 REPORT = (
@@ -269,10 +272,15 @@ def wrapped(make, state) -> tuple[torch.nn.Module, torch.optim.Optimizer, poptor
 
 
 @pytest.mark.spec("runtime", 27)
-@pytest.mark.parametrize("make, place", [
-    (poptorch.optim.Adam, "compile"), (torch.optim.Adam, "attach"),
-    (torch.optim.Adam, "run"), (poptorch.optim.Adam, "run"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make, place",
+    [
+        (poptorch.optim.Adam, "compile"),
+        (torch.optim.Adam, "attach"),
+        (torch.optim.Adam, "run"),
+        (poptorch.optim.Adam, "run"),
+    ],
+)
 def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
     model, optimizer, wrapper = wrapped(make, None)
     wrapper(X, Y)
@@ -284,7 +292,8 @@ def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
             fault = poptorch.testing.injected_fault(place, no_answer())
             with fault, pytest.raises(poptorch.RecoverableError) as caught:
                 wrapper(X[:2], Y[:2])
-            assert (str(caught.value), caught.value.recovery_action) == (REPORT, "IPU_RESET")
+            assert str(caught.value) == REPORT
+            assert caught.value.recovery_action == "IPU_RESET"
             assert caught.value.type == "poplar_recoverable_runtime_error"
             assert not wrapper.isCompiled()
             assert not wrapper.isAttachedToDevice()
@@ -328,9 +337,12 @@ def _without_storage(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 KINDS = {
-    "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(), "mkldnn": lambda x: x.to_mkldnn(),
-    "fake": lambda x: FakeTensorMode().from_tensor(x), "functional": torch._to_functional_tensor,
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "mkldnn": lambda x: x.to_mkldnn(),
+    "fake": lambda x: FakeTensorMode().from_tensor(x),
+    "functional": torch._to_functional_tensor,
     "uninitialized": lambda x: torch.nn.UninitializedParameter(),
     "masked": lambda x: torch.masked.masked_tensor(x, x > 0),
     "nested": lambda x: torch.nested.nested_tensor(list(x)),
@@ -338,7 +350,7 @@ KINDS = {
     "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
     "no storage": lambda x: _without_storage(x, 0),
     "small storage": lambda x: _without_storage(x, 16),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -156,8 +156,10 @@ def compare(got: Any, expected: Any, narrow: bool = True, size: float = 0.1) -> 
         torch.testing.assert_close(
             ours.detach(),
             (theirs.to(NARROW.get(theirs.dtype, theirs.dtype)) if narrow else theirs).contiguous(),
-            equal_nan=True, **near(LONGEST, size=size), check_stride=False,
-        )  # fmt: skip
+            equal_nan=True,
+            **near(LONGEST, size=size),
+            check_stride=False,
+        )
 
 
 def problem_of(check) -> str | None:

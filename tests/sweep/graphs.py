@@ -37,21 +37,35 @@ def _inputs() -> dict[str, Any]:
     x0 = torch.randn(NODES, CHANNELS, generator=generator)
     dense = (torch.rand(GRAPHS, 5, 5, generator=generator) > 0.5).float()
     return {
-        "x": x, "x_0": x0, "x0": x0, "edge_index": pairs, "batch": batch, "index": batch,
-        "pos": positions, "normal": nn.functional.normalize(positions, dim=1),
+        "x": x,
+        "x_0": x0,
+        "x0": x0,
+        "edge_index": pairs,
+        "batch": batch,
+        "index": batch,
+        "pos": positions,
+        "normal": nn.functional.normalize(positions, dim=1),
         "edge_weight": torch.rand(edges, generator=generator) + 0.5,
         "edge_attr": torch.rand(edges, 4, generator=generator),
         "edge_type": torch.arange(edges) % RELATIONS,
-        "batch_size": GRAPHS, "dim_size": GRAPHS, "max_num_elements": 6, "max_num_nodes": 6,
-        "node_type": torch.arange(NODES) % RELATIONS, "type_vec": torch.arange(NODES) % RELATIONS,
+        "batch_size": GRAPHS,
+        "dim_size": GRAPHS,
+        "max_num_elements": 6,
+        "max_num_nodes": 6,
+        "node_type": torch.arange(NODES) % RELATIONS,
+        "type_vec": torch.arange(NODES) % RELATIONS,
         "dense_x": torch.randn(GRAPHS, 5, CHANNELS, generator=generator),
         "adj": ((dense + dense.transpose(1, 2)) > 0).float(),
         "z": torch.randint(1, 5, (NODES,), generator=generator),
         "pseudo": torch.rand(edges, 3, generator=generator),
         "single": x[:, 0],
-        "four": torch.stack([torch.randint(NODES, (4 * NODES,), generator=generator),
-                             torch.arange(NODES).repeat_interleave(4)]),
-    }  # fmt: skip
+        "four": torch.stack(
+            [
+                torch.randint(NODES, (4 * NODES,), generator=generator),
+                torch.arange(NODES).repeat_interleave(4),
+            ]
+        ),
+    }
 
 
 INPUTS = _inputs()
@@ -133,8 +147,9 @@ def _jumping() -> nn.Module:
     layers = {"one": pyg.SAGEConv(CHANNELS, 8), "two": pyg.SAGEConv(8, 8)}
     return Having(
         lambda own, x, edges: own.jump([one := own.one(x, edges), own.two(one, edges)]),
-        jump=pyg.JumpingKnowledge("lstm", 8, 2), **layers,
-    )  # fmt: skip
+        jump=pyg.JumpingKnowledge("lstm", 8, 2),
+        **layers,
+    )
 
 
 # Modules whose arguments are not plain.
@@ -248,8 +263,16 @@ def names() -> dict[str, Sample]:
 def exported() -> dict[str, type[nn.Module]]:
     """Every module that torch_geometric exports, by name."""
     classes = {}
-    for owner in (pyg.conv, pyg.aggr, pyg.norm, pyg.pool, pyg.models, pyg.dense, pyg.kge,
-                  pyg.encoding):  # fmt: skip
+    for owner in (
+        pyg.conv,
+        pyg.aggr,
+        pyg.norm,
+        pyg.pool,
+        pyg.models,
+        pyg.dense,
+        pyg.kge,
+        pyg.encoding,
+    ):
         for name in getattr(owner, "__all__", dir(owner)):
             kind = getattr(owner, name, None)
             is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)

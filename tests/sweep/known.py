@@ -18,9 +18,11 @@ _ROWS = "dynamic: how many graphs there are is read from the numbers of graphs"
 _DENSE = "dynamic: selects the rows of a dense batch that a mask says"
 GRAPHS = {
     "ASAPooling": "dynamic: counts graphs, and multiplies sparse matrices of unknown size",
-    "AttentiveFP": _ROWS, "EdgePooling": "dynamic: merges edges one by one, as their scores say",
+    "AttentiveFP": _ROWS,
+    "EdgePooling": "dynamic: merges edges one by one, as their scores say",
     "GPSConv": _DENSE,
     "GraphUNet": "dynamic: squares a sparse adjacency, whose entries are not known before",
     "GroupAddRev": "reversible layers free the memory of their inputs while autograd is traced",
-    "SGFormer": _DENSE, "SuperGATConv": "dynamic: draws negative edges, in training",
-}  # fmt: skip
+    "SGFormer": _DENSE,
+    "SuperGATConv": "dynamic: draws negative edges, in training",
+}

@@ -9,9 +9,15 @@ import zoo
 
 WORDS = {"bos_token_id": 1, "eos_token_id": 2}
 CLIP = {"text_config": {**WORDS, "projection_dim": 16}, "vision_config": {"projection_dim": 16}}
-WHISPER = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 16,
-           "suppress_tokens": None, "begin_suppress_tokens": None, "decoder_start_token_id": 1,
-           **WORDS}  # fmt: skip
+WHISPER = {
+    "num_mel_bins": 8,
+    "max_source_positions": 20,
+    "max_target_positions": 16,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "decoder_start_token_id": 1,
+    **WORDS,
+}
 FOUR = {"depths": [1, 1, 1, 1], "hidden_sizes": [4, 8, 8, 8]}
 TWO = {"depths": [1, 1], "hidden_sizes": [4, 8], "embedding_size": 4}
 IMAGES = {
@@ -21,10 +27,15 @@ IMAGES = {
     "RegNet": {**TWO, "groups_width": 2},
     "ResNet": TWO,
     "Segformer": {**FOUR, "num_attention_heads": [1, 1, 2, 2]},
-    "Swin": {"window_size": 4, "patch_size": 4, "embed_dim": 8, "depths": [1, 2],
-             "num_heads": [1, 2]},
+    "Swin": {
+        "window_size": 4,
+        "patch_size": 4,
+        "embed_dim": 8,
+        "depths": [1, 2],
+        "num_heads": [1, 2],
+    },
     "ViT": {},
-}  # fmt: skip
+}
 RECIPES = {
     **{f"{name}ForImageClassification": IMAGES[name] | {"num_labels": 3} for name in IMAGES},
     **{f"{name}ForMaskedLM": {} for name in ("Albert", "Bert", "DebertaV2", "XLMRoberta")},
@@ -57,8 +68,10 @@ def made(name: str) -> tuple[torch.nn.Module, zoo.Batch]:
     config.update(IMAGES.get(name.partition("For")[0], {}))
     batch = zoo.inputs(KINDS.get(name.partition("For")[2], "causal"), config)
     if name.startswith("Whisper"):
-        return model_class(config), {"input_features": torch.randn(4, 8, 40),
-                                     "labels": batch["labels"]}  # fmt: skip
+        return model_class(config), {
+            "input_features": torch.randn(4, 8, 40),
+            "labels": batch["labels"],
+        }
     if (
         "attention_mask" in inspect.signature(model_class.forward).parameters
         and "input_ids" in batch

@@ -25,8 +25,13 @@ class Sample(NamedTuple):
 
 # Their results have whatever the memory held; only shapes and dtypes are compared.
 UNINITIALISED = {
-    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
-}  # fmt: skip
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
 
 
 def names() -> dict[str, Any]:
