@@ -7,6 +7,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, normal, options
 from poptorch._compile import lanes
+from poptorch._ir.loops import Lanes
 
 STEPS, ROWS = 16, 4
 
@@ -45,7 +46,22 @@ def with_large_weights() -> Having:
     return Having(forward, first=nn.Linear(256, 512), second=nn.Linear(512, 512))
 
 
-def test_lanes_that_gain_little_are_given_up_for_their_memory(monkeypatch) -> None:
+def chosen_lanes(opts: poptorch.Options, rows: int, width: int) -> Lanes | None:
+    """Return the lanes of a program with this many rows in a micro-batch, and numbers in a row."""
+
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss((x * m.weight).tanh().exp().square().mean(), "none")
+
+    model = Having(forward, weight=nn.Parameter(torch.ones(width)))
+    executor = poptorch.trainingModel(model, opts)
+    micro_batches = opts.Training.gradient_accumulation * opts.replication_factor
+    executor.compile(torch.zeros(rows * micro_batches, width))
+    return executor.plan().program.lanes
+
+
+def test_lanes_that_gain_little_are_given_up_for_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     usual = program_of(with_large_values(), 4096, options(accumulation=STEPS))
     monkeypatch.setattr(lanes, "SAVED", peak_of(usual) // 3)
 
@@ -56,7 +72,7 @@ def test_lanes_that_gain_little_are_given_up_for_their_memory(monkeypatch) -> No
     assert peak_of(saving) <= lanes.SAVED
 
 
-def test_lanes_that_share_reading_large_weights_stay(monkeypatch) -> None:
+def test_lanes_that_share_reading_large_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "SAVED", 1)
 
     wrapper = program_of(with_large_weights(), 256, options(accumulation=STEPS))
@@ -65,7 +81,7 @@ def test_lanes_that_share_reading_large_weights_stay(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("count", [2, STEPS])
-def test_lanes_that_the_user_asks_for_stay(count: int, monkeypatch) -> None:
+def test_lanes_that_the_user_asks_for_stay(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "SAVED", 1)
 
     opts = options(accumulation=STEPS).lanes(count)
@@ -74,7 +90,7 @@ def test_lanes_that_the_user_asks_for_stay(count: int, monkeypatch) -> None:
     assert lanes_of(wrapper) == count
 
 
-def test_the_same_numbers_come_out_of_fewer_lanes(monkeypatch) -> None:
+def test_the_same_numbers_come_out_of_fewer_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normal(STEPS * ROWS, 64)
     usual, saving = with_large_values(), with_large_values()
     many = program_of(usual, 64, options(accumulation=STEPS))
@@ -84,3 +100,92 @@ def test_the_same_numbers_come_out_of_fewer_lanes(monkeypatch) -> None:
     few(x)
 
     torch.testing.assert_close(saving.factor, usual.factor)
+
+
+@pytest.mark.parametrize(
+    "rows, micro_batches, replicas, width, expected_steps",
+    [
+        # About 64 rows of all lanes, a divisor of the micro-batches,
+        (65, 12, 1, 8192, 0),
+        (32, 12, 1, 8192, 2),
+        (16, 12, 1, 8192, 4),
+        (8, 12, 2, 8192, 4),
+        (64, 12, 1, 4096, 0),
+        (64, 12, 2, 4096, 1),
+        # and more where the caches hold them: 4 MiB.
+        (64, 12, 1, 512, 6),
+        (64, 12, 1, 64, 12),
+        (2, 128, 1, 4, 64),
+    ],
+)
+def test_there_are_lanes_for_64_rows_or_for_what_the_caches_hold(
+    rows: int, micro_batches: int, replicas: int, width: int, expected_steps: int
+) -> None:
+    opts = options(accumulation=micro_batches, replicas=replicas)
+
+    chosen = chosen_lanes(opts, rows, width)
+
+    assert chosen == (Lanes(expected_steps, replicas) if expected_steps else None)
+
+
+@pytest.mark.parametrize(
+    "rows, width, memory, expected_steps",
+    [
+        (2, 256, 8_000, 0),
+        (2, 256, 20_000, 2),
+        (2, 256, 60_000, 6),
+        (64, 512, 1 << 20, 0),
+        (64, 512, 8 << 20, 6),
+    ],
+)
+def test_lanes_stay_within_the_memory_that_the_user_sets(
+    rows: int, width: int, memory: int, expected_steps: int
+) -> None:
+    opts = options(accumulation=12).laneMemory(memory)
+
+    chosen = chosen_lanes(opts, rows, width)
+
+    assert chosen == (Lanes(expected_steps) if expected_steps else None)
+
+
+@pytest.mark.parametrize(
+    "replicas, asked, expected_steps",
+    [
+        pytest.param(2, 6, 3, id="divided among replicas"),
+        pytest.param(2, 1, 0, id="none for fewer than the replicas"),
+    ],
+)
+def test_lanes_that_the_user_asks_for_are_counted_over_replicas(
+    replicas: int, asked: int, expected_steps: int
+) -> None:
+    opts = options(accumulation=12, replicas=replicas).lanes(asked)
+
+    chosen = chosen_lanes(opts, rows=2, width=256)
+
+    assert chosen == (Lanes(expected_steps, replicas) if expected_steps else None)
+
+
+def test_lanes_that_the_user_asks_for_become_a_divisor_whatever_memory_they_take() -> None:
+    opts = options(accumulation=12).lanes(5).laneMemory(1)
+
+    assert chosen_lanes(opts, rows=2, width=256) == Lanes(4)
+
+
+@pytest.mark.parametrize(
+    "free, budget",
+    [
+        (16 << 30, 1 << 30),
+        (4 << 30, 1 << 30),
+        ((4 << 30) - 1, 1 << 29),
+        (12, 2),
+        (7, 1),
+        (0, 1),
+    ],
+)
+def test_lanes_get_a_quarter_of_the_free_memory_rounded_to_a_power_of_two(
+    free: int, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 1 GiB, and at least a byte."""
+    monkeypatch.setattr(lanes, "available_memory", lambda: free)
+
+    assert lanes.default_budget() == budget
