@@ -34,8 +34,9 @@ from .wrappers import (
     trainingModel,
 )
 
-# What `from poptorch import *` brings: no module (a script may have its own `options` and torch's
-# `optim`), and not `poptorch.print`, which would take the place of Python's.
+# Names that `from poptorch import *` imports. Modules are left out, because a script may have its
+# own `options` and use torch's `optim`. `poptorch.print` is left out, because it would replace
+# Python's `print`.
 __all__ = [
     "AsynchronousDataAccessor", "Checkpoints", "DataLoader", "Error", "Estimate",
     "ICustomArgParser", "PadToSizes", "PoplarExecutor", "RecoverableError",
@@ -53,7 +54,7 @@ __version__ = _VERSION
 
 
 def __dir__() -> list[str]:
-    """Offer what users name to completion and ``help``."""
+    """Return the public names, for completion and ``help``."""
     modules = ["autocasting", "enums", "experimental", "ops", "optim", "options", "profiling"]
     return [*__all__, "__version__", "print", *modules]
 

@@ -1,4 +1,4 @@
-"""``python -m poptorch``: the command ``poptorch``."""
+"""Run the command ``poptorch`` as ``python -m poptorch``."""
 
 from ._cli.main import main
 

@@ -1,7 +1,11 @@
-"""``poptorch.Checkpoints``: folders without pickles that get their names when they are complete."""
+"""Save and resume training runs with ``poptorch.Checkpoints``.
 
-# Not torch.distributed.checkpoint's: its formats are pickles or hold nothing but tensors, and its
-# exchanges wait for a lost process without naming it.
+A checkpoint is a folder without pickles. It gets its final name only when it is complete, so a run
+that is killed while it writes leaves the previous checkpoint valid.
+"""
+
+# We do not use torch.distributed.checkpoint: its formats either contain pickles or hold only
+# tensors, and it waits for a lost process without saying which one.
 
 from __future__ import annotations
 
@@ -33,12 +37,13 @@ from .options.distributed import data_share
 __all__ = ["Checkpoints"]
 
 _MODEL, _FACTS = "model.poptorch", "facts.json"
-# Of numbers in facts.
+# The smallest valid value of each number in a checkpoint's facts.
 _LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0, "order": 0}
 _LARGEST = 1 << 53
-_LOOK = 0.05  # seconds between looks for files of other processes
+_LOOK = 0.05  # seconds between two checks for the files of other processes
 
-Files = Mapping[Path, Mapping[str, bytes]]  # by path the parts of each
+# for each path, the byte strings to write one after another
+Files = Mapping[Path, Mapping[str, bytes]]
 
 
 class Checkpoints:
@@ -100,12 +105,13 @@ class Checkpoints:
         place = executor.options.Distributed
         self._process, self._processes = place.processId, place.numProcesses
         self._samples = (getattr(loader, "combinedBatchSize", None) or 1) * data_share(place)[1]
-        self._taken = 0  # batches of this epoch
-        self._epoch_start: Any = None  # states of generators then; None between epochs
-        self._resumed: Any = None  # and when the checkpoint was made
-        self._order = 0  # of this epoch: the loader's permutation
-        self._rest: Iterator[Any] | None = None  # of the batches of this epoch
-        self._has_warned = False  # of an older run
+        self._taken = 0  # number of batches used in this epoch
+        # states of the random generators at that time; None between epochs
+        self._epoch_start: Any = None
+        self._resumed: Any = None  # states of the random generators when the checkpoint was made
+        self._order = 0  # index of the loader's permutation in this epoch
+        self._rest: Iterator[Any] | None = None  # the remaining batches of this epoch
+        self._has_warned = False  # whether it warned about checkpoints of an older run
         self._writing: _Writing | None = None
 
     def resume(self) -> bool:
@@ -176,12 +182,14 @@ class Checkpoints:
             states = {name: files.decode(state) for name, state in facts["stateful"].items()}
         except Error:
             raise
-        except Exception as error:  # whatever it is, it comes from what stands in the file
+        except Exception as error:  # any error here is caused by the contents of the file
             archive.refuse(path, f"{type(error).__name__}: {error}")
         return {**facts, "stateful": states}
 
     def _check_share(self, facts: Mapping[str, Any]) -> None:
-        """Processes that do the work of several must take the samples of all of these."""
+        """Check that the processes of this job read the samples of all processes of the
+        earlier job.
+        """
         each = self._executor.options.Distributed._each
         part = getattr(getattr(self._loader, "dataset", None), "part", None)
         if each == 1:
@@ -213,7 +221,7 @@ class Checkpoints:
             undo.callback(_load_states, self._stateful, before)
             undo.callback(executor.setOptimizer, optimizer)
             undo.callback(back)
-            executor.setOptimizer(optimizer)  # it has other numbers now
+            executor.setOptimizer(optimizer)  # pass on the restored hyper-parameters
             _load_states(self._stateful, facts["stateful"])
             undo.pop_all()
 
@@ -256,7 +264,9 @@ class Checkpoints:
         return rest
 
     def _order_index(self) -> int:
-        """Return which permutation of a loader of several processes comes next; else 0."""
+        """Return the index of the next permutation of a loader in a job of several processes; 0
+        otherwise.
+        """
         is_permuted = getattr(self._loader, "_permuted", None) is not None
         return self._loader._order_index if is_permuted else 0
 
@@ -296,7 +306,7 @@ class Checkpoints:
         if not self._process:
             self._warn_of_an_older_run()
             self._folder.begin(self.step)
-        self._agree(0)  # the folder is there
+        self._agree(0)  # wait until process 0 has created the folder
         if not folder.is_dir():
             raise Error(
                 "The processes of this job do not see the same checkpoint folder",
@@ -316,7 +326,8 @@ class Checkpoints:
         if not self._process:
             awaited = [folder / _name(process) for process in range(self._processes)]
             finish = functools.partial(self._folder.finish, self.step)
-        if self._processes == 1:  # else others may still write; the next run removes the folder
+        # with several processes others may still write; the next run removes the folder
+        if self._processes == 1:
             abandon = functools.partial(self._folder.abandon, self.step)
         return _Writing(own, awaited, finish, abandon, self._patience())
 
@@ -345,7 +356,7 @@ class Checkpoints:
             return
         if self._process:
             writing.wait()
-        self._agree(0)  # all others have written theirs
+        self._agree(0)  # wait until all other processes have written their files
         if not self._process:
             writing.wait()
 
@@ -382,7 +393,7 @@ class Checkpoints:
         return group.numbers(number, "checkpoints")
 
     def _patience(self) -> float:
-        """Return how many seconds the process waits for others."""
+        """Return how many seconds this process waits for others."""
         return self._executor._session.settings().runtime.process_timeout
 
 
@@ -391,28 +402,30 @@ def _name(process: int) -> str:
 
 
 def _draws(loader: DataLoader) -> bool:
-    """Return whether a sampler of torch's draws the order of a loader."""
+    """Return whether one of torch's samplers draws the order of a loader."""
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     drawing = data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler
     return any(isinstance(sampler, drawing) for sampler in samplers)
 
 
 def _nothing() -> None:
-    """Process 0 alone names and removes checkpoints."""
+    """Do nothing, in processes that leave naming and removing checkpoints to process 0."""
 
 
 def _retire_workers(loader: Any) -> None:
-    """Let the next iteration start new workers.
+    """Make the next iteration start new workers.
 
-    Persistent workers go on with the random numbers of the epochs before, which a run that resumes
-    in a later epoch could only draw by loading all of these.
+    Persistent workers continue with the random numbers of earlier epochs. A run that resumes in a
+    later epoch could reproduce those only by loading all earlier epochs.
     """
     if getattr(loader, "persistent_workers", False):
         loader._iterator = None
 
 
 def _check_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Let no state replace what an object does: schedulers take any name as an attribute's."""
+    """Refuse states that would replace methods of an object, because schedulers set an attribute
+    for every name in a state.
+    """
     for name, each in stateful.items():
         wrong = (
             states[name].keys() - each.state_dict().keys() if isinstance(states[name], dict) else ()
@@ -428,7 +441,7 @@ def _load_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None
     for name, each in stateful.items():
         try:
             each.load_state_dict(states[name])
-        except Exception as error:  # the object's own, of whatever the file passes to it
+        except Exception as error:  # the object may raise any error for the values from the file
             raise _misfit(name, f"{type(error).__name__}: {error}") from error
 
 
@@ -447,7 +460,7 @@ def _encoded(name: str, stateful: Any) -> Any:
     }
     try:
         tensors, _ = trees.flatten(state, name)
-        if tensors:  # a form of their shapes is all that there would be
+        if tensors:  # a JSON form would keep only the shapes of tensors
             raise TypeError(f"{len(tensors)} tensors have no JSON form")
         return files.encode(state)
     except TypeError as error:
@@ -459,14 +472,14 @@ def _encoded(name: str, stateful: Any) -> Any:
 
 
 class _Writing:
-    """Writes a checkpoint in a thread.
+    """Write a checkpoint in a thread.
 
     Args:
         files: the files of this process.
-        awaited: files of other processes, which have to be there before the checkpoint is complete.
-        finish: what completes the checkpoint.
-        abandon: what removes a checkpoint that could not be written.
-        patience: how many seconds the end of the process waits for the files of others.
+        awaited: files of other processes that must exist before the checkpoint is complete.
+        finish: completes the checkpoint.
+        abandon: removes a checkpoint that could not be written.
+        patience: how many seconds to wait for the files of other processes when this process ends.
     """
 
     def __init__(
@@ -492,7 +505,7 @@ class _Writing:
                 if self._left.wait(_LOOK):
                     return
             self._finish()
-        except Exception:  # a full disk, for one, must not stay full of what is no use
+        except Exception:  # an unfinished checkpoint is useless and may have filled the disk
             self._abandon()
             raise
 
@@ -503,7 +516,9 @@ class _Writing:
             atexit.unregister(self._leave)
 
     def _leave(self) -> None:
-        """The process ends: others may never write what is waited for."""
+        """Stop waiting when this process ends, because other processes may never write
+        their files.
+        """
         concurrent.futures.wait([self._doing], self._patience)
         self._left.set()
         missing = "files of other processes are missing"

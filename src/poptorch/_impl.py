@@ -1,4 +1,4 @@
-"""Names that integrations import from PopTorch's private modules."""
+"""Provide the names that integrations import from PopTorch's private modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._session import wrapping
 
 
 def unwrapModelIfNecessary(model: nn.Module) -> None:
-    """Give a wrapped model its own class back, for as long as it is pickled by hand."""
+    """Give a wrapped model its own class back while user code pickles it."""
     wrapping.suspend(model)
 
 

@@ -1,4 +1,7 @@
-"""Chips held across a user's processes: a holder's file counts while its process lives."""
+"""Reserve chips of the virtual pod, across all processes of one user.
+
+Each reservation is a file that names its process. It is valid as long as that process lives.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ from ._systems import System
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
 _LOCK_SECONDS = 30.0
-_LARGEST = 1 << 20  # bytes of a file
-_MOST = 1 << 31  # that numbers of processes and devices are below
+_LARGEST = 1 << 20  # bytes in a file
+_MOST = 1 << 31  # upper limit of process and device numbers
 
 
 @dataclass(frozen=True)
 class Holder:
-    device: int  # its id
+    device: int  # device id
     chips: tuple[int, ...]
     process: ProcessIdentity
     since: float  # seconds since the epoch
@@ -43,7 +46,9 @@ class Holder:
 
 
 class Lease:
-    """A device held until ``release``, the end of the process or of this object."""
+    """A reserved device. It is free again after ``release``, when this object is deleted or when
+    the process ends.
+    """
 
     def __init__(
         self, device_id: int | None, chips: tuple[int, ...], give_back: Callable[[], None]
@@ -59,10 +64,11 @@ class Lease:
 
 
 def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
-    """Hold the smallest device with ``count`` chips, or that of an id, if need be when free.
+    """Reserve the smallest free device with ``count`` chips, or the device with the given id; wait
+    for it if asked to.
 
-    The chips are nobody's hardware: other processes are in the way only of who names a device,
-    waits, or has chosen the folder in which processes share them.
+    The chips are not real hardware. Another process therefore blocks you only if you ask for a
+    specific device, wait for one, or set the folder in which processes share devices.
     """
     if count == 0:
         return Lease(None, (), lambda: None)
@@ -183,11 +189,11 @@ def _try(
 
 
 def _give_back(file: Path, pid: int) -> None:
-    if os.getpid() != pid:  # a forked copy of the lease holds nothing
+    if os.getpid() != pid:  # a forked copy of the lease owns nothing
         return
     try:
         file.unlink(missing_ok=True)
-    except OSError as trouble:  # it ends with this process
+    except OSError as trouble:  # the reservation ends with this process anyway
         log.engine.debug("A device could not be released: %s", trouble)
 
 
@@ -195,7 +201,9 @@ _own: list[Path] = []
 
 
 def _keep_to_itself(why: str) -> None:
-    """Bookkeep in a folder of this process from now on: other processes do not see its devices."""
+    """Keep reservations in a private folder from now on, so that other processes do not
+    see them.
+    """
     log.engine.warning(
         (
             "Devices are not shared between processes, because the folder cannot be used "
@@ -222,9 +230,9 @@ def _present(folder: Path, name: str) -> list[Holder]:
     for file in folder.glob(f"{name}.*.json"):
         try:
             holder = _holder(archive.from_json(archive.read_text(file, _LARGEST).encode()))
-        except FileNotFoundError:  # it has just been given back
+        except FileNotFoundError:  # its owner has just released it
             continue
-        except archive.InvalidFile as error:  # a pipe, which would wait, for one
+        except archive.InvalidFile as error:  # for example, a pipe, which would block the reader
             raise OSError(str(error)) from error
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise OSError(f"{file} was not written by this version") from error
@@ -236,7 +244,9 @@ def _present(folder: Path, name: str) -> list[Holder]:
 
 
 def _holder(entry: Mapping[str, Any]) -> Holder:
-    """Return what a file says, which anybody may have written in a folder that users share."""
+    """Return the contents of a reservation file. Anybody may have written it, if users share the
+    folder.
+    """
     own = entry["process"]
     numbers = (entry["device"], *entry["chips"], own["pid"])
     if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
@@ -252,9 +262,9 @@ def _holder(entry: Mapping[str, Any]) -> Holder:
 
 
 def _written(holder: Holder, file: Path) -> Path:
-    """Write a file that is whole when it appears: readers do not lock."""
+    """Write a file that is complete as soon as it is visible, because readers do not lock it."""
     unfinished = file.with_suffix(".unfinished")
-    # Not through a link that somebody has put there, in a folder that several users share.
+    # Do not follow a link that another user may have placed in a shared folder.
     with unfinished.open("x") as opened:
         json.dump(dataclasses.asdict(holder), opened)
     return unfinished.rename(file)

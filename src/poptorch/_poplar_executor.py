@@ -1,4 +1,4 @@
-"""The module that integrations import the executor from."""
+"""Provide the module from which integrations import the executor."""
 
 from .executor import PoplarExecutor
 

@@ -1,4 +1,7 @@
-"""Systems of chips; ids are those of a machine's list: single chips, then groups of 2, 4, 8, ..."""
+"""Describe systems of chips and their device ids.
+
+Ids follow the list of a real machine: first single chips, then groups of 2, 4, 8 and so on.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from ._base.errors import Error
 
 @dataclass(frozen=True)
 class ChipKind:
-    name: str  # what the environment calls it
-    board: str  # the machine or card that it comes in
-    generation: int  # 1, 2 or 21
-    tiles: int  # processors
-    tile_bytes: int  # memory of each
+    name: str  # value of the environment variable
+    board: str  # machine or card that contains the chips
+    generation: int  # hardware generation: 1, 2 or 21
+    tiles: int  # processors per chip
+    tile_bytes: int  # bytes of memory per tile
     clock_mhz: int
-    per_board: int  # chips in one machine or card
+    per_board: int  # chips per machine or card
 
 
 KINDS = {
@@ -52,7 +55,7 @@ class System:
         ]
 
     def check_size(self, replicas: int, chips: int) -> None:
-        """Refuse a model whose replicas need more chips than there are."""
+        """Raise an error if the replicas of a model need more chips than the system has."""
         needed = replicas * chips
         if needed > self.chips:
             enough = 1 << (needed - 1).bit_length()
@@ -72,7 +75,7 @@ def current() -> System:
 
 
 def system_of(text: object = None) -> System:
-    """Return the system to price for: the one of a text, else this one, else the usual one."""
+    """Return the system to estimate for: the given one, else this machine's, else the default."""
     if text is not None:
         return parse(text)
     present = current()
@@ -80,7 +83,9 @@ def system_of(text: object = None) -> System:
 
 
 def parse(text: object, title: str = "There is no such system") -> System:
-    """Return the system that a text describes: ``bow:16``, or a number of chips of kind mk2."""
+    """Return the system that a text describes: ``bow:16``, or a number, which means chips
+    of kind mk2.
+    """
     match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text) if isinstance(text, str) else None
     if match is None or (match[1] or "mk2") not in KINDS:
         raise Error(

@@ -1,4 +1,4 @@
-"""Custom container types as arguments, results and elements of data sets.
+"""Support custom container types as arguments, results and elements of data sets.
 
 Source: PopTorch user guide, "Features" and PopTorch user guide, "PopTorch ops".
 """
@@ -72,7 +72,8 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
 
 
 def registerGeometricCustomArgParsers() -> None:
-    """Register the parsers of ``poptorch_geometric``, when that package can be imported."""
+    """Register the parsers of ``poptorch_geometric`` if that package can be imported."""
     for point in entry_points(group="poptorch.parsers"):
-        with contextlib.suppress(ImportError):  # documented: graph networks are optional
+        # graph networks are optional, as the documentation says
+        with contextlib.suppress(ImportError):
             point.load()()

@@ -1,4 +1,4 @@
-"""Automatic casting of releases 2.1 to 3.0: a context manager, and its policy."""
+"""Provide the automatic casting of releases 2.1 to 3.0: a context manager and its policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOMES = (torch, torch.nn.functional, torch.Tensor)
 
 @dataclass(frozen=True)
 class Policy:
-    """Functions whose operands ``autocast`` casts; for ``Precision.autocastPolicy``.
+    """List the functions whose operands ``autocast`` casts; for ``Precision.autocastPolicy``.
 
     An entry is a function (``torch.matmul``), its name, or a layer (``torch.nn.Conv2d``). A layer
     means the function that it calls.
@@ -41,7 +41,7 @@ class Policy:
     demote: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
-        """Replace functions and layers by names."""
+        """Replace functions and layers by their names."""
         for rule in fields(self):
             entries = getattr(self, rule.name)
             if isinstance(entries, str) or not isinstance(entries, Sequence):
@@ -59,7 +59,7 @@ class Policy:
 def _name(entry: Any) -> str:
     own = entry if isinstance(entry, str) else getattr(entry, "__name__", repr(entry))
     candidates = [own]
-    if isinstance(entry, type):  # Conv2d calls conv2d; BatchNorm2d batch_norm
+    if isinstance(entry, type):  # Conv2d calls conv2d, and BatchNorm2d calls batch_norm
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", own).lower()
         candidates = [own.lower(), snake, re.sub(r"\dd$", "", snake), snake.removesuffix("_loss")]
     for candidate in candidates:

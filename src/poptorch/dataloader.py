@@ -1,6 +1,7 @@
-"""``poptorch.DataLoader``, ``poptorch.AsynchronousDataAccessor`` and ``poptorch.PadToSizes``.
+"""Load and combine batches: ``DataLoader``, ``AsynchronousDataAccessor`` and ``PadToSizes``.
 
-Source: PopTorch user guide, "Efficient data batching". The processes behind them are in ``_data``.
+The loading processes and their buffers are implemented in ``_data``. Source: PopTorch user guide,
+"Efficient data batching".
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         options._freeze()
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
-        self._permuted: tuple[int, int, int] | None = None  # what makes a permutation
-        self._order_index = 0  # of the next of them
+        self._permuted: tuple[int, int, int] | None = None  # arguments that determine a permutation
+        self._order_index = 0  # index of the next permutation
         self._by_workers: weakref.ref[_WorkersIteration] | None = None
         process, shares = data_share(options.Distributed)
         processes = shares if auto_distributed_partitioning else 1
@@ -145,7 +146,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         notices.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
-                # Not of a subclass, whose own __iter__ would be applied there and here.
+                # Only the base class, because a subclass's own __iter__ would run both in the other
+                # process and here.
                 self._for_another_process(DataLoader),
                 **(_started_as() | (async_options or {})),
                 rebatched_size=self._plan.rebatched,
@@ -194,7 +196,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _begin(self) -> Any:
         if self._options is not None and self._options.Distributed.numProcesses > 1:
-            # All processes must make as many calls; -1: the data set has no length.
+            # All processes must take part in this exchange equally often; -1 means that the data
+            # set has no length.
             seed = None if self._permuted is None else self.options.random_seed
             _job.note_data_length(operator.length_hint(self, -1), seed)
         if self._accessor is not None:
@@ -212,7 +215,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return batches
 
     def _retire_workers(self) -> None:
-        """Give up persistent workers that serve an iteration which somebody still holds."""
+        """Stop reusing persistent workers while another iterator still uses them."""
         latest = self._by_workers() if self._by_workers is not None else None
         if latest is not None and latest.is_over:
             latest.end()
@@ -220,14 +223,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._iterator = None
 
     def _iterate(self) -> Any:
-        """Return torch's iterator, with new workers when the persistent ones do not answer."""
+        """Return torch's iterator, with new workers if the persistent ones do not answer."""
         try:
             batches = super().__iter__()
         except RuntimeError as error:
             if self._iterator is None:
                 raise
             self._iterator = None
-            # Torch takes 5 seconds per worker to end them when a cycle has kept their iterator.
+            # If a reference cycle keeps their iterator alive, torch takes 5 seconds per worker to
+            # end them.
             traceback.clear_frames(error.__traceback__)
             batches = super().__iter__()
         if not self.persistent_workers:
@@ -240,7 +244,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         options, plan = self.options, self._plan
         process, processes = data_share(options.Distributed)
         samples = len(dataset)
-        assert plan.combined is not None  # check_sources has refused it
+        assert plan.combined is not None  # check_sources has already refused None
         part: Sequence[int] = shard_range(
             samples, plan.combined, plan.drop_last, process, processes
         )
@@ -259,21 +263,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return Shard(dataset, part)
 
     def _reorder(self, order: torch.Tensor) -> None:
-        """Let the next iteration, and no other one that still runs, read in a new order."""
+        """Use a new order in the next iteration, without changing iterations that still run."""
         if self._iterator is not None:
-            self.dataset.order.copy_(order)  # the workers have the view already
+            self.dataset.order.copy_(order)  # the workers share this tensor
             return
         if self.persistent_workers:
             order.share_memory_()  # type: ignore[no-untyped-call]
-        # Past torch's guard: the size, which is what torch's samplers know, stays the same.
+        # Bypass torch's check of this attribute. The size, which is all that torch's samplers know,
+        # stays the same.
         self.__dict__["dataset"] = Shard(self.dataset.dataset, self.dataset.part, order)
 
     def _for_another_process(self, kind: type[DataLoader]) -> DataLoader:
-        """Return what a loading process needs of this loader: itself, loading synchronously."""
+        """Return a copy of this loader for a loading process; the copy loads synchronously."""
         other = object.__new__(kind)
         other.__dict__.update(self.__dict__, _options=None, _by_workers=None, _iterator=None)
         other._accessor = None
-        other.pin_memory = False  # its elements are copied once more anyway
+        other.pin_memory = False  # the elements are copied once more anyway
         return other
 
     def _samples(self) -> int:
@@ -285,11 +290,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
 
 class _WorkersIteration(Iterator[Any]):
-    """One iteration by torch's persistent workers, which can serve only one at a time."""
+    """One iteration with torch's persistent workers, which can serve only one iteration at
+    a time.
+    """
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
-        self.is_over = False  # the workers may begin another one
+        self.is_over = False  # the workers may then begin another iteration
 
     def end(self) -> None:
         self._batches = iter(())
@@ -306,7 +313,9 @@ class _WorkersIteration(Iterator[Any]):
 
 
 class _RemoteIteration(Iterator[Any]):
-    """One iteration of a loading process; keeps its loader, whose end would end the process."""
+    """One iteration of a loading process. It keeps the loader alive, because the process ends with
+    the loader.
+    """
 
     def __init__(self, owner: DataLoader, consumer: Consumer) -> None:
         self._owner, self._consumer = owner, consumer
@@ -504,10 +513,10 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
 
 
 def _started_as() -> dict[str, Any]:
-    """Return how the loading process starts: as torch starts the workers of a loader.
+    """Return how the loading process starts: in the same way as the workers of torch's loaders.
 
-    So a script needs the guard for ``__main__`` where a loader of torch needs it, and nowhere else.
-    A fork is there 1.6 s before a server has imported torch.
+    A script therefore needs the guard for ``__main__`` exactly if it needs one for a torch loader.
+    A forked process is ready 1.6 s before a server process has imported torch.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     forks = (method or multiprocessing.get_all_start_methods()[0]) == "fork"

@@ -1,4 +1,4 @@
-"""Every enum of PopTorch; the integers are part of the interface."""
+"""Define all enums of PopTorch. Their integer values are part of the interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = [
 
 
 class OutputMode(enum.IntEnum):
-    """Which results a call returns. Default means All for inference and Final for training."""
+    """Which results a call returns. ``Default`` means ``All`` for inference and ``Final`` for
+    training.
+    """
 
     Final = 0
     EveryN = 1
@@ -34,7 +36,7 @@ class ConnectionType(enum.IntEnum):
 
 
 class ReductionType(enum.IntEnum):
-    """How gradients are combined over accumulation steps and replicas."""
+    """How gradients of accumulation steps and replicas are combined."""
 
     Sum = 0
     Mean = 1
@@ -42,7 +44,7 @@ class ReductionType(enum.IntEnum):
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """Where a mean is divided; the choices are equal in exact arithmetic."""
+    """When the sum is divided to get a mean. All choices are equal in exact arithmetic."""
 
     Running = 0
     Post = 1
@@ -50,23 +52,27 @@ class MeanReductionStrategy(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """Synchronisation between devices and the host."""
+    """How often devices and host synchronise."""
 
     Full = 0
     SinglePipeline = 1
     ReplicaAndLadder = 2
-    PingPong = 2  # its name in release 1.0
+    PingPong = 2  # name in release 1.0
 
 
 class Compiler(enum.IntEnum):
-    """The compiler of a function of ``poptorch.experimental``; there is only one here."""
+    """The compiler of a function in ``poptorch.experimental``. All members have the same
+    effect here.
+    """
 
     PopART = 0
     MLIR = 1
 
 
 class DataLoaderMode(enum.IntEnum):
-    """Where data is loaded: here, in another process, or in one that assembles batches."""
+    """Where data is loaded: in this process, in another one, or in another one that also combines
+    batches.
+    """
 
     Sync = 0
     Async = 1
@@ -83,7 +89,7 @@ class SharingStrategy(enum.IntEnum):
 
 
 class OverlapMode(enum.Enum):
-    """Which loop overlaps its input or output with compute."""
+    """Which loop overlaps input or output with compute."""
 
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"
@@ -116,14 +122,14 @@ class CommGroupType(enum.IntEnum):
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """Which replicas' values are read back. There is no member 1."""
+    """Which replicas' values are read back. No member has the value 1."""
 
     OnePerGroup = 0
     AllReplicas = 2
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
-    """Deprecated: the type in which mixed half and float operands are computed."""
+    """Deprecated: the type in which operands of mixed half and float types are computed."""
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1
@@ -138,14 +144,14 @@ class MultiConvPlanType(enum.IntEnum):
 
 
 class MultiConvPartialsType(enum.IntEnum):
-    """Legacy (1.4 to 2.0) way to name the partials type of a MultiConv."""
+    """Deprecated name of the partials type of a MultiConv (releases 1.4 to 2.0)."""
 
     Float = 0
     Half = 1
 
 
 class MatMulSerializationMode(enum.Enum):
-    """Which dimension of a matrix multiplication is divided into pieces."""
+    """Along which dimension a matrix multiplication is split."""
 
     InputChannels = "input_channels"
     ReducingDim = "reducing_dim"

@@ -1,4 +1,8 @@
-"""``PoplarExecutor``: what wrapping a model returns. Source: PopTorch user guide, "Features"."""
+"""Define ``PoplarExecutor``, the object that wrapping a model returns.
+
+The executor offers PopTorch's methods and leaves their work to ``_session``. Source: PopTorch user
+guide, "Features".
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,8 @@ class PoplarExecutor:
         training = optimizer is not None
         self._channel = Channel(f"poptorch.{'trainingModel' if training else 'inferenceModel'}")
         self._channel.instrument(self, *_TRACED)
-        shallow = wrapping.shallow(model)  # shares tensors and layers, not top-level attributes
+        # a shallow copy shares tensors and layers, but not top-level attributes
+        shallow = wrapping.shallow(model)
         self._user_model = model if training else shallow
         entry = _with_loss(shallow, loss) if loss is not None else None
         self._session = Session(
@@ -479,7 +484,9 @@ class PoplarExecutor:
         return None if optimizer is None else optimizer.given
 
     def _adopt_strategy(self) -> None:
-        """Half accumulators keep a running mean (PopTorch user guide, "Options")."""
+        """Keep a running mean in accumulators of half precision (PopTorch user guide,
+        "Options").
+        """
         optimizer = self._session.optimizer
         if not self.isCompiled() and optimizer is not None and optimizer.needs_running_mean:
             use_running_mean(self._options)
@@ -495,7 +502,9 @@ class PoplarExecutor:
         return value  # type: ignore[no-any-return]
 
     def _handing_back(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Let methods that return the module, as ``to`` and ``train`` do, return this."""
+        """Return this executor from methods that return the module itself, such as ``to`` and
+        ``train``.
+        """
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -517,7 +526,7 @@ class PoplarExecutor:
         return module_repr(self._user_model)
 
     def __str__(self) -> str:
-        """Describe what is compiled, for which inputs, and where the newest weights are."""
+        """Say what is compiled, for which inputs, and where the newest weights are."""
         session = self._session
         name = type(session.model.module).__name__.removeprefix("Poptorch")
         kind = "inference" if session.optimizer is None else "training"
@@ -525,19 +534,21 @@ class PoplarExecutor:
         return f"{type(self).__name__}: {name}, {kind}, {state}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # in a notebook
+        printer.text(str(self))  # used by notebooks
 
     def __copy__(self) -> PoplarExecutor:
-        return self  # a model has one executor
+        return self  # there is only one executor per model
 
     def __reduce__(self) -> Any:
-        """Let a deep copy or pickle wrap its own copy of the model, not compiled."""
+        """Pickle or copy the executor as a wrapper around a copy of the model that is not
+        compiled.
+        """
         self._session.weights.fetch()
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
 
 
 def _missing_device(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the kind of device that a call moves a model to, if it is not the processor."""
+    """Return the device type to which a call moves the model, if it is not "cpu"."""
     if method in ("cuda", "ipu", "xpu"):
         return method
     places = [*args[:1], kwargs.get("device")] if method in ("to", "to_empty") else []
@@ -554,7 +565,7 @@ def _settings(options: Options, training: bool) -> Spec:
 @contextlib.contextmanager
 def _progress(options: Options, channel: Channel) -> Iterator[Callable[[float], None]]:
     bar, shown = options._progress_bar, options._show_compilation_progress_bar
-    bar.reset(visible=options.Distributed.processId == 0)  # one of a job is enough
+    bar.reset(visible=options.Distributed.processId == 0)  # one progress bar per job is enough
     try:
         with channel.tracepoint("modelCompilation"):
             yield lambda share: bar(round(100 * share)) if shown else None
@@ -563,7 +574,7 @@ def _progress(options: Options, channel: Channel) -> Iterator[Callable[[float], 
 
 
 def _with_loss(model: nn.Module, loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the form of PopTorch 1.0: a loss appended to the model (user guide, "Options")."""
+    """Return a model that also returns a loss, as in PopTorch 1.0 (user guide, "Options")."""
 
     def forward(args: Any, loss_inputs: Any = None) -> tuple[Any, Any]:
         if isinstance(args, dict):

@@ -1,4 +1,4 @@
-"""Functions as programs, under the names of releases 2.5 and 2.6."""
+"""Compile functions instead of modules, under the names of releases 2.5 and 2.6."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def IPUContext(
         func: takes and returns tensors.
         compiler: has no effect.
         options: the options of the program.
-        model: the module that ``func`` calls; its weights are those of the program.
+        model: the module that ``func`` calls. The program uses the weights of this module.
     """
     if func is None:
         return functools.partial(IPUContext, compiler=compiler, options=options, model=model)

@@ -1,4 +1,4 @@
-"""Functions about the devices of the system (PopTorch user guide, "Environment variables")."""
+"""Ask which devices the system has (PopTorch user guide, "Environment variables")."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ipuHardwareVersion() -> int:
     """Return the generation of the system's chips: 1, 2 or 21.
 
     Raises:
-        AssertionError: there are none.
+        AssertionError: the system has no chips.
     """
     if not ipuHardwareIsAvailable():
         raise AssertionFailure(

@@ -1,4 +1,4 @@
-"""Names that scripts and tests import from PopTorch's engine module."""
+"""Provide the names that scripts and tests import from PopTorch's engine module."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = [
 
 
 def createPoptorchError(msg: str) -> Error:
-    """Return an error of the Python layer, to be raised."""
-    return Error(msg, where="")  # no more than the text
+    """Return an error of the Python layer, for the caller to raise."""
+    return Error(msg, where="")  # without the user's line
 
 
 class TestErrorType(enum.Enum):
-    """What ``_throwTestError`` can raise."""
+    """The errors that ``_throwTestError`` can raise."""
 
-    __test__ = False  # no test class, whatever pytest thinks of the name
+    __test__ = False  # keeps pytest from collecting this class
 
     Poptorch = "poptorch_cpp_error"
     Popart = "popart_exception"

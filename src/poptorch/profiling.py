@@ -1,4 +1,4 @@
-"""Trace channels: named events in torch's profiler and in a trace file of this process.
+"""Record named events in torch's profiler and in a trace file of this process.
 
 Source: PopTorch user guide, "Environment variables" and "PopTorch ops".
 """
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _HostTrace:
-    """Events of this process, written at its end in the Trace Event Format."""
+    """Events of this process, which are written in the Trace Event Format when it ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._began = directory.absolute(), time.perf_counter()
@@ -44,7 +44,7 @@ class _HostTrace:
         )  # fmt: skip
 
     def write(self) -> None:
-        """Write what has been noted; forked processes leave that to their parent."""
+        """Write the recorded events. Forked processes leave this to their parent."""
         if self._events and os.getpid() == self._pid:
             self._directory.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"})
@@ -65,10 +65,10 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-_SETTINGS = _settings()  # read once, at import, as it was
+_SETTINGS = _settings()  # read once at import, as in PopTorch
 _ENABLED = str(_SETTINGS.get("enable", "false")).lower() == "true"
 _TRACE = _HostTrace(Path(str(_SETTINGS.get("directory", ".")))) if _ENABLED else None
-_NOTHING = contextlib.nullcontext()  # one for all calls
+_NOTHING = contextlib.nullcontext()  # one object for all calls
 
 
 class Channel:
@@ -79,36 +79,38 @@ class Channel:
     ``DIR/trace_PID.json``, which ``pva.openTrace`` and https://ui.perfetto.dev open.
 
     Args:
-        name: the channel's.
+        name: the name of the channel.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def instrument(self, obj: T, *methods: str) -> T:
-        """Trace calls of an object's methods; special ones like ``__getitem__`` too.
+        """Record calls of an object's methods, including special methods such as ``__getitem__``.
 
         Args:
-            obj: ``isinstance`` and pickling work as before.
-            methods: their names.
+            obj: any object. ``isinstance`` and pickling work as before.
+            methods: the names of the methods.
 
         Returns:
-            The same object. Objects of built-in types stay untraced.
+            The same object. Calls of objects with built-in types are not recorded.
         """
         if _ENABLED:
-            with contextlib.suppress(TypeError):  # lists and the like cannot change
+            with contextlib.suppress(TypeError):  # lists and other built-in types cannot be changed
                 cls: Any = type(obj)
                 obj.__class__ = _traced(cls, self._name, methods)
         return obj
 
     def tracepoint(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager; its block is one event."""
+        """Return a context manager that records its block as one event."""
         if not _ENABLED:
             return _NOTHING
         return _recorded(self._name, name)
 
     def _event(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function whose calls are events; where none are recorded, the same."""
+        """Return a function that records its calls, or the function itself if nothing is
+        recorded.
+        """
         return _recorded(self._name, name)(function) if _ENABLED else function
 
 
@@ -125,7 +127,9 @@ def _recorded(channel: str, name: str) -> Iterator[None]:
 
 @functools.cache
 def _traced(cls: Any, channel: str, methods: tuple[str, ...]) -> Any:
-    """Return a subclass whose methods are events; objects of it travel as those of ``cls``."""
+    """Return a subclass that records method calls. Its objects are pickled as objects of
+    ``cls``.
+    """
 
     def reduce(self: Any, protocol: Any) -> Any:
         make, args, *state = cls.__reduce_ex__(self, max(protocol, 2))

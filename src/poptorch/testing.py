@@ -1,4 +1,4 @@
-"""Help for tests: comparing nested results, and the conformance suite of backends.
+"""Help with tests: compare nested results, and check that a backend conforms.
 
 Source of ``allclose``: PopTorch user guide, "Environment variables".
 """
@@ -25,7 +25,7 @@ __all__ = ["CONFORMANCE", "allclose", "check_backend", "injected_fault"]
 
 
 def allclose(ref: Any, other: Any) -> bool:
-    """Tell whether two tensors, or nested tuples and lists of tensors, are close.
+    """Return whether two tensors, or nested tuples and lists of tensors, are close.
 
     Args:
         ref, other: the structures must match; tensors are compared with ``torch.allclose``.
@@ -39,7 +39,7 @@ def allclose(ref: Any, other: Any) -> bool:
 
 
 def injected_fault(place: str, error: BaseException) -> contextlib.AbstractContextManager[None]:
-    """Let the next step of a kind fail once, in a ``with`` block: to test error handling.
+    """Make the next step of one kind fail once inside a ``with`` block, to test error handling.
 
     Args:
         place: ``"compile"``, ``"attach"`` (acquire and fill a device) or ``"run"``.
@@ -85,7 +85,7 @@ def _options(
 
 
 def _check_training(backend: str, iterations: int = 1, **counts: int) -> None:
-    """Two calls of D x R x G micro-batches equal the eager loop over the same rows."""
+    """Check that two calls of D x R x G micro-batches equal the eager loop over the same rows."""
     torch.manual_seed(0)
     eager = _Net()
     model, window = copy.deepcopy(eager), math.prod(counts.values())
@@ -123,7 +123,9 @@ def _inference(backend: str) -> None:
 
 
 def _random(backend: str) -> None:
-    """One seed, one sequence: two wrappers agree, and two calls differ."""
+    """Check that two wrappers with the same seed agree, and that two calls of one wrapper
+    differ.
+    """
     model = nn.Dropout(0.5).train()
     x = torch.ones(64)
     results = []
@@ -136,7 +138,7 @@ def _random(backend: str) -> None:
 
 
 def _results_are_new(backend: str) -> None:
-    """Results share no storage with inputs or state, and survive the next call."""
+    """Check that results share no storage with inputs or state, and survive the next call."""
     model = nn.Linear(2, 2)
 
     class Returning(nn.Module):
@@ -176,7 +178,7 @@ def check_backend(name: str) -> None:
         name: as given to ``options.backend``.
 
     Raises:
-        AssertionError: the first way in which it differs from eager torch.
+        AssertionError: the backend differs from eager PyTorch; the message says how.
     """
     for check in CONFORMANCE.values():
         check(name)

@@ -1,4 +1,7 @@
-"""``trainingModel`` and ``inferenceModel``. Source: PopTorch user guide, "Features"."""
+"""Wrap and load models: ``trainingModel``, ``inferenceModel`` and ``load``.
+
+Source: PopTorch user guide, "Features".
+"""
 
 from __future__ import annotations
 
@@ -44,16 +47,18 @@ def trainingModel(
             ``Poptorch<Name>`` until ``destroy()``.
         options: this call freezes them; None for the defaults.
         optimizer: from ``torch.optim`` or ``poptorch.optim``; None for SGD with lr 0.01. It is
-            read now, and again by ``setOptimizer``. Of ``torch.optim`` there may be a list of one
-            class, as for actor and critic: each keeps numbers and ``state_dict()`` of its own.
+            read now, and again by ``setOptimizer``. You can pass a list of ``torch.optim``
+            optimizers of the same class, for example one for an actor and one for a critic. Each
+            keeps its own hyper-parameters and ``state_dict()``.
         extra, keywords: deprecated: counts instead of options, or ``loss``, a function of the
             model's output and the call's second argument.
 
     Raises:
         TypeError: the model is neither a module nor callable, or there are too many arguments.
-        RuntimeError: the model is wrapped for training already.
+        RuntimeError: the model is already wrapped for training.
         AssertionError: the type of the optimizer is not supported.
-        poptorch.Error: ``options`` is no ``poptorch.Options``, or optimizers do not go together.
+        poptorch.Error: ``options`` is not a ``poptorch.Options``, or the optimizers of a list
+            cannot be combined.
     """
     call = read_call(True, options, optimizer, extra, keywords)
     module = _module(model)
@@ -76,13 +81,13 @@ def inferenceModel(
 
     Args:
         model: any module; it is not changed. If you also wrap it for training, both wrappers
-            share the weights; you copy nothing.
+            share the weights, and you do not need to copy them.
         options: this call freezes them; None for the defaults.
         extra, keywords: deprecated: counts instead of options.
 
     Raises:
         TypeError: the model is neither a module nor callable, or there are too many arguments.
-        poptorch.Error: ``options`` is no ``poptorch.Options``, or its gradient accumulation is
+        poptorch.Error: ``options`` is not a ``poptorch.Options``, or its gradient accumulation is
             not 1.
     """
     call = read_call(False, options, None, extra, keywords)
@@ -90,7 +95,7 @@ def inferenceModel(
 
 
 def _ahead(executor: PoplarExecutor) -> PoplarExecutor:
-    """Have the compiler imported until the first call, where that takes nothing from anybody."""
+    """Import the compiler in the time before the first call, if this slows down nobody."""
     _compile.wrapped(backend_name(executor.options), cache_directory(executor.options))
     return executor
 
@@ -105,39 +110,39 @@ def load(
     options: Options | None = None,
     loss: Callable[..., Any] | None = None,
 ) -> PoplarExecutor:
-    """Go on with a saved model.
+    """Load a saved model and continue with it.
 
-    The file is data: weights, the states of optimizer and random generator, settings, shapes of
-    the arguments. You bring model and optimizer; ``load`` fills them and compiles the model again.
-    Compiled code comes from this machine's cache if it is there. Nothing in the file runs, and
-    nothing is imported for it.
+    The file contains data: weights, the states of the optimizer and the random generator, settings,
+    and the shapes of the arguments. You pass a model and an optimizer; ``load`` restores their
+    state and compiles the model again. Compiled code comes from the cache of this machine if it is
+    there. No code in the file runs, and nothing is imported because of it.
 
-    The file also holds a pickled model and compiled code. They are used only if you saved the
-    file, which its signature shows, or trust it.
+    The file also contains a pickled model and compiled code. They are used only if you trust the
+    file, or if its signature shows that you saved it.
 
     Some arguments are not saved: objects, and values that ``forward`` read while it was compiled.
-    Then the first call compiles.
+    In these cases the model is compiled by the first call.
 
     Args:
         filename: from ``save`` or ``compileAndExport``.
         edit_opts_fn: takes the options and may change them.
         trusted: unpickle the objects that you do not pass, and run the file's compiled code.
-            **Both can do anything.** Trust only files from people whom you would let run a program
-            here.
+            **Both can do anything.** Use this only for files from people whom you would allow to
+            run a program on this machine.
         model: a module like the saved one; it gets the saved weights.
         optimizer: for training: one like the saved one, or a list, over the model's parameters.
-        options: replace those of the file.
-        loss: the one that you gave to ``trainingModel``, if you did.
+        options: these replace the options in the file.
+        loss: the function that you passed to ``trainingModel``, if you passed one.
 
     Returns:
-        An executor that goes on from there.
+        An executor that continues where the saved one stopped.
 
     Raises:
-        AssertionError: no such file of this version ("Invalid file"), or it was saved with
-            ``export_model=False``.
-        RuntimeError: the model is wrapped for training already.
-        poptorch.Error: there is neither a model nor trust, or model or optimizer are unlike the
-            saved ones. They keep their values then.
+        AssertionError: there is no such file of this version ("Invalid file"), or it was saved
+            with ``export_model=False``.
+        RuntimeError: the model is already wrapped for training.
+        poptorch.Error: you passed no model and do not trust the file, or the model or the
+            optimizer does not match the saved one. They keep their values then.
     """
     saved, chosen = files.read(filename, trusted), joint.joined(optimizer)
     if not saved.whole:
@@ -180,17 +185,19 @@ def load(
 
 
 def _options_of(saved: files.Saved) -> Options:
-    """Return the options of a file, less what belongs to the machine that wrote it."""
+    """Return the options in a file, without those that only apply to the machine that wrote it."""
     asked, options = Options(), Options()
     try:
         apply_data(asked, saved.options)
-        apply_calls(options, as_calls(asked))  # again: a file could name folders
-        with contextlib.suppress(Error):  # a broken condition is said when it is compiled
+        # once more, because the options in a file could name folders
+        apply_calls(options, as_calls(asked))
+        with contextlib.suppress(Error):  # compiling reports conditions that are not met
             freeze(options, training=saved.algorithm is not None)
-    except Exception as error:  # of many kinds, from the setters
+    except Exception as error:  # setters raise errors of many types
         raise InvalidFile("Invalid file", got=f"{saved.path}, its options: {error}") from error
     options.deleteIfExists("ipu_version")
-    if options.connection_type == ConnectionType.Never:  # compiled without a device, for one
+    # for example, because it was compiled without a device
+    if options.connection_type == ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
     return options
 
@@ -218,7 +225,9 @@ def _module(model: Any) -> nn.Module:
 
 
 def _check_scripted(module: nn.Module) -> None:
-    """Refuse code of TorchScript that reads weights of its own, which no program could change."""
+    """Refuse TorchScript code that reads its own weights, because a program could not
+    update those.
+    """
     for path, layer in module.named_modules():
         if isinstance(layer, torch.jit.ScriptModule):
             weights = sum(1 for _ in (*layer.parameters(), *layer.buffers()))

@@ -55,7 +55,7 @@ if __name__ == "__main__":
 """
 FUNCTIONS = '''\
 def forward_backward(p, acc, x, labels):
-    """Return the results of one run; add its gradients up."""
+    """Return the results of one run; accumulate its gradients."""
     g = {}  # gradients
     relu = torch.relu(F.linear(x, p["fc1.weight"], p["fc1.bias"]))  # net.py:11
     output = F.linear(relu, p["fc2.weight"], p["fc2.bias"])
@@ -78,7 +78,7 @@ def forward_backward(p, acc, x, labels):
 
 
 def update(p, acc, h):
-    """Change the weights by their gradients."""
+    """Update the weights with their gradients."""
     negative = -h["lr"]
     for name in WEIGHTS:
         scaled = acc[name] * 0.5

@@ -1,6 +1,7 @@
-"""Where torchrun's agents on several hosts meet: what they write there is signed.
+"""Let torchrun's agents on several hosts meet, and sign what they write there.
 
-An agent unpickles what it reads, and torch's store takes values from whoever connects to it.
+An agent unpickles what it reads, and torch's store accepts values from everybody who connects to
+it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from typing import Any
 from .._base import env
 from .._job.rendezvous import dist, listening
 
-BACKEND = "poptorch"  # for ``LaunchConfig.rdzv_backend``; ``place`` is a host's among them
-_CUT = 15_000  # milliseconds without an answer after which a connection is cut
+# for ``LaunchConfig.rdzv_backend``; each host's index in the list of hosts is its ``place``
+BACKEND = "poptorch"
+_CUT = 15_000  # a connection without an answer for this number of milliseconds is closed
 LOCAL = "127.0.0.1"
-_READING = datetime.timedelta(seconds=60)  # that a store may take to answer
+_READING = datetime.timedelta(seconds=60)  # how long a store may take to answer
 _BYTES = hashlib.sha256().digest_size
 
 
 class SignedBackend:
-    """A ``RendezvousBackend`` that keeps states in another one, behind a digest by a secret key."""
+    """A ``RendezvousBackend`` that stores states in another one, signed with a secret key."""
 
     name = BACKEND
 
@@ -64,10 +66,10 @@ def _handler(parameters: Any) -> Any:
 
 
 class OneHost:
-    """A ``RendezvousHandler`` of an agent that waits for no other: what it keeps is in its memory.
+    """A ``RendezvousHandler`` for an agent on a single host, which keeps its state in memory.
 
-    Torch's own opens a port for the processes on all networks. This one opens it on the loopback
-    device, and another one at each start.
+    Torch's handler opens a port for the processes on all networks. This one opens it on the
+    loopback device, and uses another port for each start.
     """
 
     use_agent_store = True
@@ -93,7 +95,7 @@ class OneHost:
         return False
 
     def set_closed(self) -> None:
-        """Nobody else would look."""
+        """Do nothing, because no other agent reads this."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -104,10 +106,10 @@ class OneHost:
 
 
 class ManyHosts:
-    """A ``RendezvousHandler`` that gives a host the place in which it was named.
+    """A ``RendezvousHandler`` that orders hosts as the user named them.
 
-    Torch orders hosts by their names. Like torch's own it opens a store for the processes, but one
-    that listens at the host's address only.
+    Torch orders hosts by their names. Like torch's handler, this one opens a store for the
+    processes, but the store listens only at the host's address.
     """
 
     use_agent_store = True
@@ -133,7 +135,7 @@ class ManyHosts:
 
 
 def _server(address: str, port: int = 0) -> Any:
-    """Return a store that listens at one address, as torch's own does at all."""
+    """Return a store that listens at one address; torch's store listens at all addresses."""
 
     with socket.socket(fileno=listening(address, port)) as listener:
         return dist.TCPStore(
@@ -174,7 +176,9 @@ def _connections() -> list[int]:
 
 
 def _give_up_cut(connections: set[int]) -> None:
-    """Let the kernel say that nobody answers: torch's store would wait for it without a limit."""
+    """Let the kernel close connections without an answer, because torch's store would wait
+    forever.
+    """
     for number in connections:
         with socket.socket(fileno=os.dup(number)) as each:
             if each.type == socket.SOCK_STREAM and each.family != socket.AF_UNIX:

@@ -1,4 +1,6 @@
-"""``poptorch cache``: the entries of a folder of compiled programs, listed, explained, trimmed."""
+"""Implement ``poptorch cache``: list, explain and trim the entries of a folder of compiled
+programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What commands share: help pages with an example, silence when nobody reads on, scripts."""
+"""Provide what all commands share: help pages with examples, error messages, and running scripts.
+
+Commands end silently when the reader of their output has gone.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from typing import Any
 from .._base import source
 from .._base.errors import Error
 
-FOUND, WRONG_USE = 1, 2  # exit statuses; the page of commands explains them
+FOUND, WRONG_USE = 1, 2  # exit statuses, which the page of commands explains
 
 
 class Misuse(Exception):  # noqa: N818 (what a user did, not a failure)
-    """A command was used wrongly; its message is all that is printed."""
+    """A command was used wrongly. Only the message is printed."""
 
 
 @contextlib.contextmanager
 def misuse() -> Iterator[None]:
-    """Let errors of the library in this block be the user's of the command."""
+    """Report errors of the library in this block as wrong use of the command."""
     try:
         yield
     except Error as error:
@@ -55,14 +58,15 @@ def page(example: str) -> dict[str, Any]:
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:
-    """Make wrong use one message, and end silently when the reader of the output has gone."""
+    """Print wrong use as one message, and end silently when the reader of the output has gone."""
 
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:
         started = [os.path.abspath(sys.argv[0])] if arguments is None else []
         try:
             try:
-                with source.excluding(started):  # the command's own file is no line of the user
+                # frames in the command's own file are not lines of the user
+                with source.excluding(started):
                     return main(arguments)
             except Misuse as error:
                 print(error, file=sys.stderr)
@@ -70,15 +74,17 @@ def command(main: Callable[..., int]) -> Callable[..., int]:
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Python writes what is left in its buffer once more when it exits.
+            # Python writes the rest of its buffer again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + 13  # what a shell reports of a program that SIGPIPE ended
+            return 128 + 13  # the status that a shell reports for a program that SIGPIPE ended
 
     return run
 
 
 class Enough(BaseException):
-    """The script has shown what there is to see. No ``except Exception`` may swallow it."""
+    """Raised to end a script that has run far enough. It derives from ``BaseException``, so that
+    ``except Exception`` does not catch it.
+    """
 
 
 def run_script(path: str, arguments: Sequence[str], function: str = "") -> None:

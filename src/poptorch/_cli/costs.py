@@ -1,4 +1,4 @@
-"""``poptorch estimate`` and ``poptorch report``: what models would cost on IPUs."""
+"""Implement ``poptorch estimate`` and ``poptorch report``: what models would cost on IPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .commands import FOUND, Enough, Misuse, misuse, run_script
 
 _LINK = ("--processes", "--latency", "--bandwidth")
 _OURS = ("--system", "--all", "--json", "--html", *_LINK)
-_CALLS = 10  # that measure a call: the first ones are slower, the latest count
+_CALLS = 10  # number of calls to measure; the first ones are slower, so only the latest count
 
 
 def estimate(chosen: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def estimate(chosen: argparse.Namespace) -> int:
 
 
 def _measure(executor: PoplarExecutor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Compile a model and call it, unless it has no data."""
+    """Compile a model, and call it if it has data."""
     if any(each.is_meta for each in executor.model.parameters()):
         return
     if not executor.isCompiled():

@@ -1,6 +1,6 @@
-"""``poptorch doctor``: everything in a script's models that cannot be captured, in one list.
+"""Implement ``poptorch doctor``: list everything in a script's models that cannot be captured.
 
-Without a script ``health`` examines the machine.
+Without a script, ``health`` examines the machine instead.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     except SystemExit as end:
         broken = end.code not in (None, 0)
     except BrokenPipeError:
-        raise  # nobody reads what is printed
+        raise  # there is no reader for what is printed
     except Exception as error:
         broken = True
         print(f"The script failed:\n{_told(error, path)}")
@@ -84,7 +84,8 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
 
 def _tell(executor: PoplarExecutor, findings: _capture.Explanation) -> None:
     kind = "inference" if executor._optimizer is None else "training"
-    name = type(executor.model).__name__.removeprefix("Poptorch")  # the class while it is trained
+    # the model's class has this prefix while it is wrapped for training
+    name = type(executor.model).__name__.removeprefix("Poptorch")
     print(f"{name}, {kind}, called at {source.calling_line()}\n{findings}\n")
 
 
@@ -148,7 +149,7 @@ def _told(error: Exception, path: str) -> str:
 
 def _file(trace: TracebackType) -> str:
     name = trace.tb_frame.f_code.co_filename
-    return name if os.path.exists(name) else os.devnull  # code that was never in a file
+    return name if os.path.exists(name) else os.devnull  # the code does not come from a file
 
 
 def _input(text: str) -> torch.Tensor:
@@ -166,15 +167,18 @@ def _input(text: str) -> torch.Tensor:
 
 
 class Watch:
-    """Explains every wrapped model before it is compiled, and measures what calls wait for."""
+    """Explain every wrapped model before it is compiled, and measure how long calls wait, and for
+    what.
+    """
 
     def __init__(self, most: int | None) -> None:
-        self.calls = self.models = 0  # of wrapped models; those that were explained
-        self.fatal = 0  # findings that prevent compiling
+        # number of calls of wrapped models; number of explained models
+        self.calls = self.models = 0
+        self.fatal = 0  # number of findings that prevent compiling
         self._most = most
         self._waited = self._inside = 0.0
         self._loads = False
-        self._begin: float | None = None  # the end of the first call, which compiles
+        self._begin: float | None = None  # end of the first call, which compiles the model
         self._end = 0.0
 
     def summary(self) -> str:

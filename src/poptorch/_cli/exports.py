@@ -1,4 +1,4 @@
-"""``poptorch export``: a script's first program as a file of plain PyTorch, or as a page."""
+"""Implement ``poptorch export``: write a script's first program as plain PyTorch, or as a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .parsers import add_outputs
 
 def export(chosen: argparse.Namespace) -> int:
     file, _, function = chosen.script.partition(":")
-    if not (chosen.output or chosen.html):  # they stand behind the script, among its arguments
+    # these options follow the script, so they are among its arguments
+    if not (chosen.output or chosen.html):
         behind = argparse.ArgumentParser("poptorch export", add_help=False, allow_abbrev=False)
         add_outputs(behind)
         chosen, chosen.arguments = behind.parse_known_args(chosen.arguments, chosen)

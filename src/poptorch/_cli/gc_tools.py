@@ -1,4 +1,4 @@
-"""``gc-monitor`` and ``gc-info``: the devices of the system, and the processes that hold them."""
+"""Implement ``gc-monitor`` and ``gc-info``: list the devices of the system, and who uses them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def monitor(arguments: Sequence[str] | None = None) -> int:
 
 
 def _card(system: System, chip: int) -> dict[str, Any]:
-    """What is known of one chip; as on real boards the last is 0, and two share a card's serial."""
+    """Return the facts of one chip. As on real boards, the last chip has number 0, and the two
+    chips of a card have the same serial number.
+    """
     kind = system.kind
     board, at = divmod(chip, kind.per_board)
     number = kind.per_board - 1 - at
@@ -170,7 +172,9 @@ def _line(device: dict[str, Any]) -> str:
 def box(
     titles: Sequence[tuple[str, int]], widths: Sequence[int], rows: Sequence[Sequence[str]]
 ) -> str:
-    """Return a table with drawn borders below a line of titles, (text, width), as users know it."""
+    """Return a table with borders below a line of titles, (text, width), as the original tools draw
+    it.
+    """
     sizes = [max(w, *(len(row[i]) for row in rows)) for i, w in enumerate(widths)]
     spans = [width for _, width in titles]
     spans[-1] += sum(sizes) - sum(widths)

@@ -1,4 +1,6 @@
-"""``poptorch doctor`` without a script: whether this machine has what compiled training needs."""
+"""Implement ``poptorch doctor`` without a script: check whether the machine can compile
+programs.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ from ..backends.inductor import toolchain
 from .commands import FOUND
 
 GIB, MIB = 1 << 30, 1 << 20
-LEAST_DISK, LEAST_MEMORY = 1 * GIB, 1 * GIB  # below this a compilation may fail
-WATCHED = 0.5  # seconds in which idle cores are counted
-_PATIENCE = 60.0  # seconds for the C++ compiler
+LEAST_DISK, LEAST_MEMORY = 1 * GIB, 1 * GIB  # with less than this, a compilation may fail
+WATCHED = 0.5  # how many seconds to count idle cores
+_PATIENCE = 60.0  # how many seconds to wait for the C++ compiler
 _SOURCE = "#include <cmath>\n#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found; ``fix`` says what to do where that is wrong."""
+    """The result of one check. ``fix`` says what to do if there is a problem."""
 
     subject: str
     text: str
@@ -147,11 +149,13 @@ def _threads() -> Iterator[Finding]:
 
 
 def _cores() -> float:
-    """Return the cores that this process may use: those it is bound to, or a container's share."""
+    """Return the number of cores that this process may use, by its CPU affinity and its container's
+    limit.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     try:
         quota, period = _QUOTA.read_text().split()
-    except (OSError, ValueError):  # another system, or another version of control groups
+    except (OSError, ValueError):  # not Linux, or another version of control groups
         return cores
     return cores if quota == "max" else min(cores, int(quota) / int(period))
 

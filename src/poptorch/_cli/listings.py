@@ -1,4 +1,6 @@
-"""``poptorch options`` and ``poptorch passes``: what can be set, and what a compilation does."""
+"""Implement ``poptorch options`` and ``poptorch passes``: list options, and the passes of a
+compilation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def options(chosen: argparse.Namespace) -> int:
         shown = Options()
         for file in chosen.file:
             shown.loadFromFile(file)
-    except Exception as error:  # whatever a setter raises is about the file's line
+    except Exception as error:  # report anything that a setter raises with the line of the file
         notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
         raise Misuse("\n".join([described(error), *notes])) from None
     print(describe(shown, every=chosen.all))

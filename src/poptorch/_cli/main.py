@@ -1,4 +1,6 @@
-"""The command ``poptorch``: options, cache, doctor, passes, estimate, report, export, migrate."""
+"""Implement the command ``poptorch`` with its subcommands options, cache, doctor, passes, estimate,
+report, export and migrate.
+"""
 
 from __future__ import annotations
 

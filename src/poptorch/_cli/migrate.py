@@ -1,4 +1,4 @@
-"""``poptorch migrate``: what a PopTorch script is in plain PyTorch, line by line and rewritten."""
+"""Implement ``poptorch migrate``: translate a PopTorch script into plain PyTorch, line by line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The arguments and help pages of the command ``poptorch``; what they run is imported when it runs.
+"""Define the arguments and help pages of the command ``poptorch``. Each subcommand is imported when
+it runs.
 
-Nothing here imports torch, so that help pages and wrong use cost a tenth of a second.
+Nothing here imports torch, so that help pages and messages about wrong use take only a tenth of a
+second.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 from . import migrate
 from .commands import add, complete
 
-CALLS = 20  # of a script, after which ``doctor`` ends it
+CALLS = 20  # ``doctor`` ends a script after this number of calls
 
 
 def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:

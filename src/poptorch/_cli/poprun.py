@@ -1,4 +1,4 @@
-"""``poprun``: starts the processes of a job together, ends them together, over torchrun's agent."""
+"""Implement ``poprun``: start and end the processes of a job together, with torchrun's agent."""
 
 from __future__ import annotations
 
@@ -27,24 +27,27 @@ from .._base import env, resources, safe_files
 from . import agents, reaper
 from .commands import command, page
 
-KILLED = 128  # what a shell adds to the number of the signal that ended a program
+KILLED = 128  # a shell adds this to the number of the signal that ended a program
 NODES = Path("/sys/devices/system/node")
-_LOST = signal.SIGUSR1  # what a lost host is for the agent of this one
-_UNREACHED = 255  # ssh's status where a host is not reached, or not any more; and that host's
-_MEETING = 120  # seconds from the first host until the last is there, at a start and a restart
-_PATIENCE = 20  # seconds from asking processes to end to ending them
-_OPENMPIS = {  # its words for torchrun's, which scripts read themselves
+_LOST = signal.SIGUSR1  # tells this host's agent that another host is lost
+# ssh's status if the host cannot be reached or the connection breaks; the shell on that host can
+# return it, too
+_UNREACHED = 255
+_MEETING = 120  # seconds to wait, at a start or restart, until all hosts have joined
+_PATIENCE = 20  # seconds between asking processes to end and killing them
+# Open MPI's variables, which scripts read, and torchrun's variables with the same values
+_OPENMPIS = {
     "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK": "RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
 }
-# Binds a process to the cores of its rank. Torch's own binding is for processes with a GPU each.
+# Bind a process to the cores of its rank. Torch's binding is for processes with one GPU each.
 _BIND = """import json, os, sys
 cores, rank, *program = sys.argv[1:]
 os.sched_setaffinity(0, json.loads(cores)[int(rank)])
 os.execvp(program[0], program)"""
-IDLE = {  # of MPI, partition servers or the fabric: accepted, without effect, and said so
+IDLE = {  # for MPI, partition servers or the fabric: accepted with a message, but without effect
     "--num-ilds": "N",
     "--vipu-server-host": "HOST",
     "--vipu-server-port": "PORT",
@@ -60,11 +63,11 @@ IDLE = {  # of MPI, partition servers or the fabric: accepted, without effect, a
     "--mpi-local-args": "ARGS",
     "--sync-type": "TYPE",
 }
-_OWN = (  # what the part of another host is told
+_OWN = (  # options that another host's part of the job receives
     "num_instances", "num_replicas", "ipus_per_replica", "stage_processes", "max_restarts",
     "executable_cache_path", "only_output_from_instance", "numa_aware", "oversubscribe",
 )  # fmt: skip
-# What runs, what is written and what is read: files of options neither have nor set it.
+# These arguments are about the command itself. Option files neither contain nor set them.
 _OF_THE_COMMAND = {"program", "import_config", "export_config", "rendezvous"}
 Job = argparse.Namespace  # the options, and what ``complete`` adds
 _EXAMPLE = """
@@ -176,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for name, value in IDLE.items():
         add(name, metavar=value, nargs="?", const="yes", help="accepted, but has no effect here")
-    # Which of the hosts this is: what poprun gives to itself on all but the first.
+    # The index of this host. Poprun passes it to itself on all hosts but the first.
     add("--rendezvous", type=int, default=0, help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return result
@@ -187,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reader = parser()
     chosen = reader.parse_args(arguments)
     if chosen.import_config:
-        # Before those of the command line, of which the last counts.
+        # They precede those of the command line, because the last value of an option counts.
         words = _imported(reader, chosen)
         chosen = reader.parse_args([*words, *(sys.argv[1:] if arguments is None else arguments)])
     if chosen.program[:1] == ["--"]:
@@ -259,7 +262,8 @@ def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
     only = job.only_output_from_instance
     if only is not None and only >= instances:
         reader.error(f"--only-output-from-instance {only}: there are {instances} instances")
-    job.local_replicas = job.num_replicas // models  # that a process has, or has stages of
+    # replicas that a process runs, or runs stages of
+    job.local_replicas = job.num_replicas // models
     job.here = instances // len(job.hosts)
     job.whole = instances
     least = job.min_instances
@@ -274,9 +278,11 @@ def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
     given = env.shared().get("OMP_NUM_THREADS", "").partition(",")[0]
     fair = max(1, len(os.sched_getaffinity(0)) // job.here)
     job.threads = int(given) if given.isdigit() else fair
-    # It guards the meeting; other hosts read it from their input, which nobody else sees.
+    # The key protects the meeting of hosts. Other hosts read it from their standard input, which
+    # nobody else can see.
     job.key = sys.stdin.readline().strip() if job.rendezvous else secrets.token_hex()
-    job.launcher = secrets.token_hex()  # in the environment of all that is started here
+    # is in the environment of all processes that are started here
+    job.launcher = secrets.token_hex()
     return job
 
 
@@ -291,13 +297,13 @@ def _hosts(reader: argparse.ArgumentParser, job: Job) -> list[str]:
     else:
         hosts = [name for name in (job.host or "").split(",") if name]
     odd = next((host for host in hosts if host.startswith("-")), None)
-    if odd is not None:  # the remote shell would take it for an option of its own
+    if odd is not None:  # the remote shell would read it as one of its own options
         reader.error(f"--host: {odd} is not the name of a host, because it begins with a dash")
     return hosts or ["localhost"]
 
 
 def lacking(job: Job) -> str | None:
-    """Say what this host has too little of for the instances that start here."""
+    """Return what this host lacks for the number of instances that start here, or None."""
     from torch.distributed.launcher import api  # noqa: F401 (each instance needs as much memory)
 
     cores, each = len(os.sched_getaffinity(0)), resources.own_memory()
@@ -312,7 +318,7 @@ def lacking(job: Job) -> str | None:
 
 
 def fewer(job: Job, lost: Mapping[int, str]) -> Job | None:
-    """Return the largest smaller job without the lost hosts that can do the work of the whole."""
+    """Return the largest smaller job that can do all the work without the lost hosts."""
     hosts = [host for place, host in enumerate(job.hosts) if place not in lost]
     most = min(job.here * len(hosts), job.num_instances - 1)
     for count in range(most, (job.min_instances or job.whole) - 1, -1):
@@ -346,7 +352,9 @@ def launch(job: Job) -> int:
 
 
 def _go_on(job: Job) -> int:
-    """Start the job; again when a host is lost, and with fewer instances where they may be."""
+    """Start the job. Start it again when a host is lost, with fewer instances if that is
+    allowed.
+    """
     restarts = job.max_restarts
     while True:
         status, lost = _start(job)
@@ -365,11 +373,11 @@ def _go_on(job: Job) -> int:
         else:
             return status
         job.local_replicas = job.num_replicas * job.stage_processes // job.num_instances
-        job.key = secrets.token_hex()  # nobody of the last start is met
+        job.key = secrets.token_hex()  # processes of the last start must not join
 
 
 def _start(job: Job) -> tuple[int, dict[int, str]]:
-    """Return the status, and the hosts that are lost and how."""
+    """Start the job, and return its status and which hosts are lost, with the reasons."""
     _set_environment(job)
     places = [] if job.rendezvous else range(1, len(job.hosts))
     others = {place: _start_at(job.hosts[place], job, place) for place in places}
@@ -382,14 +390,14 @@ def _start(job: Job) -> tuple[int, dict[int, str]]:
         codes = {place: other.poll() for place, other in others.items()}
     finally:
         for other in others.values():
-            other.terminate()  # which those that have ended do not notice
+            other.terminate()  # has no effect on processes that have already ended
     status = next((code for code in (status, *codes.values()) if code), 0)
     lost = {place: _how(code) for place, code in codes.items() if code is None or _is_loss(code)}
     return status, lost
 
 
 def _is_loss(code: int) -> bool:
-    """Tell whether this is no status of poprun's, but of the shell that reaches a host."""
+    """Return whether a status comes from the shell that connects to a host, and not from poprun."""
     return code < 0 or code == _UNREACHED
 
 
@@ -400,7 +408,9 @@ def _how(code: int | None) -> str:
 
 
 def _run_while(job: Job, others: Mapping[int, subprocess.Popen[str]]) -> int:
-    """Run this host's part until another host is lost, for which the agent would wait."""
+    """Run this host's part of the job, and stop when another host is lost, because the agent would
+    wait.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     lock, is_over = threading.Lock(), False
@@ -432,12 +442,12 @@ def _run_while(job: Job, others: Mapping[int, subprocess.Popen[str]]) -> int:
 
 def _set_environment(job: Job) -> None:
     env.set_if_absent("OMP_NUM_THREADS", str(job.threads))
-    env.set_if_absent("PYTHONUNBUFFERED", "1")  # what processes print is shown at once
+    env.set_if_absent("PYTHONUNBUFFERED", "1")  # show the output of processes immediately
     env.put("POPDIST_NUM_TOTAL_REPLICAS", str(job.num_replicas))
     env.put("POPDIST_NUM_LOCAL_REPLICAS", str(job.local_replicas))
     env.put("POPDIST_NUM_IPUS_PER_REPLICA", str(job.ipus_per_replica))
     env.put("POPDIST_STAGE_PROCESSES", str(job.stage_processes))
-    if not job.rendezvous:  # the first host has told the others
+    if not job.rendezvous:  # the first host has already printed this for all hosts
         env.put("POPDIST_PROCESSES_EACH", str(job.whole // job.num_instances))
     env.put("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1")
     if job.executable_cache_path:
@@ -449,10 +459,10 @@ def _set_environment(job: Job) -> None:
 
 
 def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
-    """Let another host start its part; it needs the same folders and programs."""
+    """Start another host's part of the job. That host needs the same folders and programs."""
     own = {name: getattr(job, name) for name in _OWN}
     where = {"host": ",".join(job.hosts), "port": job.port, "rendezvous": place}
-    # Without -P Python would import modules of the working directory before its own.
+    # Without -P, modules in the working directory would hide Python's own.
     python = [sys.executable, "-P", "-m", "poptorch._cli.poprun"]
     command = [*python, *_words(own | where), *job.program]
     variables = [f"{name}={value}" for name, value in env.shared().items()]
@@ -460,7 +470,8 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
     text = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
     other = subprocess.Popen([*shell, host, text], stdin=subprocess.PIPE, text=True)
     assert other.stdin is not None
-    with contextlib.suppress(BrokenPipeError), other.stdin:  # it ended: its status says so
+    # if the process has ended, its status says so
+    with contextlib.suppress(BrokenPipeError), other.stdin:
         other.stdin.write(f"{job.key}\n")
     return other
 
@@ -473,7 +484,7 @@ def _run(job: Job) -> int:
     level = {0: logging.CRITICAL, 1: logging.WARNING}.get(job.verbosity, logging.INFO)
     logging.getLogger("torch.distributed.elastic").setLevel(level)
     folder = tempfile.mkdtemp(prefix="poprun-")
-    # The agent substitutes its variables.
+    # The agent replaces variables in these texts.
     command = [text.replace("$", "$$") for text in job.program]
     cores = numa_cores(NODES, os.sched_getaffinity(0), job.here) if job.numa_aware else []
     if cores:
@@ -498,7 +509,7 @@ def _run(job: Job) -> int:
 
 
 def _reaper(launcher: str, folder: str) -> subprocess.Popen[bytes]:
-    """Start who ends what is left when this process has ended, or closes its input."""
+    """Start a process that kills the rest of the job when this process ends or closes its input."""
     command = [sys.executable, "-IS", reaper.__file__, launcher, folder]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}, start_new_session=True
@@ -506,7 +517,9 @@ def _reaper(launcher: str, folder: str) -> subprocess.Popen[bytes]:
 
 
 def numa_cores(folder: Path, usable: set[int], processes: int) -> list[list[int]]:
-    """Return each process's usable cores, neighbours on one node; none where there are no nodes."""
+    """Return each process's cores, which are neighbours on one NUMA node, or nothing if there are
+    no nodes.
+    """
     paths = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
     nodes = [sorted(own) for path in paths if (own := _cores(path.read_text()) & usable)]
     return [nodes[index * len(nodes) // processes] for index in range(processes if nodes else 0)]
@@ -527,9 +540,9 @@ def _config(job: Job, folder: str) -> Any:
     address: str | None = agents.LOCAL
     if hosts > 1:
         settings = {"key": job.key, "place": place, "join_timeout": _MEETING}
-        # Told, because a host's idea of its own name need not be that of the others.
+        # Pass the address explicitly, because other hosts may not know this host by its own name.
         address = None
-        with contextlib.suppress(OSError):  # of a name that only the remote shell knows
+        with contextlib.suppress(OSError):  # perhaps only the remote shell knows the name
             socket.getaddrinfo(job.hosts[place], None)
             address = job.hosts[place]
     shown = None if only is None else {only - place * job.here}
@@ -537,7 +550,7 @@ def _config(job: Job, folder: str) -> Any:
         min_nodes=hosts,
         max_nodes=hosts,
         nproc_per_node=job.here,
-        run_id=hashlib.sha256(job.key.encode()).hexdigest(),  # everybody may know it
+        run_id=hashlib.sha256(job.key.encode()).hexdigest(),  # the hash is not a secret
         role="",
         rdzv_backend=agents.BACKEND,
         rdzv_endpoint=f"{job.hosts[0]}:{job.port}" if hosts > 1 else "",
@@ -559,7 +572,9 @@ def _config(job: Job, folder: str) -> Any:
 
 
 def _logs(job: Job, folder: str, **settings: Any) -> Any:
-    """Torch's log specs, completing each start's variables: torch's own adds one there, too."""
+    """Return torch's log specs. They also set the variables of each start, which torch sets in the
+    same place.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
     class Logs(DefaultLogsSpecs):
@@ -574,7 +589,7 @@ def _logs(job: Job, folder: str, **settings: Any) -> Any:
 
 
 def secrets_of(job: Job, folder: str) -> dict[str, str]:
-    """Return what only this job's processes are told: nobody else can read their environment."""
+    """Return the secrets of this job for its processes. Nobody else can read their environment."""
     if len(job.hosts) == 1:
         return {"POPTORCH_JOB_DIR": os.path.join(folder, "job")}
     key = hmac.digest(job.key.encode(), b"processes", hashlib.sha256)

@@ -1,9 +1,9 @@
-"""Ends what is left of a launcher that has ended: ``python reaper.py LAUNCHER FOLDER``.
+"""Kill what is left of a launcher that has ended: ``python reaper.py LAUNCHER FOLDER``.
 
-It waits for the end of its input, whose other end only the launcher has, so that ``kill -9`` is
-noticed, too. Then each process that has the launcher's id in its environment is asked to end, and
-ended, wherever it has gone: instances, their workers and compilers, launchers among them. It
-imports nothing but what Python brings, as it waits for a whole job.
+The program waits until its standard input ends. Only the launcher has the other end, so the program
+also notices ``kill -9``. Then it asks each process with the launcher's id in its environment to
+end, and kills it if it does not: instances, their workers and compilers, and other launchers. It
+imports only the standard library, because it waits in memory as long as the job runs.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ import time
 from pathlib import Path
 
 VARIABLE = "POPRUN_LAUNCHER"
-_PATIENCE = 5.0  # seconds from asking processes to end to ending them
+_PATIENCE = 5.0  # seconds between asking processes to end and killing them
 _PAUSE = 0.05
 
 
 def found(launcher: str) -> list[int]:
-    """Return the ids of this user's processes that a launcher has started, and theirs."""
+    """Return the ids of this user's processes that a launcher started directly or indirectly."""
     mark, ids = f"{VARIABLE}={launcher}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # of another user, or gone
+        with contextlib.suppress(OSError):  # the process belongs to another user or has ended
             if mark in path.read_bytes().split(b"\0"):
                 ids.append(int(path.parent.name))
     return ids
@@ -31,7 +31,8 @@ def found(launcher: str) -> list[int]:
 
 def end(launcher: str) -> None:
     asked, until = set[int](), time.monotonic() + _PATIENCE
-    while processes := found(launcher):  # again and again: they may start others meanwhile
+    # repeat, because processes may start others in the meantime
+    while processes := found(launcher):
         late = time.monotonic() > until
         for process in processes:
             if late or process not in asked:
@@ -43,7 +44,8 @@ def end(launcher: str) -> None:
 
 def main(launcher: str, folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the launcher, which says how it ends
+        # signals are for the launcher; this process ends when the launcher does
+        signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     end(launcher)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A compiled program as a file that needs torch alone, and as a page."""
+"""Write a compiled program as a Python file that needs only torch, or as a page."""
 
 from .page import html
 from .program import tensors_of, text_of

@@ -1,4 +1,6 @@
-"""Functions that an exported file has besides the program's: the sources of ours that it runs."""
+"""Provide the helper functions that an exported file needs: sources from this package that
+it runs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ..backends import fused_steps
 
 _DRAW = '''
 def draw(like, generators, fill, *numbers):
-    """Draw for each lane from a stream of its own."""
+    """Draw random numbers for each lane from its own generator."""
     result = torch.empty_like(like)
     for row, source, generator in zip(result, like, generators, strict=True):
         getattr(row, fill)(*(numbers or (source,)), generator=generator)
@@ -22,7 +24,7 @@ def draw(like, generators, fill, *numbers):
 '''
 _FLAT = '''
 def flat(g, parts):
-    """Join gradients of small weights, as these lie in one tensor."""
+    """Join the gradients of small weights in one tensor, in the layout of the weights."""
     pieces, end = [], 0
     for name, start, _ in parts:
         pieces += [g[name].new_zeros(start - end), g[name].reshape(-1)]
@@ -31,7 +33,7 @@ def flat(g, parts):
 '''
 _SUMS = '''
 def sums(parts, replicas, lanes):
-    """Add results up for each replica; those of lanes are rows."""
+    """Sum the results of each replica; with lanes, each row is the result of one lane."""
     narrow = (torch.bool, torch.uint8, torch.int8, torch.int16)
     parts = [part.int() if part.dtype in narrow else part for part in parts]
     if lanes:
@@ -48,7 +50,7 @@ def sums(parts, replicas, lanes):
 
 
 def _kernels(text: str) -> str:
-    """Write torch's names where our sources look them up in a table."""
+    """Write torch's names in place of the table look-ups in our sources."""
 
     def name(found: re.Match[str]) -> str:
         table: Any = getattr(fused_steps, found[1])
@@ -76,7 +78,9 @@ _WRITTEN = {"draw": _DRAW, "flat": _FLAT, "sums": _SUMS}
 
 
 def sources(used: Collection[str]) -> list[str]:
-    """Return the functions that some code calls, and those that these call."""
+    """Return the sources of the helpers that some code calls, and of those that they call
+    themselves.
+    """
     texts = {name: text.strip() for name, text in _WRITTEN.items() if name in used}
     texts |= {
         name: "\n\n\n".join(map(_without_types, functions))
@@ -87,7 +91,7 @@ def sources(used: Collection[str]) -> list[str]:
 
 
 def _without_types(function: Callable[..., Any]) -> str:
-    """Return a function's source; names that are ours alone are replaced."""
+    """Return a function's source without names that exist only in this package."""
     text = inspect.getsource(function)
     (tree,) = ast.parse(text).body
     assert isinstance(tree, ast.FunctionDef)

@@ -1,4 +1,4 @@
-"""Statements as lines, cut where they are too long, as ruff's formatter cuts them."""
+"""Lay out statements as lines, and break long ones as ruff's formatter does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 WIDTH = 100
-_LONG_NAME = re.compile(r'"[^"]*",?')  # nothing in it can be divided
+_LONG_NAME = re.compile(r'"[^"]*",?')  # a string cannot be broken
 
 
 def laid_out(text: str, indent: int, comment: str = "") -> list[str]:
-    """Return a statement as lines, with a comment behind it, or before it if there is no room."""
+    """Return a statement as lines, with its comment at the end, or above it if there is no room."""
     behind = f"{' ' * indent}{text}  # {comment}"
     if comment and len(behind) <= WIDTH:
         return [behind]
@@ -43,7 +43,7 @@ def _lines(text: str, indent: int) -> Iterator[str]:
     inside = text[start + 1 : end]
     yield pad + text[: start + 1]
     loops, parts = _parts(inside, " for "), _parts(inside, ", ")
-    # A comma would make a tuple of a key.
+    # A trailing comma would turn a key into a tuple.
     is_key = len(parts) == len(loops) == 1 and text[start] == "["
     if indent + 4 + len(inside) <= WIDTH or is_key:
         yield f"{pad}    {inside}"
@@ -57,14 +57,16 @@ def _lines(text: str, indent: int) -> Iterator[str]:
 
 
 def is_call(text: str) -> bool:
-    """Whether brackets that end a text begin with a function's name."""
+    """Return whether a text ends with the arguments of a function call."""
     depths = _depths(text)[1]
     start = text.find("(")
     return text[:start].replace(".", "_").isidentifier() and depths.index(0, start) == len(text) - 1
 
 
 def _is_bracketed(text: str) -> bool:
-    """Whether brackets go around all of it: sums and products, and calls on calls on calls."""
+    """Return whether the whole text is in brackets. This is so for sums, products and
+    chains of calls.
+    """
     masked, depths = _depths(text)
     found = [m for m in re.finditer(r" [-+*/@<>=]+ |[)\]]\.", masked) if not depths[m.start()]]
     return len(found) > 1 or any(each[0][0] == " " for each in found)
@@ -76,13 +78,15 @@ def _spread(before: str, parts: list[str], after: str) -> list[str]:
 
 
 def _depths(text: str) -> tuple[str, list[int]]:
-    """Return a text without what is quoted, and how many brackets are open behind each letter."""
+    """Return a text without its string literals, and the number of open brackets after
+    each character.
+    """
     masked = re.sub(r'"[^"]*"', lambda found: "_" * len(found[0]), text)
     return masked, list(itertools.accumulate((c in "([{") - (c in ")]}") for c in masked))
 
 
 def _parts(text: str, separator: str) -> list[str]:
-    """Return what is between separators that are in no bracket."""
+    """Return the parts between separators that are outside of brackets."""
     masked, depths = _depths(text)
     cuts = [found.start() for found in re.finditer(separator, masked) if not depths[found.start()]]
     edges = zip([0, *(cut + len(separator) for cut in cuts)], [*cuts, len(text)], strict=True)

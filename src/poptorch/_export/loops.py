@@ -1,4 +1,6 @@
-"""The loops of a program as Python loops: what is cut of a batch, and what is kept of results."""
+"""Write the loops of a program as Python loops: how the batch is sliced, and which results
+are kept.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from .layout import laid_out
 from .simplify import LETTERS
 
 VARIABLES = {Axis.ITERATIONS: "i", Axis.CHUNKS: "chunk", Axis.ACCUMULATION: "a", Axis.REPLICAS: "r"}
-# Names that the function of the loops has of its own.
+# Names that the function with the loops uses itself.
 IN_STEP = ("random", "keys", "k", "v", "int", "float", "range", "seed", "sums", "torch")
 
 
 @dataclass(frozen=True)
 class Made:
-    """A function of the file: the names that it takes, in order, and those that it gives back."""
+    """A function of the exported file: its parameters and return values, in order."""
 
     name: str
     takes: tuple[str, ...]
@@ -27,7 +29,12 @@ class Made:
 
 
 class Step:
-    """``made``: functions of each graph; ``names``: those of results by key."""
+    """Write the function ``step``.
+
+    Args:
+        made: the functions of each graph.
+        names: the names of results, by key.
+    """
 
     def __init__(
         self,
@@ -66,7 +73,9 @@ class Step:
     # Batches.
 
     def _cutting(self) -> tuple[list[int], str]:
-        """Return how a batch is cut, and what a run reads of it."""
+        """Return how a batch is divided, and the index expression with which a run reads
+        its part.
+        """
         loops, lanes, counts = self._loops, self._lanes, dict(self._counts)
         axes = [axis for axis in VARIABLES if axis in counts]
         if lanes is None:
@@ -111,7 +120,7 @@ class Step:
         replica = self._at(Axis.REPLICAS)
         if name in self._inputs:
             return f"{name}{self._index}"
-        if name == "micro":  # how many runs came before in an update
+        if name == "micro":  # the number of earlier runs in this update
             before = f"{self._at(Axis.ACCUMULATION)} * {self._loops.replicas} + {replica}"
             before = before if self._lanes is None else self._at(Axis.CHUNKS)
             return f"torch.tensor(float({before}))"
@@ -136,7 +145,7 @@ class Step:
         over = "".join(f" for {name} in range({count})" for name, count in several.items())
         return f"generators = [torch.Generator().manual_seed({lane}){over}]"
 
-    # Results: of each run one, with lanes side by side in it.
+    # Results: one value per run, whose dimension 0 is the lane if lanes run side by side.
 
     def _is_list(self, key: str) -> bool:
         slot, (mode, _) = self._results[key], self._program.emit.mode_of(key)

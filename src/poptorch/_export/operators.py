@@ -1,4 +1,4 @@
-"""An operator as Python: by a public name of torch where one computes exactly the same."""
+"""Write an operator as Python, with a public name of torch if one computes exactly the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import quoting
 from .simplify import entry
 
 aten = torch.ops.aten
-Text = Callable[[Any], str]  # what stands for an operand
+Text = Callable[[Any], str]  # returns the text of an operand
 
 _INFIX = {
     aten.mul: "*", aten.div: "/", aten.mm: "@", aten.add: "+", aten.sub: "-", aten.eq: "==",
@@ -29,14 +29,16 @@ _INFIX = {
 _FUNCTIONAL = {aten.gelu, aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus}
 _SPREAD = {aten.view: "reshape", aten._unsafe_view: "reshape", aten.reshape: "reshape",
            aten.permute: "permute", aten.expand: "expand"}  # fmt: skip
-NOISE = {"pin_memory", "device", "layout", "non_blocking"}  # of tensors on one device
-_LAST = (1 << 63) - 1  # where a slice to the end ends
+# arguments that have no effect if all tensors are on one device
+NOISE = {"pin_memory", "device", "layout", "non_blocking"}
+_LAST = (1 << 63) - 1  # the end of a slice that has no end
 HELPERS = {
     "adam_step", "sgd_step", "draw", "lstm_layer", "lstm_layer_backward", "ctc_losses",
     "grouped_product",
 }  # fmt: skip
 _IDENTITIES = {"nop", "hint", "after_gradient", "wait", "within"}
-_FILLS: Mapping[Any, tuple[str, int, type]] = {  # a method, how many numbers it takes, which
+# the method, the number of its numeric arguments, and their type
+_FILLS: Mapping[Any, tuple[str, int, type]] = {
     "shares": ("bernoulli_", 0, float), "bernoulli": ("bernoulli_", 1, float),
     "uniform": ("uniform_", 2, float), "normal": ("normal_", 2, float),
     "integers": ("random_", 2, int), "exponential": ("exponential_", 1, float),
@@ -44,7 +46,7 @@ _FILLS: Mapping[Any, tuple[str, int, type]] = {  # a method, how many numbers it
 
 
 def tidy(text: str) -> str:
-    """Return an expression without needless brackets, in double quotes."""
+    """Return an expression without unnecessary brackets, with double quotes."""
     return ast.unparse(ast.parse(text, mode="eval")).replace("'", '"')
 
 
@@ -101,7 +103,7 @@ def _general(node: fx.Node, packet: Any, text: Text) -> str:
     if packet in _SPREAD and isinstance(node.args[1], list | tuple):
         sizes = ", ".join(map(str, node.args[1])) or "()"
         return f"({arguments[0]}).{_SPREAD[packet]}({sizes})"
-    # Indices of some dimensions alone: what is public takes no None among them.
+    # Indices that skip dimensions: the public form does not accept None for these.
     some = any(isinstance(each, list | tuple) and None in each for each in node.args)
     public = None if some else getattr(torch, name, None)
     schema: Any = node.target._schema  # type: ignore[union-attr]
@@ -119,7 +121,7 @@ def _general(node: fx.Node, packet: Any, text: Text) -> str:
 
 
 def _arguments(node: fx.Node, text: Text) -> list[str]:
-    """Return the arguments of a call, without those that say nothing."""
+    """Return the arguments of a call, without those that have no effect."""
     expected: Sequence[Any] = node.target._schema.arguments  # type: ignore[union-attr]
     given = list(node.args)
     while given and _says_nothing(expected[len(given) - 1], given[-1]):
@@ -144,14 +146,14 @@ def _says_nothing(argument: Any, value: Any) -> bool:
 
 
 def _is_usual(node: fx.Node, dtype: Any) -> bool:
-    """Whether an operator gives this type anyway."""
+    """Return whether an operator gives this type by default."""
     like = [each.meta["val"] for each in node.all_input_nodes[:1] if "val" in each.meta]
     if not like:
         return dtype is torch.float32 and node.target is not aten.arange.start_step
     return like[0].dtype is dtype and bool(dtype.is_floating_point)
 
 
-# Operators whose public form takes its arguments in another way; none for the general rule.
+# Operators whose public form takes other arguments. They return None if the general rule applies.
 
 
 def _clone(node: fx.Node, text: Text) -> str:
@@ -198,7 +200,7 @@ def _slice(node: fx.Node, text: Text) -> str:
     return f"({text(x)})[{':, ' * dim}{first}:{last}{'' if step == 1 else f':{step}'}]"
 
 
-def _embedding(node: fx.Node, text: Text) -> str:  # what else it takes is for its gradient
+def _embedding(node: fx.Node, text: Text) -> str:  # its other arguments only affect the gradient
     return f"F.embedding({text(node.args[1])}, {text(node.args[0])})"
 
 
@@ -220,7 +222,7 @@ def _empty(node: fx.Node, text: Text) -> str | None:
     return f"torch.empty({shape}{more})" if usual else None
 
 
-def _filled(node: fx.Node, text: Text) -> str | None:  # what is only there for its shape
+def _filled(node: fx.Node, text: Text) -> str | None:  # its argument only gives the shape
     like, name = text(node.args[0]), name_of(node).rpartition(".")[2].removesuffix("_like")
     plain = like.startswith("torch.empty(") and "dtype" not in like
     return like.replace("torch.empty(", f"torch.{name}(", 1) if plain else None

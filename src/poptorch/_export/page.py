@@ -1,4 +1,6 @@
-"""A step as one page: its program, operators by the user's modules, what they read, the source."""
+"""Write a step as one page: its program, its operators by module, the state they use, and
+the source.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,16 @@ _DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
 
 @dataclass(eq=False)
 class Module:
-    """Operators of a module of the user, or of the update of its weights; and modules inside."""
+    """The operators of one of the user's modules, or of the update of its weights, and its
+    submodules.
+    """
 
     path: str
-    kind: str  # name of its class
+    kind: str  # class name of the module
     own: list[Row] = field(default_factory=list)
     inner: dict[str, Module] = field(default_factory=dict)
     weights: int = 0  # bytes of weights and buffers
-    cycles: float = 0.0  # of an IPU in a call
+    cycles: float = 0.0  # estimated IPU cycles per call
 
     @property
     def by_direction(self) -> Iterator[tuple[str, list[Row]]]:
@@ -56,7 +60,7 @@ class Module:
         }
 
     def keys(self, of: Callable[[Row], Iterable[Slot]]) -> list[str]:
-        """Return the names of the state that its own operators read, or write."""
+        """Return the names of the state that the module's own operators read or write."""
         return list(
             dict.fromkeys(slot.key for own in self.own for slot in of(own) if slot.is_state)
         )
@@ -65,7 +69,15 @@ class Module:
 def html(
     plan: Plan, title: str, inputs: Sequence[str], kinds: Mapping[str, str], price: Estimate | str
 ) -> str:
-    """Return the page; ``kinds``: classes of modules by path; ``price``: or why there is none."""
+    """Return the page.
+
+    Args:
+        plan: the compiled program.
+        title: heading of the page.
+        inputs: names of the inputs.
+        kinds: class names of modules, by path.
+        price: the estimate, or why there is none.
+    """
     program, rows = plan.program, rows_of(plan.program, inputs)
     root = _modules(program, rows, kinds)
     why, priced = (price, None) if isinstance(price, str) else ("", price)
@@ -104,12 +116,12 @@ def _modules(program: Program, rows: Sequence[Row], kinds: Mapping[str, str]) ->
 
 
 def _add_prices(root: Module, price: Estimate) -> dict[str, float]:
-    """Add what an estimate says of modules to them, and return the sums by direction."""
+    """Add estimated cycles to modules, and return the sums by direction."""
     known = {module.path: module for module in root.all()}
     cycles: dict[str, float] = defaultdict(float)
     for each in price.operators:
         path = each.module
-        while path not in known and "/" in path:  # name scopes stand before the module
+        while path not in known and "/" in path:  # name scopes precede the module
             path = path.partition("/")[2]
         known.get(path, root).cycles += each.cycles
         cycles[_DIRECTIONS[direction_of(each.stage_pass)]] += each.cycles
@@ -117,7 +129,7 @@ def _add_prices(root: Module, price: Estimate) -> dict[str, float]:
 
 
 def _lines(program: Program, rows: Sequence[Row]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield the lines of the program, their indent first, runs with their first operator."""
+    """Yield the lines of the program as (indentation, text, number of the run's first operator)."""
     first = {each.graph: each.number for each in reversed(rows)}
     for line in str(program).splitlines():
         code = line.lstrip()
@@ -128,7 +140,9 @@ def _lines(program: Program, rows: Sequence[Row]) -> Iterator[tuple[str, str, in
 def _parts(
     program: Program, rows: Sequence[Row], cycles: Mapping[str, float]
 ) -> Iterator[tuple[str, int, list[Row], float, str, str]]:
-    """Yield what each graph does in each direction, what kinds of tensors it reads and writes."""
+    """Yield what each graph does in each direction, and which kinds of tensors it reads
+    and writes.
+    """
     parts: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for each in rows:
         parts[each.graph, each.direction].append(each)
@@ -142,10 +156,10 @@ def _parts(
 
 
 def _copies(program: Program, inputs: Sequence[str]) -> Iterator[tuple[str, str, str, int, str]]:
-    """Yield what travels between host and device: from where, what, its type, bytes, when."""
+    """Yield the transfers between host and device: source, tensor, type, bytes, time."""
     loops, emit, state = program.loops, program.emit, program.visible_slots().values()
     size = sum(_state_bytes(slot) for slot in state if slot.kind is not Kind.ACCUM)
-    changed = "when it is attached, and after the host's changed"
+    changed = "when the model is attached, and again after the host copy changes"
     yield "host", "weights, buffers, state", "", size, changed
     given = {s.index: s for graph in program.graphs.values() for s in graph.inputs
              if s.kind is Kind.BATCH}  # fmt: skip
@@ -157,13 +171,13 @@ def _copies(program: Program, inputs: Sequence[str]) -> Iterator[tuple[str, str,
         when = f"in each call: {mode.name}{f' {period}' if period > 1 else ''}"
         yield "device", slot.key, _type(slot), _bytes(slot) * emit.count(slot.key, loops), when
     size = sum(_state_bytes(slot) for slot in state if slot.kind in (Kind.PARAM, Kind.BUFFER))
-    yield "device", "weights, buffers", "", size, "when the host reads them, if changed"
+    yield "device", "weights, buffers", "", size, "when the host reads them after they have changed"
 
 
 def _state(
     program: Program, rows: Sequence[Row]
 ) -> Iterator[tuple[Slot, int, str, list[int], list[int]]]:
-    """Yield all state with its bytes, what it is a part of, who reads it, who writes it."""
+    """Yield all state as (slot, bytes, bundle that contains it, readers, writers)."""
     read, written = defaultdict(list), defaultdict(list)
     for each in rows:
         for slot in each.reads:
@@ -181,7 +195,7 @@ def _state_bytes(slot: Slot) -> int:
     return math.prod(slot.device_shape) * slot.dtype.itemsize
 
 
-# Of an input or result of one micro-batch.
+# Inputs and results of one micro-batch.
 
 
 def _type(slot: Slot) -> str:

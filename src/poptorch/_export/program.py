@@ -1,4 +1,4 @@
-"""A compiled program as a file of plain PyTorch, its tensors in a second file."""
+"""Write a compiled program as a file of plain PyTorch, and its tensors as a second file."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ from .statements import DICTS, Constants, Names, Printer, Statement
 aten = torch.ops.aten
 
 _WORDS = {
-    "p": "parameters", "b": "buffers", "c": "constants", "acc": "gradients, added up",
-    "m": "state of the optimizer", "h": "settings of the optimizer", "r": "numbers of roundings",
-    "small": "where small weights lie that share a tensor", "g": "gradients",
-    "random": "what seeds are drawn from",
+    "p": "parameters", "b": "buffers", "c": "constants", "acc": "accumulated gradients",
+    "m": "optimizer state", "h": "hyper-parameters", "r": "state of stochastic rounding",
+    "small": "small weights that share a tensor", "g": "gradients",
+    "random": "the generator that draws seeds",
 }  # fmt: skip
 _DOES = {
     "forward_backward": "Return the results of one run",
-    "update": "Change the weights by their gradients",
+    "update": "Update the weights with their gradients",
     "forward": "Return the results of one run",
 }
 _LANES = (
-    "Its runs have micro-batches side by side: *lanes*, dimension 0 of all that is no weight's."
+    "Each run processes several micro-batches side by side, as *lanes*: dimension 0 of every "
+    "tensor that is not a weight."
 )
 
 
 def tensors_of(
     plan: Plan, state: State, batch: Sequence[torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return what a file of tensors holds, and its further data: where small weights lie."""
+    """Return the contents of the file of tensors, and its metadata, which locates small weights."""
     program = plan.program
     inner = {view.slot.key for view in program.views()}
     tensors = {
@@ -97,8 +98,8 @@ class _File:
             )
         self._program, self._title = program, title
         self._constants = Constants()
-        self._inner: list[list[str]] = []  # functions that those of graphs call
-        self._named = Counter([*_DOES, *HELPERS])  # functions
+        self._inner: list[list[str]] = []  # functions that the graphs' functions call
+        self._named = Counter([*_DOES, *HELPERS])  # function names that are in use
         names = Names((*DICTS, *VARIABLES.values(), *_DOES, *IN_STEP))
         self._inputs = [names.new(name) for name in inputs]
         self._results = self._result_names(names)
@@ -168,7 +169,7 @@ class _File:
         if any(each.code.startswith("g[") for each in statements):
             takes.remove("g")
             lines.insert(0, f"    g = {{}}  # {_WORDS['g']}")
-        adds = "; add its gradients up" if "acc" in takes and name != "update" else ""
+        adds = "; accumulate its gradients" if "acc" in takes and name != "update" else ""
         does = f"{_DOES[name]}{', and its gradients' if 'g' in gives else adds}."
         heading = [*laid_out(f"def {name}({', '.join(takes)}):", 0), f'    """{does}"""']
         return Made(name, tuple(takes), tuple(gives), (*heading, *lines), draws)
@@ -208,11 +209,12 @@ class _File:
 
     def _heading(self, state: Sequence[str], code: str) -> str:
         dicts = "; ".join(f"{each}: {_WORDS[each]}" for each in state)
-        taken = f"What it changes is in dicts by name. {dicts}."
+        taken = f"Its arguments are dicts of tensors by name, which it changes in place. {dicts}."
         taken = textwrap.fill(taken if self._program.lanes is None else f"{taken} {_LANES}", 96)
         is_long = any(_statements(each) > 45 for each in ast.parse(code).body)
         lines = ["# ruff: noqa: PLR0915 (a step is as long as it is)"] if is_long else []
-        first = f"{self._title} as plain PyTorch, by poptorch {VERSION}. A call, ``step``:"
+        title = f"{self._title} as plain PyTorch, written by poptorch {VERSION}"
+        first = f"{title}. ``step`` makes one call:"
         printed = [_wrapped(line.rstrip()) for line in str(self._program).splitlines()]
         said = quoting.in_docstring("\n".join([first, "", *printed, "", taken]))
         lines += [f'"""{said}', '"""', ""]
@@ -249,8 +251,8 @@ class _File:
 
 
 _LOAD = '''def load(path):
-    """Return the state that a file holds, and a batch."""
-    # Copies, where torch lays tensors out: how sums of products are rounded depends on that.
+    """Return the state in a file, and a batch."""
+    # Copies have torch's memory alignment, on which the rounding of matrix products depends.
     tensors = {key: value.clone() for key, value in load_file(path).items()}
 
     def of_kind(kind):
@@ -265,9 +267,9 @@ _SMALL = """    small = json.loads(safe_open(path, "pt").metadata()["small"])
 
 
 def _late(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Return what a step does after its gradients are there."""
+    """Return the nodes that a step runs after it has computed its gradients."""
     late = {node for node in nodes if of_update(node) or node.target in STEPS}
-    for node in nodes:  # writes, which are of no part
+    for node in nodes:  # writes are not labelled with a part
         if PART not in node.meta and node.target is aten.copy_.default:
             owner = (entry(node.all_input_nodes[0]) or "").partition("[")[0]
             if owner in ("p", "m", "h") or late & set(node.all_input_nodes):

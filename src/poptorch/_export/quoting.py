@@ -1,7 +1,7 @@
-"""Names that users choose, in a file that is Python: none of them can become code.
+"""Quote names that users choose, so that none of them can become code in an exported file.
 
-Names of modules, weights, classes and source files may hold any character, quotes and line ends
-among them. Each function here is for one place where such a name stands in the file.
+Names of modules, weights, classes and source files may contain any character, including quotes and
+line ends. Each function here is for one kind of place in which such a name is written.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _PLAIN = re.compile(r"[^\w.-]")
 
 
 def key(name: str) -> str:
-    """Return a name as a key of a dict, to stand between quotes.
+    """Return a name as the key of a dict, for use between quotes.
 
-    What is no letter, digit, dot, dash or underscore becomes ``%`` and two hexadecimal digits for
-    each of its bytes. Different names have different keys.
+    Every character that is not a letter, digit, dot, dash or underscore becomes ``%`` and two
+    hexadecimal digits for each of its bytes. Different names have different keys.
     """
     return _PLAIN.sub(_percent, name)
 
@@ -28,16 +28,18 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def identifier(name: str) -> str:
-    """Return a name as a part of a name of Python's.
+    """Return a name as a part of a Python identifier.
 
-    Python takes names for equal that are equal in normal form.
+    Python treats identifiers as equal if their normal forms are equal.
     """
     normal = unicodedata.normalize("NFKC", name)
     return "".join(each if f"a{each}".isidentifier() else "_" for each in normal)
 
 
 def checked(text: str) -> str:
-    """Return an argument of an operator, to stand between quotes; torch's are plain words."""
+    """Return an operator's argument for use between quotes; torch's own arguments are
+    plain words.
+    """
     if re.search(r'["\\\x00-\x1f]', text):
         raise Error(
             "An argument of an operator cannot be exported",
@@ -48,10 +50,10 @@ def checked(text: str) -> str:
 
 
 def in_docstring(text: str) -> str:
-    """Return a text to stand in a docstring, which it cannot end."""
+    """Return a text for use in a docstring, which it cannot end."""
     return visible(text).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
 def comment(text: str) -> str:
-    """Return a text to stand in a comment: one line, in which no quotes begin."""
+    """Return a text for use in a comment: it is one line and contains no triple quotes."""
     return " ".join(visible(text).split()).replace('"', "'")

@@ -1,4 +1,6 @@
-"""Runs of statements that repeat, such as layers: one function, called for each; or a loop."""
+"""Find repeated runs of statements, such as layers, and write them once, as a function or
+a loop.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ from .quoting import identifier
 from .simplify import MARK
 from .statements import DICTS, Constants, Names, Statement, by_name, module_name
 
-# Statements of a run, and those that functions and loops leave out at least.
+# Shortest run, and the minimum number of statements that a function, or a loop, must save.
 _SHORTEST, _FEWEST, _FEWEST_IN_LOOPS = 1, 8, 3
 _TOKEN = re.compile(r'f?"[^"]*"|(?<![\w.])([a-zA-Z_]\w*)\b(?!=)')
 _KEY = re.compile(rf'"([^"{MARK}]*){MARK}([^"]*)"')
-Reading = Mapping[str, Sequence[int]]  # places of what reads a name, among all statements
+Reading = Mapping[str, Sequence[int]]  # for each name, the positions of the statements that read it
 
 
 def words(code: str) -> list[str]:
-    """Return the names in code, functions and dicts among them, in their order."""
+    """Return all names in some code, including functions and dicts, in their order."""
     return [found[1] for found in _TOKEN.finditer(code) if found[1]]
 
 
@@ -34,10 +36,10 @@ def renamed(code: str, names: Callable[[str], str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Runs that are alike but for the names that they read and give."""
+    """Runs of statements that differ only in the names that they read and assign."""
 
     runs: tuple[tuple[Statement, ...], ...]
-    place: int  # of the first statement
+    place: int  # index of the first statement
     reading: Reading
     variables: frozenset[str]
 
@@ -47,19 +49,19 @@ class Fold:
 
     @cached_property
     def names(self) -> list[list[str]]:
-        """The names of each run, by their first place there."""
+        """The names in each run, in the order of their first use."""
         codes = ("\n".join(each.code for each in run) for run in self.runs)
         return [list(dict.fromkeys(n for n in words(c) if n in self.variables)) for c in codes]
 
     @cached_property
     def taken(self) -> list[int]:
-        """Which of its names come from outside."""
+        """Indices of the names that come from outside of the run."""
         own = {name for each in self.runs[0] for name in each.assigned}
         return [at for at, name in enumerate(self.names[0]) if name not in own]
 
     @cached_property
     def given(self) -> list[int]:
-        """Which of its names something outside of their run reads."""
+        """Indices of the names that are read outside of their run."""
         found, length = set[int](), self.length
         for number, run in enumerate(self.runs):
             begin = self.place + number * length
@@ -69,7 +71,9 @@ class Fold:
         return sorted(found)
 
     def readers(self, run: int, name: str, other: Fold) -> set[int]:
-        """Return which runs of another fold read a name of a run, and -1 for what else does."""
+        """Return which runs of another fold read a name of a run; -1 stands for any other
+        reader.
+        """
         begin, length, size = self.place + run * self.length, self.length, other.length
         places = (p for p in self.reading[name] if not begin <= p < begin + length)
         found = ((place - other.place) // size for place in places)
@@ -77,9 +81,11 @@ class Fold:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The part of all keys in a run that is its own: ``layers.3``; all empty without one.
+        """The part of the keys that differs between the runs, for example ``layers.3``; empty texts
+        if none differs.
 
-        None at all where keys differ in another way: such runs are no calls of one function.
+        Without any element if keys differ in another way. Such runs cannot be calls of one
+        function.
         """
         rows = [_KEY.findall("\n".join(each.code for each in run)) for run in self.runs]
         columns = [column for column in zip(*rows, strict=True) if len(set(column)) > 1]
@@ -100,7 +106,7 @@ class Fold:
 
     @property
     def is_loop(self) -> bool:
-        """Whether nothing but entries of dicts goes in and out."""
+        """Return whether only entries of dicts enter and leave the runs."""
         same = all(len({names[at] for names in self.names}) == 1 for at in self.taken)
         return same and bool(self.paths[0]) and not self.given
 
@@ -112,7 +118,9 @@ def _common(paths: Iterable[str]) -> str:
 
 
 def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statement | Fold]:
-    """Return statements in which runs that repeat stand once; ``given``: what else is a name."""
+    """Return statements in which repeated runs are replaced by folds; ``given`` lists names that
+    are returned.
+    """
     made = (name for each in statements for name in each.assigned)
     variables = frozenset((*given, *made)) - {*DICTS}
     reading: dict[str, list[int]] = {}
@@ -120,7 +128,7 @@ def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statem
         for name in words(statement.code):
             if name in variables and name not in statement.assigned:
                 reading.setdefault(name, []).append(at)
-    for name in given:  # what is given back
+    for name in given:  # the function returns these
         reading.setdefault(name, []).append(len(statements))
 
     def tokens(statement: Statement) -> str:
@@ -143,7 +151,9 @@ def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statem
         return list(statements[begin:end])
 
     def _alike(first: int, length: int, copies: int) -> Iterator[Fold]:
-        """Return the most runs from a place on that are alike, if they are worth it."""
+        """Return the largest number of equal runs from a position on, if replacing them is
+        worth it.
+        """
         runs = [tuple(statements[first + at * length :][:length]) for at in range(copies)]
         shapes = [_shape(run, variables) for run in runs]
         groups = itertools.groupby(range(copies), shapes.__getitem__)
@@ -161,7 +171,7 @@ def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statem
 
 
 def _repetitions(kinds: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return (start, length of a run, statements that repeat), the best first."""
+    """Return (start, length of a run, number of repeated statements), the best first."""
     found = []
     for length in range(_SHORTEST, len(kinds) // 2 + 1):
         same = np.concatenate(([False], kinds[:-length] == kinds[length:], [False]))
@@ -173,7 +183,7 @@ def _repetitions(kinds: np.ndarray) -> list[tuple[int, int, int]]:
 
 
 def _shape(run: Sequence[Statement], variables: frozenset[str]) -> list[int]:
-    """Return what runs have to have in common: which name is where."""
+    """Return the pattern that runs must share: the position of each name's first use."""
     numbers: dict[str, int] = {}
     names = [name for each in run for name in words(each.code) if name in variables]
     return [numbers.setdefault(name, len(numbers)) for name in names]
@@ -184,7 +194,7 @@ def _cost(fold: Fold) -> tuple[bool, int, int]:
 
 
 class Body:
-    """The lines of a function; functions that it calls go to ``functions``."""
+    """The lines of a function. Functions that it calls are appended to ``functions``."""
 
     def __init__(
         self,
@@ -199,7 +209,8 @@ class Body:
         self._names = Names((*given, *taken))
         self._renamed: dict[str, str] = {}
         self._folds = [item for item in items if isinstance(item, Fold)]
-        self._saved: dict[str, tuple[str, str]] = {}  # names to (list of a call, name inside)
+        # for each name, (variable with a call's saved values, name inside the function)
+        self._saved: dict[str, tuple[str, str]] = {}
         self.lines: list[str] = []
         written = Lines(4)
         for item in items:
@@ -220,7 +231,7 @@ class Body:
         return self._renamed.get(name, name)
 
     def _called(self, fold: Fold) -> Iterator[Statement]:
-        """Write the function for all runs; return their calls."""
+        """Write the function for all runs, and return its calls."""
         path, first = fold.paths[0], fold.runs[0]
         backward = first[0].backward
         inner = self._inside(fold)
@@ -247,7 +258,7 @@ class Body:
         name = name if self._named[name] == 1 else f"{name}_{self._named[name]}"
         takes = ", ".join([*(["at"] if path else []), *dicts, *inputs, *of_lists])
         which = re.sub(r"\d+", "*", path)
-        said = [f'    """Run ``{which}``; ``at`` says which."""'] if path else []
+        said = [f'    """Run one of ``{which}``; ``at`` is its name."""'] if path else []
         self._functions.append([*laid_out(f"def {name}({takes}):", 0), *said, *body.lines])
         for run, names in enumerate(fold.names):
             called = module_name(fold.paths[run]) if path else f"repeated_{run}"
@@ -287,9 +298,10 @@ class Body:
         return short
 
     def _kept(self, fold: Fold) -> list[int]:
-        """Which names are read by one run of a later function each, and by nothing else."""
+        """Return the names that exactly one run of one later function reads, and nothing else."""
         for other in self._folds[self._folds.index(fold) + 1 :]:
-            found: dict[tuple[int, ...], list[int]] = {}  # for each run its reader
+            # for each tuple of readers, one per run, the names that they read
+            found: dict[tuple[int, ...], list[int]] = {}
             for at in fold.given:
                 readers = [
                     fold.readers(run, names[at], other) for run, names in enumerate(fold.names)
@@ -303,7 +315,7 @@ class Body:
         return []
 
     def _of_lists(self, fold: Fold, run: int) -> list[str]:
-        """Return what a run reads of lists that earlier calls kept, in their order."""
+        """Return the names that a run reads from lists of earlier calls, in their order."""
         names = {fold.names[run][at] for at in fold.taken}
         return [name for name in self._saved if name in names]
 
@@ -312,7 +324,7 @@ class Body:
 
 
 class Lines:
-    """Statements below one another, with the user's lines behind them."""
+    """Statements one below the other, with the user's lines in comments at their ends."""
 
     def __init__(self, indent: int, before: Lines | None = None) -> None:
         self._indent = indent

@@ -1,4 +1,6 @@
-"""The operators of a program as rows of a page: what each computes, of what, for which module."""
+"""Describe a program's operators as rows of a page: what they compute, from what, for
+which module.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ from .simplify import of_update
 class Row:
     number: int
     code: str  # HTML
-    types: str  # of its results
-    bytes: int  # of its results; a view has none of its own
-    flops: int  # in a call
+    types: str  # types of its results
+    bytes: int  # size of its results; 0 for a view
+    flops: int  # per call
     graph: str
     direction: str  # forward, backward or update
     module: str
@@ -46,7 +48,7 @@ def rows_of(program: Program, inputs: Sequence[str]) -> list[Row]:
 
 
 def runs_of(body: Sequence[Node], times: int = 1) -> Counter[str]:
-    """Return how often a call runs each graph."""
+    """Return how many times a call runs each graph."""
     found = Counter[str]()
     for node in body:
         if isinstance(node, Run):
@@ -57,7 +59,7 @@ def runs_of(body: Sequence[Node], times: int = 1) -> Counter[str]:
 
 
 def owner_of(slot: Slot) -> str:
-    """Return the path of the module that a weight or buffer belongs to."""
+    """Return the path of the module that owns a weight or buffer."""
     return slot.path.rpartition(".")[0]
 
 
@@ -70,7 +72,8 @@ class _Rows:
         self._nodes = [node for node in graph.operators if node.target is not operator.getitem]
         self._numbers = {node: at for at, node in enumerate(self._nodes, before + 1)}
         self._writes: dict[fx.Node, list[Slot]] = defaultdict(list)
-        self._weights: dict[fx.Node, set[str]] = defaultdict(set)  # that a value is of use for
+        # weights for which a value is computed
+        self._weights: dict[fx.Node, set[str]] = defaultdict(set)
         for slot, node in graph.results:
             self._weights[node] |= {slot.weight} if slot.is_state and slot.weight else set()
             while node.target is operator.getitem:
@@ -107,7 +110,7 @@ class _Rows:
             )  # fmt: skip
 
     def _text(self, value: Any) -> str:
-        """Return an operand as HTML, with a link to the operator that made it."""
+        """Return an operand as HTML, with a link to the operator that computes it."""
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._text, value))}]"
         if not isinstance(value, fx.Node):
@@ -117,27 +120,29 @@ class _Rows:
             return escape(self._inputs[slot.index] if slot.kind is Kind.BATCH else slot.key)
         if value.target is operator.getitem:
             return f"{self._text(value.args[0])}[{value.args[1]}]"
-        if value not in self._numbers:  # the body of a loop
+        if value not in self._numbers:  # it is the body of a loop
             return escape(value.name)
         return f'<a href="#o{self._numbers[value]}">{escape(value.name)}</a>'
 
     def _direction(self, node: fx.Node) -> str:
         if self._graph.name in ("update", "squares"):
             return "update"
-        if of_update(node):  # adding gradients up, where the graph is not all of a step
+        if of_update(node):  # the sum of gradients, in a graph that is not a whole step
             return "update" if self._graph.name == "step" else "backward"
         backward = label_of(node).backward or node.meta.get(PART) == "gather"
         return "backward" if backward else "forward"
 
     def _module(self, node: fx.Node) -> str:
-        """Return the path of the module that made it, or whose one weight it is for."""
+        """Return the path of the module that made the operator, or that owns the only weight it is
+        for.
+        """
         if node.meta.get(PART, "micro") == "micro":
             return label_of(node).module
         weights = {self._parts[node].weight} if node in self._parts else self._weights[node]
         return self._owners.get(next(iter(weights)), "") if len(weights) == 1 else ""
 
     def _read(self, node: fx.Node) -> Slot | None:
-        """Return what of a graph's inputs a value is, or is a view of."""
+        """Return the graph input that a value is, or is a view of."""
         while node not in self._slots and node not in self._parts:
             if not (may_view(node) and isinstance(node.args[0], fx.Node)):
                 return None

@@ -1,4 +1,6 @@
-"""A graph as it is printed: without identities, each value computed once, writes beside values."""
+"""Simplify a graph for printing: drop identities, compute each value once, and write it next to its
+use.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from ..backends.prepare import prepare
 from . import quoting
 
 aten = torch.ops.aten
-ENTRY = "entry"  # key of a node's meta: the entry of a dict that it is
-SCALED = "scaled"  # another: it is what the update makes of a gradient
-MARK = "§"  # in keys of entries before a weight's path, until the file is written
-_BUNDLE = re.compile(r"~(\d+\.\w+\.\d+)")  # the name of a tensor of several small weights
-_OF_MICRO = {"spread", "micro", "gather"}  # the parts of a step that are before its update
+ENTRY = "entry"  # key in a node's meta: the dict entry that the node is
+SCALED = "scaled"  # key in a node's meta: the node is the gradient as the update scales it
+MARK = "§"  # precedes a weight's path in keys, until the file is written
+_BUNDLE = re.compile(r"~(\d+\.\w+\.\d+)")  # name of a tensor that contains several small weights
+_OF_MICRO = {"spread", "micro", "gather"}  # parts of a step that precede its update
 LETTERS = {
     Kind.PARAM: "p", Kind.BUFFER: "b", Kind.CONSTANT: "c", Kind.ACCUM: "acc", Kind.OPTSTATE: "m",
     Kind.HYPER: "h", Kind.RNG: "r",
@@ -31,7 +33,7 @@ LETTERS = {
 
 
 def key_of(slot: Slot, one_group: bool = False) -> str:
-    """Return its name among those of its kind: ``velocity.§fc1.weight``."""
+    """Return the key of a slot in the dict of its kind: ``velocity.§fc1.weight``."""
     if slot.kind is Kind.BUFFER:
         return f"{MARK}{quoting.key(slot.path)}"
     own = slot.name if slot.kind is Kind.HYPER and one_group else slot.path
@@ -40,13 +42,13 @@ def key_of(slot: Slot, one_group: bool = False) -> str:
 
 
 def weight_key(path: str) -> str:
-    """Return the key of a weight, or of several small ones in one tensor."""
+    """Return the key of a weight, or of a tensor that contains several small weights."""
     bundle = _BUNDLE.fullmatch(path)
     return f"small.{bundle[1]}" if bundle is not None else quoting.key(path)
 
 
 def entry(node: fx.Node) -> str | None:
-    """Return where a value is in a dict, of the state or of the gradients."""
+    """Return the dict entry that a value is, in the state or the gradients."""
     if GRADIENT in node.meta:
         return f'g["{MARK}{node.meta[GRADIENT][0]}"]'
     found: str | None = node.meta.get(ENTRY)
@@ -64,7 +66,7 @@ def simplified(graph: Graph, bundles: Iterable[Bundle], one_group: bool) -> fx.G
         if slot.kind in LETTERS:
             node.meta[ENTRY] = f'{LETTERS[slot.kind]}["{key_of(slot, one_group)}"]'
         for user in list(node.users) if slot.key in members else ():
-            if user.meta.get(PART) == "spread":  # a weight, as a view of its bundle
+            if user.meta.get(PART) == "spread":  # this node is one weight, as a view of its bundle
                 weight = members[slot.key][user.args[3] if len(user.args) > 3 else 0]
                 user.meta[ENTRY] = f'p["{key_of(weight)}"]'
     for node in module.graph.nodes:
@@ -74,7 +76,7 @@ def simplified(graph: Graph, bundles: Iterable[Bundle], one_group: bool) -> fx.G
         elif paths and node.op == "call_function":
             node.meta[GRADIENT] = tuple(map(weight_key, paths))
     for node in module.graph.find_nodes(op="call_function", target=aten.cat.default):
-        if node.meta.get(PART) == "gather":  # of gradients, which are in a dict
+        if node.meta.get(PART) == "gather":  # joins gradients, which are in a dict
             node.args = ([],)
     _leave_out_identities(module.graph)
     module.graph.eliminate_dead_code(is_impure_node=_acts)
@@ -105,7 +107,7 @@ def _acts_once(node: fx.Node) -> bool:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """Return the node whose value a node passes on."""
+    """Return the node whose value a node only passes on."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node):
         return None
@@ -123,7 +125,9 @@ def _same(node: fx.Node) -> fx.Node | None:
 
 
 def ordered(module: fx.GraphModule) -> list[fx.Node]:
-    """Return what a graph does in order: one micro-batch, then one weight after another."""
+    """Return the nodes in the order of printing: first one micro-batch, then one weight
+    after another.
+    """
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and ENTRY not in n.meta]
     copies = {n: entry(n.args[0]) or "" for n in nodes if n.target is aten.copy_.default}
     free = {node for node in nodes if of_update(node) and node not in copies}
@@ -142,7 +146,7 @@ def ordered(module: fx.GraphModule) -> list[fx.Node]:
     rest = [n for n in nodes if n not in copies and n not in of_one]
     order = [n for n in [*rest, *of_one] if n.target not in STEPS]
     order += [n for n in rest if n.target in STEPS]
-    for copy in copies:  # as soon as its value is there and nothing reads what it replaces
+    for copy in copies:  # as soon as the value is computed and nothing reads the old value any more
         root = storage_root(copy.all_input_nodes[0])
         reads = [at for at, n in enumerate(order) if copy.args[1] is n or _reads(n, root)]
         at = max(reads, default=len(order) - 1) + 1
@@ -153,14 +157,14 @@ def ordered(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _reads(node: fx.Node, root: fx.Node) -> bool:
-    if node.target in STEPS:  # what it lists is computed there
+    if node.target in STEPS:  # its list arguments are computed here
         return any(_reads(n, root) or storage_root(n) is root for n in node.all_input_nodes)
     read = node.all_input_nodes[node.target is aten.copy_.default :]
     return any(storage_root(each) is root for each in read)
 
 
 def multiple(node: fx.Node) -> bool:
-    """Whether an operator has several results."""
+    """Return whether an operator has several results."""
     if isinstance(node.target, Operator) and len(node.target._schema.returns) > 1:
         return True
     return any(user.target is operator.getitem for user in node.users)

@@ -1,4 +1,4 @@
-"""Nodes of a graph as statements, with names after the user's modules."""
+"""Write the nodes of a graph as statements, with names that follow the user's modules."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from .simplify import LETTERS, MARK, entry, multiple
 
 aten = torch.ops.aten
 DICTS = (*LETTERS.values(), "small", "g")
-_LONGEST, _DEEPEST = 44, 2  # letters and brackets of what stands inside another statement
-_ROOM = 86  # letters that a statement may have that is not one call
-_RESULTS = {  # of operators with such a name
+# characters and brackets in an expression that is part of another statement
+_LONGEST, _DEEPEST = 44, 2
+_ROOM = 86  # characters in a statement that is not a single call
+_RESULTS = {  # names for the results of operators, by a part of the operator's name
     "attention_for_cpu_backward": ("query", "key", "value"), "attention": ("", "logsumexp"),
     "max_pool": ("", "indices"), "nll_loss": ("", "weight"),
     "_norm": ("", "mean", "rstd", "running_mean", "running_var"),
@@ -45,14 +46,14 @@ _NAMES = {
 @dataclass(frozen=True)
 class Statement:
     code: str
-    assigned: tuple[str, ...] = ()  # names
-    line: str = ""  # the user's, ``model.py:12``
+    assigned: tuple[str, ...] = ()  # names that it assigns
+    line: str = ""  # the user's line, ``model.py:12``
     backward: bool = False
-    late: bool = False  # of the update
+    late: bool = False  # belongs to the update
 
 
 class Names:
-    """Gives each value of a function a name of its own."""
+    """Choose a unique name for each value of a function."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         more = ("aten", "F", "torch", "at", "name", "sum", "float", "generators", "random")
@@ -62,7 +63,7 @@ class Names:
         wanted = identifier(wanted.lower()).strip("_") or "value"
         wanted = wanted if wanted.isidentifier() else f"x{wanted}"
         if wanted.startswith("update_") or re.search(r"_(for|back)ward(_\d+)?$", wanted):
-            wanted = f"the_{wanted}_"  # functions have such names
+            wanted = f"the_{wanted}_"  # names of functions look like this
         name, number = wanted, 2
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1
@@ -71,20 +72,28 @@ class Names:
 
 
 def module_name(path: str) -> str:
-    """Return the last part of a module's path that says what it is: ``layers_3``."""
+    """Return the last part of a module's path that identifies it: ``layers_3``."""
     parts = [part for part in path.lower().split(".") if part != "self"] or ["value"]
     return "_".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
 class Constants(dict[tuple[str, ...], str]):
-    """Names for lists of weights."""
+    """Choose names for lists of weights."""
 
     def __missing__(self, paths: tuple[str, ...]) -> str:
         return self.setdefault(paths, f"WEIGHTS_{len(self) + 1}" if self else "WEIGHTS")
 
 
 class Printer:
-    """``known``: names that a function starts with; ``results``: names for what it gives back."""
+    """Print the nodes of one function as statements.
+
+    Args:
+        nodes: the nodes, in order.
+        known: names with which the function starts.
+        results: names of the values that it returns.
+        late: nodes that belong to the update.
+        constants: the lists of weights.
+    """
 
     def __init__(
         self,
@@ -97,7 +106,7 @@ class Printer:
         self._nodes, self._results, self._late = nodes, results, late
         self._constants = constants
         self._texts = dict(known)
-        self._inside: dict[fx.Node, str] = {}  # texts that stand in other statements
+        self._inside: dict[fx.Node, str] = {}  # expressions that are parts of other statements
         self._names = Names([*known.values(), *results.values()])
         self._place = {node: at for at, node in enumerate(nodes)}
         self._last = {
@@ -117,7 +126,7 @@ class Printer:
         for node in self._nodes:
             owner = node.all_input_nodes[:1]
             if node.target is operator.getitem and multiple(owner[0]):
-                continue  # it has its name
+                continue  # it has a name already
             for code, assigned in self._codes(node):
                 line = line_of(node)
                 shown = comment(f"{Path(line[0]).name}:{line[1]}") if line is not None else ""
@@ -155,7 +164,7 @@ class Printer:
                 yield from ((f"{each} = {place}", ()) for each in others)
 
     def _taken_out(self, node: fx.Node) -> tuple[str, tuple[str, ...]]:
-        """Give a name to what stands inside another statement, where that is too long."""
+        """Assign a part of a too long statement to a variable."""
         del self._texts[node]
         text, name = self._inside.pop(node), self._name(node)
         return f"{name} = {text}", (name,)
@@ -196,7 +205,7 @@ class Printer:
         return f"d_{name}" if backward else name
 
     def _is_inside(self, node: fx.Node, text: str) -> bool:
-        """Whether a value stands where it is read instead of having a name."""
+        """Return whether a value is written inside the statement that reads it, without a name."""
         of_weight = node.target is aten.t.default and entry(node.args[0]) is not None  # type: ignore
         empties = node.target is aten.zeros_like.default and _are_copies(node.users)
         empties |= node.target is aten.empty_strided.default and all(map(draws, node.users))
@@ -217,11 +226,11 @@ class Printer:
         written = {storage_root(n.args[0]) for n in between if n.target is aten.copy_.default}  # type: ignore
         if written & set(map(storage_root, node.all_input_nodes)):
             return False
-        # Without what differs between weights, or repeated layers.
+        # The length does not count what differs between weights or repeated layers.
         return self._length(node, text) <= _LONGEST and text.count("(") <= _DEEPEST
 
     def _length(self, node: fx.Node, text: str) -> int:
-        """Count letters, without what differs between weights, or repeated layers."""
+        """Count characters without the parts that differ between weights or repeated layers."""
         differs = rf'{MARK}[^"]*|_\d+' if node in self._late else rf'{MARK}[^"]*\.\d+|_?\d+'
         return len(re.sub(differs, "", text))
 
@@ -236,7 +245,9 @@ class Printer:
         return f"{place}.copy_({value})"
 
     def _listed(self, node: fx.Node, values: Any) -> str:
-        """Return a list of what is alike for all weights of a step by their names."""
+        """Return a list comprehension over the names of weights if all elements have the
+        same form.
+        """
         if not isinstance(values, list | tuple):
             return self.text(values)
         paths = [(entry(each) or "").partition(MARK)[2][:-2] for each in node.args[0]]  # type: ignore
@@ -277,7 +288,7 @@ def _are_copies(nodes: Iterable[fx.Node]) -> bool:
 
 
 def by_name(code: str, path: str, variable: str) -> str:
-    """Return code where a variable stands for a path, or the beginning of one, in keys."""
+    """Return code in which a variable replaces a path, or the beginning of one, in keys."""
 
     def replaced(found: re.Match[str]) -> str:
         prefix, rest = found[1], found[2]

@@ -1,1 +1,1 @@
-"""PopTorch scripts as plain PyTorch; needs libcst."""
+"""Translate PopTorch scripts into plain PyTorch. This requires libcst."""

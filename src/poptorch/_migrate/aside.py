@@ -1,8 +1,8 @@
-"""Comment out statements that only ask a compiled program, or only name devices.
+"""Comment out statements that only query a compiled program or only name devices.
 
 ``print(training_model.getLatency())`` has no counterpart in plain PyTorch and would raise an error.
-Such a statement becomes a comment under a TODO, and so does one that only works with its result. A
-statement that also does something else, such as training, stays as it is.
+Such a statement becomes a comment under a TODO, and so does a statement that only uses its result.
+A statement that also does something else, such as training, stays as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _EMPTY = m.List([]) | m.Dict([]) | m.Call(m.Name("list") | m.Name("dict") | m.Na
 
 @dataclass
 class _Aside:
-    """What keeps a statement from running: the expressions, and what a person should know."""
+    """The reasons why a statement cannot run: the expressions, and what the user should know about
+    them.
+    """
 
     roots: list[cst.CSTNode] = field(default_factory=list)
     todo: dict[str, None] = field(default_factory=dict)
@@ -46,15 +48,16 @@ _PLACE = re.compile(r'^( *)"comment (\d+)"$')
 
 
 def with_places(script: Script) -> tuple[str, list[list[str]]]:
-    """Return the script with a text in the place of each such statement, and their comments.
+    """Return the script with a placeholder in place of each such statement, and the comments.
 
-    A comment belongs to the next statement for libcst, and would go with it.
+    The comments are inserted later, because libcst would attach them to the next statement, and
+    remove them together with it.
     """
     return _Commenting(script).text()
 
 
 def with_comments(code: str, comments: list[list[str]]) -> str:
-    """Put the comments where their places are."""
+    """Replace the placeholders by the comments."""
     lines: list[str] = []
     for line in code.splitlines():
         place = _PLACE.match(line)
@@ -69,7 +72,7 @@ class _Commenting:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._found: dict[cst.CSTNode, _Aside] = {}
-        self._working = {  # functions and classes of the script that do something with PopTorch
+        self._working = {  # functions and classes of the script that use PopTorch
             script.plain(holder.name)
             for node, _ in script.uses()
             for holder in script.around(node)
@@ -105,10 +108,10 @@ class _Commenting:
             comments.append([*(f"# TODO: {each}" for each in todo), *own])
         return "\n".join([*lines, ""]), comments
 
-    # Which statements.
+    # Choosing statements.
 
     def _add(self, node: cst.CSTNode, why: str) -> bool:
-        """Note an expression that is not there in plain PyTorch; return whether it is news."""
+        """Record an expression that does not exist in plain PyTorch; return whether it is new."""
         statement = self._statement(node)
         aside = self._found.setdefault(statement, _Aside())
         if node in aside.roots:
@@ -118,7 +121,7 @@ class _Commenting:
         return True
 
     def _is_rewritten(self, node: cst.CSTNode) -> bool:
-        """Return whether the rewriting removes an expression, or the call that takes it."""
+        """Return whether the rewriting removes an expression, or the call that contains it."""
         row = meaning(self._script.plain(node))
         own = self._script.parents[node]
         if not isinstance(own, cst.Call) or own.func is not node:
@@ -137,7 +140,7 @@ class _Commenting:
         )
 
     def _is_unread(self, value: cst.CSTNode, holder: cst.CSTNode) -> bool:
-        """Return whether a value is given to a variable that no line reads that stays."""
+        """Return whether a value is assigned to a variable that no remaining line reads."""
         if not isinstance(holder, cst.Assign) or holder.value is not value:
             return False
         assigned = list(self._assigned(self._script.parents[holder]))
@@ -148,7 +151,7 @@ class _Commenting:
         return row is not None and row.goes
 
     def _follow(self) -> bool:
-        """Note what reads the results of statements that go; return whether that was news."""
+        """Record what reads the results of removed statements; return whether something was new."""
         news = False
         for statement in [each for each in self._found if self._can_go(each)]:
             for assignment in self._assigned(statement):
@@ -162,7 +165,7 @@ class _Commenting:
         return news
 
     def _can_go(self, statement: cst.CSTNode) -> bool:
-        """Return whether a statement does nothing but work with what is not there."""
+        """Return whether a statement only uses what does not exist in plain PyTorch."""
         if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
             return False
         small = statement.body[0]
@@ -186,7 +189,7 @@ class _Commenting:
     # Names.
 
     def _assigned(self, statement: cst.CSTNode) -> Iterator[Any]:
-        """Yield the assignments of a statement, of names that are assigned nowhere else."""
+        """Yield the names that a statement assigns and that are assigned nowhere else."""
         small = _small(statement)
         if not isinstance(small, (cst.Assign, cst.AnnAssign)):
             return
@@ -204,7 +207,7 @@ class _Commenting:
         return [node for node in nodes if not self._is_rewritten(node)]
 
     def _containers(self) -> Iterator[cst.Name]:
-        """Yield the variables that begin as empty containers."""
+        """Yield the variables that start as empty containers."""
         found: Any = m.findall(self._script.module, m.Assign([m.AssignTarget()]))
         for each in found:
             target, value = each.targets[0].target, each.value
@@ -237,13 +240,13 @@ class _Commenting:
         around = list(self._script.around(node))
         at = next((n for n, each in enumerate(around) if isinstance(each, kinds)), len(around) - 1)
         while isinstance(around[at], cst.If) and isinstance(around[at + 1], cst.If):
-            at += 1  # no line fits above an ``elif``
+            at += 1  # no line can be inserted above an ``elif``
         return around[at]
 
-    # Their text.
+    # Writing comments.
 
     def _live_readers(self) -> dict[cst.CSTNode, dict[str, None]]:
-        """Return the statements that stay and read a name whose value is gone."""
+        """Return the remaining statements that read a name whose value is no longer computed."""
         found: dict[cst.CSTNode, dict[str, None]] = {}
         for statement, aside in self._found.items():
             todo = {why: None for why in aside.todo if why.endswith(_UNSET)}
@@ -252,7 +255,7 @@ class _Commenting:
         return found
 
     def _replaced(self, statement: Any, lines: list[str]) -> tuple[list[str], list[str]]:
-        """Return a statement as a comment, and the lines that stand for it."""
+        """Return a statement as a comment, and the lines that replace it."""
         small = _small(statement)
         place = self._script.places[small]
         own = lines[place.start.line - 1 : place.end.line]

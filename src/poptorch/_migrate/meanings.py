@@ -1,4 +1,4 @@
-"""What names of PopTorch mean in plain PyTorch (`meanings.toml`) and in this library."""
+"""Look up what names of PopTorch mean in plain PyTorch (`meanings.toml`) and in this library."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ CLASSES = {
 PACKAGES = ("poptorch", "popart", "popdist", "poptorch_geometric", "pva")
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROWS: dict[str, dict[str, Any]] = _TABLE["names"]
-_OWNERS = ("Options", "PoplarExecutor", "DataLoader", "optim")  # their members differ
+# classes whose members have different meanings
+_OWNERS = ("Options", "PoplarExecutor", "DataLoader", "optim")
 _ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """A row of the table; the file says what its fields are."""
+    """A row of the table. The file explains its fields."""
 
     kind: str
     torch: str
-    own: bool  # a row for this name, rather than for many
-    value: bool = False  # for an option or argument, not listed by itself
+    own: bool  # the row is for this name only, not for many names
+    value: bool = False  # for an option or argument that has no entry of its own
     field: str = ""
     values: dict[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
@@ -54,7 +55,9 @@ class Meaning:
 
     @property
     def asks(self) -> bool:
-        """Whether plain PyTorch has no use for it, so that a line that needs its value goes."""
+        """Return whether plain PyTorch cannot provide the value, so that lines that need it are
+        commented out.
+        """
         return self.aside or (self.goes and not self.value)
 
     @property
@@ -63,16 +66,16 @@ class Meaning:
 
     @property
     def attribute(self) -> bool:
-        """Whether it is written of what stands before the dot alone."""
+        """Return whether the text describes only the part before the dot."""
         return "{self}" in self.write and self.write.count("{") == 1
 
 
 def named(full: str) -> Any:
-    """Return the public object of a full name, None if there is none."""
+    """Return the public object with a full name, or None if there is none."""
     parts = full.split(".")[1:]
     value: Any = poptorch
     if parts[:1] == ["Options"] and len(parts) > 1:
-        value, parts = poptorch.Options(), parts[1:]  # where groups and setters are
+        value, parts = poptorch.Options(), parts[1:]  # an instance has the groups and setters
     for part in parts:
         value = getattr(value, part, _ABSENT)
     return None if value is _ABSENT else value
@@ -80,7 +83,7 @@ def named(full: str) -> Any:
 
 @functools.cache
 def meaning(full: str) -> Meaning | None:
-    """Return what a full name means; None for what is no name of PopTorch."""
+    """Return what a full name means, or None if it is not a name of PopTorch."""
     package, _, name = full.partition(".")
     if package not in PACKAGES or not name:
         return None
@@ -108,13 +111,13 @@ def here(full: str) -> str:
 
 
 def changed_by_key(key: str) -> str:
-    """Return what a key of ``_Popart`` does if that changes results; nothing if it does not."""
+    """Return what a key of ``_Popart`` does if it changes results, and an empty text otherwise."""
     row = _options().get(f'_Popart.set("{key}")')
     return row.sentence if row is not None and row.effect is RESULTS else ""
 
 
 def helpers(loops: bool) -> dict[str, str]:
-    """Return what new scripts begin with: code by name, in order."""
+    """Return the code that new scripts begin with, by name and in order."""
     return {**_TABLE["helpers"]["loops" if loops else "flat"], **_TABLE["helpers"]["both"]}
 
 
@@ -124,7 +127,9 @@ def _row(row: dict[str, Any], own: bool) -> Meaning:
 
 
 def _sort(full: str, name: str) -> str:
-    """Return which general row a name has; none for what a model or torch's class brings along."""
+    """Return the general row of a name, or None for names that the model or torch's class
+    defines.
+    """
     if name.startswith("Options."):
         row = _options().get(name.removeprefix("Options."))
         return "option" if row is None or row.effect is RESULTS else "hint"

@@ -1,8 +1,8 @@
-"""Half precision becomes float32 in scripts that train.
+"""Replace half precision by float32 in scripts that train.
 
-PopTorch's optimizers scale the loss and keep moments in float32, so that ``model.half()`` trains.
-Those of torch do neither: the same script would end in NaN. ``torch.amp.GradScaler`` does not help,
-because it refuses weights in half precision.
+PopTorch's optimizers scale the loss and keep moments in float32, so a model can be trained after
+``model.half()``. Torch's optimizers do neither, and the same script would end in NaN.
+``torch.amp.GradScaler`` does not help, because it refuses weights in half precision.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HALF = ("torch.half", "torch.float16")
 
 
 def in_float32(script: Script) -> str:
-    """Return the text of the script, in float32 if it trains."""
+    """Return the text of the script, with float32 instead of half types if it trains."""
     if not any(name == "poptorch.trainingModel" for _, name in script.uses()):
         return script.module.code
     new: Any = script.module.visit(_Widening(script))
@@ -47,7 +47,7 @@ class _Widening(cst.CSTTransformer):
         if not self._changed.pop():
             return result
         if isinstance(self._script.parents[original], cst.If) and isinstance(original, cst.If):
-            self._changed[-1] = True  # an ``elif`` has no line above it
+            self._changed[-1] = True  # no line can be inserted above an ``elif``
             return result
         above = [*result.leading_lines, cst.EmptyLine(comment=cst.Comment(f"# TODO: {TODO}"))]
         return result.with_changes(leading_lines=above)
@@ -64,7 +64,7 @@ class _Widening(cst.CSTTransformer):
         return updated_node
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
-        """Rewrite ``float16`` of ``from torch import float16``."""
+        """Rewrite ``float16`` in ``from torch import float16``."""
         holder = self._script.parents[original_node]
         written = isinstance(holder, (cst.Attribute, cst.ImportAlias, cst.AsName))
         if written or self._script.plain(original_node) not in _HALF:

@@ -1,4 +1,6 @@
-"""A PopTorch script as plain PyTorch; what cannot be translated stays, with a TODO above it."""
+"""Rewrite a PopTorch script as plain PyTorch. What cannot be translated stays, with a TODO
+above it.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,12 @@ def rewritten(script: Script) -> str:
 
 
 class _ByHand(Exception):  # noqa: N818 (no failure)
-    """A person has to see to it; says why, if it is not the row's reason."""
+    """Raised for code that a person has to translate; may give a reason instead of the row's."""
 
 
 @dataclass
 class _Frame:
-    """What goes above the statement that is being rewritten."""
+    """What is inserted above the statement that is being rewritten."""
 
     todo: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
@@ -55,12 +57,14 @@ class _Rewriting(cst.CSTTransformer):
         self._script, self._loops = script, loops
         self._frames: list[_Frame] = []
         self.helpers: set[str] = set()
-        self.emptied: set[str] = set()  # variables that hold None now
+        self.emptied: set[str] = set()  # variables that are None after rewriting
         self._foreign = self._takes_foreign_options()
         self._evaluates = m.findall(script.module, m.Call(m.Attribute(attr=m.Name("eval"))))
 
     def _takes_foreign_options(self) -> bool:
-        """Return whether models get options of another file, and no others are made here."""
+        """Return whether models get options from another file, and this file creates no
+        other options.
+        """
         calls: Any = m.findall(self._script.module, m.Call())
         found = [(call, self._script.called(call)) for call in calls]
         wrapped = [
@@ -71,7 +75,7 @@ class _Rewriting(cst.CSTTransformer):
         made = any(name == _OPTIONS for _, name in found)
         return not made and not all(map(self._are_options, wrapped))
 
-    # Statements: what comes above them, and those of which nothing is left.
+    # Statements: what is inserted above them, and which of them disappear.
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, _STATEMENTS):
@@ -84,7 +88,7 @@ class _Rewriting(cst.CSTTransformer):
             return result
         frame = self._frames.pop()
         if isinstance(original, cst.If) and isinstance(self._script.parents[original], cst.If):
-            self._frames[-1].todo += frame.todo  # an ``elif`` has no line above it
+            self._frames[-1].todo += frame.todo  # no line can be inserted above an ``elif``
             return result
         parts: list[Any] = [*result] if isinstance(result, cst.FlattenSentinel) else [result]
         parts = [each for each in parts if not _is_empty(each)]
@@ -219,7 +223,7 @@ class _Rewriting(cst.CSTTransformer):
         return cst.parse_expression(text if isinstance(holder, _BARE) else _held(text))
 
     def _renamed(self, name: str, row: Meaning, original: cst.Call, updated: cst.Call) -> cst.Call:
-        """Call it by another name, without arguments that go."""
+        """Rename a call, and remove the arguments that the new function does not have."""
         parameters = list(inspect.signature(named(name)).parameters)
         wrapper = row.rename in ("Trained", "Evaluated")
         dropped = (*row.without, *row.hand, *(["options"] if wrapper and not self._loops else []))
@@ -260,7 +264,9 @@ class _Rewriting(cst.CSTTransformer):
     def _size(
         self, row: Meaning, given: dict[str, cst.BaseExpression], kept: list[cst.Arg]
     ) -> None:
-        """Give a loader the rows of a whole call, and PopTorch's default."""
+        """Give a loader the batch size of a whole call, and PopTorch's default for
+        incomplete batches.
+        """
         for key in row.hand.keys() & given.keys():
             raise _ByHand(f"a {key}: {row.hand[key]}")
         if m.matches(given.get("batch_size", kept[0]), m.Name("None")):
@@ -278,7 +284,7 @@ class _Rewriting(cst.CSTTransformer):
             kept.insert(1, _keyword("batch_size", value))
 
     def _options(self, name: str, row: Meaning, original: Any, updated: Any) -> Any:
-        """Rewrite an option call; those before it in a chain are rewritten already."""
+        """Rewrite an option call. Earlier calls in the same chain are already rewritten."""
         if name == _OPTIONS:
             holder = self._script.parents[original]
             if isinstance(holder, cst.BooleanOperation) and not self._are_options(holder.left):
@@ -316,7 +322,7 @@ class _Rewriting(cst.CSTTransformer):
             self._above(original, f"{self._code(base)}.{row.field} = {value}")
             return base
         if not self._script.called(old).startswith(_OPTIONS):
-            raise _ByHand  # what a function of another file returned
+            raise _ByHand  # the object comes from a function in another file
         return base.with_changes(
             args=[*base.args, _keyword(row.field, cst.parse_expression(value))]
         )
@@ -328,13 +334,13 @@ class _Rewriting(cst.CSTTransformer):
         return old, base
 
     def _key(self, call: cst.Call) -> None:
-        """Tell of a key of the compiler that changes results."""
+        """Add a TODO about a compiler key that changes results."""
         key = getattr(call.args[0].value, "evaluated_value", None) if call.args else None
         changed = changed_by_key(key) if key else "keys that change results are to be done by hand"
         if changed:
             self._frames[-1].todo.append(f"{' '.join(self._code(call).split())}: {changed}")
 
-    # Small things.
+    # Helpers.
 
     def _texts(self, name: str, updated: cst.Call) -> dict[str, str]:
         """Return the code of the arguments by the names of their parameters."""
@@ -365,7 +371,9 @@ class _Rewriting(cst.CSTTransformer):
         return self._script.module.code_for_node(node)
 
     def _above(self, node: cst.CSTNode, code: str) -> None:
-        """Put a line above a statement, if what is in it runs once whenever the statement does."""
+        """Insert a line above a statement, if the expression runs exactly once whenever the
+        statement runs.
+        """
         for holder in self._script.around(node):
             if isinstance(holder, cst.SimpleStatementLine):
                 self._frames[-1].before.append(code)
@@ -379,7 +387,7 @@ class _Rewriting(cst.CSTTransformer):
         return row is not None and row.goes
 
     def _unused(self, node: cst.CSTNode) -> bool:
-        """Return whether a node is part of an annotation, or of a call that goes."""
+        """Return whether a node is part of an annotation, or of a call that is removed."""
         for holder in self._script.around(node):
             if isinstance(holder, _STATEMENTS):
                 return False
@@ -400,7 +408,7 @@ def _is_empty(node: Any) -> bool:
 
 
 def _held(text: str) -> str:
-    """Return code that something may be written behind."""
+    """Return code to which an attribute or call can be appended."""
     value = cst.parse_expression(text)
     return text if isinstance(value, _ATOMS) or value.lpar else f"({text})"
 

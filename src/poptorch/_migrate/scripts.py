@@ -1,4 +1,6 @@
-"""What expressions of a script stand for: imports, aliases, attributes, functions of the file."""
+"""Find out what the expressions of a script refer to: imports, aliases, attributes, functions of
+the file.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ _MAKERS = ("poptorch.trainingModel", "poptorch.inferenceModel", "poptorch.load")
 
 
 class Script:
-    """A parsed script: places, and the full names of its expressions.
+    """A parsed script, with positions and the full names of its expressions.
 
     An object has the name of its class: after ``opts = poptorch.Options()``, ``opts.logDir`` is
-    ``poptorch.Options.logDir``, in functions that get ``opts`` as an argument, too.
+    ``poptorch.Options.logDir``. This also holds in functions to which ``opts`` is passed.
     """
 
     def __init__(self, text: str | bytes) -> None:
@@ -32,7 +34,7 @@ class Script:
         facts = _Facts(self)
         self.module.visit(facts)
         before: dict[str, str] = {}
-        while before != self._known:  # each round follows what the last one found
+        while before != self._known:  # each round uses the results of the last one
             before = dict(self._known)
             self.module.visit(facts)
 
@@ -42,7 +44,9 @@ class Script:
         return next((self.line(node) for node in stars if _ours(self.code(node).split()[1])), 0)
 
     def name(self, node: cst.CSTNode | None) -> str:
-        """Return the full name that an expression stands for, nothing if that is not known."""
+        """Return the full name that an expression refers to, or an empty text if that is
+        not known.
+        """
         name = self.plain(node)
         seen = {""}
         while name not in seen:
@@ -51,7 +55,7 @@ class Script:
         return name
 
     def plain(self, node: cst.CSTNode | None) -> str:
-        """Return the name that is written, not followed to what it stands for itself."""
+        """Return the name as it is written, without following what it refers to."""
         if isinstance(node, cst.Attribute):
             owner = self.name(node.value)
             return f"{owner}.{node.attr.value}" if owner else ""
@@ -67,13 +71,15 @@ class Script:
         return found.pop() if len(found) == 1 else ""
 
     def _either(self, one: cst.BaseExpression, other: cst.BaseExpression) -> str:
-        """Return the name that two expressions share, where neither is ``None``."""
+        """Return the name to which two expressions refer, ignoring ``None``."""
         parts = [each for each in (one, other) if not m.matches(each, m.Name("None"))]
         names = {self.name(each) for each in parts}
         return names.pop() if len(names) == 1 else ""
 
     def called(self, node: cst.Call) -> str:
-        """Return the name of the function or class; none for an object that is called."""
+        """Return the name of the called function or class, and an empty text for a called
+        object.
+        """
         function = self.name(node.func)
         object_ = isinstance(node.func, cst.Call) or not _ours(self.plain(node.func))
         return "" if _ours(function) and object_ else function
@@ -97,13 +103,15 @@ class Script:
         return self.module.code_for_node(node)
 
     def around(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Yield what holds a node, the nearest first."""
+        """Yield the nodes that contain a node, innermost first."""
         while not isinstance(node, cst.Module):
             node = self.parents[node]
             yield node
 
     def readers(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Yield what an expression is a part of, also by the variable that it is given to."""
+        """Yield the nodes that use an expression, also through the variable to which it is
+        assigned.
+        """
         yield (holder := self.parents[node])
         if isinstance(holder, cst.Assign) and isinstance(
             name := holder.targets[0].target, cst.Name
@@ -113,7 +121,7 @@ class Script:
                 yield self.parents[use.node]
 
     def assignments(self, node: cst.CSTNode) -> list[Any]:
-        """Return all assignments of a variable; none of another expression."""
+        """Return all assignments of a variable, and none for other expressions."""
         scope: Any = self._scopes.get(node)
         return list(scope[node.value]) if isinstance(node, cst.Name) and scope else []
 
@@ -122,7 +130,7 @@ class Script:
         return len(self.assignments(node)) == 1
 
     def uses(self) -> list[tuple[cst.CSTNode, str]]:
-        """Return what names something of PopTorch, with its full name, in the order of lines."""
+        """Return the nodes that refer to PopTorch, with their full names, in the order of lines."""
         found = []
         for node in m.findall(self.module, m.Attribute() | m.Name()):
             holder, name = self.parents[node], self.plain(node)
@@ -132,7 +140,9 @@ class Script:
         return sorted(found, key=lambda use: _place(self.places[use[0]].end))
 
     def learn(self, name: str, value: str, own_class: bool = False) -> None:
-        """Let a name stand for another; what is PopTorch's wins over classes of the script."""
+        """Let a name refer to another one. Names of PopTorch have precedence over classes of the
+        script.
+        """
         if name and name != value and not _ours(self._known.get(name, "")):
             if _ours(value):
                 self._known[name] = value
@@ -149,11 +159,11 @@ def _ours(name: str) -> bool:
 
 
 class _Facts(cst.CSTVisitor):
-    """Tells a script what its assignments, arguments and results stand for."""
+    """Record in a script what its assignments, arguments and results refer to."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._functions: list[str] = []  # those around, the innermost last
+        self._functions: list[str] = []  # enclosing functions, innermost last
         self._parameters: dict[str, list[cst.Param]] = {}
         self._classes: set[str] = set()
 

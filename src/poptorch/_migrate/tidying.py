@@ -1,4 +1,4 @@
-"""The last steps to a new script: what nobody reads goes, what it needs comes."""
+"""Finish a new script: remove unused imports and variables, and add the helpers it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLANK = cst.EmptyLine(indent=False)
 
 
 def without_unread(module: cst.Module, emptied: set[str]) -> cst.Module:
-    """Remove imports of PopTorch, and Nones in ``emptied``, that nobody reads."""
+    """Remove imports of PopTorch, and assignments of None to ``emptied``, that nothing reads."""
     wrapper = metadata.MetadataWrapper(module)
     targets = {
         assignment.node
@@ -51,7 +51,7 @@ class _Removing(cst.CSTTransformer):
 
 
 def with_helpers(module: cst.Module, script: Script, texts: dict[str, str], used: set[str]) -> Any:
-    """Add behind the imports the helpers that are used, and what they use."""
+    """Add the used helpers, and the helpers that these use, after the imports."""
     needed: set[str] = set()
     while used - needed:
         needed |= used

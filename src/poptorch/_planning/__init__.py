@@ -1,1 +1,1 @@
-"""Prices and placements of models, before there are devices. Additions to PopTorch."""
+"""Estimate and place models before there are devices. These are additions to PopTorch."""

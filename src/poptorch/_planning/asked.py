@@ -1,4 +1,4 @@
-"""``estimate``, ``what_if`` and ``autoplace``: asked before there are any devices."""
+"""Provide ``estimate``, ``what_if`` and ``autoplace``, which need no devices."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ def estimate(
 ) -> Estimate:
     """Return the cost of a wrapped model on IPUs, in memory and in time.
 
-    Nothing is compiled and nothing runs. Weights and arguments may be on the ``meta`` device, so
-    a model can have any size. The page "What it would cost on IPUs" explains the prices, and how
-    far off they are.
+    Nothing is compiled and nothing runs. Weights and arguments may be on the ``meta`` device, so a
+    model can have any size. The page "What it would cost on IPUs" explains the estimates and their
+    accuracy.
 
     Args:
         executor: from ``trainingModel`` or ``inferenceModel``.
         args, kwargs: as for a call: a combined batch.
         system: the chips, ``kind:number`` with a kind of mk1, mk2, bow, c600; None for those of
             ``POPTORCH_POD``, by default mk2:64.
-        processes: numbers of them, such as ``(8, 64, 1024)``, to show a curve for: what a call
-            would take if each had a machine and such a batch. It starts from the median of the
-            model's latest calls here; without any, from what the system would take.
-        latency: of the link between them, one way: ``"20us"``, or seconds.
-        bandwidth: of the link: ``"100Gb"``, ``"10GB"``, or bytes a second.
+        processes: numbers of processes, such as ``(8, 64, 1024)``, for which to estimate the time
+            of a call. Each process has its own machine and a batch of this size. The curve starts
+            from the median time of the model's latest calls on this machine, or, without any
+            calls, from the estimate for the system.
+        latency: one-way latency of the link between the processes: ``"20us"``, or seconds.
+        bandwidth: bandwidth of the link: ``"100Gb"``, ``"10GB"``, or bytes per second.
 
     Raises:
         poptorch.Error: there is no such system, it has too few chips, or the model cannot be
             captured.
-        ValueError: a number of processes, or what the link is like, cannot be.
+        ValueError: a number of processes, the latency or the bandwidth is not valid.
     """
     _check_wrapped(executor, "estimate")
     return executor.estimate(
@@ -120,7 +121,7 @@ def what_if(
                 errors.append(error)
         if not lines:
             raise errors[0]
-        with contextlib.suppress(Error):  # the system may have too few chips for it
+        with contextlib.suppress(Error):  # the system may have too few chips for this combination
             lines.append(Variant.of(dict.fromkeys(vary, PRESENT), repricer.price({})))
     if errors:
         log.python.warning(
@@ -142,15 +143,15 @@ def _check_wrapped(executor: object, name: str) -> None:
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """One line of the table: the estimated load of one chip."""
+    """One row of the table: the estimated load of one chip."""
 
     ipu: int  # index of the chip, and id of the block
-    begins: str  # path of the module that begins the block; the model's own is empty
-    cycles: float  # of one micro-batch, forward and backward, as poptorch.estimate prices them
-    share: float  # of all chips' cycles, from 0 to 1
+    begins: str  # path of the module with which the block begins; empty for the model itself
+    cycles: float  # for one micro-batch, forward and backward, as estimated by poptorch.estimate
+    share: float  # share of the cycles of all chips, from 0 to 1
     weight_bytes: int  # parameters, gradients, optimizer state and buffers
-    saved_bytes: int  # kept for the backward pass, of all micro-batches under way
-    entering_bytes: int  # of one micro-batch, from the chips before
+    saved_bytes: int  # stored for the backward pass, for all micro-batches in progress
+    entering_bytes: int  # received from earlier chips, for one micro-batch
 
 
 class PlacementTable(tuple[PlacedBlock, ...]):
@@ -193,9 +194,9 @@ def autoplace(
 ) -> Placement:
     """Divide a model over chips: annotate it with one ``BeginBlock`` per chip.
 
-    Nothing runs. Blocks begin where modules begin. Every part fits its chip, the slowest chip is
-    as fast as possible, and then few bytes cross between chips. A model in training mode is
-    placed for training, one in evaluation mode for inference.
+    Nothing runs. Blocks begin where modules begin. Every part fits its chip, the slowest chip is as
+    fast as possible, and then few bytes cross between chips. A model in training mode is placed for
+    training, one in evaluation mode for inference.
 
     Args:
         model: annotated in place; earlier blocks are removed. ``removeBlocks`` undoes it.
@@ -203,15 +204,15 @@ def autoplace(
         options: the options that you will wrap the model with; they are not frozen.
         num_ipus: how many chips, at least 1.
         optimizer: the optimizer that you will train with; its state takes memory.
-        memory_per_ipu: bytes for weights, state and what backward needs; None for the memory of
-            the chips of ``POPTORCH_POD``.
-        system: the chips, ``kind:number``. Then the whole estimate of each chip has to fit.
+        memory_per_ipu: bytes for weights, state and what the backward pass needs; None for the
+            memory of the chips of ``POPTORCH_POD``.
+        system: the chips, ``kind:number``. In this case, the whole estimate of each chip must fit.
 
     Returns:
         The annotated model, and the table of the chips.
 
     Raises:
-        ValueError: ``num_ipus`` is no positive integer, or both memory and system are given.
+        ValueError: ``num_ipus`` is not a positive integer, or both memory and system are given.
         poptorch.Error: the model cannot be captured, has too few modules to cut at, or does not
             fit. The model is unchanged then.
     """

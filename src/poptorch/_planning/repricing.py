@@ -1,4 +1,6 @@
-"""A wrapped model priced with other settings; what does not depend on them is found out once."""
+"""Estimate a wrapped model with other settings. Results that do not depend on the settings are
+computed once.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Repricer:
     def scaled(
         self, priced: Estimate, processes: Iterable[int], link: Link, took: Sequence[float]
     ) -> Estimate:
-        """Return the estimate with a curve; ``took``: seconds of calls here, if there were any."""
+        """Return the estimate with a curve over processes; ``took`` contains the seconds of calls
+        on this machine, if any.
+        """
         spec = freeze(self._options, self._training)
         if spec.loops.processes > 1 or spec.target.parts > 1:
             raise Error(
@@ -83,7 +87,9 @@ class Repricer:
         return priced
 
     def _divide(self, options: Options, settings: Mapping[str, Any]) -> int:
-        """Set the steps, and return the samples of a call: what is not given follows."""
+        """Set the counts, and return the number of samples in a call. Counts that are not given
+        follow from the others.
+        """
         usual, loops = (freeze(each, self._training).loops for each in (self._options, options))
         micro = settings.get("micro_batch", self._rows / usual.slices)
         at_once, rows = loops.input_groups, self._rows

@@ -1,4 +1,4 @@
-"""Training loops of other libraries that run wrapped models. Additions to PopTorch.
+"""Run wrapped models in the training loops of other libraries. These are additions to PopTorch.
 
 Each module imports the library that it supports, so ``import poptorch`` imports none of them.
 """

@@ -1,4 +1,4 @@
-"""Caches of keys and values of ``transformers`` are traversed as dataclasses are."""
+"""Traverse the key and value caches of ``transformers`` in the same way as dataclasses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from transformers import cache_utils
 
 from .._base import trees
 
-# Of a cache and of its layers; names differ between releases.
+# Names of cache and layer classes; they differ between releases.
 for _name in ("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer"):
     if isinstance(_kind := getattr(cache_utils, _name, None), type):
         trees.traverse_attributes(_kind)

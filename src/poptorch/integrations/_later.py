@@ -1,4 +1,7 @@
-"""Calls of host code in a step, which are made after it on its results, once for a micro-batch."""
+"""Postpone host code that a step calls, for example logging, until the step has run.
+
+The calls are then made with the step's results, once for each micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Results = dict[int, list[torch.Tensor]]
 
 
 class Later:
-    """What such a call will return: it can be passed to another one."""
+    """The future result of a postponed call. It can be passed to another such call."""
 
     def __init__(self, number: int, text: str, keys: tuple[Any, ...] = ()) -> None:
         self.__dict__.update(_number=number, _text=text, _keys=keys)
@@ -61,11 +64,14 @@ for _operator in _OPERATORS:
 class _Call:
     function: Callable[..., Any]
     arguments: trees.Structure
-    types: list[tuple[torch.Size, torch.dtype]]  # of the tensors in them, for one micro-batch
+    # of the tensors in the arguments, for one micro-batch
+    types: list[tuple[torch.Size, torch.dtype]]
 
 
 class Calls:
-    """Those of all programs of a module; a program returns the tensors of its own by number."""
+    """The postponed calls of all programs of one module. A program returns the tensors of its own
+    calls by number.
+    """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -75,15 +81,17 @@ class Calls:
         results: Results,
         function: Callable[..., Any],
         text: str,
-        check: Callable[..., None] | None = None,  # of the arguments, in the step
+        check: Callable[..., None] | None = None,  # checks the arguments while the step runs
     ) -> Callable[..., Later]:
-        """Return what notes a call of ``function``, and adds its tensors to the results."""
+        """Return a stand-in for ``function`` that records its calls and adds their tensors to the
+        results.
+        """
 
         def note(*args: Any, **kwargs: Any) -> Later:
             if check is not None:
                 check(*args, **kwargs)
             tensors, structure = trees.flatten((args, kwargs), text)
-            # A module is a metric that is logged.
+            # A module among the arguments is a metric that is logged.
             others = [each for each in structure.constants if not isinstance(each[1], nn.Module)]
             refuse_holders(others, f"{text} gets an object whose tensors cannot be seen")
             number = len(self._calls)
@@ -95,7 +103,7 @@ class Calls:
         return note
 
     def make(self, results: Results, steps: int = 1, count: int = 1) -> Any:
-        """Make the calls for the first ``count`` of the micro-batches that were joined.
+        """Make the calls for the first ``count`` joined micro-batches.
 
         Returns:
             The result of the last call.

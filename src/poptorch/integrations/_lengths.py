@@ -1,13 +1,14 @@
 """Pad the Trainer's batches to a few lengths, so that a few compiled programs serve all of them.
 
-A collator pads each batch to its longest sample, so nearly every batch has another shape, and each
-shape needs its own program. ``Lengths`` pads a little further: to the next of a few sizes. Added
-tokens are masked and have no labels, so that results stay those of the batch as it was. That is
-true of most models but not of all: some average over all tokens, or convolve over the last ones. So
-results with and without padding are compared in eager PyTorch before a size is used for the first
-time: in the mode that the model is in, without dropout, and with weights in double precision,
-because a difference can be as small as rounding is otherwise. If results differ, or if the
-comparison fails, batches keep their lengths.
+A collator pads each batch to its longest sample. Nearly every batch therefore has another shape,
+and each shape needs its own program. ``Lengths`` pads a little further, to the next of a few sizes.
+Added tokens are masked and have no labels, so most models return the same results. Some do not:
+they average over all tokens, or convolve over the last ones.
+
+Before a size is used for the first time, results with and without padding are therefore compared in
+eager PyTorch. The comparison uses the present mode of the model, no dropout, and weights in double
+precision, because a difference can otherwise be as small as rounding. If the results differ, or if
+the comparison fails, batches keep their lengths.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from .._data.lengths import next_size
 Batch = dict[str, Any]
 Sizes = tuple[int, ...]
 
-_NO_LABEL = -100  # what losses of torch ignore
-_CLOSE = 5e-7  # relative to the largest value; parts of some models compute in single precision
+_NO_LABEL = -100  # the label that torch's loss functions ignore
+# relative to the largest value, because parts of some models compute in single precision
+_CLOSE = 5e-7
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Padding:
 
     @classmethod
     def of(cls, model: nn.Module, tokenizer: Any) -> Padding:
-        """Return what a model needs; padding tokens are those of its tokenizer."""
+        """Return what a model needs. The padding tokens are those of its tokenizer."""
         config = getattr(model, "config", None)
         token = getattr(tokenizer, "pad_token_id", None)
         if token is None:
@@ -90,7 +92,7 @@ class Padding:
         return max((batch[name].shape[1] for name in names if _is_sequence(batch, name)), default=0)
 
     def resized(self, batch: Batch, sizes: Sizes) -> Batch:
-        """Return the batch with other lengths: padded at the end, or cut."""
+        """Return the batch with other lengths, padded or cut at the end."""
         lengths = self.lengths(batch)
         assert lengths is not None
         entries = dict(batch)
@@ -102,12 +104,12 @@ class Padding:
 
 
 class Lengths:
-    """The sizes that batches are padded to; chosen as batches come.
+    """Choose the sizes to which batches are padded, from the batches seen so far.
 
     Args:
         padding: what is padded.
-        most: how many combinations of sizes there may be.
-        model: takes a batch as keywords and returns what padding must not change.
+        most: the largest number of combinations of sizes.
+        model: takes a batch as keywords. Padding must not change its results.
     """
 
     def __init__(self, padding: Padding, most: int, model: nn.Module) -> None:
@@ -115,8 +117,9 @@ class Lengths:
         self._chosen: list[Sizes] = []
         self._compared: set[Sizes] = set()
         self._is_off = False
-        self._rows = 0  # of a usual batch
-        self._varying: list[tuple[int | None, ...]] | None = None  # of each result, per dimension
+        self._rows = 0  # number of rows in a full batch
+        # for each dimension of each result, the group with which it grows
+        self._varying: list[tuple[int | None, ...]] | None = None
 
     def pad(self, batches: Sequence[Batch]) -> list[Batch]:
         """Pad some batches to common sizes; return them as they are if that is not possible."""
@@ -135,10 +138,10 @@ class Lengths:
         return [self._padding.resized(batch, sizes) for batch in batches]
 
     def cut(self, results: Any, batch: Batch) -> Any:
-        """Return results of a padded batch without what belongs to padding.
+        """Remove the padding from the results of a padded batch.
 
         Args:
-            batch: as it was before it was padded.
+            batch: the batch before it was padded.
         """
         lengths = self._padding.lengths(batch)
         if self._varying is None or lengths is None or self._is_off:
@@ -148,7 +151,9 @@ class Lengths:
         return structure.unflatten(cut)
 
     def _sizes(self, lengths: Sizes, is_short: bool) -> Sizes:
-        """Choose sizes; a batch with few rows, the last of an epoch, takes the largest."""
+        """Choose sizes. A batch with few rows, such as the last one of an epoch, takes the largest
+        size.
+        """
         fitting = [each for each in self._chosen if all(map(int.__ge__, each, lengths))]
         rounded = tuple(next_size(length, self._padding.longest) for length in lengths)
         if rounded in self._chosen and not is_short:
@@ -161,7 +166,9 @@ class Lengths:
         return rounded
 
     def _is_safe(self, batch: Batch, sizes: Sizes) -> bool:
-        """Tell whether padding leaves results as they are; learn which dimensions grow with it."""
+        """Return whether padding leaves the results unchanged, and learn which dimensions grow with
+        it.
+        """
         rows = _compared_rows(batch)
         try:
             if self._varying is None:
@@ -186,7 +193,7 @@ class Lengths:
         return True
 
     def _learned(self, rows: Batch) -> list[tuple[int | None, ...]]:
-        """Find which dimensions of results grow with which group, from runs of other lengths.
+        """Find which dimensions of results grow with which group, from runs with other lengths.
 
         Raises:
             ValueError: a result grows in another way.
@@ -204,7 +211,7 @@ class Lengths:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Layers compute as in their present mode, but drop nothing: masks depend on the length."""
+    """Disable dropout without changing the mode of layers, because masks depend on the length."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -235,7 +242,7 @@ def _run(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
     """Return the tensors in a model's results, in double precision and without dropout.
 
     The model runs in its present mode, on copies of its parameters and buffers. Gradients are not
-    recorded, and the random state is put back.
+    recorded, and the random state is restored.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _WithoutDropout():
@@ -265,7 +272,7 @@ def _resized(value: torch.Tensor, size: int, fill: int) -> torch.Tensor:
 def _compared_rows(batch: Batch) -> Batch:
     """Return the first row, and those with the longest source and the longest target.
 
-    Only in the longest one real tokens are next to what is added.
+    Only in the longest rows are real tokens adjacent to added ones.
     """
     mask = batch["attention_mask"]
     chosen = {0, int(mask.sum(1).argmax())}

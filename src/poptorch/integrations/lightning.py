@@ -1,6 +1,7 @@
-"""A strategy for Lightning: the steps of a ``LightningModule`` as compiled programs.
+"""Run the steps of a ``LightningModule`` as compiled programs: a strategy for Lightning.
 
-Source: Lightning's own documentation, https://lightning.ai/docs/pytorch/stable/extensions/strategy.html.
+Source: Lightning's own documentation,
+https://lightning.ai/docs/pytorch/stable/extensions/strategy.html.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._others: dict[str, poptorch.PoplarExecutor] = {}
         self._window: list[tuple[Any, ...]] = []
         self._calls = Calls()
-        self._random: list[int] | None = None  # of a checkpoint, for what is compiled next
+        # from a checkpoint, for the next program that is compiled
+        self._random: list[int] | None = None
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Check the settings of the Trainer and the module, and set up as the base class does."""
@@ -103,17 +105,17 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if count < steps and not trainer.is_last_batch:
             return torch.zeros(())
         window, self._window = self._window, []
-        window += window[-1:] * (steps - count)  # they count nothing
+        window += window[-1:] * (steps - count)  # added micro-batches have weight 0
         scale = (torch.arange(steps) < count) / steps
         executor = self._trainer(steps)
         inputs = _arguments(window)
         if self._random is not None:
             if not executor.isCompiled():
-                executor.compile(scale, *inputs)  # there is no random state before
+                executor.compile(scale, *inputs)  # the random state exists only after compiling
             executor.rng_state, self._random = self._random, None
         losses, results = executor(scale, *inputs)
         result = self._calls.make(results, steps, count)
-        loss = losses.sum() * steps  # the Trainer divides it again
+        loss = losses.sum() * steps  # the Trainer divides by the number of steps again
         return {**result, "loss": loss} if isinstance(result, dict) else loss
 
     def _trainer(self, steps: int) -> poptorch.PoplarExecutor:
@@ -122,7 +124,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             if self._training.options.Training.gradient_accumulation == steps:
                 self._training.setOptimizer(optimizer)
                 return self._training
-            self._training.destroy()  # a GradientAccumulationScheduler, for one
+            self._training.destroy()  # for example by a GradientAccumulationScheduler
         options = self._poptorch_options.clone().outputMode(poptorch.OutputMode.All)
         options.Training.gradientAccumulation(steps)
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
@@ -184,7 +186,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
 
 class _Step(nn.Module):
-    """One step of a module; it returns the tensors of what is called after it."""
+    """One step of a module. It also returns the tensors for the calls that are made after it."""
 
     def __init__(self, module: pl.LightningModule, name: str, calls: Calls) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``transformers.Trainer`` with the whole update as one compiled program.
+"""Run ``transformers.Trainer`` with the whole update as one compiled program.
 
 Source: the Trainer's own documentation, https://huggingface.co/docs/transformers/trainer.
 """
@@ -29,7 +29,7 @@ from ._lengths import Batch, Lengths, Padding
 
 _NORM = "GradientNorm"
 _RNG_FILE = "poptorch_rng.pt"
-_LENGTHS = 8  # that batches are padded to, at most
+_LENGTHS = 8  # largest number of lengths to which batches are padded
 _PROGRAMS = _LENGTHS + 2  # batches with fewer rows need programs, too
 
 
@@ -38,13 +38,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     One update is one call of a compiled program: all accumulation steps, ``compute_loss`` with
     label smoothing, backward, clipping. Arguments, schedulers, callbacks, logging, metrics and
-    resuming work as usual. The original Trainer can load the checkpoints, and the reverse.
+    resuming work as usual. This Trainer and the original one can load each other's checkpoints.
 
     Three things differ. The norm of the gradients is logged only if they are clipped by it. With
     gradient accumulation an incomplete last micro-batch of an epoch is left out, with a warning.
-    Batches that have an ``attention_mask`` are padded a little further than the collator pads
-    them, to one of at most eight lengths, because each length needs its own compiled program. The
-    Trainer first makes sure, in eager PyTorch, that padding does not change the model's results.
+    Batches that have an ``attention_mask`` are padded a little further than the collator pads them,
+    to one of at most eight lengths, because each length needs its own compiled program. The Trainer
+    first makes sure, in eager PyTorch, that padding does not change the model's results.
 
     Args:
         args, kwargs: arguments of ``transformers.Trainer``.
@@ -70,10 +70,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         _check(self.args)
         self._poptorch_options = _checked(options)
         self._pads = pad_lengths and not isinstance(self.data_collator, poptorch.PadToSizes)
-        self._lengths: dict[tuple[str, ...], Lengths] = {}  # by the names of a batch's entries
+        self._lengths: dict[tuple[str, ...], Lengths] = {}  # by the names in a batch
         self._training: poptorch.PoplarExecutor | None = None
         self._evaluation: poptorch.PoplarExecutor | None = None
-        self._trained_with: torch.optim.Optimizer | None = None  # by _training
+        # the optimizer with which _training was created
+        self._trained_with: torch.optim.Optimizer | None = None
         self._window: list[dict[str, Any]] = []
         self._random: list[int] | None = None
         self._operations: dict[tuple[tuple[str, torch.Size], ...], int] = {}
@@ -99,10 +100,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         try:
             return super().get_train_dataloader()
         finally:
-            self.args.dataloader_drop_last = own  # evaluation and predictions have the rest
+            # evaluation and prediction also use the last, smaller batch
+            self.args.dataloader_drop_last = own
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Return the optimizer; clipping is part of the update and thus belongs to it."""
+        """Return the optimizer; it also clips gradients, because clipping is part of the update."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if self.args.max_grad_norm > 0:
             _inner(optimizer).max_grad_norm = self.args.max_grad_norm
@@ -124,7 +126,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if not self.accelerator.sync_gradients:
             return torch.zeros(())
         window, self._window = self._window, []
-        self.model.train()  # also for the comparison that ``pad`` makes
+        self.model.train()  # the comparison in ``pad`` needs this mode, too
         executor = self._trainer()
         count, steps, items = len(window), self.args.gradient_accumulation_steps, None
         share = 1 if self._is_scaled(num_items_in_batch) else count
@@ -132,10 +134,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if num_items_in_batch is not None:
             items = torch.as_tensor(num_items_in_batch).repeat(steps)
         window = self._lengths_of("training", window[0]).pad(window) if self._pads else window
-        window += window[-1:] * (steps - count)  # they count nothing
+        window += window[-1:] * (steps - count)  # added micro-batches have weight 0
         inputs = join(window, equally=True)
         if self._random is not None:
-            executor.compile(scale, items, **inputs)  # there is no random state before
+            executor.compile(scale, items, **inputs)  # the random state exists only after compiling
             executor.rng_state, self._random = self._random, None
         loss: torch.Tensor = executor(scale, items, **inputs)
         return loss.sum()
@@ -150,7 +152,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return self._lengths[names]
 
     def _is_scaled(self, items: torch.Tensor | int | None) -> bool:
-        """Whether the loss is divided by the items of all steps already; the base asks so, too."""
+        """Return whether the loss is already divided by the number of items of all steps, as the
+        base class decides it.
+        """
         said = getattr(self, "loss_is_scaled_for_ga", None)
         if said is not None:
             return bool(said)
@@ -171,8 +175,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self._returns_norm():
             options.anchorTensor(_NORM, _NORM, poptorch.OutputMode.Final)
         self._training = poptorch.trainingModel(_Step(self), options, optimizer)
-        if type(self.model).zero_grad is nn.Module.zero_grad:  # the base asks for it every time
-            self.model.zero_grad = optimizer.zero_grad  # which looks at no weights
+        # the base class calls it at every step
+        if type(self.model).zero_grad is nn.Module.zero_grad:
+            self.model.zero_grad = optimizer.zero_grad  # this method does not read the weights
         self._trained_with = optimizer
         return self._training
 
@@ -189,7 +194,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return self._operations[shapes]
 
     def _returns_norm(self) -> bool:
-        """Whether the norm of the gradients comes back; not from chips that have a part each."""
+        """Return whether the step returns the norm of the gradients. It does not if chips have a
+        part each.
+        """
         backend = backends.choose(freeze(self._poptorch_options, training=True).target.backend)
         return self.args.max_grad_norm > 0 and not backends.works_by_stages(backend)
 
@@ -199,7 +206,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return self._training.getAnchoredTensor(_NORM)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Compute none: the gradients never leave the program."""
+        """Return None, because the gradients never leave the program."""
         return grad_norm
 
     def prediction_step(
@@ -262,9 +269,9 @@ class _Step(nn.Module):
 
 
 class _Loss(nn.Module):
-    """The loss of one micro-batch, as the Trainer computes it, and what the model returns.
+    """Compute the loss of one micro-batch as the Trainer does, and also return the model's outputs.
 
-    A loss alone can hide a difference in its inputs that gradients would show.
+    The loss alone could hide a difference in its inputs that gradients would show.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -278,7 +285,7 @@ class _Loss(nn.Module):
 
 
 class _Evaluation(nn.Module):
-    """What is evaluated: the model's results that are tensors or containers of tensors."""
+    """Return the model's results that are tensors or containers of tensors, for evaluation."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -289,7 +296,7 @@ class _Evaluation(nn.Module):
 
 
 def _without_caches(model: nn.Module, outputs: Any) -> Any:
-    """Return a model's outputs but for those that the Trainer ignores in evaluation."""
+    """Return a model's outputs without those that the Trainer ignores in evaluation."""
     if not isinstance(outputs, Mapping):
         return outputs
     config = getattr(model, "config", None)
@@ -298,7 +305,7 @@ def _without_caches(model: nn.Module, outputs: Any) -> Any:
 
 
 class _Padded:
-    """A model that gets padded batches; its results are those of the batches as they were."""
+    """A model that gets padded batches and returns results for the original batches."""
 
     def __init__(self, executor: poptorch.PoplarExecutor, trainer: Trainer) -> None:
         self._executor, self._trainer = executor, trainer

@@ -1,4 +1,6 @@
-"""PopTorch's own operators. The source is PopTorch's user guide, "PopTorch ops", unless named."""
+"""Provide PopTorch's operators. The source is PopTorch's user guide, "PopTorch ops", unless stated
+otherwise.
+"""
 
 from .._ops.autocast import autocast
 from .blocks import (

@@ -1,4 +1,5 @@
-"""Blocks: which part of a model runs on which device (PopTorch user guide, "Parallel execution").
+"""Define blocks: which part of a model runs on which device (PopTorch user guide, "Parallel
+execution").
 
 Annotations have an effect only while an executor captures ``forward``, and none on the host.
 """
@@ -25,8 +26,9 @@ _compiled: weakref.WeakKeyDictionary[object, weakref.ref[nn.Module]] = weakref.W
 
 
 def remember_compiled(owner: object, model: nn.Module) -> None:
-    """Count a model as compiled for as long as its owner lives: annotating it comes too late."""
-    _compiled[owner] = weakref.ref(model)  # from which the owner may be reached
+    """Treat a model as compiled as long as its owner lives: it is too late to annotate it."""
+    # a weak reference, because the model may refer to the owner
+    _compiled[owner] = weakref.ref(model)
 
 
 def _start(user_id: object, ipu_id: int | str | None) -> None:
@@ -75,7 +77,9 @@ class Block(nn.Module):
 
 
 class _BeginBlockHook:
-    """The forward pre-hook that starts a module's block; it is copied and pickled with it."""
+    """The forward pre-hook that starts a module's block. It is copied and pickled with the
+    module.
+    """
 
     def __init__(self, user_id: object, ipu_id: int | None) -> None:
         self._user_id = user_id
@@ -157,7 +161,8 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
         )
     models = [model for each in _compiled.values() if (model := each()) is not None]
     parts = (part for model in models for part in model.modules())
-    if any(part._modules is layer_to_call._modules for part in parts):  # it, or a shallow copy
+    # the same module, or a shallow copy of it
+    if any(part._modules is layer_to_call._modules for part in parts):
         log.python.warning(
             (
                 "BeginBlock was called on a %s of a model that is already compiled. The compiled "
@@ -183,7 +188,7 @@ def removeBlocks(module: nn.Module) -> None:
     """Remove every ``BeginBlock`` annotation of a module and its sub-modules, and nothing else.
 
     Raises:
-        AssertionError: not a module.
+        AssertionError: the argument is not a module.
     """
     if not isinstance(module, nn.Module):
         raise AssertionFailure("removeBlocks needs a torch.nn.Module", got=type(module).__name__)
@@ -196,7 +201,9 @@ def removeBlocks(module: nn.Module) -> None:
 def BlockFunction(
     user_id: str | None = None, ipu_id: int | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Run the decorated function in a ``Block`` of these arguments; after it no block is active."""
+    """Run the decorated function in a ``Block`` with these arguments. No block is active
+    afterwards.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -212,12 +219,13 @@ def BlockFunction(
 class IPU:
     """Deprecated since 1.0: ``IPU(1, layer)`` is ``BeginBlock(layer, ipu_id=1)``.
 
-    You may write ``x = IPU(1, self.layer)(x)`` in ``forward``: a layer that is on the device
-    already does not change. ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers stay there.
+    You may write ``x = IPU(1, self.layer)(x)`` in ``forward``: a layer that already is on the
+    device does not change. ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers also belong
+    to this block.
 
     Args:
         ipu_id: the device.
-        layer_to_call: the layer to annotate, or None for use as a context.
+        layer_to_call: the layer to annotate, or None for use as a context manager.
     """
 
     def __new__(cls, ipu_id: int, layer_to_call: Any = None) -> Any:
@@ -236,7 +244,7 @@ class IPU:
         Block.start(ipu_id=self._ipu_id)
 
     def __exit__(self, *_: object) -> None:
-        """Nothing ends here."""
+        """Do nothing: the block lasts until the next one."""
 
 
 def module_repr(m: nn.Module) -> str:
@@ -246,7 +254,7 @@ def module_repr(m: nn.Module) -> str:
     try:
         for module, hook in annotated.items():
             name = f"{hook} {module._get_name()}"  # type: ignore[no-untyped-call]
-            # On the instance: torch looks the name up when it makes the text.
+            # Set it on the instance, because torch looks the name up when it writes the text.
             module.__dict__["_get_name"] = lambda name=name: name
         return repr(m)
     finally:

@@ -1,4 +1,4 @@
-"""Checks that several operators make of their arguments."""
+"""Check arguments in ways that several operators need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def that(fits: bool, title: str, got: str, fix: str) -> None:
 
 
 def tensor(value: Any, title: str, fix: str = "pass a torch.Tensor") -> None:
-    if not isinstance(value, torch.Tensor):  # the text of one may be long
+    if not isinstance(value, torch.Tensor):  # the text of a tensor may be long
         refuse(title, f"{type(value).__name__} {value!r}", fix)
 
 
@@ -43,13 +43,15 @@ def describe(kinds: Sequence[Kind]) -> str:
 
 
 def empty(kinds: Iterable[Kind], beside: Iterable[Any]) -> list[torch.Tensor]:
-    """Tensors of kinds, on the device of the first tensor of others."""
+    """Return empty tensors of the given kinds, on the device of the first of the other tensors."""
     device = next((x.device for x in beside if isinstance(x, torch.Tensor)), torch.device("cpu"))
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
 
 
 def like_examples(name: str, results: Sequence[torch.Tensor], wanted: Sequence[Kind]) -> None:
-    """Compare results with kinds; a 64-bit type is as good as the 32-bit type that it becomes."""
+    """Compare results with the expected kinds. A 64-bit type matches the 32-bit type that
+    it becomes.
+    """
     got = kinds_of(results)
     if [(s, narrowed(d)) for s, d in got] != [(s, narrowed(d)) for s, d in wanted]:
         refuse(

@@ -1,4 +1,4 @@
-"""``for_loop`` and ``cond``: control flow that runs in the program."""
+"""Provide ``for_loop`` and ``cond``: control flow that runs in the program."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def cond(
     Args:
         condition: a boolean tensor with one element.
         then_body, else_body: return a tensor, or a tuple or list of tensors. Both return the same
-            number, of the same dtypes. If shapes differ, the results take that of ``else_body``.
+            number of tensors with the same dtypes. If shapes differ, the results have the shapes
+            of ``else_body``.
         then_inps, else_inps: lists of tensors, the arguments of the bodies.
 
     Returns:
@@ -98,7 +99,8 @@ def cond(
     if capture is None:
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         results = _as_list(body(*(tensor.clone() for tensor in inputs)))
-        if plain_run() is not None and condition:  # to be compared: with the shapes of a program
+        # this run is compared with a program, so its results need the shapes of the program
+        if plain_run() is not None and condition:
             wanted = [other.shape for other in _as_list(else_body(*else_inps))]
             results = [each.reshape(shape) for each, shape in zip(results, wanted, strict=True)]
         return results

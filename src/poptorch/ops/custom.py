@@ -1,4 +1,4 @@
-"""``custom_op``: programs call the user's functions through two opaque operators of ours."""
+"""Provide ``custom_op``: programs call the user's functions through two opaque operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Backward = Callable[
 
 _registered: dict[str, tuple[Forward, Backward | None]] = {}
 _TABLE = "see the table of attributes in the guide"
-# By type, what a number is called, and the least and the largest.
+# For each type: the name of such numbers, and the smallest and largest valid one.
 _RANGES: dict[type, tuple[str, float, float]] = {
     float: ("Popart float", torch.finfo(torch.float32).min, torch.finfo(torch.float32).max),
     int: ("64-bit integer", torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max),
@@ -47,7 +47,7 @@ def register_custom_op(
     The functions run as ordinary Python, and may use any library.
 
     Args:
-        name, domain, version: its name for ``custom_op``.
+        name, domain, version: identify the operator for ``custom_op``.
         forward: ``forward(inputs, attributes)`` returns a list of tensors.
         backward: ``backward(inputs, outputs, output_gradients, attributes)`` returns one gradient
             or None for each input. Without it, training needs a ``forward`` of differentiable
@@ -70,15 +70,15 @@ def custom_op(
 ) -> list[torch.Tensor]:
     """Call a custom operator.
 
-    ``register_custom_op`` registers one. Otherwise it is ``torch.ops.<domain>.<name>``, with
-    underscores instead of dots in the domain, and takes the attributes by keyword. Its gradient is
-    the one that is registered for it, or the operator ``<name>Grad``, which takes the inputs and
-    the gradients of the outputs. Some compiled plug-ins of public programs are built in: see
-    ``docs/guide/custom_ops.md``.
+    The operator is one that you registered with ``register_custom_op``. Otherwise it is
+    ``torch.ops.<domain>.<name>``, with underscores instead of dots in the domain, and it takes the
+    attributes by keyword. Its gradient is the one that is registered for it, or the operator
+    ``<name>Grad``, which takes the inputs and the gradients of the outputs. Some compiled plug-ins
+    of public programs are built in: see ``docs/guide/custom_ops.md``.
 
     Args:
         inputs: a tuple or list of tensors.
-        name, domain, domain_version: the registered ones.
+        name, domain, domain_version: identify the registered operator.
         example_outputs: tensors with the shapes and dtypes of the results. Their values have no
             effect, so you can pass the inputs. 64-bit examples describe 32-bit results.
         attributes: numbers, ASCII strings, or lists of values of one of these types.
@@ -255,7 +255,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         attribute_id_str: a JSON object, or ``"attr:0x0"`` for none.
 
     Raises:
-        ValueError: not a string, or neither of these.
+        ValueError: the argument is not a string, or not one of these two forms.
     """
     if not isinstance(attribute_id_str, str):
         raise InvalidValue(
@@ -294,7 +294,7 @@ def _call_user(
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The user's function may do to its arguments what it likes."""
+    """Return copies, because the user's function may change its arguments."""
     return [tensor.detach().clone() for tensor in tensors]
 
 
@@ -343,9 +343,10 @@ _custom_op = define(
     setup_context=_remember,
 )
 
-# Operators of other libraries; some never told torch their shapes.
+# Operators of other libraries. Some of them do not say which shapes their results have.
 
-# By operator that takes its shapes from what was seen, these by what they depend on.
+# For each operator whose result shapes are found by running it: the kinds of results by the kinds
+# of arguments.
 _seen: dict[Any, dict[tuple[Any, ...], tuple[Kind, ...]]] = {}
 
 
@@ -367,7 +368,9 @@ def _call_library(
 def _has_gradient(
     operator: Any, inputs: Sequence[torch.Tensor], attributes: dict[str, Any]
 ) -> bool:
-    """Try whether gradients flow through an operator, on copies of its inputs without data."""
+    """Return whether an operator has a gradient, by trying it on copies of its inputs
+    without data.
+    """
     probes = [
         whole.detach().new_empty(x.shape).requires_grad_(whole.requires_grad)
         for x, whole in zip(inputs, map(outermost, inputs), strict=True)
@@ -376,7 +379,7 @@ def _has_gradient(
     wanted = [probe for probe in probes if probe.requires_grad]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch only warns where a C++ operator has none
+            warnings.simplefilter("error")  # torch only warns if a C++ operator has no gradient
             gradients = torch.autograd.grad(
                 [out for out in outputs if out.requires_grad],
                 wanted,

@@ -1,4 +1,4 @@
-"""Operators to observe a running program: ``ipu_print_tensor`` and ``nop``."""
+"""Provide operators that observe a running program: ``ipu_print_tensor`` and ``nop``."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def ipu_print_tensor(
 
     Args:
         tensor: of any shape and dtype.
-        title: printed before the values; without one ``tensor_0`` and so on.
+        title: printed before the values; by default ``tensor_0`` and so on.
         print_gradient: in training, print the gradient too, as ``<title>_gradient``.
-        summarise_threshold: show only the edges of tensors with more elements; 0 for never.
+        summarise_threshold: show only the edges of tensors with more elements; 0 to show all.
         edge_items: elements at each end of each dimension in a summary.
-        max_line_width: longer lines are wrapped; 0 for never.
+        max_line_width: longer lines are wrapped; 0 to wrap none.
         digits: number of digits after the decimal point, at most those of the type. 0 also disables
             alignment.
         float_format: ``"auto"``, ``"fixed"``, ``"scientific"``, or ``"none"`` to format each number
@@ -77,10 +77,10 @@ def ipu_print_tensor(
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor unchanged, by an operator that stays in the program.
+    """Return the tensor unchanged, through an operator that stays in the program.
 
     Raises:
-        poptorch.Error: not a tensor.
+        poptorch.Error: the argument is not a tensor.
     """
     check.tensor(tensor, "nop must take a torch.tensor argument")
     return tensor if listener() is None else identities.nop(tensor)
@@ -92,7 +92,7 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
     Each tensor has its own number. Capturing the same model again gives the same numbers.
 
     Raises:
-        poptorch.Error: no tensor of a model that is being captured.
+        poptorch.Error: the argument is not a tensor of a model that is being captured.
     """
     check.tensor(tensor, "getIpuTensorId must take a torch.tensor argument")
     capture = listener()
@@ -118,7 +118,7 @@ def isRunningOnIpu() -> bool:
 
 FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 _ELLIPSIS = "..."
-_FIXED_RANGE = (1e-4, 1e6)  # magnitudes that are readable without an exponent
+_FIXED_RANGE = (1e-4, 1e6)  # absolute values that are readable without an exponent
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ def _row(values: list[str], layout: Layout, lead: str) -> list[str]:
     return [*lines, line if values else line + layout.close_bracket]
 
 
-# Decimal digits that tell every value of a type from its neighbours; more would be invented.
+# The number of decimal digits that distinguish all values of a type. More digits would not add
+# information.
 _SIGNIFICANT = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.float64: 17}
 
 
@@ -215,7 +216,7 @@ def _magnitude(value: float) -> int:
 def _print(
     x: torch.Tensor, title: str, gradient_title: str, layout: str, after: list[torch.Tensor]
 ) -> torch.Tensor:
-    # Neither a capture on real tensors nor a run that is compared with one is an execution.
+    # Print nothing during a capture on real tensors, or in a run that is compared with the program.
     if listener() is None and plain_run() is None:
         how = Layout(*json.loads(unquote(layout)))
         terminal.write_line(tensor_text(title, x, how))

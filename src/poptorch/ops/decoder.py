@@ -1,4 +1,4 @@
-"""``ctc_beam_search_decoder``: beam search over CTC label prefixes."""
+"""Provide ``ctc_beam_search_decoder``: beam search over CTC label prefixes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def ctc_beam_search_decoder(
         top_paths: how many sequences to return for each sample, at most ``beam_width``.
 
     Returns:
-        Three tensors. The log-probability of each path ``[samples, top_paths]``, best first. Its
-        length, int32 of the same shape. Its labels, int32 ``[samples, top_paths, steps]``, filled
-        up with the blank. Missing paths have probability 0.
+        Three tensors: the log-probability of each path, ``[samples, top_paths]``, best first; its
+        length, int32 of the same shape; its labels, int32 ``[samples, top_paths, steps]``, padded
+        with the blank. Missing paths have probability 0.
 
     Raises:
-        poptorch.Error: an argument of another kind or shape.
+        poptorch.Error: an argument has another type or shape.
     """
     check.tensor(probs, "ctc_beam_search_decoder: probs must be a torch.tensor")
     check.tensor(lengths, "ctc_beam_search_decoder: lengths must be a torch.tensor")
@@ -57,7 +57,7 @@ def ctc_beam_search_decoder(
     return paths
 
 
-_NONE = -1  # the last label of the empty prefix, and the parent of a prefix outside the beam
+_NONE = -1  # the last label of the empty prefix; also the parent of a prefix outside of the beam
 
 
 @dataclass
@@ -83,7 +83,7 @@ def _advance(beam: _Beam, scores: np.ndarray, blank: int, width: int) -> _Beam:
     longer[rows[some], last[some]] = beam.blank[some] + scores[last[some]]
     longer[:, blank] = -np.inf
     places = {labels: at for at, labels in enumerate(beam.labels)}
-    for at, labels in enumerate(beam.labels):  # a longer prefix may be in the beam already
+    for at, labels in enumerate(beam.labels):  # a longer prefix may already be in the beam
         parent = places.get(labels[:-1], _NONE) if labels else _NONE
         if parent != _NONE:
             repeated[at] = np.logaddexp(repeated[at], longer[parent, labels[-1]])

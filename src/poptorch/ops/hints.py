@@ -1,4 +1,4 @@
-"""Marks on tensors: hints, none of which changes a value, and the loss."""
+"""Provide marks on tensors: hints that do not change values, and the mark of the loss."""
 
 from __future__ import annotations
 
@@ -56,30 +56,31 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
         The same structure. Use its tensors instead of the inputs.
 
     Raises:
-        poptorch.Error: when compiled: a tensor is no input of the model or is also used directly,
-            or strategy, I/O tiles or output mode do not allow overlap.
+        poptorch.Error: when compiled: a tensor is not an input of the model or is also used
+            directly, or the strategy, I/O tiles or output mode do not allow overlap.
     """
     return _overlapped("set_overlap_for_input", input_tensors, mode, Hint.OVERLAP_INPUT)
 
 
 @also_called(output_tensor="output_tensors")
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Store results while the model computes on; see ``set_overlap_for_input``.
+    """Transfer results to the host while the model continues to compute; see
+    ``set_overlap_for_input``.
 
     Returns:
         The same structure. ``forward`` must return each of its tensors, once.
 
     Raises:
-        poptorch.Error: when compiled: a tensor is not returned or returned twice, or strategy, I/O
-            tiles or output mode do not allow overlap.
+        poptorch.Error: when compiled: a tensor is not returned or returned twice, or the strategy,
+            I/O tiles or output mode do not allow overlap.
     """
     return _overlapped("set_overlap_for_output", output_tensors, mode, Hint.OVERLAP_OUTPUT)
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Mark values that recomputation keeps, and does not compute again in the backward pass.
+    """Mark values that recomputation stores instead of computing them again in the backward pass.
 
-    It matters if recomputation is on: ``autoRecomputation`` of the PopART options.
+    This has an effect if recomputation is on: ``autoRecomputation`` of the PopART options.
 
     Args:
         tensors: tensors one by one, or one list or tuple of them.
@@ -88,7 +89,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         The tensor, a tuple of several tensors, or the same kind of container.
 
     Raises:
-        ValueError: something is not a tensor.
+        ValueError: an argument is not a tensor.
     """
     if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
         given = tensors[0]
@@ -135,7 +136,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     """Mark a value as the loss to train on.
 
-    Outside a wrapped model it only reduces.
+    Outside a wrapped model this function only computes the reduction.
 
     Args:
         x: the value, of any shape.

@@ -1,4 +1,4 @@
-"""``CPU``: a function of the host inside an inference program."""
+"""Provide ``CPU``: a host function inside an inference program."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ _running: ContextVar[str | None] = ContextVar("poptorch_host_call", default=None
 class CPU:
     """Run a function or module on the host, in the middle of an inference model.
 
-    Call it in ``forward``. The program then calls the function each time it gets there. When the
-    model is captured, the function is called once with zeros, to learn the shapes of its results.
-    They must stay the same. poptorch's operators in it act as outside a model.
+    Call it in ``forward``. The program then calls the function at this point each time it runs.
+    When the model is captured, the function is called once with zeros to find out the shapes of its
+    results, which must stay the same. Inside the function, poptorch's operators behave as outside
+    of a model.
 
     Args:
-        layer_to_call: the function or module. A module stops requiring gradients. Keep it out of
-            the model's sub-modules, in a list, if its weights are to stay on the host.
+        layer_to_call: the function or module. The parameters of a module no longer require
+            gradients. If its weights should stay on the host, store it in a list, so that it is
+            not a sub-module of the model.
         ID: a name, for errors.
 
     Attributes:
@@ -64,8 +66,8 @@ class CPU:
             A tensor if the function returns one; a list of tensors for a tuple or list.
 
         Raises:
-            poptorch.Error: in a training model, within another host call, for arguments that are no
-                tensors, or if the shapes of results change.
+            poptorch.Error: in a training model, within another host call, if an argument is not a
+                tensor, or if the shapes of results change.
         """
         for value in input:
             check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
@@ -88,15 +90,15 @@ class CPU:
         return self._capture(capture, list(input), kwargs)
 
     def execute(self) -> None:
-        """Call the function on ``inputs`` and keep what it returns in ``outputs``."""
+        """Call the function on ``inputs``, and store its results in ``outputs``."""
         self.outputs, _ = self._run(self.inputs, {})
 
     def registerPersistentData(self) -> None:
-        """Put zeros of the captured shapes into ``inputs`` and ``outputs``."""
+        """Store zeros with the captured shapes in ``inputs`` and ``outputs``."""
         self.inputs = [torch.zeros(shape) for shape in self.in_shapes]
         self.outputs = [torch.zeros(shape) for shape in self.out_shapes]
 
-    createPersistentData = registerPersistentData  # its name in older releases
+    createPersistentData = registerPersistentData  # name in older releases
 
     def _run(
         self, tensors: list[torch.Tensor], kwargs: dict[str, Any]
@@ -138,7 +140,8 @@ class CPU:
 
 
 _numbers: dict[str, itertools.count[int]] = {}
-# By place in a program, for good: a function of lists of CPU tensors, and kinds of its results.
+# For each place in a program, permanently: a function of lists of CPU tensors, and the kinds of its
+# results.
 _sites: dict[str, tuple[Callable[..., list[torch.Tensor]], tuple[check.Kind, ...]]] = {}
 
 

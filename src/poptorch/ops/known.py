@@ -1,4 +1,6 @@
-"""Operators that public programs bring as compiled plug-ins: found by name, without a library."""
+"""Provide operators that public programs ship as compiled plug-ins. They are found by name, without
+a library.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .._ops.identities import with_surrogate_gradient
 from . import check
 
 DOMAIN, VERSION = "ai.graphcore", 1
-_MANTISSA, _BIAS = 23, 127  # of float32
+_MANTISSA, _BIAS = 23, 127  # of the float32 format
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +78,7 @@ class _Call:
 
 
 def call(name: str, *given: Any) -> torch.Tensor:
-    """Compute an operator of inputs, attributes and example outputs."""
+    """Compute an operator from inputs, attributes and example outputs."""
     return _OPERATORS[name](_Call(name, *given))
 
 
@@ -92,13 +94,13 @@ def _proxy(call: _Call) -> torch.Tensor:
 
 
 def _distance(norm: float) -> Callable[[_Call], torch.Tensor]:
-    """The norm of each ``a[i] - b[j]``, computed in float32: (M, K), (N, K) to (M, N)."""
+    """Return the norms of all ``a[i] - b[j]``, computed in float32: (M, K), (N, K) to (M, N)."""
 
     def operator(call: _Call) -> torch.Tensor:
         a, b = call.floats(2)
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or a.dtype != b.dtype:
             call.refuse_inputs("pass matrices M x K and N x K of one type")
-        # Products of matrices would be quicker, and lose the digits of small distances.
+        # Matrix products would be faster, but would lose digits of small distances.
         exact = "donot_use_mm_for_euclid_dist"
         return torch.cdist(a.float(), b.float(), norm, compute_mode=exact).to(a.dtype)
 
@@ -123,13 +125,16 @@ def _quant(call: _Call) -> torch.Tensor:
 
 
 def _quantised(x: torch.Tensor, exponent: int, mantissa: int, stochastic: bool) -> torch.Tensor:
-    """As IEEE 754 has them, in the type of ``x``; the largest exponent is not for numbers."""
+    """Round to a smaller IEEE 754 format, whose largest exponent is not used for numbers. The dtype
+    of ``x`` does not change.
+    """
     bias = 2 ** (exponent - 1) - 1
     largest = 2.0**bias * (2 - 2.0**-mantissa)
     wide = x.float().clamp(-largest, largest)
     own = (wide.view(torch.int32) >> _MANTISSA & 255) - _BIAS
     step = own.clamp(min=1 - bias) - mantissa
-    # A power of two by its bits: exact, as the division and the product then are.
+    # A power of two, made from its bits. It is exact, and therefore the division and the product
+    # are, too.
     unit = (step + _BIAS << _MANTISSA).view(torch.float32)
     count = wide / unit
     whole = torch.floor(count + torch.rand_like(count)) if stochastic else count.round()

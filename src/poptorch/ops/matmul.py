@@ -1,4 +1,6 @@
-"""The matrix product in pieces written into one result, for temporaries of a single piece."""
+"""Compute a matrix product piece by piece into one result, so that only one piece needs temporary
+memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``torch.matmul`` in pieces, one after another, for less temporary memory.
+    """Compute ``torch.matmul`` in pieces, one after another, for less temporary memory.
 
     In a wrapped model the product and its gradients are computed piece by piece. Outside one this
     is ``torch.matmul``.
@@ -45,7 +47,7 @@ def serializedMatMul(
     whole = mode is MatMulSerializationMode.Disabled or factor in (0, 1)
     if listener() is None or whole:
         return torch.matmul(lhs, rhs)
-    # As torch.matmul does: vectors are matrices of one row or column.
+    # As for torch.matmul, vectors are matrices with one row or column.
     left = lhs.unsqueeze(0) if lhs.dim() == 1 else lhs
     right = rhs.unsqueeze(1) if rhs.dim() == 1 else rhs
     extents = {_ROWS: left.shape[-2], _REDUCED: left.shape[-1], _COLUMNS: right.shape[-1]}
@@ -71,10 +73,11 @@ def _check_type(value: Any, name: str, kind: type) -> None:
         )
 
 
-# Which dimension is cut in the backward pass: of gradient @ right.mT, and of left.mT @ gradient.
+# The dimension that is cut in the two backward products, gradient @ right.mT and left.mT @
+# gradient.
 _FOR_LEFT = {_ROWS: _ROWS, _REDUCED: _COLUMNS, _COLUMNS: _REDUCED}
 _FOR_RIGHT = {_ROWS: _REDUCED, _REDUCED: _ROWS, _COLUMNS: _COLUMNS}
-# Where result, left and right operand are cut.
+# The dimensions along which the result, the left and the right operand are cut.
 _CUTS = {_ROWS: (-2, -2, None), _REDUCED: (None, -1, -2), _COLUMNS: (-1, None, -1)}
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -140,7 +143,7 @@ def _with_rank(operand: torch.Tensor, rank: int, at: int = 0) -> torch.Tensor:
 
 
 def _lanes(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[torch.Tensor, int]:
-    """Lanes are one more dimension of the batch."""
+    """Lanes are an additional batch dimension."""
     operands, settings, dims = args[:2], args[2:], in_dims[:2]
     rank = max(t.dim() - (dim is not None) for t, dim in zip(operands, dims, strict=True))
     lhs, rhs = (

@@ -1,4 +1,4 @@
-"""``MultiConv``: convolutions that are planned together."""
+"""Provide ``MultiConv``: convolutions that are planned together."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _is(kind: type) -> Callable[[Any], bool]:
 class MultiConv:
     """Make the convolutions of a scope of ``forward`` one group. Results stay the same.
 
-    Set options before you enter; calls chain. A number, or a list of one, holds for every
-    convolution. A longer list needs one entry for each; compiling checks that.
+    Set options before you enter; calls chain. A single number, or a list with one element, applies
+    to all convolutions. A longer list needs one entry for each; compiling checks that.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class MultiConv:
         """Set the memory for temporaries: a share from 0 to 1 each; None for the default.
 
         Raises:
-            AssertionError: neither a float from 0 to 1 nor a list or tuple of them.
+            AssertionError: the value is neither a float from 0 to 1 nor a list or tuple of them.
         """
         title = "Invalid available memory proportion"
         return self._set("availableMemoryProportions", value, _is_share, AssertionFailure, title)
@@ -47,7 +47,7 @@ class MultiConv:
         It also takes ``MultiConvPartialsType`` of releases 1.4 to 2.0.
 
         Raises:
-            ValueError: another value.
+            ValueError: the value is another one.
         """
         given = value if isinstance(value, list | tuple) else [value]
         dtypes = [_DTYPES.get(v, v) if isinstance(v, MultiConvPartialsType) else v for v in given]
@@ -58,7 +58,7 @@ class MultiConv:
         """Spread the tiles that convolutions start on; None for the default.
 
         Raises:
-            ValueError: neither a bool nor a list or tuple of bools.
+            ValueError: the value is neither a bool nor a list or tuple of bools.
         """
         title = "Convolution dithering must be bool or list of bools"
         return self._set("enableConvDithering", value, _is(bool), InvalidValue, title)
@@ -67,16 +67,16 @@ class MultiConv:
         """Run the convolutions side by side or one after another; None for side by side.
 
         Raises:
-            AssertionError: not a ``MultiConvPlanType``.
+            AssertionError: the value is not a ``MultiConvPlanType``.
         """
         value = MultiConvPlanType.Parallel if value is None else value
         return self._set_one("planType", value, MultiConvPlanType, "Invalid plan type")
 
     def perConvReservedTiles(self, value: int) -> Self:
-        """Reserve so many tiles for each convolution.
+        """Reserve this number of tiles for each convolution.
 
         Raises:
-            AssertionError: not an int.
+            AssertionError: the value is not an int.
         """
         return self._set_one("perConvReservedTiles", value, int, "Invalid reserved tiles")
 
@@ -84,7 +84,7 @@ class MultiConv:
         """Set how much slower than the fastest plan a smaller one may be, as a share.
 
         Raises:
-            AssertionError: not a float.
+            AssertionError: the value is not a float.
         """
         return self._set_one("cycleBackOff", value, float, "Invalid cycle back off")
 

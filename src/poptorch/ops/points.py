@@ -1,4 +1,4 @@
-"""``fps`` and ``nearest``: choosing points of a cloud."""
+"""Provide ``fps`` and ``nearest``, which choose points of a point cloud."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Batch = Sequence[int] | torch.Tensor | None
 def fps(
     src: torch.Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False
 ) -> torch.Tensor:
-    """Choose points far from each other, segment by segment.
+    """Choose points that are far from each other, segment by segment.
 
-    Each step picks the point that is farthest from all picked ones; of equals the first. No
-    gradient flows to ``src``.
+    Each step chooses the point with the largest distance to all chosen ones, and the first of
+    equally distant points. No gradient flows to ``src``.
 
     Args:
         src: points, of shape ``[points, features]``.
-        ptr: the beginnings of the segments, then the number of points.
+        ptr: the index of the first point of each segment, then the number of points.
         ratio: the share of each segment's points, over 0 and up to 1, rounded up to whole points.
-        random_start: begin a segment at a random point rather than at its first.
+        random_start: begin a segment at a random point instead of its first point.
 
     Returns:
         int32 indices of rows of ``src``.
 
     Raises:
-        poptorch.Error: an argument of another kind or outside its range.
+        poptorch.Error: an argument has another type or is out of range.
     """
     check.tensor(src, "fps: src must be a torch.tensor")
     title, got = "fps: src must be 2-dimensional", f"shape {tuple(src.shape)}"
@@ -78,7 +78,7 @@ def nearest(
         Indices of rows of ``y``, one per row of ``x``.
 
     Raises:
-        poptorch.Error: an argument of another kind.
+        poptorch.Error: an argument has another type.
         ValueError: shapes do not fit, or a batch is unsorted or occurs on one side only.
     """
     check.tensor(x, "nearest: x must be a torch.tensor")

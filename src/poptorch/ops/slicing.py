@@ -1,4 +1,6 @@
-"""Windows whose start the program reads as it runs. They wrap around, so shapes are fixed."""
+"""Provide windows into tensors. The program reads where they start as it runs. They wrap around, so
+shapes are fixed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def dynamic_slice(
     Args:
         tensor: the tensor to slice.
         dim: the dimension.
-        start: integer tensor of one element. Beyond the end the window goes on at 0.
+        start: integer tensor of one element. A window that exceeds the end continues at 0.
         size: how many elements the window spans, at most the extent of the dimension.
         step: take every ``step``-th of them.
 
@@ -27,7 +29,7 @@ def dynamic_slice(
         A new tensor with ``ceil(size / step)`` elements along ``dim``.
 
     Raises:
-        poptorch.Error: an argument is of the wrong kind, or size or step out of range.
+        poptorch.Error: an argument has the wrong type, or size or step is out of range.
     """
     check.tensor(tensor, "dynamic_slice must take a torch.tensor input")
     check.tensor(start, "Slice start argument to dynamic_slice must be a torch.tensor")
@@ -54,7 +56,7 @@ def dynamic_update(
         size: how many elements to replace.
 
     Raises:
-        poptorch.Error: an argument is of the wrong kind, or shapes or dtypes do not match.
+        poptorch.Error: an argument has the wrong type, or shapes or dtypes do not match.
     """
     check.tensor(input, "dynamic_update must take a torch.tensor input")
     check.tensor(src, "dynamic_update must take a torch.tensor src")

@@ -1,4 +1,6 @@
-"""Optimizers with PopTorch's arguments; they train on the device and can also step natively."""
+"""Provide optimizers with PopTorch's arguments. They train on the device and can also step on the
+host.
+"""
 
 from .adam import ADAM, ADAMW, Adam, AdamW
 from .lamb import LAMB, LAMB_KIND
@@ -8,5 +10,5 @@ from .sgd import COMBINED_SGD, SGD, SGD_KIND
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
-# What can be compiled; where classes derive from one another, the derived one first.
+# The kinds that can be compiled. Derived classes precede their base classes.
 KINDS = (SGD_KIND, COMBINED_SGD, ADAMW, ADAM, RMSPROP, LAMB_KIND)

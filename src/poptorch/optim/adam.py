@@ -1,4 +1,4 @@
-"""Adam with L2 decay, AdamW with decoupled decay (PopTorch user guide, "Optimizers")."""
+"""Define Adam with L2 decay and AdamW with decoupled decay (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .optimizer import Optimizer, Params
 class Adam(Optimizer, torch.optim.Adam):
     """Adam with accumulator types and loss scaling.
 
-    What you pass may change after compilation. What you leave None is a constant of the program.
+    Values that you pass may change after compilation. Values that you leave None are constants of
+    the program.
 
     Args:
         params, lr, betas, eps, weight_decay, maximize: as in torch.optim.Adam.
@@ -25,10 +26,11 @@ class Adam(Optimizer, torch.optim.Adam):
         accum_type: dtype of the gradient accumulator, float32 or float16.
         first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of the moments
             between updates, float32 or float16.
-        max_grad_norm: clip the gradients to this global norm. Default: infinity, no clipping.
+        max_grad_norm: clip the gradients to this global norm. The default, infinity, does not clip.
 
     Raises:
-        AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
+        AssertionError: an accumulator type is neither float32 nor float16, or ``betas`` is not a
+            pair.
     """
 
     _own = {"loss_scaling": 1.0, **MOMENT_TYPES, **CLIPPING}
@@ -57,7 +59,7 @@ class Adam(Optimizer, torch.optim.Adam):
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """AdamW with accumulator types and loss scaling: arguments and errors as for ``Adam``.
+    """AdamW with accumulator types and loss scaling. Arguments and errors are those of ``Adam``.
 
     Args:
         params, lr, betas, eps, weight_decay, maximize: as in torch.optim.AdamW.

@@ -1,4 +1,4 @@
-"""Checks of optimizers' numbers and flags, and the argument order of the 1.x releases."""
+"""Check the numbers and flags of optimizers, and accept the argument order of the 1.x releases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def number(name: str, value: Any) -> float:
 
 
 def pair_of_betas(betas: Any) -> tuple[float, float]:
-    """Accept lists, too, as read from configuration files."""
+    """Return betas as a pair. Lists are accepted, too, because configuration files contain
+    lists.
+    """
     is_pair = isinstance(betas, tuple | list) and len(betas) == 2
     if not is_pair or not all(_is_number(beta) for beta in betas):
         raise AssertionFailure(
@@ -44,10 +46,11 @@ def pair_of_betas(betas: Any) -> tuple[float, float]:
 
 
 def checked(*later: str) -> Callable[[_Init], _Init]:
-    """Check a constructor's flags and numbers, and take them in the order of the 1.x releases too.
+    """Check a constructor's flags and numbers, and also accept the argument order of the 1.x
+    releases.
 
-    Those lacked the arguments ``later``. A number in the place of the first of them, a flag, can
-    only be the old order's loss scale.
+    Those releases lacked the arguments ``later``. The first of these is a flag, so a number in its
+    place can only be the loss scale of the old order.
     """
 
     def decorate(init: _Init) -> _Init:
@@ -114,7 +117,7 @@ def _check(cls: str, types: Mapping[str, str], given: Mapping[str, Any]) -> None
 
 
 def _check_size(name: str, value: Any) -> None:
-    """Refuse a number that float32 cannot hold."""
+    """Refuse a number that is too large for float32."""
     if isinstance(value, torch.Tensor):
         value = value.item()
     if abs(value) > LARGEST and not (isinstance(value, float) and math.isinf(value)):

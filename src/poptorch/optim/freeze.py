@@ -1,4 +1,4 @@
-"""An optimizer object -> frozen OptimSpec and a snapshot of its hyper-parameters."""
+"""Translate an optimizer into an immutable ``OptimSpec`` and its current hyper-parameters."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def address(tensor: torch.Tensor) -> int:
-    """For a tensor on the meta device it is a number of its own."""
+    """Return the address of a tensor; on the meta device, a unique number."""
     return id(tensor) if tensor.is_meta else tensor.data_ptr()
 
 
 def path_of(tensor: torch.Tensor, paths: Mapping[int, str]) -> str | None:
-    """Return the path of a parameter: by identity, and of what stands for one by address."""
+    """Return the path of a parameter. Parameters are compared by identity, and stand-ins for them
+    by address.
+    """
     return paths.get(id(tensor)) or paths.get(unwatched(address, tensor))
 
 
@@ -58,11 +60,11 @@ def freeze(
     automatic_loss_scaling: bool = False,
     compiled: OptimSpec | None = None,
 ) -> tuple[OptimSpec, HyperValues]:
-    """Translate an optimizer into its compiled-in structure and the values that may change.
+    """Translate an optimizer into the structure that is compiled and the values that may change.
 
-    Parameters that ``path_of`` does not find in ``paths`` are left out. A torch optimizer that
-    continues with the structure ``compiled`` keeps what is variable there, and a constant of
-    another value becomes variable; else only zeros that switch a term off are constant.
+    Parameters that ``path_of`` does not find in ``paths`` are left out. With ``compiled``, a torch
+    optimizer continues that structure: its variables stay variable, and a constant with another
+    value becomes variable. Otherwise only zeros that switch a term off are constant.
     """
     kind = _kind_of(optimizer)
     own = None
@@ -138,7 +140,7 @@ def _in_common_memory(
 
 
 def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
-    """Return what has a formula of ours; None for what is traced."""
+    """Return the kind with our formula, or None for an optimizer that is traced."""
     for kind in KINDS:
         if isinstance(optimizer, kind.classes) and _steps_as(optimizer, kind):
             return kind.variant(optimizer) or kind
@@ -159,7 +161,9 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
 
 
 def _steps_as(optimizer: torch.optim.Optimizer, kind: Kind) -> bool:
-    """Whether a formula says what the optimizer does: nothing of the step is overridden."""
+    """Return whether a formula describes the optimizer, because it overrides no part of
+    its step.
+    """
     if isinstance(optimizer, Optimizer):
         return True
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
@@ -197,7 +201,9 @@ def _clipping(given: Any) -> float:
 
 
 def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
-    """Only of ours: subclasses of torch's are traced where they override anything of a step."""
+    """Warn of overridden steps of our classes. Subclasses of torch's optimizers are traced if they
+    override any part of a step.
+    """
     cls = optimizer.__class__
     if not issubclass(cls, Optimizer):
         return
@@ -219,10 +225,10 @@ def _is_constant(
     if isinstance(optimizer, Optimizer):
         return optimizer.variable_attrs.isConstant(name)
     if name == "momentum" and value == 0:
-        return True  # torch leaves the buffer as it is for as long
+        return True  # torch does not change the buffer as long as this holds
     if compiled is not None and name != "nesterov":
         return part not in compiled.variables and dict(compiled.settings).get(part) == value
-    # At zero they leave a term out, and with it the state and the work that it needs.
+    # At zero these remove a term, together with the state and the work that it needs.
     off = name in ("momentum", "dampening", "weight_decay") and value == 0
     return off or name in ("nesterov", "loss_scaling")
 
@@ -247,7 +253,7 @@ def _freeze_group(
     for name in kind.hypers:
         value = group[name] if name in group else getattr(optimizer, name)
         if name == "dampening" and whole:
-            value = 0.0  # torch dampens what enters a momentum, PopTorch every gradient
+            value = 0.0  # torch dampens only what is added to a momentum, PopTorch every gradient
         if name == "betas":
             numbers = dict(zip(("beta1", "beta2"), pair_of_betas(value), strict=True))
         else:

@@ -1,4 +1,6 @@
-"""Several optimizers of torch that one program steps, as a GAN's or an actor-critic's."""
+"""Combine several torch optimizers that one program steps, as for a GAN or an actor-critic
+model.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 class Joint:
-    """Reads like one optimizer with the groups of all; each keeps a state of its own."""
+    """Several optimizers that can be read as one with all their groups. Each keeps its own
+    state.
+    """
 
     def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
         self.members = tuple(members)
@@ -41,7 +45,9 @@ def members_of(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer,
 
 
 def joined(given: Any, before: torch.optim.Optimizer | None = None) -> Any:
-    """Return one optimizer for those that a user gave; ``before`` again, if it is of the same."""
+    """Return one optimizer for those that a user passed. Return ``before`` if it contains the same
+    ones.
+    """
     if not isinstance(given, (list, tuple)):
         return given
     if before is not None and [*map(id, members_of(before))] == [*map(id, given)]:

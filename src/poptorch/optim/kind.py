@@ -1,4 +1,6 @@
-"""The accepted kinds of optimizers: formula, classes, numbers, documented names of state."""
+"""Describe the supported kinds of optimizers: formula, classes, numbers and documented
+names of state.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,19 @@ MOMENT_TYPES = {
 }
 CLIPPING = {"max_grad_norm": math.inf}
 
-Hypers = Mapping[str, float]  # all of a group, ``loss_scaling`` and decay rates included
+Hypers = Mapping[str, float]  # all numbers of a group, including ``loss_scaling`` and decay rates
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One entry of ``ipu_param`` per weight, computed from the group's hyper-parameters."""
+    """One entry of ``ipu_param`` per weight, computed from the hyper-parameters of its group."""
 
-    name: str  # as documented
+    name: str  # documented name
     hyper: str  # the hyper-parameter that a loaded value determines
-    show: Callable[[Hypers], float]  # affine in the hyper-parameter
+    show: Callable[[Hypers], float]  # an affine function of the hyper-parameter
 
     def read(self, value: float, hypers: Hypers) -> float | None:
-        """Return the hyper-parameter that shows as a value; None if it cannot be told."""
+        """Return the hyper-parameter for which a value is shown; None if it is not determined."""
         zero, one = (self.show({**hypers, self.hyper: number}) for number in (0.0, 1.0))
         return (value - zero) / (one - zero) if one != zero else None
 
@@ -43,17 +45,20 @@ def as_it_is(name: str, hyper: str) -> Shown:
 
 @dataclass(frozen=True)
 class Kind:
-    """One accepted kind of optimizer."""
+    """One supported kind of optimizer."""
 
-    algorithm: str  # its name in OptimSpec and in the table of formulas
-    classes: tuple[type, ...]  # torch's first where there is one
+    algorithm: str  # name in OptimSpec and in the table of formulas
+    classes: tuple[type, ...]  # torch's class first, if there is one
     hypers: tuple[str, ...]  # numeric attributes of groups
-    structure: Mapping[str, Any]  # attributes that shape the update; what torch's stand for
-    moments: Mapping[str, str]  # the formula's, by the documented prefixes in ``ipu_state``
-    shown: Callable[[Mapping[str, Setting]], Sequence[Shown]]  # by a group's constant settings
-    agreed: tuple[str, ...] = ()  # flags that shape the update, the same in all groups
+    # attributes that change the form of the update, with the values that torch's classes imply
+    structure: Mapping[str, Any]
+    moments: Mapping[str, str]  # the formula's names, by the documented prefixes in ``ipu_state``
+    # computed from a group's constant settings
+    shown: Callable[[Mapping[str, Setting]], Sequence[Shown]]
+    # flags that change the form of the update and are equal in all groups
+    agreed: tuple[str, ...] = ()
     variant: Callable[[torch.optim.Optimizer], Kind | None] = lambda optimizer: None
-    """The other kind that an optimizer of these classes may stand for."""
+    """The other kind that an optimizer of these classes may be."""
 
 
 def agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:

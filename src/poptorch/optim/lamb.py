@@ -1,4 +1,6 @@
-"""LAMB: layer-wise adaptive moments for large batches (PopTorch user guide, "Optimizers")."""
+"""Define LAMB: layer-wise adaptive moments for large batches (PopTorch user guide,
+"Optimizers").
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _DEFAULTS: dict[str, Any] = {
 class LAMB(Optimizer, torch.optim.Optimizer):
     """LAMB with accumulator types and loss scaling.
 
-    What you pass may change after compilation. What you leave None is a constant of the program.
+    Values that you pass may change after compilation. Values that you leave None are constants of
+    the program.
 
     Args:
         params: tensors, or dictionaries of parameter groups.
@@ -72,7 +75,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on the host from their ``grad``, those that have one.
+        """Update the parameters that have a ``grad``, on the host.
 
         Args:
             closure: evaluates the model again and returns the loss.

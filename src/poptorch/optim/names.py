@@ -1,4 +1,6 @@
-"""``ipu_state`` and ``ipu_param``, as users see them, to and from the keys of slots."""
+"""Convert between the keys of slots and the names in ``ipu_state`` and ``ipu_param`` that
+users see.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,15 @@ _KINDS = {kind.algorithm: kind for kind in KINDS}
 
 
 def state_keys(spec: OptimSpec) -> dict[str, str]:
-    """One counter serves all weights: all ``Step___`` names lead to the same key."""
+    """Return the documented names of state with their keys. All weights share one counter, so all
+    ``Step___`` names have the same key.
+    """
     keys = {"lossScaleUpdateFactor": slots.LOSS_SCALE_FACTOR.key}
     if spec.own is not None:
         keys |= {f"{kept.leaf.name}___{kept.owner}": kept.slot.key for kept in spec.own.kept or ()}
         return {**keys, STEPPED: slots.STEPPED.key}
     for path in (path for group in spec.groups for path in group.params):
-        weight = slots.param(path, (), torch.float32)  # neither is a part of keys
+        weight = slots.param(path, (), torch.float32)  # shape and dtype are not parts of keys
         for prefix, moment in _KINDS[spec.algorithm].moments.items():
             keys[f"{prefix}___{path}"] = slots.moment(moment, weight, weight.dtype).key
         keys[f"Step___{path}"] = slots.STEP.key
@@ -37,7 +41,9 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
 def to_ipu_state(
     spec: OptimSpec, tensors: Mapping[str, torch.Tensor], own: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """``own``: of which no copies are made, unless several names stand for one tensor."""
+    """Return ``ipu_state``. Tensors in ``own`` are copied only if several names stand for the same
+    one.
+    """
     keys = state_keys(spec)
     names = collections.Counter(keys.values())
     values = {name: tensors[key].detach() for name, key in keys.items() if key in tensors}
@@ -50,7 +56,9 @@ def to_ipu_state(
 def from_ipu_state(
     spec: OptimSpec, tensors: Mapping[str, Slot | torch.Tensor], state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Ignore unknown names; of missing ones warn, as the device's value stays."""
+    """Return the state to load. Unknown names are ignored; for missing names it warns, and the
+    device keeps its values.
+    """
     loaded: dict[str, torch.Tensor] = {}
     ages: dict[str, float] = {}
     missing = []
@@ -70,7 +78,8 @@ def from_ipu_state(
                     f"{tuple(tensors[key].shape)}"
                 ),
             )
-        # Weights that joined later were counted less; the shared counter follows the oldest.
+        # Weights that were added later have smaller counts. The shared counter follows the oldest
+        # weight.
         loaded[key] = torch.maximum(loaded[key], value) if key in loaded else value
         prefix, _, path = name.partition("___")
         if prefix.lower() == "step" and _is_trained(spec, keys, path, tensors):
@@ -100,7 +109,7 @@ def from_ipu_state(
 def _is_trained(
     spec: OptimSpec, keys: Mapping[str, str], path: str, tensors: Collection[str]
 ) -> bool:
-    """Whether the device keeps something for a weight: it may be in the optimizer only."""
+    """Return whether the device has state for a weight. A weight may be only in the optimizer."""
     if spec.own is not None:
         return True
     first, *_ = _KINDS[spec.algorithm].moments
@@ -130,8 +139,8 @@ def from_ipu_param(
 ) -> dict[str, float]:
     """Return the values of variable hyper-parameters after loading an ``ipu_param``.
 
-    What reads the same as what was loaded stays: a value that goes through a checkpoint unchanged
-    is not rounded. The first weight of a group speaks for the group.
+    A value that already reads as the loaded one stays, so a checkpoint that does not change it does
+    not round it. The first weight of a group determines the values of the group.
     """
     result = dict(values)
     settled: set[str] = set()

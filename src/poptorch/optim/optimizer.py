@@ -1,4 +1,6 @@
-"""The base of this package's optimizers: device state, constness, attributes that torch lacks."""
+"""Define the base class of this package's optimizers: device state, constants, and additional
+attributes.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ Params = Iterable[Any]
 
 
 class VariableAttributes:
-    """Which attributes of an optimizer may change after compilation.
+    """Choose which attributes of an optimizer may change after compilation.
 
-    Those that you passed to the constructor may. Change the choice before you give the optimizer
-    to a model.
+    By default, these are the attributes that you passed to the constructor. Change the choice
+    before you pass the optimizer to a model.
     """
 
     def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]):
@@ -30,7 +32,7 @@ class VariableAttributes:
         self._allowed_attributes = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Tell whether the attribute is a constant of the program."""
+        """Return whether the attribute is a constant of the program."""
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
@@ -60,7 +62,7 @@ class VariableAttributes:
 
 
 class DeviceState:
-    """The state of an optimizer, read from the device of an executor when somebody looks at it."""
+    """The state of an optimizer, which is read from the device of an executor when it is used."""
 
     host_state_is_dirty = False
     _device: weakref.ref[Any] | None = None  # a SessionOptimizer
@@ -96,8 +98,8 @@ class Optimizer(DeviceState):
     """Base of these optimizers: their state on the device can be saved and restored.
 
     Attributes:
-        ipu_state_is_dirty: the cached state is newer than the device's.
-        host_state_is_dirty: the device's state is newer than the cached one.
+        ipu_state_is_dirty: the cached state is newer than the state on the device.
+        host_state_is_dirty: the state on the device is newer than the cached one.
         variable_attrs: which attributes may change after compilation.
     """
 
@@ -112,7 +114,8 @@ class Optimizer(DeviceState):
         self.ipu_state_is_dirty = False
         self.host_state_is_dirty = False
         self._device = None
-        # Whose state is cached, by path, if it was read from a device and not loaded.
+        # The tensors whose state is cached, by path, if the state was read from a device and not
+        # loaded.
         self._whose: dict[str, weakref.ref[torch.Tensor]] = {}
 
     def _construct(self, arguments: Mapping[str, Any]) -> None:
@@ -132,13 +135,15 @@ class Optimizer(DeviceState):
         self._take(own, given)
 
     def _initialise(self, params: Params, given: Mapping[str, Any]) -> None:
-        """Call the constructor of torch's class, which has the other defaults."""
+        """Call the constructor of torch's class, which has other defaults."""
         native: Callable[..., None] = super().__init__
         names = [*inspect.signature(native).parameters][1:]
         native(params, **{name: given[name] for name in names if name in given})
 
     def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        """Keep the attributes that torch's class lacks; those given explicitly are variable."""
+        """Store the attributes that torch's class lacks. Those that were passed explicitly are
+        variable.
+        """
         for name, value in own.items():
             setattr(self, name, value)
         allowed = [*self.defaults, *self._child_vars]  # type: ignore[attr-defined]
@@ -150,7 +155,9 @@ class Optimizer(DeviceState):
         self._whose = {path: weakref.ref(weight) for path, weight in self._weights(link)}
 
     def _weights(self, link: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights that a device trains for this optimizer, by their paths there."""
+        """Yield the weights that a device trains for this optimizer, with their paths in
+        the model.
+        """
         for group in self.param_groups:  # type: ignore[attr-defined]
             for weight in group["params"]:
                 path = link.paths.get(id(weight))
@@ -158,7 +165,7 @@ class Optimizer(DeviceState):
                     yield path, weight
 
     def _state_of_present_weights(self, link: Any) -> dict[str, torch.Tensor]:
-        """Return the cached state without that of weights in whose places there are others."""
+        """Return the cached state without that of weights that were replaced by others."""
         present = dict(self._weights(link))
         others = [p for p, w in self._whose.items() if p in present and w() is not present[p]]
         state = self._state_dict["ipu_state"] or {}
@@ -182,7 +189,7 @@ class Optimizer(DeviceState):
 
         Raises:
             RuntimeError: the dictionary is empty, or another kind of optimizer saved it. Nothing
-                has changed then.
+                is changed.
         """
         if not state:
             raise StateError("Cannot load the optimizer state because it is empty")
@@ -200,7 +207,7 @@ class Optimizer(DeviceState):
         rest = {key: value for key, value in state.items() if key not in _KEYS}
         device = self._device
         super().load_state_dict(rest)  # type: ignore[misc]
-        self._device = device  # torch restores as if from a pickle, which has none
+        self._device = device  # torch restores the object like a pickle, which has no device
         self.set_state_dict(inner)
 
     def get_state_dict(self) -> dict[str, Any]:
@@ -208,7 +215,9 @@ class Optimizer(DeviceState):
         return {key: None if v is None else dict(v) for key, v in self._state_dict.items()}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the cached ``ipu_state`` and ``ipu_param``; the next call uploads them."""
+        """Replace the cached ``ipu_state`` and ``ipu_param``; the next call copies them to
+        the device.
+        """
         inner = {key: state.get(key) for key in _KEYS}
         self._state_dict = {key: None if v is None else dict(v) for key, v in inner.items()}
         self._whose = {}
@@ -216,7 +225,7 @@ class Optimizer(DeviceState):
         self.host_state_is_dirty = False
 
     def has_state(self) -> bool:
-        """Tell whether there is a cached device state."""
+        """Return whether there is a cached device state."""
         return all(value is not None for value in self._state_dict.values())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Optimizers without a formula of ours: what their own ``step`` is traced with.
+"""Describe optimizers without our own formula, so that their ``step`` can be traced.
 
-A parameter group becomes leaves: its numbers, which are inputs of the program or constants of it,
-and what is constant in any case. ``_update.own_step`` finds out which numbers can be inputs.
+A parameter group becomes a list of leaves, some of which are numbers, and a structure that is
+constant in any case. Numbers are either inputs of the program or constants in it.
+``_update.own_step`` finds out which numbers can be inputs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Numbers = dict[Place, float]
 
 
 def refuse(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse the classes whose step cannot be part of a program."""
+    """Refuse optimizer classes whose step cannot be part of a program."""
     whys = [
         _REFUSED[cls.__name__]
         for cls in optimizer.__class__.__mro__
@@ -75,7 +76,7 @@ def full_name(cls: type) -> str:
 
 
 def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | None]) -> OwnStep:
-    """Return what tracing the step of one optimizer, or of several, starts from."""
+    """Return what is needed to trace the step of one or several optimizers."""
     groups: list[OwnGroup] = []
     optimizers: list[OwnOptimizer] = []
     numbers: Numbers = {}
@@ -114,14 +115,16 @@ def _param(parameter: Any, path: str) -> OwnParam:
 
 
 def _is_rate(name: str) -> bool:
-    """Whether a whole number is one of those that may change: the others mostly count something."""
+    """Return whether an integer is a rate, which may change. Most other integers count
+    something.
+    """
     return name == "lr"
 
 
 def _leaves(value: Any, owner: str, numbers: Numbers, whole: Callable[[str], Any]) -> Any:
-    """Return nested values with leaves in the place of tensors and numbers.
+    """Return nested values with leaves in place of tensors and numbers.
 
-    ``whole``: tells by name whether an integer becomes a leaf, too.
+    ``whole`` says by name whether an integer also becomes a leaf.
     """
 
     def leaf(name: str, each: Any) -> Any:
@@ -138,7 +141,7 @@ def _leaves(value: Any, owner: str, numbers: Numbers, whole: Callable[[str], Any
 
 
 def frozen_like(own: OwnStep, compiled: OptimSpec, index: int, group: OptimGroup) -> OptimGroup:
-    """Return a group with the same constants and variables as a compiled one has."""
+    """Return a group with the same constants and variables as the compiled group."""
     if index >= len(compiled.groups):
         return group
     like, owner = compiled.groups[index], of_group(index)
@@ -153,7 +156,7 @@ def frozen_like(own: OwnStep, compiled: OptimSpec, index: int, group: OptimGroup
 
 
 def own_settings(own: OwnStep) -> dict[str, Setting]:
-    """Return the attributes of the optimizers themselves that are constants of the step."""
+    """Return the attributes of the optimizer objects that are constants of the step."""
     changing = {kept.place for kept in own.kept or ()}
     return {
         f"{of_optimizer(number)}.{name}": own.constant((of_optimizer(number), name), value)
@@ -166,7 +169,7 @@ def own_settings(own: OwnStep) -> dict[str, Setting]:
 
 
 def own_values(own: OwnStep, groups: Sequence[OptimGroup]) -> dict[str, float]:
-    """Return what the variables are, by key."""
+    """Return the current values of the variables, by key."""
     return {
         slots.own_hyper(name, index, torch.float64).key: own.numbers[of_group(index), name]
         for index, group in enumerate(groups)

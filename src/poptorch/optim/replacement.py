@@ -1,4 +1,4 @@
-"""The changes of an optimizer that are accepted, refused or ignored after compilation."""
+"""Decide which changes of an optimizer are accepted, refused or ignored after compilation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .joint import members_of
 from .optimizer import Optimizer
 
 _CLASSES = [cls for kind in KINDS for cls in kind.classes]
-# ``step`` is there once a scheduler has wrapped it.
+# Schedulers wrap ``step`` and thereby store it in the object.
 _OF_OBJECTS = {"defaults", "state", "param_groups", "variable_attrs", "step"} | {
     *("ipu_state_is_dirty", "host_state_is_dirty"),
     *(name for cls in _CLASSES if issubclass(cls, Optimizer) for name in cls._own),
@@ -29,7 +29,7 @@ _OF_GROUPS = {"param_names", *(name for kind in KINDS for name in kind.hypers)} 
     if not issubclass(cls, Optimizer)
     for name in inspect.signature(cls).parameters
 }
-# What torch's schedulers keep in groups: no optimizer reads it.
+# torch's schedulers store these in groups, and no optimizer reads them.
 _OF_GROUPS |= {"initial_lr", "swa_lr", "min_lr", "max_lr", "base_momentum", "max_momentum"}
 
 
@@ -43,7 +43,9 @@ def check_replacement(
     strategy: MeanReductionStrategy | None = None,
     again: bool = False,
 ) -> bool:
-    """Return whether other constants need a program, where ``again`` allows it; refuse the rest."""
+    """Return whether changed constants need a new program. Refuse them if ``again`` does not allow
+    one, and refuse all other changes.
+    """
     if needs_running_mean(new) and strategy not in (None, MeanReductionStrategy.Running):
         raise InvalidValue(
             "accum_type=torch.float16 needs MeanReductionStrategy.Running, but the model is "
@@ -115,12 +117,14 @@ class AttributeWatch:
         self._seen = {*_attributes(optimizer)}
 
     def expect(self, names: Iterable[str]) -> None:
-        """Some names are what the optimizer's own step puts there."""
+        """Accept names that the optimizer's own step adds."""
         for name in names:
             self._seen |= {("optimizer attribute", name), ("group attribute", name)}
 
     def check(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
-        """Warn once of attributes that were not there, a line for each place: they are ignored."""
+        """Warn once about attributes that were added later and are ignored, with one line for each
+        place.
+        """
         new = [pair for pair in dict.fromkeys(_attributes(optimizer)) if pair not in self._seen]
         self._seen.update(new)
         for place in dict.fromkeys(place for place, _ in new):
@@ -134,7 +138,7 @@ class AttributeWatch:
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
-    """Yield (place, name) of what is not known anyway."""
+    """Yield (place, name) of attributes that are not known."""
     for name in itertools.chain(*map(vars, members_of(optimizer))):
         if name not in _OF_OBJECTS and not name.startswith("_"):
             yield "optimizer attribute", name

@@ -1,4 +1,4 @@
-"""RMSprop, in torch's variant or TensorFlow's (PopTorch user guide, "Optimizers")."""
+"""Define RMSprop, in torch's variant or TensorFlow's (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .optimizer import Optimizer, Params
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """RMSprop with accumulator types and loss scaling.
 
-    What you pass may change after compilation. What you leave None is a constant of the program.
+    Values that you pass may change after compilation. Values that you leave None are constants of
+    the program.
 
     Args:
         params, lr, alpha, eps, weight_decay, momentum, maximize: as in torch.optim.RMSprop.
@@ -21,9 +22,9 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         loss_scaling: factor of the loss's gradient; the update divides by it.
         accum_type: dtype of the gradient accumulator, float32 or float16.
         first_order_momentum_accum_type: dtype of the gradients' mean and of the momentum.
-        second_order_momentum_accum_type: dtype of the mean of their squares.
-        use_tf_variant: as in TensorFlow: epsilon inside the root, squares that start at one, the
-            learning rate inside the momentum.
+        second_order_momentum_accum_type: dtype of the mean of the squared gradients.
+        use_tf_variant: compute as TensorFlow does. Epsilon is inside the root, the mean of squares
+            starts at one, and the learning rate is inside the momentum.
 
     Raises:
         AssertionError: an accumulator type is neither float32 nor float16.

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent (PopTorch user guide, "Optimizers")."""
+"""Define stochastic gradient descent (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from .optimizer import Optimizer, Params
 class SGD(Optimizer, torch.optim.SGD):
     """SGD with optional momentum, Nesterov momentum and accumulator types.
 
-    What you pass may change after compilation. What you leave None is a constant of the program.
+    Values that you pass may change after compilation. Values that you leave None are constants of
+    the program.
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD.
-            As there, dampening leaves the first gradient alone.
+            As there, the first gradient is not dampened.
         foreach, differentiable: only ``step()`` on the host uses them.
         loss_scaling: factor of the loss's gradient; the update divides by it.
         velocity_scaling: factor of the combined tensor, for ``use_combined_accum`` only.
         use_combined_accum: keep accumulated gradient and velocity in one tensor per weight.
         accum_type: dtype of the gradient accumulator, float32 or float16.
         velocity_accum_type: dtype of the velocity between updates, float32 or float16.
-        max_grad_norm: clip the gradients to this global norm. Default: infinity, no clipping.
+        max_grad_norm: clip the gradients to this global norm. The default, infinity, does not clip.
 
     Raises:
         AssertionError: an accumulator type is neither float32 nor float16.
-        ValueError: ``nesterov`` without momentum, or with dampening.
+        ValueError: ``nesterov`` is used without momentum, or with dampening.
     """
 
     _own = {

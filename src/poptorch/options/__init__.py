@@ -1,4 +1,6 @@
-"""Options of a wrapped model and their groups; ``__all__`` is what PopTorch has at top level."""
+"""Define the options of a wrapped model. ``__all__`` lists the names that PopTorch has at
+top level.
+"""
 
 from .attribute import Attribute
 from .distributed import _DistributedOptions as _DistributedOptions
@@ -21,7 +23,7 @@ from .strategies import (
 from .strategies import _IExecutionStrategy as _IExecutionStrategy
 from .strategies import _IPhasedExecution as _IPhasedExecution
 
-_GraphProcessingOptions = _PrecisionOptions  # its name until release 2
+_GraphProcessingOptions = _PrecisionOptions  # name until release 2
 
 __all__ = [
     "Attribute", "ConfigFileError", "Options", "ParallelPhasedExecution", "Phase",

@@ -1,4 +1,4 @@
-"""``poptorch.Attribute``: hints on the operators created in a scope."""
+"""Define ``poptorch.Attribute``: hints for the operators that are created in a scope."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from .._base.errors import AssertionFailure
 
 Attributes = Mapping[str, Mapping[str, str]]
-# What operators that are created now would carry.
+# The attributes that operators created now receive.
 current: ContextVar[Attributes] = ContextVar("poptorch attributes", default=MappingProxyType({}))
 
 
@@ -25,7 +25,7 @@ class Attribute:
             ``Attribute(__outline={"layer": "embedding"})``.
 
     Raises:
-        AssertionFailure: a value is no dictionary of strings (an ``AssertionError``).
+        AssertionFailure: a value is not a dictionary of strings (an ``AssertionError``).
     """
 
     def __init__(self, **kwargs: dict[str, str]) -> None:

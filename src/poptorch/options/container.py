@@ -1,4 +1,4 @@
-"""The protocol of every option group, on which outside code relies."""
+"""Define the base class of all option groups, on whose methods other code relies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Container:
     """
 
     _is_frozen = False
-    _renamed: Mapping[str, str] = {}  # names of earlier releases: each works, and warns
+    _renamed: Mapping[str, str] = {}  # names of earlier releases, which still work but warn
     _values: dict[str, Any]
-    _declared: dict[str, Any]  # the defaults that have no row
+    _declared: dict[str, Any]  # defaults of values without a row
 
     def __init__(self, **defaults: Any) -> None:
         vars(self).update(table.defaults(type(self), table.Private))
-        # Plain dictionaries survive pickling and go through no rules of attributes.
+        # Plain dictionaries can be pickled, and reading from them does not use the rules for
+        # attributes.
         vars(self)["_declared"] = copy.deepcopy(defaults)
         vars(self)["_values"] = table.defaults(type(self)) | defaults
 
@@ -60,7 +61,7 @@ class Container:
         return new
 
     def __copy__(self) -> Self:
-        """Copy deeply: a copy that shared half of its state would be a trap."""
+        """Copy deeply, because two objects that share half of their state would be surprising."""
         return copy.deepcopy(self)
 
     def set(self, **values: Any) -> Self:
@@ -87,18 +88,18 @@ class Container:
         for name, value in values.items():
             wanted = type(self._values.get(name, value))
             expect(f"option {name}", value, wanted)
-            # A bool or an enum member in the place of an int would narrow later type checks.
+            # A bool or an enum member in place of an int would make later type checks stricter.
             checked[name] = int(value) if wanted is int else value
         self._values.update(checked)
         return self
 
     def exists(self, name: str) -> bool:
-        """Tell whether a value is stored under the name."""
+        """Return whether a value is stored under the name."""
         expect("name", name, str)
         return name in self._values
 
     def deleteIfExists(self, name: str) -> None:
-        """Remove a stored value; silent if there is none."""
+        """Remove a stored value; do nothing if there is none."""
         expect("name", name, str)
         self._check_writable(name)
         self._values.pop(name, None)
@@ -107,7 +108,7 @@ class Container:
         """Merge the stored values into a dictionary, in place, and return it.
 
         Raises:
-            AssertionFailure: both hold the same key, or it is no dictionary (an
+            AssertionFailure: both hold the same key, or ``other`` is not a dictionary (an
                 ``AssertionError``).
         """
         expect("other", other, dict)
@@ -128,7 +129,7 @@ class Container:
         deprecated(*(f"{group}.{each}".lstrip(".") for each in (name, self._renamed[name])))
         return self._renamed[name]
 
-    if not TYPE_CHECKING:  # to a checker every misspelt name would be a stored value
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every misspelt name
 
         def __getattr__(self, name: str) -> Any:
             values = vars(self).get("_values", {})
@@ -136,7 +137,8 @@ class Container:
                 return values[name]
             if name in self._renamed:
                 return getattr(self, self._current(name))
-            if name.startswith("_"):  # copy and pickle ask for hooks before there is any state
+            # copy and pickle look for hooks before the object has any state
+            if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name}")
             raise InvalidAttribute(f"Invalid attribute {name}", fix=self._suggest(name))
 
@@ -166,7 +168,9 @@ class Container:
         return [name for name in dir(self) if not name.startswith("_")]
 
     def _changed(self) -> dict[str, Any]:
-        """What is not as it was at first: in the order of the rows, then other values, sorted."""
+        """Return the values that differ from the defaults: first in the order of the rows, then
+        other values, sorted.
+        """
         rows = [value for row in table.rows_of(type(self)) for value in row.values]
         own = [value for value in rows if not isinstance(value, table.Backend)]
         changed = {value.name: value.read(self) for value in own if value.changed(self)}

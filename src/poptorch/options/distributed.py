@@ -1,4 +1,4 @@
-"""``opts.Distributed``: this process among those that train together."""
+"""Define ``opts.Distributed``: which of the processes that train together this one is."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from .._base.errors import InvalidValue
 from .container import Container
 from .table import LOGS, RULES, Value, expect, option, row
 
-TIMEOUT = 15  # seconds, of ``processTimeout``
-# Of OpenMPI, which PopTorch read, and of torchrun.
+TIMEOUT = 15  # seconds; the default of ``processTimeout``
+# The variables of OpenMPI, which PopTorch read, and of torchrun.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
 
 
 class _DistributedOptions(Container):
-    """The index of this process and their number, from the variables of OpenMPI or torchrun.
+    """The index of this process and the number of processes, from the variables of OpenMPI or
+    torchrun.
 
     Attributes:
         num_distributed_processes: how many processes train together.
-        distributed_process_id: the index of this one, from 0.
-        ipuof_configs: fabric settings of launchers; kept, not used.
+        distributed_process_id: the index of this process, from 0.
+        ipuof_configs: fabric settings of launchers; they are stored but have no effect.
         stage_processes: how many processes share the stages of each replica.
     """
 
@@ -61,7 +62,7 @@ class _DistributedOptions(Container):
 
     @option(LOGS, "process_timeout", TIMEOUT, least=1, field="runtime.process_timeout", here=True)
     def processTimeout(self, seconds: int) -> Self:
-        """Set the seconds without a sign of life after which a process counts as lost.
+        """Set after how many seconds without a heartbeat a process counts as lost.
 
         The others then end with an error that names it. They notice a killed process sooner, and
         wait for a slow one. Not a PopTorch option. Default 15.
@@ -71,16 +72,16 @@ class _DistributedOptions(Container):
     def broadcastWeights(self, broadcast: bool) -> Self:
         """Begin with the weights of process 0 everywhere, or check that all have the same.
 
-        This includes the optimizer's state. With False a difference is an error in every process.
-        Not a PopTorch option.
+        This includes the optimizer's state. With False, any difference is an error in every
+        process. Not a PopTorch option.
         """
 
     @option(RULES, "stage_processes", 1, least=1, field="target.parts", here=True)
     def stageProcesses(self, processes: int) -> Self:
         """Divide the stages of each replica among this many processes; each runs some of the chips.
 
-        They take the same batches and return the same results. The ``staged`` backend sends
-        activations and gradients from process to process. A job of 8 processes with
+        The processes take the same batches and return the same results. The ``staged`` backend
+        sends activations and gradients between them. A job of 8 processes with
         ``stageProcesses(4)`` trains two copies of the model, times the local replicas. Not a
         PopTorch option.
         """
@@ -91,7 +92,7 @@ class _DistributedOptions(Container):
         Unset variables count as 1 process and index 0.
 
         Raises:
-            InvalidValue: a variable holds no integer (a ``ValueError``).
+            InvalidValue: a variable is not an integer (a ``ValueError``).
         """
         expect("var_num_processes", var_num_processes, str)
         expect("var_process_id", var_process_id, str)
@@ -100,7 +101,7 @@ class _DistributedOptions(Container):
         )
 
     def disable(self) -> Self:
-        """Be process 0 of 1, whatever the environment says."""
+        """Make this process 0 of 1, whatever the environment variables say."""
         self.configureProcessId(0, 1)
         self._each = 1
         return self
@@ -117,13 +118,18 @@ class _DistributedOptions(Container):
 
 
 def data_share(distributed: Any) -> tuple[int, int]:
-    """Return which share of the data a process reads, of how many: one for those of one model."""
-    parts = max(1, distributed.stage_processes)  # less is refused at compile
+    """Return (index, number) of the data share that a process reads. Processes that run one model
+    read the same share.
+    """
+    # numbers below 1 are refused when the model is compiled
+    parts = max(1, distributed.stage_processes)
     return distributed.processId // parts, distributed.numProcesses // parts
 
 
 def replicas(options: Any) -> int:
-    """Return a process's replicas: its own, and those of the processes whose work it does."""
+    """Return the replicas that a process runs: its own, and those of the processes that it
+    replaces.
+    """
     return int(options.replication_factor * options.Distributed._each)
 
 

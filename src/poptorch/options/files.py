@@ -1,4 +1,6 @@
-"""Configuration files and JSON: option calls as data, never executed."""
+"""Read and write configuration files and JSON. Option calls are parsed as data and never
+executed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from .table import Backend, Private, Setting, Value, show
 
 _PRIVATE_GROUPS = ("_Popart", "_popart")
 _MODULES = ("poptorch", "torch")
-_DEEPEST = 100  # nodes of Python's grammar inside one another; calls of options have some ten
+_DEEPEST = 100  # maximum depth of the syntax tree; option calls have a depth of about ten
 _UNDERSTOOD = (
     *(ast.Call, ast.Attribute, ast.Name, ast.keyword, ast.expr_context),
     *(ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.UnaryOp, ast.unaryop),
@@ -44,11 +46,13 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 
 
 class ConfigFileError(Exception):
-    """A configuration file holds something that is no option call."""
+    """A configuration file contains something that is not an option call."""
 
 
 def apply_calls(options: Any, text: str, name: str = "the options") -> None:
-    """Line numbers of errors count effective lines, as PopTorch's did."""
+    """Apply the option calls in a text. Line numbers in errors count effective lines, as
+    in PopTorch.
+    """
     calls: list[tuple[str, ast.Call]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         statement = line.strip()
@@ -71,7 +75,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
 
 
 def apply_data(options: Any, text: str) -> None:
-    """Apply what ``as_calls`` returned; strangers may have changed it: only setters are called."""
+    """Apply what ``as_calls`` returned. Anybody may have changed it, so only setters are called."""
     rows = ((setting, value) for setting in settings(options) for value in setting.row.values)
     known = {_setter(setting, value) for setting, value in rows if not value.here}
     for line in text.splitlines():
@@ -85,8 +89,10 @@ def apply_data(options: Any, text: str) -> None:
 
 
 def as_calls(options: Any) -> str:
-    """Return lines for ``apply_calls`` that set what was set, but what is this machine's."""
-    lines: dict[str, None] = {}  # in order, once each
+    """Return lines for ``apply_calls`` that set the same values, except those about this
+    machine.
+    """
+    lines: dict[str, None] = {}  # ordered, without duplicates
     for setting in settings(options):
         for value in setting.row.values:
             if not value.here and value.changed(setting.group):
@@ -135,7 +141,9 @@ def _parse(statement: str) -> ast.Call:
 
 
 def _check_depth(tree: ast.AST) -> None:
-    """Refuse what could not be evaluated without reaching Python's limit in the middle."""
+    """Refuse expressions that are nested too deeply to be evaluated within Python's
+    recursion limit.
+    """
     level, depth = [tree], 0
     while level:
         level, depth = [n for each in level for n in ast.iter_child_nodes(each)], depth + 1
@@ -189,7 +197,9 @@ def _value(node: ast.expr | None, options: Any) -> Any:
 
 
 def _member(owner: Any, name: str) -> Any:
-    """Methods of texts and numbers could take any time and memory: ``"".ljust(1 << 40)``."""
+    """Look up an attribute of a known object only. Methods of strings and numbers could take any
+    time and memory: ``"".ljust(1 << 40)``.
+    """
     if isinstance(owner, type) and issubclass(owner, enum.Enum) and name in owner.__members__:
         return owner[name]
     ours = any(cls.__module__.startswith("poptorch.") for cls in type(owner).__mro__)
@@ -209,7 +219,7 @@ def _module_member(module: str, name: str) -> Any:
 
 
 def apply_json(options: Any, text: str) -> None:
-    """Setters are all looked up before any call."""
+    """Apply a JSON object. All setters are looked up before the first call."""
     try:
         calls = json.loads(text)
     except RecursionError as error:

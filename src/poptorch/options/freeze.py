@@ -1,4 +1,4 @@
-"""From ``Options`` to the frozen Spec: the door behind which nobody knows ``Options``."""
+"""Translate ``Options`` into the immutable ``Spec``. No room below this one uses ``Options``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from .popart import WANTS_REPORT, validate_popart
 from .strategies import PipelinedExecution
 from .table import UNSET, show
 
-STAGED = "staged"  # the backend that runs stages one by one, and on several processes
+STAGED = "staged"  # the backend that runs stages one by one, in one process or several
 MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 _ANCHOR_MODES = {OutputMode.Final: "FINAL/1", OutputMode.All: "ALL/1", OutputMode.Sum: "Sum/1"}
 _EACH_RUNS_ALL = "let each process run all stages: options.Distributed.stageProcesses(1)"
 
 
 def prepare(options: Options, training: bool) -> Options:
-    """Freeze the options; in the copy, the executor's own, the output mode is resolved."""
+    """Return a frozen copy of the options for the executor, in which the output mode is
+    resolved.
+    """
     accumulation = options.Training.gradient_accumulation
     if not training and accumulation != 1:
         advice = "; use Options.deviceIterations to process several batches in a pipeline"
@@ -69,7 +71,9 @@ def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
 
 
 def freeze(options: Options, training: bool) -> Spec:
-    """Check the compile-time conditions and translate options, the user's or ``prepare``'s."""
+    """Check the conditions of compiling, and translate options, either the user's or those from
+    ``prepare``.
+    """
     validate_popart(options._Popart.options)
     fields: dict[str, Any] = {"training": training}
     for option, group, row in settings(options):
@@ -78,13 +82,14 @@ def freeze(options: Options, training: bool) -> Spec:
             if stored is UNSET:
                 continue
             value.refuse_less(option, stored)
-            # Assignment lets any integer through.
+            # An assignment to an attribute accepts any integer.
             if kind is not None and issubclass(kind, enum.Enum) and stored not in list(kind):
                 raise Error(f"{value.name} must be a member of {kind.__name__}", got=str(stored))
             if not value.field:
                 continue
             made, before = value.frozen(stored), fields.get(value.field, UNSET)
-            if before not in (UNSET, made):  # a key of ``_Popart`` beats the option of the field
+            # a key of ``_Popart`` has precedence over the option for the same field
+            if before not in (UNSET, made):
                 log.engine.warning("%s: forced by the user from %s to %s", option, before, made)
             fields[value.field] = made
     check(options)
@@ -92,7 +97,7 @@ def freeze(options: Options, training: bool) -> Spec:
 
 
 def assemble(fields: Mapping[str, Any]) -> Spec:
-    """Return the Spec of fields by their paths: ``loops.replicas``, ``lanes``."""
+    """Return the Spec with the given fields, by path: ``loops.replicas``, ``lanes``."""
     parts: dict[str, dict[str, Any]] = {}
     for path, value in fields.items():
         part, _, name = path.rpartition(".")
@@ -147,7 +152,7 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
 
 
 def reaction(options: Options) -> str:
-    """Return what follows if a program disagrees with eager PyTorch."""
+    """Return what happens if a program disagrees with eager PyTorch."""
     chosen: str = options._values["check_against_eager"]
     return (env.get("POPTORCH_CHECK_AGAINST_EAGER") or chosen) if chosen == "warn" else chosen
 
@@ -179,7 +184,7 @@ def engine_options(options: Options) -> dict[str, str]:
     return {**chosen, **forced}
 
 
-# Conditions that the setters leave unchecked.
+# Conditions that setters do not check.
 
 
 def check(options: Options) -> None:
@@ -238,13 +243,13 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
         )
 
 
-# Which kind of device runs a model: the options say, else the environment.
+# The kind of device that runs a model, from the options or else the environment.
 
 
 class DeviceChoice(NamedTuple):
     device: str  # ``"ipu"``, ``"model"`` or ``"offline"``
-    generation: int | None = None  # 1, 2 or 21; None for whatever the system has
-    tiles: int | None = None  # per chip, when not the generation's own count
+    generation: int | None = None  # 1, 2 or 21; None for the generation of the system
+    tiles: int | None = None  # per chip; None for the default of the generation
     reason: str | None = None  # for the log: ``From ...: Ipu model: Enabled``
 
 
@@ -296,7 +301,7 @@ def _choose_model(options: Options) -> DeviceChoice:
 
 
 def model_from_environment() -> tuple[str | None, bool]:
-    """Return the variable that decides about the simulated device, if any, and what it says."""
+    """Return the variable that decides whether the device is simulated, if any, and its value."""
     full, small = env.get("POPTORCH_IPU_MODEL"), env.get("POPTORCH_SMALL_IPU_MODEL")
     if full or (full is not None and not small):
         return "POPTORCH_IPU_MODEL", full
@@ -305,7 +310,7 @@ def model_from_environment() -> tuple[str | None, bool]:
     return None, False
 
 
-# The DEBUG lines in which users look for their settings (PopTorch user guide, "Options").
+# DEBUG log lines in which users look up their settings (PopTorch user guide, "Options").
 
 
 def log_options(options: Options) -> None:

@@ -1,4 +1,4 @@
-"""``opts.Training``, ``opts.Precision`` and ``opts.Jit``: what changes numbers."""
+"""Define ``opts.Training``, ``opts.Precision`` and ``opts.Jit``: options that change results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class _TrainingOptions(Container):
     accumulation_and_replication_reduction_type: ReductionType
     meanAccumulationAndReplicationReductionStrategy: MeanReductionStrategy
     _popart: _PopartOptions
-    _renamed = {"accumulationReductionType": "accumulationAndReplicationReductionType"}  # of 2.1
+    # name in release 2.1
+    _renamed = {"accumulationReductionType": "accumulationAndReplicationReductionType"}
 
     def __init__(self, popart_options: _PopartOptions) -> None:
         self._popart = popart_options
@@ -57,7 +58,7 @@ class _TrainingOptions(Container):
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Combine gradients over accumulation steps and replicas by their mean or sum.
 
-        The reduction inside your loss is another matter.
+        This does not change the reduction inside your loss function.
 
         Raises:
             InvalidValue: neither ``ReductionType.Mean`` nor ``.Sum`` (a ``ValueError``).
@@ -76,8 +77,8 @@ class _TrainingOptions(Container):
 
         For G steps and R replicas: ``Running`` keeps a running mean in the accumulator. ``Post``
         sums, then divides by G x R. ``PostAndLoss`` divides the loss gradient by R before the
-        backward pass, and the sum by G at the end. They round and overflow differently in half
-        precision.
+        backward pass, and the sum by G at the end. In half precision they differ in rounding and
+        overflow.
         """
 
     @option(
@@ -89,7 +90,8 @@ class _TrainingOptions(Container):
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Adapt the loss-scale factor during training; it becomes optimizer state.
 
-        It follows the gradients of float16 weights. Without such weights it only warns.
+        The factor follows the gradients of float16 weights. Without such weights, this option has
+        no effect and you get a warning.
         """
 
     @option(
@@ -118,7 +120,7 @@ def _names_by_rule(policy: Any) -> dict[str, list[str]]:
 
 
 def _name(function: Any) -> str:
-    """Return a function's name; for a layer that of the function that it calls."""
+    """Return a function's name; for a layer, the name of the function that it calls."""
     if isinstance(function, str):
         return function
     name: str = function.__name__
@@ -143,7 +145,7 @@ class _PrecisionOptions(Container):
     def narrow64Bit(self, enabled: bool = True) -> Self:
         """Return 64-bit results as 32-bit, as PopTorch did, or keep torch's dtypes.
 
-        It is about outputs of types int64 and float64. Not a PopTorch option.
+        This affects outputs of types int64 and float64. Not a PopTorch option.
         """
 
     @row(
@@ -155,12 +157,12 @@ class _PrecisionOptions(Container):
         ),
     )
     def halfFloatCasting(self, half_float_casting: Any) -> Self:
-        """Choose what mixed half and float operands become. Deprecated: it warns.
+        """Choose how operands of mixed half and float types are cast. Deprecated: it warns.
 
         Args:
-            half_float_casting: ``HalfFloatCastingBehavior.HalfUpcastToFloat`` computes them in
-                float, as torch does; ``FloatDowncastToHalf`` in half, in layers too. Anything else
-                means half, except that weights of layers follow the activations.
+            half_float_casting: ``HalfFloatCastingBehavior.HalfUpcastToFloat`` computes in float, as
+                torch does. ``FloatDowncastToHalf`` computes in half, in layers too. Any other value
+                also means half, except that weights of layers follow the activations.
         """
         known = HalfFloatCastingBehavior
         is_known = isinstance(half_float_casting, int) and half_float_casting in [*known]
@@ -197,7 +199,8 @@ class _PrecisionOptions(Container):
         instead="casts in forward: tensor.half(), tensor.float()",
     )
     def autocastPolicy(self, policy: Any) -> Self:
-        """Choose which functions ``poptorch.autocast`` casts for. Deprecated: it warns.
+        """Choose which functions ``poptorch.autocast`` casts, and to which type. Deprecated: it
+        warns.
 
         Args:
             policy: a ``poptorch.autocasting.Policy``.
@@ -210,13 +213,17 @@ class _PrecisionOptions(Container):
         field="precision.floating_point_exceptions",
     )
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Fail a run that divides by 0, compares NaN, overflows or leaves a function's domain."""
+        """Raise an error if a run divides by 0, compares NaN, overflows or leaves a
+        function's domain.
+        """
 
     @option(RULES, "check_indices", True, field="precision.check_indices")
     def checkIndices(self, enabled: bool = True) -> Self:
-        """Check labels and indices among the inputs before each call; those out of range raise.
+        """Check labels and indices among the inputs before each call, and raise an error if one is
+        out of range.
 
-        It reads each such input once: 0.5 ms for a million of them. Not a PopTorch option.
+        The check reads each such input once, which takes 0.5 ms for a million values. Not a
+        PopTorch option.
         """
 
     @option(
@@ -243,7 +250,8 @@ class _PrecisionOptions(Container):
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Do nothing but warn: running statistics have the buffers' dtype. Deprecated.
+        """Have no effect but a warning: running statistics keep the dtype of their buffers.
+        Deprecated.
 
         Raises:
             InvalidValue: not a bool (a ``ValueError``).
@@ -251,7 +259,7 @@ class _PrecisionOptions(Container):
         return self._statistics("runningStatisticsAlwaysFloat", value)
 
     def runningVarianceAlwaysFloat(self, value: bool) -> Self:
-        """Do nothing but warn; the name of releases 2.0 and 2.1. Deprecated."""
+        """Have no effect but a warning; this is the name in releases 2.0 and 2.1. Deprecated."""
         return self._statistics("runningVarianceAlwaysFloat", value)
 
     def _statistics(self, name: str, value: bool) -> Self:
@@ -265,7 +273,7 @@ class _PrecisionOptions(Container):
 
 
 class _JitOptions(Container):
-    """The tracer switch of old releases. Every model is traced."""
+    """The choice of tracer in old releases. Every model is traced."""
 
     _trace_model: bool
 
@@ -273,7 +281,7 @@ class _JitOptions(Container):
     def traceModel(self, trace_model: bool) -> Self:
         """Trace the model, which is always done: Python branches and numbers become constants.
 
-        Deprecated: True warns here, False when a model is wrapped.
+        Deprecated: True warns immediately, False warns when a model is wrapped.
         """
         self._check_writable("traceModel")
         expect("trace_model", trace_model, (bool, int))

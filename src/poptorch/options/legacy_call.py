@@ -1,4 +1,4 @@
-"""The arguments of ``trainingModel`` and ``inferenceModel`` in every form that ever was."""
+"""Read the arguments of ``trainingModel`` and ``inferenceModel`` in the forms of all releases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class WrapCall:
 
 
 def takes_options(wrap: Function) -> Function:
-    """Refuse what is named ``options`` and is none; in the place of it an int is a count."""
+    """Refuse an ``options`` argument that is not an ``Options``. A positional int in its place is a
+    count of release 1.0.
+    """
 
     @functools.wraps(wrap)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -67,8 +69,9 @@ def read_call(
     """Return what the arguments after ``model`` mean.
 
     The modern form is ``(options=None, optimizer=None)``. The 1.0 form names counts instead of an
-    Options object; a few weeks of 2020 had ``(options, loss, optimizer)``. They are told apart by
-    the types: an int is the 1.0 form's device iterations, a torch optimiser is never a loss.
+    Options object; for a few weeks in 2020 it was ``(options, loss, optimizer)``. The types of the
+    arguments decide: an int means the device iterations of the 1.0 form, and a torch optimizer is
+    never a loss.
     """
     keywords = dict(keywords or {})
     names = _TRAINING if training else _INFERENCE

@@ -1,4 +1,6 @@
-"""``opts.TensorLocations``: where tensors are kept, and the tiles for I/O. No result changes."""
+"""Define ``opts.TensorLocations``: where tensors are stored, and tiles for I/O. Results do
+not change.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from .table import ESTIMATES, RULES, Method, expect, option
 
 
 class TensorLocationSettings(Container):
-    """Where one kind of tensor is kept. Each method stores one choice.
+    """Where one kind of tensor is stored. Each method stores one choice.
 
     Every method returns the object, and raises an ``AssertionError`` for a wrong type.
     """
@@ -27,7 +29,7 @@ class TensorLocationSettings(Container):
         """Keep tensors with fewer elements whole on every replica. Default 8192."""
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """Keep the tensors on chip, or in streaming memory; None forgets the choice."""
+        """Store the tensors on chip, or in streaming memory; None removes the choice."""
         if use is None:
             self.deleteIfExists("onChip")
             return self
@@ -36,9 +38,9 @@ class TensorLocationSettings(Container):
 
     @option(ESTIMATES, "useReplicatedTensorSharding", kind=bool, check=int)
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Give each replica a part of each tensor rather than all of it.
+        """Give each replica only a part of each tensor.
 
-        Processes divide the optimizer's state only; a warning tells what they cannot divide.
+        Processes divide only the optimizer's state. A warning names what they cannot divide.
         """
 
     @option(ESTIMATES, "useIOTilesToLoad", kind=bool, check=int)
@@ -59,7 +61,9 @@ def _io_tiles(count: Any) -> int:
 
 
 def _location(kind: str) -> Callable[[Method], Method]:
-    """Write the setter of one kind's location: a snapshot, later changes are not seen."""
+    """Write the setter for one kind of tensor. It stores a copy, so later changes of the argument
+    have no effect.
+    """
     return option(
         ESTIMATES,
         f"location_{kind}",
@@ -70,7 +74,7 @@ def _location(kind: str) -> Callable[[Method], Method]:
 
 
 class _TensorLocationOptions(Container):
-    """Where activations, weights, optimizer state and accumulators are kept."""
+    """Where activations, weights, optimizer state and accumulators are stored."""
 
     @option(RULES, "numIOTiles", check=_io_tiles, decides="locations.io_tiles")
     def numIOTiles(self, num_tiles: int) -> Self:
@@ -102,7 +106,9 @@ class _TensorLocationOptions(Container):
 
 
 def freeze_locations(options: Any, phased: bool) -> Locations:
-    """Phased strategies rest everything off chip by default; one replica shards nothing."""
+    """Translate the locations. Phased strategies store everything off chip by default, and a single
+    replica shards nothing.
+    """
     values: Mapping[str, Any] = options.TensorLocations._values
     in_all = replicas(options) * data_share(options.Distributed)[1]
 

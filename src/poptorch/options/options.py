@@ -1,4 +1,6 @@
-"""``poptorch.Options``: every setting of a wrapped model (PopTorch user guide, "Options")."""
+"""Define ``poptorch.Options``: every setting of a wrapped model (PopTorch user guide,
+"Options").
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMem
 
 
 def is_on(enabled: Any) -> bool:
-    """Accept the 0 or 1 of older scripts, too."""
+    """Return a bool, also for the 0 or 1 of older scripts."""
     expect("enabled", enabled, (bool, int))
     return bool(enabled)
 
@@ -102,13 +104,13 @@ def _device_index(key: str) -> int:
 class Options(Container):
     """The settings of wrapped models and data loaders.
 
-    Call the setters: ``options.deviceIterations(4)``. They return their object, so calls chain.
-    Give the options to a wrapper or loader and they are frozen; change a ``clone()`` then. A setter
-    raises an ``AssertionFailure`` (an ``AssertionError``) for a value of another type than in its
-    signature. ``print`` shows what was set.
+    Call the setters: ``options.deviceIterations(4)``. They return their object, so you can chain
+    calls. A wrapper or loader freezes the options that you pass; to change them afterwards, change
+    a ``clone()``. A setter raises an ``AssertionFailure`` (an ``AssertionError``) for a value of
+    another type than in its signature. ``print`` shows which values were set.
 
-    New options take from the environment: rank and size of OpenMPI or torchrun,
-    POPTORCH_CACHE_DIR, then POPTORCH_DEFAULT_OPTIONS.
+    New options read the environment: rank and size from OpenMPI or torchrun, POPTORCH_CACHE_DIR,
+    then POPTORCH_DEFAULT_OPTIONS.
 
     Raises:
         json.JSONDecodeError: POPTORCH_DEFAULT_OPTIONS is malformed.
@@ -183,17 +185,17 @@ class Options(Container):
 
     @property
     def Distributed(self) -> _DistributedOptions:
-        """The place of this process among those that train together."""
+        """The index of this process among those that train together."""
         return self._distributed
 
     @property
     def TensorLocations(self) -> _TensorLocationOptions:
-        """Where tensors are kept, and the tiles for I/O."""
+        """Where tensors are stored, and the tiles for I/O."""
         return self._tensor_locations
 
     @property
     def Jit(self) -> _JitOptions:
-        """The tracer switch of old releases; without effect."""
+        """The choice of tracer in old releases, which has no effect."""
         return self._jit
 
     @property
@@ -238,7 +240,7 @@ class Options(Container):
 
     @option(RESULTS, "broadcast_buffers", True, field="broadcast_buffers")
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Let all replicas share one value of each buffer, or let each keep its own."""
+        """Keep the same value of each buffer in all replicas, or let each replica have its own."""
 
     @option(RESULTS, "device_iterations", 1, field="loops.iterations", least=1)
     def deviceIterations(self, device_iterations: int) -> Self:
@@ -246,7 +248,9 @@ class Options(Container):
 
     @option(MISSING, "log_dir", ".", here=True)
     def logDir(self, log_dir: str) -> Self:
-        """Set the folder of log files; here POPTORCH_LOG_DEST names the one log."""
+        """Set the folder of log files. Here, POPTORCH_LOG_DEST sets the destination of the
+        only log.
+        """
 
     @option(
         LOGS,
@@ -303,8 +307,8 @@ class Options(Container):
 
         Args:
             output_mode: ``Final``, ``EveryN``, ``All``, ``Sum`` or ``Default``.
-            output_return_period: for ``EveryN`` only: return one result of so many iterations.
-                Must divide ``deviceIterations``; compiling checks it.
+            output_return_period: for ``EveryN`` only: return one result per this number of
+                iterations. It must divide ``deviceIterations``; compiling checks this.
         """
         expect("output_mode", output_mode, OutputMode)
         if output_mode == OutputMode.EveryN:
@@ -319,7 +323,7 @@ class Options(Container):
         return self.set(output_mode=int(output_mode), output_return_period=period)
 
     def defaultOutputMode(self) -> bool:
-        """Tell whether the output mode is still ``OutputMode.Default``."""
+        """Return whether the output mode is still ``OutputMode.Default``."""
         return self.output_mode == OutputMode.Default
 
     @option(
@@ -354,7 +358,7 @@ class Options(Container):
 
         Raises:
             AssertionFailure: a key does not start with "IPU" (an ``AssertionError``).
-            InvalidValue: the rest of a key is no integer (a ``ValueError``).
+            InvalidValue: the rest of a key is not an integer (a ``ValueError``).
         """
 
     @row(RESULTS, Value("random_seed", kind=int, field="target.seed"))
@@ -362,7 +366,7 @@ class Options(Container):
         """Seed the random generator of the device, and immediately also torch's on the host.
 
         A second run with the same seed draws the same numbers. Its loss may still differ in the
-        last digits, as interpreted and compiled code round differently:
+        last digits, because interpreted and compiled code round differently.
         ``backend("optimise")`` uses compiled code from the first call on.
         """
         self._check_writable("random_seed")
@@ -459,7 +463,7 @@ class Options(Container):
         """Write profile reports into a directory.
 
         They hold estimates for IPUs and what was measured here. This adds three keys to the engine
-        options that you set before. POPLAR_ENGINE_OPTIONS beats them.
+        options that you set before. POPLAR_ENGINE_OPTIONS has precedence.
 
         Args:
             profile_dir: the directory; None for the working directory.
@@ -482,9 +486,9 @@ class Options(Container):
         LOGS, "_show_compilation_progress_bar", True, store=Private, field="runtime.shows_progress"
     )
     def showCompilationProgressBar(self, show: bool = True) -> Self:
-        """Show a progress bar while compiling, and lines about what compiles behind the run.
+        """Show a progress bar while compiling, and messages about compilation in the background.
 
-        ``executor.compilationTime()`` needs it.
+        ``executor.compilationTime()`` needs this option.
         """
 
     @row(LOGS, Private("_module_namescope_enabled", True, field="module_scopes"))
@@ -504,9 +508,9 @@ class Options(Container):
         here=True,
     )
     def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
-        """Set parts of paths; errors never name a line in a file whose path contains one.
+        """Set parts of paths; errors never name a line in a file whose path contains one of them.
 
-        Files of this library, torch and Python never are.
+        Files of this library, torch and Python are always excluded.
         """
 
     def appendToLocationExcludes(self, *excludes: str) -> Self:
@@ -536,11 +540,11 @@ class Options(Container):
         """Choose the backend that runs programs; overrides POPTORCH_BACKEND.
 
         Args:
-            name: ``"optimise"`` compiles first: the first call already runs optimised code.
-                ``"reference"`` runs operators one by one, always. ``"auto"`` follows
-                POPTORCH_BACKEND; without it operators run one by one at once, and optimised code
-                takes over when it is ready. ``"onnxruntime"``, an extra, evaluates models by
-                ONNX Runtime. Other packages can register more backends.
+            name: ``"optimise"`` compiles first: the first call already runs compiled code.
+                ``"reference"`` always interprets operators one by one. ``"auto"`` follows
+                POPTORCH_BACKEND. If that is not set, the interpreter runs the first calls, and
+                compiled code takes over when it is ready. ``"onnxruntime"``, an extra, evaluates
+                models with ONNX Runtime. Other packages can register more backends.
 
         Raises:
             poptorch.Error: there is no such backend.
@@ -552,9 +556,10 @@ class Options(Container):
 
         When a model is compiled for new inputs, it also runs once in eager PyTorch, on the first
         micro-batch. Outputs, loss, gradients and new values of buffers are compared with those of
-        the program, and micro-batches side by side with the same ones in turn. The bound comes from
-        rounding. ``forward`` runs once more for that; what it changes in the model, in its
-        attributes and in random states is put back. An addition to PopTorch.
+        the program. Micro-batches that run side by side are compared with the same micro-batches
+        one after another. The tolerance follows from rounding. ``forward`` runs once more for this;
+        its changes to the model, to attributes and to random states are undone. An addition to
+        PopTorch.
 
         Args:
             reaction: ``"warn"``, the default, shows one warning that names the first layer that
@@ -570,11 +575,12 @@ class Options(Container):
         """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
 
         Args:
-            count: 1 runs one micro-batch after another. A number is rounded down until it divides
-                the accumulation steps (in inference, the iterations) times the replicas. The
-                library chooses micro-batches of 64 rows together, more if their intermediate values
-                fit the caches, within ``laneMemory``. In training it chooses fewer where their
-                memory exceeds 64 MiB and the last doubling would gain less than 10 %.
+            count: 1 runs one micro-batch after another. A larger number is rounded down until it
+                divides the accumulation steps (in inference, the iterations) times the replicas. By
+                default, the library runs micro-batches with 64 rows together, and more if their
+                intermediate values fit the caches, within ``laneMemory``. In training it chooses
+                fewer if their memory exceeds 64 MiB and the last doubling would gain less than
+                10 %.
         """
 
     @option(RESULTS, "lane_memory", 0, least=0, field="lane_memory")
@@ -586,12 +592,14 @@ class Options(Container):
 
     @option(RULES, "programs", 1, least=1, field="runtime.programs")
     def programs(self, count: int) -> Self:
-        """Keep up to ``n`` compiled programs, one for each combination of input shapes and types.
+        """Keep up to ``count`` compiled programs, one for each combination of input shapes and
+        types.
 
-        With 1, as in PopTorch, inputs unlike those of the first call are an error. With more,
-        another batch size, length or set of arguments gets a program of its own. All programs share
-        weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count. In
-        inference a batch that does not divide into the device iterations runs as one iteration.
+        With 1, as in PopTorch, inputs that differ from those of the first call are an error. With
+        more, another batch size, length or set of arguments gets its own program. All programs
+        share weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count.
+        In inference, a batch that cannot be divided into the device iterations runs as one
+        iteration.
         """
 
     def clone(self) -> Self:
@@ -605,7 +613,7 @@ class Options(Container):
         never executed.
 
         Raises:
-            ConfigFileError: a line is no option call. Then no line is applied.
+            ConfigFileError: a line is not an option call. No line is applied.
             AttributeError, AssertionError, ValueError: there is no such setter, or it refuses the
                 value. A note names the line; the lines before it have been applied.
             FileNotFoundError: there is no such file.
@@ -619,7 +627,7 @@ class Options(Container):
         A string ``"Enum.Member"`` that is the only argument becomes that member.
 
         Raises:
-            json.JSONDecodeError: the string is no JSON (a ``ValueError``).
+            json.JSONDecodeError: the string is not valid JSON (a ``ValueError``).
             InvalidAttribute: an unknown setter (an ``AttributeError``).
         """
         expect("string", string, str)
@@ -627,7 +635,7 @@ class Options(Container):
         return self
 
     def withoutEffect(self) -> list[str]:
-        """List the options that you changed and that have no effect here, sorted.
+        """Return the options that you changed and that have no effect here, sorted.
 
         The log names them when a model is wrapped. ``poptorch options`` explains each. An addition
         to PopTorch.
@@ -656,7 +664,7 @@ class Options(Container):
         return result
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show in a notebook what was set, under the names of the setters."""
+        """Show in a notebook which values were set, under the names of the setters."""
         printer.text(changes(self))
 
     @also_called(enable_pipelining="enabled")

@@ -1,4 +1,4 @@
-"""Text tables of one Options object, and its options without effect."""
+"""Print the values of an Options object as tables, and list its options without effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _reported: set[str] = set()
 
 
 def settings(options: Any) -> list[Setting]:
-    """Return every option, the keys of ``_Popart`` that no setter stands for last."""
+    """Return every option. The keys of ``_Popart`` without a setter come last."""
     groups = {"": options, **{f"{name}.": getattr(options, name) for name in GROUPS}}
     written = [
         Setting(prefix + row.option, group, row)
@@ -43,7 +43,7 @@ def report_idle(options: Any) -> None:
             say("%s has no effect here. %s", setting.option, setting.row.sentence)
     try:
         given = json.loads(env.get("POPLAR_ENGINE_OPTIONS") or "{}")
-    except ValueError:  # refused when the model is compiled
+    except ValueError:  # an invalid value is refused when the model is compiled
         given = {}
     unread = ", ".join(sorted(set(given) - REPORT_KEYS)) if isinstance(given, dict) else ""
     if unread and unread not in _reported:
@@ -58,7 +58,9 @@ def changes(options: Any) -> str:
 
 
 def describe(options: Any, every: bool = False) -> str:
-    """Return a text table; ``*`` marks changes, ``every`` shows all keys of ``_Popart``."""
+    """Return a text table. ``*`` marks changed values, and ``every`` includes all keys of
+    ``_Popart``.
+    """
     lines = ["  ".join(": ".join(effect.value) for effect in Effect)]
     for setting in settings(options):
         if every or setting.changed or not setting.option.startswith("_Popart"):

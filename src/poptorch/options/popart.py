@@ -1,4 +1,6 @@
-"""``opts._Popart``: settings of the backend compiler, untyped until they are checked at compile."""
+"""Define ``opts._Popart``: settings of the backend compiler, which are checked when a model is
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ WANTS_REPORT = (
     "autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile",
 )  # fmt: skip
 REPORT_KEYS = frozenset({*WANTS_REPORT, "autoReport.directory", "debug.allowOutOfMemory"})
-"""The engine options that are read here."""
+"""The engine options that have an effect here."""
 _HINT = "Accepted without effect: it configures a compiler that poptorch does not use."
 
 
@@ -34,7 +36,7 @@ def _key_row(key: str, effect: Effect = HINT, sentence: str = _HINT, **more: Any
     return Row(f'_Popart.set("{key}")', effect, (value,), sentence)
 
 
-# Keys without a setter of their own that do something, or are read in part.
+# Keys without a setter that have an effect, or a partial effect.
 _READ = (
     _key_row(
         "accumulationAndReplicationReductionType",
@@ -83,7 +85,7 @@ class _PopartOptions(Container):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The dictionary of what was set."""
+        """The dictionary of values that were set."""
         return self._values
 
     def set(self, key: str, value: Any) -> Self:  # type: ignore[override]
@@ -94,7 +96,8 @@ class _PopartOptions(Container):
         """
         expect("key", key, str)
         self._check_writable(key)
-        self._values[key] = int(value) if isinstance(value, IntEnum) else value  # as in files
+        # configuration files contain integers, too
+        self._values[key] = int(value) if isinstance(value, IntEnum) else value
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
@@ -109,7 +112,8 @@ class _PopartOptions(Container):
             level: 0 none, 1 minimal, 2 default, 3 all.
 
         Raises:
-            AssertionFailure: ``patterns`` is no dict or ``level`` no int (``AssertionError``).
+            AssertionFailure: ``patterns`` is not a dict, or ``level`` is not an int (an
+                ``AssertionError``).
         """
         expect("patterns", patterns, dict)
         expect("level", level, int)
@@ -146,7 +150,9 @@ def key_rows(covered: set[str]) -> Iterator[Row]:
 
 
 def validate_popart(options: dict[Any, Any]) -> None:
-    """Check what was set; a value's type picks its table: a bool is no int, an int no float."""
+    """Check the values that were set. The type of a value chooses its table: a bool is not an int,
+    and an int not a float.
+    """
     for key, value in options.items():
         kind = _kind(value)
         if kind is None:
@@ -163,7 +169,7 @@ def validate_popart(options: dict[Any, Any]) -> None:
 
 def _kind(value: Any) -> str | None:
     scalars = {bool: "bool", int: "int", float: "float", str: "string"}
-    for kind, name in scalars.items():  # in this order, since a bool is an int
+    for kind, name in scalars.items():  # bool precedes int here, because a bool is an int
         if isinstance(value, kind):
             return name
     if isinstance(value, (list, set, frozenset, tuple)):

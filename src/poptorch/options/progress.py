@@ -1,4 +1,4 @@
-"""The "Graph compilation" progress bar that users and tools know."""
+"""Show the "Graph compilation" progress bar, which users and tools know from PopTorch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from .._base import log, terminal, timing
 
-TICK = 1.0  # seconds between two looks at what is being done
-LINES = 10  # ticks between two lines, where there is no terminal
+TICK = 1.0  # seconds between two updates of the current activity
+LINES = 10  # updates between two lines if stderr is not a terminal
 
 
 class CompilationProgressBar:
     """Called with (progress, total) while compiling; shows a tqdm bar on stderr.
 
-    While one step takes long, a thread goes on to show the seconds and what is being done. Where
-    stderr is no terminal, there are single lines: one every ten seconds, and one at the end.
+    During long steps, a thread updates the seconds and the current activity. If stderr is not a
+    terminal, the bar is replaced by single lines: one every ten seconds, and one at the end.
 
-    Copies and pickles start afresh: a live bar and its clock belong to one compilation.
+    Copies and pickles start without a bar, because a bar and its clock belong to one compilation.
     """
 
     _bar: Any = None
@@ -29,7 +29,9 @@ class CompilationProgressBar:
     _last: float | None = None
 
     def __call__(self, progress: int, total: int = 100) -> None:
-        """Show the progress; the first call opens the bar and reaching the total closes it."""
+        """Show the progress. The first call opens the bar, and the call that reaches the total
+        closes it.
+        """
         now = time.monotonic()
         if self._first is None or (self._bar is None and progress < total):
             self._first = now
@@ -61,7 +63,9 @@ class CompilationProgressBar:
 
     @property
     def elapsed(self) -> datetime.timedelta | None:
-        """Time from the first call of the latest compilation to its last, None before any."""
+        """Return the time from the first call of the latest compilation to its last; None if there
+        was none.
+        """
         if self._first is None or self._last is None:
             return None
         return datetime.timedelta(seconds=self._last - self._first)
@@ -82,7 +86,9 @@ def _tick(bar: Any, over: threading.Event) -> None:
 
 
 class _Lines:
-    """Stands for the bar where stderr is a file or a pipe, which a bar would fill with returns."""
+    """Print lines instead of a bar if stderr is a file or a pipe, which a bar would fill with
+    carriage returns.
+    """
 
     def __init__(self, total: int) -> None:
         self.n, self._total, self._begun = 0, total, time.monotonic()
@@ -102,15 +108,15 @@ class _Lines:
         terminal.write_line(f"Graph compilation: {share:.0%} after {seconds:.0f} s{doing}")
 
     def clear(self, nolock: bool = False) -> None:
-        """Do as the bar, which makes room for a line of the log: a line needs none."""
+        """Do nothing. A bar makes room here for a line of the log, but lines need no room."""
 
     def refresh(self, nolock: bool = False) -> None:
-        """Do as the bar, which comes back after a line of the log."""
+        """Do nothing. A bar is drawn again here after a line of the log."""
 
 
 def _open_bar(total: int) -> Any:
     from tqdm.asyncio import tqdm as on_terminals
-    from tqdm.auto import tqdm  # a widget in a notebook
+    from tqdm.auto import tqdm  # shows a widget in a notebook
 
     if tqdm is on_terminals and not terminal.Stream("stderr").isatty():
         return _Lines(total)

@@ -1,4 +1,4 @@
-"""The execution strategies, as users build them from stages and phases."""
+"""Define execution strategies, which users build from stages and phases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stage:
         block_ids: ids of the blocks.
 
     Raises:
-        AssertionFailure: an id is no ``str`` (an ``AssertionError``).
+        AssertionFailure: an id is not a ``str`` (an ``AssertionError``).
     """
 
     def __init__(self, *block_ids: str) -> None:
@@ -38,7 +38,8 @@ class Stage:
         return self._blocks
 
     def ipu(self, ipu: int) -> Self:
-        """Fix the device, by its index among the model's devices; beats the blocks' ``ipu_id``.
+        """Fix the device, by its index among the model's devices; it has precedence over the
+        ``ipu_id`` of blocks.
 
         Raises:
             AssertionFailure: not an int (an ``AssertionError``).
@@ -98,7 +99,7 @@ class Phase:
 
 
 class _IExecutionStrategy:
-    """Stages, found by the ids of their blocks."""
+    """The base of all strategies: stages, which are found by the ids of their blocks."""
 
     _kind: Strategy
 
@@ -142,7 +143,7 @@ class PipelinedExecution(_IExecutionStrategy):
     """
 
     _kind = Strategy.PIPELINED
-    _first_release = False  # set where a wrapper is called with the 1.0 interface
+    _first_release = False  # True if a wrapper is called with the 1.0 interface
 
     def __init__(self, *args: AutoStage | Stage | str | Sequence[str]) -> None:
         auto = [item for item in args or (AutoStage.SameAsIpu,) if isinstance(item, AutoStage)]
@@ -156,10 +157,10 @@ class PipelinedExecution(_IExecutionStrategy):
         super().__init__(_stage_of(item) for item in args if not isinstance(item, AutoStage))
 
     def useInterleavedSchedule(self, use: bool = True) -> Self:
-        """Run backward passes as early as possible, so that fewer activations wait (1F1B).
+        """Run backward passes as early as possible, so that fewer activations are stored (1F1B).
 
-        By default a chip does its forward passes of a cycle, then its backward passes. Results are
-        the same. It has no effect on sharded execution. Not a PopTorch option.
+        By default, a chip first does all forward passes of a cycle, then all backward passes.
+        Results are the same. The option has no effect on sharded execution. Not a PopTorch option.
         """
         expect("use", use, bool)
         self._interleaved = use
@@ -209,7 +210,7 @@ class _IPhasedExecution(_IExecutionStrategy):
                 "There is currently no AutoStage for PhasedExecution",
                 fix="list the phases: SerialPhasedExecution(Phase('A'), Phase('B'))",
             )
-        inside: Any = phases[0] if len(phases) == 1 else None  # the documented spelling is a list
+        inside: Any = phases[0] if len(phases) == 1 else None  # the documentation passes a list
         listed = isinstance(inside, (list, tuple))
         if listed and any(isinstance(item, (Phase, list, tuple)) for item in inside):
             phases = tuple(inside)
@@ -241,7 +242,7 @@ class _IPhasedExecution(_IExecutionStrategy):
         return self._phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Self:
-        """Let forward and backward share no phase; by default they share the last one."""
+        """Use different phases for forward and backward; by default they share the last phase."""
         expect("use", use, bool)
         self._separate_backward_phase = use
         return self

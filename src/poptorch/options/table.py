@@ -1,4 +1,6 @@
-"""The one table of options: a row, a setter's decorator, says everything about an option."""
+"""Define the table of options. A row, which is the decorator of a setter, contains everything about
+an option.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def deprecated_without_effect(old: str, reason: str) -> None:
 
 
 def show(value: Any) -> str:
-    """Return a text of a value: equal ones print equally, and no address appears."""
+    """Return a value as text. Equal values have equal texts, and no text contains an address."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, dict):
@@ -62,7 +64,7 @@ def show_pairs(values: dict[Any, Any]) -> str:
 
 
 class Effect(enum.Enum):
-    """What an option changes: the letter that tables show, and what it stands for."""
+    """What an option changes: the letter in tables, and its meaning."""
 
     RESULTS = "N", "changes results"
     RULES = "V", "decides what is accepted and which chips are taken"
@@ -77,7 +79,7 @@ IDLE = (HINT, MISSING)
 
 
 class _Unset:
-    """The default of what is stored only once it is set."""
+    """The default of values that exist only after they are set."""
 
     def __repr__(self) -> str:
         return "unset"
@@ -92,18 +94,19 @@ def _unchanged(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Value:
-    """One value that an option keeps among the named values of its group."""
+    """One value that an option stores among the named values of its group."""
 
     name: str
-    default: Any = UNSET  # or what exists before it is set
-    kind: type | None = None  # of the setter's argument; None for that of the default
-    check: Callable[[Any], Any] = _unchanged  # from the argument to what is stored; may refuse it
-    least: int | None = None  # the smallest number that is accepted
-    field: str = ""  # the field of the Spec that it becomes, such as ``loops.replicas``
-    frozen: Callable[[Any], Any] = _unchanged  # from what is stored to the field's value
-    decides: str = ""  # a field that ``freeze`` computes from this and other values
-    reader: str = ""  # the module that reads it from the options, for what is in no Spec
-    here: bool = False  # belongs to this machine or process: not saved with a model
+    default: Any = UNSET  # or the value in use before it is set
+    kind: type | None = None  # type of the setter's argument; None for the type of the default
+    # converts the argument to the stored value; may refuse it
+    check: Callable[[Any], Any] = _unchanged
+    least: int | None = None  # the smallest accepted number
+    field: str = ""  # the field of the Spec that it sets, such as ``loops.replicas``
+    frozen: Callable[[Any], Any] = _unchanged  # converts the stored value to the value of the field
+    decides: str = ""  # a field that ``freeze`` computes from this value and others
+    reader: str = ""  # the module that reads it from the options, if it is in no Spec
+    here: bool = False  # only applies to this machine or process, so it is not saved with a model
 
     def keep(self, group: Any, value: Any, setter: str) -> None:
         group._check_writable(self.name)
@@ -126,7 +129,7 @@ class Value:
         return group._values.get(self.name, UNSET)
 
     def text(self, group: Any) -> str:
-        """Return what a group holds, an enum's integer by its member's name."""
+        """Return the value in a group as text; an enum's integer as the name of its member."""
         value = self.read(group)
         if self.kind is not None and issubclass(self.kind, enum.Enum) and value in list(self.kind):
             value = self.kind(value)
@@ -140,7 +143,7 @@ class Value:
 
 
 class Private(Value):
-    """A value kept in a private attribute: outside code reads it, ``toDict`` does not show it."""
+    """A value in a private attribute, which other code reads and ``toDict`` does not contain."""
 
     def read(self, group: Any) -> Any:
         return vars(group)[self.name]
@@ -151,10 +154,10 @@ class Private(Value):
 
 @dataclass(frozen=True)
 class Backend(Value):
-    """A value kept under a key of ``_Popart``, as scripts may set it there themselves."""
+    """A value under a key of ``_Popart``, where scripts may also set it themselves."""
 
-    part: str = ""  # the entry of the key's dictionary that is meant
-    others: frozenset[str] = frozenset()  # entries that have rows of their own
+    part: str = ""  # the entry of the key's dictionary that contains the value
+    others: frozenset[str] = frozenset()  # entries of the dictionary that have their own rows
 
     def read(self, group: Any) -> Any:
         value = group._popart.options.get(self.name, UNSET)
@@ -181,7 +184,7 @@ class Row:
 
 
 class Setting(NamedTuple):
-    """``option`` is written as after ``options.``."""
+    """The row of an option. ``option`` is its name after ``options.``."""
 
     option: str
     group: Any
@@ -193,7 +196,7 @@ class Setting(NamedTuple):
 
 
 def row(effect: Effect, *values: Value) -> Callable[[Method], Method]:
-    """Record the row of an option whose setter has a body of its own."""
+    """Record the row of an option whose setter has its own body."""
 
     def record(method: Method) -> Method:
         sentence = (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ")
@@ -212,9 +215,11 @@ def option(
     instead: str = "",
     **more: Any,
 ) -> Callable[[Method], Method]:
-    """Record the row of an option and write its setter: check the one argument, keep it, chain.
+    """Record the row of an option and write its setter, which checks the argument, stores it and
+    returns the object.
 
-    Without a default the type is that of the setter's argument; ``more`` is of the ``Value``.
+    Without a default, the type is that of the setter's argument. ``more`` are fields of the
+    ``Value``.
     """
 
     def write(method: Method) -> Method:
