@@ -24,7 +24,8 @@ import torch
 
 import poptorch
 from ipu_models import Answers, Gpt2, Mnist, Pretraining, ResNet50, TutorialCnn, on_chips
-from poptorch import Estimate, _compile
+from poptorch import Estimate
+from poptorch._ipu_model import estimating
 from poptorch._ipu_model.constants import DEFAULT, Constants
 from poptorch._ipu_model.pricing import price
 from poptorch._ipu_model.simulate import simulate
@@ -216,7 +217,7 @@ class Priced:
         executor, batch = row.make()
         spec = executor._session.settings()
         captured = questions.captures(executor._session, (batch, {})).capture(spec)
-        self._subject = _compile.subject(captured, spec, parse(row.system))
+        self._subject = estimating.subject(captured, spec, parse(row.system))
         self._seconds: dict[tuple[float, ...], float] = {}
         executor.destroy()
 

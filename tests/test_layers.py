@@ -136,14 +136,14 @@ NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
 # Tests beside src's folders, and what they are about; then tests that also read other rooms.
 ROOMS = {
     "checkpoints": {"_session"}, "dataloader_faults": {"_data"}, "conftest": {"_pod"},
-    "estimates": {"_ipu_model", "_session"}, "ipu_model": {"_systems"}, "pod": {"_systems"},
-    "pva": {"_ipu_model", "_systems"}, "sweep": {"_ops"},
+    "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_systems"},
+    "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"}, "sweep": {"_ops"},
     "backends": {"_compile", "_job", "_update"}, "base": {"_capture", "_compile"},
     "capture": {"_session"}, "cli": {"_ipu_model", "_migrate", "_pod"},
     "compile": {"_capture", "_cli", "_place"}, "conformance": {"_compile", "_session"},
     "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_job", "_lanes", "_ops", "_place"},
-    "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"}, "place": {"_ipu_model"},
+    "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"}, "place": {"_cost"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
     "session": {"_compile", "_data", "_ipu_model", "_systems"}, "update": {"_compile"},
 }  # fmt: skip

@@ -1,6 +1,5 @@
-"""What exchanges between processes cost, and curves of throughput over their number."""
+"""Other ways to add up over processes, and curves of throughput over their number."""
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +11,8 @@ import torch
 import poptorch
 from helpers.pricing import Stack, meta, wrapped
 from poptorch import Estimate
-from poptorch._ipu_model import scaling
-from poptorch._ipu_model.scaling import Link, Remedy, gather, hierarchical, link_of, ring, tree
+from poptorch._cost.links import Link, gather, ring
+from poptorch._ipu_model.scaling import Remedy, hierarchical, link_of, tree
 
 WIRE = Link(0.0, 1e9, copying=0.0, waking=0.0)
 """A link of 1 GB/s without latency."""
@@ -24,8 +23,8 @@ SQUARES = [16, 64, 256, 1024]
 
 # Ways to add up over processes.
 
-WAYS = [(ring, POWERS), (tree, POWERS), (hierarchical, SQUARES)]
-each_way = pytest.mark.parametrize("cost, counts", WAYS, ids=["ring", "tree", "hierarchical"])
+WAYS = [(tree, POWERS), (hierarchical, SQUARES)]
+each_way = pytest.mark.parametrize("cost, counts", WAYS, ids=["tree", "hierarchical"])
 each_link = pytest.mark.parametrize("link", [WIRE, FAR, Link(1e-5, 1e9)])
 Cost = Callable[..., float]
 
@@ -60,25 +59,6 @@ def seconds_moving(n: int) -> float:
 
 
 @each_count
-def test_a_ring_moves_the_fewest_bytes(n: int) -> None:
-    assert ring(SIZE, n, WIRE) == pytest.approx(seconds_moving(n))
-
-
-@each_count
-def test_two_rings_at_once_share_the_link(n: int) -> None:
-    assert ring(SIZE, n, WIRE, 2) == pytest.approx(2 * seconds_moving(n))
-
-
-def test_a_ring_of_very_many_moves_everything_twice() -> None:
-    assert ring(SIZE, 1 << 20, WIRE) == pytest.approx(2 * SIZE / 1e9, rel=1e-5)
-
-
-@each_count
-def test_a_ring_takes_two_steps_for_each_other_process(n: int) -> None:
-    assert ring(1, n, FAR) == pytest.approx(2 * (n - 1) * 2e-3)
-
-
-@each_count
 def test_a_tree_moves_everything_at_every_level_or_as_little_as_a_ring(n: int) -> None:
     levels = math.log2(n)
 
@@ -88,11 +68,6 @@ def test_a_tree_moves_everything_at_every_level_or_as_little_as_a_ring(n: int) -
 @each_count
 def test_a_tree_takes_one_step_for_each_level(n: int) -> None:
     assert tree(1, n, FAR) == pytest.approx(math.log2(n) * 2e-3)
-
-
-@each_count
-def test_gathering_takes_the_steps_of_its_source(n: int) -> None:
-    assert gather(1, n, FAR) == pytest.approx(n / 2 * (2 + math.log2(n)) * 1e-3)
 
 
 @each_square
@@ -212,32 +187,6 @@ def test_an_undivided_state_is_advised_with_its_efficiency(divided: Any, row_of_
     assert divided.remedies[0] == Remedy("undivided optimizer state", row_of_64.efficiency)
 
 
-@pytest.fixture
-def half_of_it_early() -> scaling.Exchanged:
-    """2 MB, of which 1 MB can leave when half of the computation is left."""
-    return scaling.Exchanged((2e6,), ((1e6,),), left=0.5)
-
-
-def test_early_gradients_wait_the_less_the_longer_there_is_something_to_compute(
-    half_of_it_early: scaling.Exchanged,
-) -> None:
-    waits = [half_of_it_early.seconds(computing, 8, WIRE) for computing in (0.0, 1e-3, 1.0)]
-
-    assert waits == sorted(waits, reverse=True)
-
-
-def test_early_gradients_share_the_link_if_nothing_is_left_to_compute(
-    half_of_it_early: scaling.Exchanged,
-) -> None:
-    assert half_of_it_early.seconds(0.0, 8, WIRE) == pytest.approx(ring(1.5e6, 8, WIRE, 2))
-
-
-def test_early_gradients_cost_nothing_if_there_is_enough_left_to_compute(
-    half_of_it_early: scaling.Exchanged,
-) -> None:
-    assert half_of_it_early.seconds(1.0, 8, WIRE) == pytest.approx(ring(1e6, 8, WIRE))
-
-
 def test_no_process_is_refused() -> None:
     with pytest.raises(ValueError, match="Numbers of processes must be integers"):
         estimated(0)
@@ -284,16 +233,3 @@ def test_links_are_read_with_units(latency: Any, bandwidth: Any, link: Link) -> 
 def test_a_wrong_number_of_a_link_is_refused(latency: Any, bandwidth: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"needs the {name} of the link"):
         link_of(latency, bandwidth)
-
-
-@pytest.mark.parametrize(
-    "link, n",
-    list(itertools.product([Link(2e-5, 1e9), Link(1e-3, 2.5e7), Link(0.02, 1e9)], POWERS)),
-)
-def test_a_link_is_found_from_two_sums_to_the_next_power_of_two(link: Link, n: int) -> None:
-    few, many = 4, n * 4e6
-
-    found = scaling.fitted(n, ring(few, n, link), many, ring(many, n, link))
-
-    assert 0.7 < found.latency / link.latency < 1.42
-    assert 0.7 < found.bandwidth / link.bandwidth < 1.42

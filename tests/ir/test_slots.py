@@ -66,6 +66,7 @@ def test_a_moment_knows_that_of_another_weight() -> None:
 ROOMS = (
     "_capture",
     "_compile",
+    "_cost",
     "_ipu_model",
     "_ir",
     "_place",

@@ -10,7 +10,7 @@ from torch import nn
 import poptorch
 from helpers.captures import capture
 from helpers.wrapping import Having
-from poptorch._ipu_model.scaling import Link
+from poptorch._cost.links import Link
 from poptorch._ir import verify
 from poptorch._ir.graph import Graph
 from poptorch._ir.slots import Kind, Slot

@@ -12,7 +12,7 @@ import torch
 from .. import _job
 from .._base import log, trees
 from .._base.errors import Error
-from .._ipu_model.scaling import fitted
+from .._cost.links import fitted
 from .._ir.plan import Plan
 from .._ir.spec import Spec
 from . import lanes

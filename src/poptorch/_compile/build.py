@@ -10,7 +10,7 @@ import torch
 
 from .. import _place, _update
 from .._base.errors import Error
-from .._ipu_model.scaling import Link
+from .._cost.links import Link
 from .._ir import slots
 from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
 from .._ir.graph import Graph, SlotFunction, compose, graph_module

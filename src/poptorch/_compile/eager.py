@@ -12,7 +12,7 @@ from .. import _capture, _eager, _lanes
 from .._base import VERSION, log
 from .._base.errors import Error
 from .._base.resources import available_memory
-from .._ipu_model.pass_cost import peak_bytes
+from .._cost.sizes import peak_bytes
 from .._ir import graph_json
 from .._ir.closeness import Difference
 from .._ir.graph import Graph

@@ -11,9 +11,9 @@ import dataclasses
 from .. import _capture, _lanes
 from .._base import log
 from .._base.resources import available_memory
-from .._ipu_model.cycles import core_seconds, value_bytes
-from .._ipu_model.pass_cost import peak_bytes
-from .._ipu_model.work import work_of
+from .._cost.operations import rounds_of
+from .._cost.seconds import BYTES_PER_SECOND, core_seconds
+from .._cost.sizes import peak_bytes, value_bytes
 from .._ir import slots
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
@@ -38,9 +38,9 @@ MOST_MEMORY = 1 << 30
 # perceptron with large weights gains to the last lane, 18, 13 and 10 ms, and takes 32 MiB with any.
 SAVED = 64 << 20
 LEAST_GAIN = 0.1
-# What a run costs however many lanes it has, of compiled code: starting a kernel, and the weights,
-# which come from memory.
-_CALL, _MEMORY = 5e-6, 10e9  # seconds; bytes in a second
+# What a run costs however many lanes it has, of compiled code: starting a kernel takes this many
+# seconds, and weights come from memory.
+_CALL = 5e-6
 
 Chosen = tuple[_capture.Micro, Lanes | None]
 
@@ -119,14 +119,15 @@ def _seconds(graph: Graph, lanes: int) -> float:
     """Return an estimate of the seconds for each micro-batch with this many lanes."""
     arguments = graph.arguments
     weights = {node for node, slot in arguments.items() if slot.kind is Kind.PARAM}
-    once = sum(3 * slot.bytes for slot in graph.gradients) / _MEMORY  # added to what is accumulated
+    added = sum(3 * slot.bytes for slot in graph.gradients)  # to what is accumulated
+    once = added / BYTES_PER_SECOND
     for node in graph.operators:
         if not may_view(node):
             read = {
                 root for each in node.all_input_nodes if (root := storage_root(each)) in weights
             }
-            rounds = max((often for _, often in work_of(node).parts), default=1)  # of a loop
-            once += rounds * (_CALL + sum(map(value_bytes, read)) / _MEMORY)
+            weights_read = sum(map(value_bytes, read)) / BYTES_PER_SECOND
+            once += rounds_of(node) * (_CALL + weights_read)
     return sum(map(core_seconds, graph.operators)) + once / lanes
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import _place, _schedule, _update
 from .._base.errors import Error
-from .._ipu_model.cycles import core_seconds
+from .._cost.seconds import core_seconds
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.plan import Layout, Staged, Transfer, values_read, values_written

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import fx
 
-from .._ipu_model.cycles import value_bytes
-from .._ipu_model.work import tensors, work_of
+from .._cost.operations import flops_of
+from .._cost.sizes import tensors, value_bytes
 from .._ir.blocks import label_of, line_of
 from .._ir.graph import PART, Graph
 from .._ir.operators import may_view, name_of
@@ -103,7 +103,7 @@ class _Rows:
             types = [type_text(each.dtype, tuple(each.shape)) for each in tensors(node)]
             yield Row(
                 number, f"{escape(node.name)} = {called}({', '.join(given)})", ", ".join(types),
-                0 if may_view(node) else value_bytes(node), work_of(node).flops * self._runs,
+                0 if may_view(node) else value_bytes(node), flops_of(node) * self._runs,
                 self._graph.name, self._direction(node), self._module(node), line_of(node),
                 tuple(filter(None, map(self._read, node.all_input_nodes))),
                 tuple(self._writes[node]),

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from torch import fx
 
-from .._ir.operators import storage_root
+from .._cost.sizes import tensors
 from .._ir.slots import Slot, narrowed
 from .._systems import ChipKind
 from .products import Chip, spread
-from .work import NOTHING, Work, tensors, work_of
+from .work import NOTHING, Work, work_of
 
 
 class Cost(NamedTuple):
@@ -39,7 +39,6 @@ class Cost(NamedTuple):
 
 
 FREE = Cost()
-_CORE_FLOPS, _CORE_BYTES = 100e9, 10e9  # of a processor's core in a second
 
 
 @functools.lru_cache(maxsize=16384)
@@ -85,14 +84,3 @@ def slot_bytes(slot: Slot) -> int:
 
 def node_bytes(node: fx.Node) -> int:
     return sum(each.numel() * narrowed(each.dtype).itemsize for each in tensors(node))
-
-
-def value_bytes(node: fx.Node) -> int:
-    return sum(tensor.nbytes for tensor in tensors(node))
-
-
-def core_seconds(node: fx.Node) -> float:
-    """Return about what a core of a processor takes: for comparisons within one graph."""
-    if storage_root(node) is not node:
-        return 0.0
-    return work_of(node).flops / _CORE_FLOPS + value_bytes(node) / _CORE_BYTES

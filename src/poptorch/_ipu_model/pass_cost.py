@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import fx
 
 from .._base import source
+from .._cost.operations import flops_of, is_product, right_operand
+from .._cost.sizes import alive_bytes, tensors
 from .._ir.blocks import StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
-from .._ir.operators import aten, is_mask, may_view, name_of, storage_root
+from .._ir.operators import aten, is_mask, may_view, name_of
 from .._ir.slots import Kind
-from .cycles import FREE, Cost, cost, node_bytes, value_bytes
+from .cycles import FREE, Cost, cost, node_bytes
 from .element_cycles import cycles_per_element
 from .parts import OperatorEstimate
 from .products import Chip, spread
@@ -25,9 +27,6 @@ from .work import (
     Work,
     is_conversion_of_product,
     is_identity,
-    is_product,
-    right_operand,
-    tensors,
     weight_of,
     work_of,
 )
@@ -98,10 +97,12 @@ class Pass:
     def _operators(self, works: Works, chip: Chip) -> Iterator[OperatorEstimate]:
         rows: dict[tuple[str, str], dict[Work, int]] = defaultdict(Counter)
         lines: dict[tuple[str, str], tuple[str, int] | None] = {}
+        flops = Counter[tuple[str, str]]()
         for node, work in works.items():
             key = name_of(node), label_of(node).path
             rows[key][work] += 1
             lines[key] = line_of(node)
+            flops[key] += flops_of(node)
         for (name, module), counts in rows.items():
             spent = FREE
             for work, count in counts.items():
@@ -111,7 +112,7 @@ class Pass:
                 str(self._stage_pass), 0, name, module,
                 source.describe(*line) if line else "", sum(counts.values()),
                 spent.compute, spent.exchange, spent.sync,
-                sum(work.flops * count for work, count in counts.items()),
+                flops[name, module],
             )  # fmt: skip
 
 
@@ -182,37 +183,6 @@ def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
     return made
 
 
-def peak_bytes(graph: Graph) -> int:
-    """Return the most bytes of intermediate values that are alive at once, inputs not counted."""
-    order = list(graph.module.graph.nodes)
-    owners = {node: storage_root(node) for node in order}
-    sizes = {node: value_bytes(node) for node in order if node.op != "placeholder"}
-    return int(max(_held(order, owners, sizes), default=0))
-
-
-def _held(
-    order: Sequence[fx.Node],
-    owners: Mapping[fx.Node, fx.Node],
-    sizes: Mapping[fx.Node, int],
-    kept: Iterable[fx.Node] = (),
-    in_place: Callable[[fx.Node], bool] = lambda node: False,
-) -> Iterator[int]:
-    """Yield the bytes that are alive while each node runs: from its maker to its last reader."""
-    last: dict[fx.Node, int] = {}
-    for at, node in enumerate(order):
-        last |= {owners.get(each, each): at for each in (node, *node.all_input_nodes)}
-    last |= {owners.get(node, node): len(order) for node in kept}
-    dying: dict[int, int] = Counter()
-    for node, at in last.items():
-        dying[at] += sizes.get(node, 0)
-    alive = 0
-    for at, node in enumerate(order):
-        new = sizes.get(node, 0) if owners[node] is node else 0
-        alive += new
-        yield alive - (min(new, dying[at]) if in_place(node) else 0)
-        alive -= dying[at]
-
-
 def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
     """Elementwise operators write over dying operands; masks are drawn again from seeds."""
     order = list(_in_demand(graph))
@@ -225,7 +195,7 @@ def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
         return bool(work.cycles) and not work.products and work.steps == 1
 
     owners = {node: _owner(node) for node in order}
-    held = _held(order, owners, sizes, graph.returned, in_place)
+    held = alive_bytes(order, owners, sizes, graph.returned, in_place)
     return dict(zip(order, held, strict=True))
 
 

@@ -7,10 +7,28 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
+from .._cost.operations import (
+    ADDING_PRODUCTS,
+    MatrixSizes,
+    convolution_sizes,
+    data_gradient_sizes,
+    flops_of,
+    is_control,
+    is_loop,
+    is_product,
+    number,
+    products_of,
+    right_operand,
+    rounds_of,
+    shape_of,
+    weight_gradient_sizes,
+)
+from .._cost.sizes import tensors
 from .._ir.blocks import MEMORY, PARTIALS, label_of, marks
 from .._ir.operators import aten, bodies, draws, may_view, name_of
 from .element_cycles import cycles_per_element, is_known
@@ -49,11 +67,6 @@ class Work:
     unknown: str = ""  # name of the operator, if nothing is known of it
 
     @functools.cached_property
-    def flops(self) -> int:
-        own = 2 * sum(p.groups * p.rows * p.inner * p.columns for p in self.products)
-        return own + sum(often * part.flops for part, often in self.parts)
-
-    @functools.cached_property
     def all_products(self) -> tuple[Product, ...]:
         return (*self.products, *(one for part, _ in self.parts for one in part.all_products))
 
@@ -89,11 +102,6 @@ _SCATTER = {
     aten.scatter.src, aten._index_put_impl_.default, aten._embedding_bag_dense_backward.default,
     aten._embedding_bag_backward.default,
 }  # fmt: skip
-_ADDING_PRODUCTS = {aten.addmm.default, aten.baddbmm.default}
-_PRODUCTS = {
-    *_ADDING_PRODUCTS, aten.mm.default, aten.bmm.default, aten.convolution.default,
-    aten.convolution_backward.default, aten.mv.default, aten.dot.default,
-}  # fmt: skip
 _MOVES = {
     aten.clone.default, aten.cat.default, aten.stack.default, aten.copy.default,
     aten.constant_pad_nd.default, aten.flip.default, aten.roll.default, aten.repeat.default,
@@ -110,11 +118,11 @@ def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
         return _SEVERAL[name](node, halves)
     if "fft" in name:
         return _fourier(node, halves)
-    if getattr(node.target, "namespace", "") == "higher_order":
+    if is_control(node):
         return _control(node, halves)
     if node.target in _FREE or is_conversion_of_product(node):
         return NOTHING
-    if node.target in _PRODUCTS:
+    if is_product(node):
         return _products(node, halves)
     if node.target in _GATHER or node.target in _SCATTER:
         return _indexed(node)
@@ -125,20 +133,9 @@ def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
     return _vector(node)
 
 
-def tensors(node: object) -> list[torch.Tensor]:
-    assert isinstance(node, fx.Node)
-    value = node.meta.get("val")
-    parts = value if isinstance(value, list | tuple) else (value,)
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
 def is_identity(node: fx.Node) -> bool:
     """Whether a node stands for its first operand: it says when or where, and computes nothing."""
     return name_of(node) in ("poptorch.after_gradient", "poptorch.nop", "poptorch.hint")
-
-
-def is_product(node: fx.Node) -> bool:
-    return node.target in _PRODUCTS
 
 
 def is_conversion_of_product(node: fx.Node) -> bool:
@@ -172,14 +169,6 @@ def weight_of(node: object) -> fx.Node | None:
     return node if isinstance(node, fx.Node) else None
 
 
-def right_operand(node: fx.Node) -> object:
-    return node.args[2 if node.target in _ADDING_PRODUCTS else 1]
-
-
-def _shape(node: object) -> tuple[int, ...]:
-    return tuple(tensors(node)[0].shape)
-
-
 def _size(node: fx.Node) -> int:
     return tensors(node.args[0])[0].element_size()
 
@@ -196,62 +185,47 @@ def _multiplied_size(node: fx.Node) -> int:
     return max(sizes, default=4)
 
 
-def _number(argument: object) -> int:
-    assert isinstance(argument, int)
-    return argument
+def _product(
+    sizes: MatrixSizes, itemsize: int, half: bool, share: float | None = None, **more: Any
+) -> Product:
+    rows, inner, columns, groups = sizes
+    return Product(rows, inner, columns, itemsize, half, groups=groups, share=share, **more)
 
 
 def _products(node: fx.Node, halves: Halves) -> Work:
     size, share = _multiplied_size(node), marks(node).get(MEMORY)
     if node.target is aten.convolution.default:
-        partials = marks(node).get(PARTIALS)
-        half = halves[1] if partials is None else partials is torch.float16
-        return Work(products=(_convolution(node, size, half, share),))
+        return Work(products=(_convolution(node, size, halves[1], share),))
     if node.target is aten.convolution_backward.default:
         return Work(products=_convolution_backward(node, size, halves[1], share))
-    second = right_operand(node)
-    adding = node.target in _ADDING_PRODUCTS
-    left, right = _shape(node.args[1 if adding else 0]), _shape(second)
-    *groups, rows, inner = left if len(left) > 1 else (1, *left)
     label = label_of(node)
-    resident = weight_of(second) is not None and (label.again or not label.backward)
-    product = Product(
-        rows, inner, right[-1] if len(right) > 1 else 1, size, halves[0],
-        groups=math.prod(groups), resident=resident, share=share,
-    )  # fmt: skip
-    if not adding:
+    resident = weight_of(right_operand(node)) is not None and (label.again or not label.backward)
+    ((sizes, _),) = products_of(node)
+    product = _product(sizes, size, halves[0], share, resident=resident)
+    if node.target not in ADDING_PRODUCTS:
         return Work(products=(product,))
     bias = cycles_per_element("add", size) * product.rows * product.columns * product.groups
     return Work(products=(product,), cycles=bias, steps=1)
 
 
 def _convolution(node: fx.Node, size: int, half: bool, share: float | None) -> Product:
-    data, weight, out = _shape(node.args[0]), _shape(node.args[1]), _shape(node)
-    groups, transposed = _number(node.args[8]), bool(node.args[6])
-    taps = math.prod(weight[2:])
-    columns, inner = weight[0], weight[1] * taps
-    if transposed:  # [in, out / groups, ...]: every input position gives taps outputs
-        columns, inner = weight[1] * groups, data[1] // groups * taps
-        inner = max(1, inner * math.prod(data[2:]) // math.prod(out[2:]))
-    return Product(
-        out[0] * math.prod(out[2:]), inner, columns // groups, size, half,
-        groups=groups, resident=True, taps=taps, left=math.prod(data), share=share,
+    partials = marks(node).get(PARTIALS)
+    return _product(
+        convolution_sizes(node), size, half if partials is None else partials is torch.float16,
+        share, resident=True, taps=math.prod(shape_of(node.args[1])[2:]),
+        left=math.prod(shape_of(node.args[0])),
     )  # fmt: skip
 
 
 def _convolution_backward(
     node: fx.Node, size: int, half: bool, share: float | None
 ) -> tuple[Product, ...]:
-    grad, data, weight = (_shape(each) for each in node.args[:3])
-    groups, wanted = _number(node.args[9]), node.args[10]
+    grad, _, weight = (shape_of(each) for each in node.args[:3])
+    of_data = {"taps": math.prod(weight[2:]), "left": math.prod(grad)}
+    data_gradient = _product(data_gradient_sizes(node), size, half, share, **of_data)
+    weight_gradient = _product(weight_gradient_sizes(node), size, half, share)
+    wanted = node.args[10]
     assert isinstance(wanted, list | tuple)
-    taps, places = math.prod(weight[2:]), grad[0] * math.prod(grad[2:])
-    of_data, of_weight = data[1] // groups, grad[1] // groups
-    rows = data[0] * math.prod(data[2:])
-    inner = max(1, of_weight * taps * places // max(places, rows))
-    made = functools.partial(Product, itemsize=size, half=half, groups=groups, share=share)
-    data_gradient = made(rows, inner, of_data, taps=taps, left=math.prod(grad))
-    weight_gradient = made(of_data * taps, places, of_weight)
     both = zip(wanted, (data_gradient, weight_gradient), strict=False)
     return tuple(product for needed, product in both if needed)
 
@@ -331,8 +305,10 @@ _FORWARD_CELL = {"sigmoid": 3, "tanh": 2, "add": 8}
 _BACKWARD_CELL = {"neg": 10, "add": 16}  # loops of an LSTM's cell, for each element of its state
 
 
-def _matrix(rows: int, inner: int, columns: int, size: int, halves: Halves) -> Work:
-    return Work(products=(Product(rows, inner, columns, size, halves[0], resident=True),))
+def _resident(node: fx.Node, size: int, halves: Halves) -> list[tuple[Work, int]]:
+    """The products of a layer with its weights, and how often it computes each."""
+    found = ((_product(s, size, halves[0], resident=True), n) for s, n in products_of(node))
+    return [(Work(products=(product,)), often) for product, often in found]
 
 
 def _cell(elements: int, size: int, loops: dict[str, int]) -> Work:
@@ -341,99 +317,66 @@ def _cell(elements: int, size: int, loops: dict[str, int]) -> Work:
 
 
 def _lstm(node: fx.Node, halves: Halves) -> Work:
-    """All steps' inputs in one product, then step by step the state's product and the cell."""
-    (steps, batch, wide), (_, hidden) = _shape(node.args[0]), _shape(node.args[2])
+    batch, hidden = shape_of(node.args[0])[1], shape_of(node.args[2])[1]
     size = _size(node)
-    gates = 4 * hidden
-    inputs = _matrix(steps * batch, wide, gates, size, halves)
-    state = _matrix(batch, hidden, gates, size, halves)
     cell = _cell(batch * hidden, size, _FORWARD_CELL)
-    return Work(parts=((inputs, 1), (state, steps), (cell, steps)))
+    return Work(parts=(*_resident(node, size, halves), (cell, rounds_of(node))))
 
 
 def _lstm_backward(node: fx.Node, halves: Halves) -> Work:
-    """Step by step the cell and the state's gradient, then those of inputs and weights at once."""
-    (steps, batch, wide), (_, hidden) = _shape(node.args[3]), _shape(node.args[5])
+    batch, hidden = shape_of(node.args[3])[1], shape_of(node.args[5])[1]
     size = _size(node)
-    gates, rows = 4 * hidden, steps * batch
     cell = _cell(batch * hidden, size, _BACKWARD_CELL)
-    state = _matrix(batch, gates, hidden, size, halves)
-    at_once = [(rows, gates, wide), (wide, rows, gates), (hidden, rows, gates)]
-    whole = tuple((_matrix(*sizes, size, halves), 1) for sizes in at_once)
-    return Work(parts=((cell, steps), (state, steps), *whole))
+    return Work(parts=((cell, rounds_of(node)), *_resident(node, size, halves)))
 
 
 def _serialized(node: fx.Node, halves: Halves) -> Work:
-    """A product in pieces: of its rows, of what it sums over, or of its columns."""
-    left, right = _shape(node.args[0]), _shape(node.args[1])
-    cut, factor, size = str(node.args[2]), _number(node.args[3]), _size(node)
-    shared = len(right) == 2
-    groups = 1 if shared else math.prod(_shape(node)[:-2])
-    rows = math.prod(left[:-1]) if shared else left[-2]
-    sizes = {"input_channels": rows, "reducing_dim": left[-1], "output_channels": right[-1]}
-    sizes[cut] = math.ceil(sizes[cut] / factor)
-    rows, inner, columns = sizes.values()
-    piece = Product(rows, inner, columns, size, halves[0], groups=groups, resident=shared)
-    adding = (
-        cycles_per_element("add", size) * groups * rows * columns if cut == "reducing_dim" else 0.0
-    )
+    size = _size(node)
+    ((sizes, factor),) = products_of(node)
+    piece = _product(sizes, size, halves[0], resident=len(shape_of(node.args[1])) == 2)
+    adding = 0.0
+    if node.args[2] == "reducing_dim":
+        adding = cycles_per_element("add", size) * sizes.groups * sizes.rows * sizes.columns
     return Work(parts=((Work(products=(piece,), cycles=adding, steps=int(bool(adding))), factor),))
 
 
 def _grouped(node: fx.Node, halves: Halves) -> Work:
-    left, right = _shape(node.args[0]), _shape(node.args[1])
-    (groups,), size = _shape(node.args[2]), _size(node)
-    rows, inner, columns = left[-2], left[-1], right[-1]
-    if len(left) == len(right):
-        inner = math.ceil(inner / groups)
-    elif len(left) == 2:
-        rows = math.ceil(rows / groups)
-    else:
-        columns = math.ceil(columns / groups)
-    return Work(products=(Product(rows, inner, columns, size, halves[0], groups=groups),))
+    ((sizes, _),) = products_of(node)
+    return Work(products=(_product(sizes, _size(node), halves[0]),))
 
 
 def _control(node: fx.Node, halves: Halves) -> Work:
     """What a loop's body asks for, as often as it runs; of branches the dearest."""
     graphs = bodies(node)
     works = [Work(parts=tuple((work_of(n, halves), 1) for n in graph.nodes)) for graph in graphs]
-    if "while_loop" in str(node.target):
-        return Work(parts=((works[1], _trips(graphs[0])),))
-    return max(works, key=lambda work: (work.flops, work.all_cycles), default=Work())
-
-
-def _trips(condition: fx.Graph) -> int:
-    """How often a loop runs, if its condition compares a counter with a number; else 1."""
-    limits = [a for node in condition.nodes for a in node.args if isinstance(a, int)]
-    return max(limits, default=1)
+    if is_loop(node):
+        return Work(parts=((works[1], rounds_of(node)),))
+    flops = (sum(map(flops_of, graph.nodes)) for graph in graphs)
+    costs = zip(flops, (work.all_cycles for work in works), works, strict=True)
+    return max(costs, key=lambda each: each[:2], default=(0, 0.0, NOTHING))[2]
 
 
 def _sort(node: fx.Node, halves: Halves) -> Work:
     """A bitonic network: every pass compares, exchanges and keeps values and places."""
     value = tensors(node.args[0])[0]
-    length = value.shape[-1] if value.dim() else 1
-    kept = _number(node.args[1]) if "topk" in str(node.target) else length
-    passes = math.ceil(math.log2(max(2, length))) * (math.ceil(math.log2(max(2, kept))) + 1) // 2
     size = value.element_size()
     each = cycles_per_element("lt", size) + 2 * cycles_per_element("add", size)
     one = Work(cycles=each * value.numel(), moved=value.numel() * (size + 4), steps=1)
-    return Work(parts=((one, max(1, passes)),))
+    return Work(parts=((one, rounds_of(node)),))
 
 
 def _fourier(node: fx.Node, halves: Halves) -> Work:
-    """Butterflies: a pass over all elements for each doubling of the length."""
+    """Butterflies, in a pass over all elements."""
     values = [*tensors(node.args[0]), *tensors(node)]
     value = max(values, key=lambda each: each.numel())
-    dims: Sequence[int] = node.args[1]  # type: ignore[assignment]
-    length = math.prod(value.shape[dim] for dim in dims)
     each = 8 * cycles_per_element("add", 4) * value.numel()  # of complex numbers
     one = Work(cycles=each, moved=8 * value.numel(), steps=1)
-    return Work(parts=((one, math.ceil(math.log2(max(2, length)))),))
+    return Work(parts=((one, rounds_of(node)),))
 
 
 def _ctc(node: fx.Node, halves: Halves) -> Work:
     """Both recursions over the labels and the blanks between them, and the gradient."""
-    (steps, batch, classes), labels = _shape(node.args[0]), _shape(node.args[1])[-1]
+    (steps, batch, classes), labels = shape_of(node.args[0]), shape_of(node.args[1])[-1]
     size = _size(node)
     added = 3 * (
         cycles_per_element("exp", size) + cycles_per_element("add", size)
@@ -441,12 +384,12 @@ def _ctc(node: fx.Node, halves: Halves) -> Work:
     states = batch * (2 * labels + 1)
     one = Work(cycles=added * states, steps=1)
     gradient = Work(cycles=added * steps * batch * classes, steps=2)
-    return Work(parts=((one, 2 * steps), (gradient, 1)))
+    return Work(parts=((one, rounds_of(node)), (gradient, 1)))
 
 
 def _distances(node: fx.Node, halves: Halves) -> Work:
     first = 1 if "backward" in str(node.target) else 0
-    left, right = _shape(node.args[first]), _shape(node.args[first + 1])
+    left, right = shape_of(node.args[first]), shape_of(node.args[first + 1])
     size = _size(node)
     pairs = math.prod(left[:-1]) * right[-2] * left[-1]
     cycles = pairs * (2 * cycles_per_element("add", size) + cycles_per_element("neg", size))
@@ -455,10 +398,10 @@ def _distances(node: fx.Node, halves: Halves) -> Work:
 
 def _trilinear(node: fx.Node, halves: Halves) -> Work:
     """Products of three operands, each stretched along the dimensions that it lacks."""
-    stretched = [list(_shape(each)) for each in node.args[:3]]
+    stretched = [list(shape_of(each)) for each in node.args[:3]]
     for sizes, dims in zip(stretched, node.args[3:6], strict=True):
         for dim in dims:  # type: ignore[union-attr]
-            sizes.insert(_number(dim), 1)
+            sizes.insert(number(dim), 1)
     elements = math.prod(map(max, *stretched))
     cycles = 2 * cycles_per_element("add", _size(node)) * elements
     return Work(cycles=cycles, moved=_size(node) * elements, steps=2)
@@ -466,9 +409,9 @@ def _trilinear(node: fx.Node, halves: Halves) -> Work:
 
 def _farthest(node: fx.Node, halves: Halves) -> Work:
     """For every pick the distances of all points, their minimum and the farthest."""
-    points, picks = math.prod(_shape(node.args[0])), math.prod(_shape(node))
+    points = math.prod(shape_of(node.args[0]))
     cycles = points * (2 * cycles_per_element("add", 4) + 2 * cycles_per_element("maximum", 4))
-    return Work(parts=((Work(cycles=cycles, steps=3), picks),))
+    return Work(parts=((Work(cycles=cycles, steps=3), rounds_of(node)),))
 
 
 _SEVERAL: dict[str, Callable[[fx.Node, Halves], Work]] = {

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from .._base.errors import Error
-from .._ipu_model.cycles import node_cycles, value_bytes
+from .._cost.sizes import value_bytes
 from .._ir.blocks import Visit, label_of, pass_of, reader_passes, relabel
 from .._ir.graph import Graph
 from .._ir.operators import storage_root
 from .._ir.slots import Kind
 from .._ops import annotate
-from .._systems import ChipKind
 from .stages import with_passes
 
 
@@ -34,9 +33,15 @@ class Unit:
 
 
 def find_units(
-    graph: Graph, state_bytes: Mapping[str, int], modules: Sequence[str], kind: ChipKind
+    graph: Graph,
+    state_bytes: Mapping[str, int],
+    modules: Sequence[str],
+    cycles_of: Callable[[fx.Node], float],
 ) -> list[Unit]:
-    """``state_bytes`` has parameters and buffers by path, with all that training keeps for them."""
+    """``state_bytes`` has parameters and buffers by path, with all that training keeps for them.
+
+    ``cycles_of`` prices one operator on the chips that the model is divided over.
+    """
     graph, begins = _in_blocks(graph, modules)
     graph = with_passes(graph, {number: number for number in range(len(begins))}, len(begins))
     units = [Unit(path) for path in begins]
@@ -44,7 +49,7 @@ def find_units(
     for node in graph.operators:
         where = pass_of(node)
         assert where is not None
-        units[where.stage].cycles += node_cycles(node, kind)
+        units[where.stage].cycles += cycles_of(node)
         if where.backward:
             continue
         readers = reader_passes(node)

@@ -13,8 +13,8 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from .._ipu_model.cycles import core_seconds
-from .._ipu_model.scaling import Link, saved
+from .._cost.links import Link, saved
+from .._cost.seconds import core_seconds
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import acts, aten, draws, may_view, storage_root

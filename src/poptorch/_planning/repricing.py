@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from .. import _capture, _compile
+from .. import _capture
 from .._base.errors import Error
+from .._cost.links import Link
+from .._ipu_model import estimating
 from .._ipu_model.advice import Adviser
 from .._ipu_model.estimate import Estimate
-from .._ipu_model.scaling import Link, scaling
+from .._ipu_model.scaling import scaling
 from .._ipu_model.subject import POD
 from .._ipu_model.variants import LOCATIONS, PRECISIONS
 from .._session.pricing import Captures
@@ -54,7 +56,7 @@ class Repricer:
             options = self._options.clone()
             options.Distributed.configureProcessId(0, count)
             spec = replace(freeze(options, self._training), recompute=False)
-            exchanged[count] = _compile.exchanged(self._captures.capture(spec), spec, link)
+            exchanged[count] = estimating.exchanged(self._captures.capture(spec), spec, link)
         computing, source = priced.seconds, f"estimated for {priced.system}"
         if took:
             computing = statistics.median(took)
@@ -82,7 +84,7 @@ class Repricer:
             replace(spec, loops=replace(spec.loops, iterations=held, accumulation=1)), dtype,
             chips.kind, settings.get("ipus_per_replica"), settings.get("checkpoints", 1),
         )  # fmt: skip
-        priced = _compile.estimate(replace(captured, rows=rows), spec, chips, guesses)
+        priced = estimating.estimate(replace(captured, rows=rows), spec, chips, guesses)
         chips.check_size(priced.replicas, len(priced.chips))
         return priced
 

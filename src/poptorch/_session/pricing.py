@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from .. import _capture, _compile
+from .. import _capture, _place
 from .._base import source
+from .._ipu_model import estimating, shares
+from .._ipu_model.estimating import Capture
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._systems import ChipKind, System
@@ -25,8 +27,8 @@ class Captures:
     def __init__(self, model: Model, bound: Bound) -> None:
         self._model, self._bound = model, bound
         self.rows = max((t.shape[0] for t in bound.tensors if t.dim()), default=1)
-        self._made: list[_compile.Capture] = []
-        self._changed: dict[object, _compile.Capture] = {}
+        self._made: list[Capture] = []
+        self._changed: dict[object, Capture] = {}
 
     def capture(
         self,
@@ -35,7 +37,7 @@ class Captures:
         kind: ChipKind | None = None,
         chips: int | None = None,
         every: int = 1,
-    ) -> _compile.Capture:
+    ) -> Capture:
         """Return the captured model.
 
         Args:
@@ -47,18 +49,18 @@ class Captures:
         captured = self._captured(spec, dtype)
         if kind is not None and chips is not None:
             key = captured.optim, spec.training, kind, chips
-            captured = self._change(_compile.recut, captured, key, spec, kind, chips)
+            captured = self._change(shares.recut, captured, key, spec, kind, chips)
         if every > 1:
-            captured = self._change(_compile.with_fewer_checkpoints, captured, every, every)
+            captured = self._change(estimating.with_fewer_checkpoints, captured, every, every)
         if spec.training and spec.recompute:
-            captured = self._change(_compile.recomputed, captured, None)
+            captured = self._change(estimating.recomputed, captured, None)
         return captured
 
-    def fitting(self, spec: Spec, system: System, chips: int) -> list[_compile.Share]:
+    def fitting(self, spec: Spec, system: System, chips: int) -> list[_place.Share]:
         """Return how to divide the model over so many chips of a system such that it fits."""
-        return _compile.fitting(self._captured(spec), spec, system, chips)
+        return shares.fitting(self._captured(spec), spec, system, chips)
 
-    def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> _compile.Capture:
+    def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> Capture:
         """The model as it is, for an optimizer as it is now."""
         task = self._model.task(self._bound, spec, placeholders=True)
         request = task.request if dtype is None else _of_type(task.request, dtype)
@@ -66,17 +68,17 @@ class Captures:
             if _same(before.request, request, before.micro):
                 return replace(before, optim=task.optim)
         with source.excluding(spec.runtime.source_excludes), self._model.in_mode():
-            made = _compile.capture_for_estimate(request, task.optim, self.rows)
+            made = estimating.capture_for_estimate(request, task.optim, self.rows)
         self._made.append(made)
         return made
 
     def _change(
         self,
-        change: Callable[..., _compile.Capture],
-        captured: _compile.Capture,
+        change: Callable[..., Capture],
+        captured: Capture,
         key: object,
         *args: object,
-    ) -> _compile.Capture:
+    ) -> Capture:
         """A changed capture, made once: its graph says which it is a change of."""
         whole = change, captured.micro.graph, key
         if whole not in self._changed:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .. import _capture, _compile
+from .. import _capture, _place
+from .._ipu_model import shares as dividing
 from .._ir.slots import Kind
 from .model import Task
 from .pricing import Captures
@@ -42,12 +43,12 @@ def explain(session: Session, arguments: Arguments) -> _capture.Explanation:
 
 def shares(
     session: Session, arguments: Arguments, chips: int, limit: int | None
-) -> list[_compile.Share]:
+) -> list[_place.Share]:
     """Return how to divide the model over so many chips."""
     with session.lock():
         task = _task(session, arguments)
         with session.model.in_mode():
-            return _compile.shares(task.request, task.spec, task.optim, chips, limit)
+            return dividing.shares(task.request, task.spec, task.optim, chips, limit)
 
 
 def _task(session: Session, arguments: Arguments) -> Task:

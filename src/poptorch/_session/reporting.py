@@ -16,7 +16,7 @@ import torch
 from .. import _compile
 from .._base import log, processes, safe_files, source
 from .._base.errors import Error
-from .._ipu_model import page, profile
+from .._ipu_model import estimating, page, profile
 from .._ipu_model.estimate import Estimate
 from .._ir.blocks import product_settings
 from .._ir.spec import Spec
@@ -139,10 +139,10 @@ class Reports:
             captures = Captures(self._model, now.inputs.bound)
             captured = captures.capture(spec)
             kind = modelled(spec)
-            needed = _compile.subject(captured, spec, System(kind, 1))
+            needed = estimating.subject(captured, spec, System(kind, 1))
             chips = needed.per_replica * needed.replicas
             system = System(kind, max(system_of().chips, 1 << (chips - 1).bit_length()))
-            self._estimate = _compile.estimate(captured, spec, system, guesses=True)
+            self._estimate = estimating.estimate(captured, spec, system, guesses=True)
             if spec.runtime.report is not None and self.advise is not None:
                 self._estimate = self.advise(captures, self._estimate)
         return self._estimate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 
 from .. import _capture, _place, _systems
 from .._base.errors import Error
@@ -11,6 +12,7 @@ from .._ir.graph import Graph
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from .._systems import ChipKind, System
+from .cycles import node_cycles
 from .estimating import Capture, estimate, recomputed, updating_of
 
 ENOUGH = 1 << 62  # bytes that hold everything
@@ -73,7 +75,8 @@ def _balanced(
 ) -> list[_place.Share]:
     micro, (_, update) = captured.micro.graph, updating_of(captured, spec)
     modules = [path for path, _ in captured.request.module.named_modules()]
-    units = _place.find_units(micro, _state_bytes(micro, update), modules, kind)
+    cycles_of = functools.partial(node_cycles, kind=kind)
+    units = _place.find_units(micro, _state_bytes(micro, update), modules, cycles_of)
     pipelined = spec.training and spec.placement.strategy is Strategy.PIPELINED
     return _place.balance(units, chips, limit or kind.tiles * kind.tile_bytes, pipelined)
 

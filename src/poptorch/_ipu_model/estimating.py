@@ -9,22 +9,22 @@ from torch import fx
 
 from .. import _capture, _lanes, _place, backends
 from .._base.threads import one_at_a_time
-from .._ipu_model.constants import Constants
-from .._ipu_model.estimate import Estimate
-from .._ipu_model.pass_cost import Pass
-from .._ipu_model.pricing import price
-from .._ipu_model.products import Chip
-from .._ipu_model.scaling import Exchanged, Link
-from .._ipu_model.subject import Subject
-from .._ipu_model.work import work_of
+from .._compile import build, passes, staged
+from .._compile.eager import EagerCheck
+from .._cost.links import Exchanged, Link
+from .._cost.operations import flops_of
 from .._ir.blocks import StagePass
 from .._ir.loops import Loops
 from .._ir.plan import Layout
 from .._ir.program import Gather, Reduce, Scatter
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
-from . import build, passes, staged
-from .eager import EagerCheck
+from .constants import Constants
+from .estimate import Estimate
+from .pass_cost import Pass
+from .pricing import price
+from .products import Chip
+from .subject import Subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
 
 
 def _flops(graph: fx.Graph) -> int:
-    return sum(work_of(node).flops for node in graph.nodes)
+    return sum(flops_of(node) for node in graph.nodes)
 
 
 def updating_of(captured: Capture, spec: Spec) -> staged.Added:

@@ -1,0 +1,55 @@
+"""Bytes of the values of a graph, and the most that are alive at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from .._ir.graph import Graph
+from .._ir.operators import storage_root
+
+
+def tensors(node: object) -> list[torch.Tensor]:
+    """Return the examples of an operator's results, of which none has data."""
+    assert isinstance(node, fx.Node)
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def value_bytes(node: fx.Node) -> int:
+    return sum(tensor.nbytes for tensor in tensors(node))
+
+
+def peak_bytes(graph: Graph) -> int:
+    """Return the most bytes of intermediate values that are alive at once, inputs not counted."""
+    order = list(graph.module.graph.nodes)
+    owners = {node: storage_root(node) for node in order}
+    sizes = {node: value_bytes(node) for node in order if node.op != "placeholder"}
+    return int(max(alive_bytes(order, owners, sizes), default=0))
+
+
+def alive_bytes(
+    order: Sequence[fx.Node],
+    owners: Mapping[fx.Node, fx.Node],
+    sizes: Mapping[fx.Node, int],
+    kept: Iterable[fx.Node] = (),
+    in_place: Callable[[fx.Node], bool] = lambda node: False,
+) -> Iterator[int]:
+    """Yield the bytes that are alive while each node runs: from its maker to its last reader."""
+    last: dict[fx.Node, int] = {}
+    for at, node in enumerate(order):
+        last |= {owners.get(each, each): at for each in (node, *node.all_input_nodes)}
+    last |= {owners.get(node, node): len(order) for node in kept}
+    dying: dict[int, int] = Counter()
+    for node, at in last.items():
+        dying[at] += sizes.get(node, 0)
+    alive = 0
+    for at, node in enumerate(order):
+        new = sizes.get(node, 0) if owners[node] is node else 0
+        alive += new
+        yield alive - (min(new, dying[at]) if in_place(node) else 0)
+        alive -= dying[at]
