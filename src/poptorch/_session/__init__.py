@@ -1,1 +1,1 @@
-"""One wrapped model: arguments, compilation, calls, weights kept in step."""
+"""Manage one wrapped model: its arguments, compilation, calls, weights, files and reports."""

@@ -1,11 +1,12 @@
-"""A folder of checkpoints: which are complete, which one is the newest, what a save removes.
+"""Manage a folder of checkpoints: which are complete, which is the newest, and what a save removes.
 
-A checkpoint is a folder that is named after its step. It gets this name by one rename, when all of
-it is on the disk. An older checkpoint of the same step is moved aside before that and removed after
-it, so that a process which is killed at any moment leaves a complete checkpoint.
+A checkpoint is a folder that is named after its step. It gets this name by one rename, when all its
+files are on the disk. An older checkpoint of the same step is renamed before that and removed
+afterwards, so that a process which is killed at any moment leaves a complete checkpoint.
 
 A file ``save-N`` in each checkpoint counts the saves into the folder. The newest checkpoint is the
-one with the largest count: a run that was started anew has fewer steps than an older run had.
+one with the largest count, because a run that was started again from the beginning has smaller
+steps than an older run.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import shutil
 from pathlib import Path
 
 _UNFINISHED, _ASIDE, _COUNT = "unfinished-", "replaced-", "save-"
-_LONGEST_COUNT = 15  # digits; a folder of a stranger's may have any file in it
+_LONGEST_COUNT = 15  # digits; the file may have been written by anybody
 
 
 class CheckpointFolder:
-    """The checkpoints in a folder, which one process changes at a time.
+    """The checkpoints in a folder, which only one process changes at a time.
 
     Args:
-        path: of the folder; it is created by the first save.
+        path: path of the folder; the first save creates it.
         keep: how many checkpoints to keep, of those with no more steps than the latest save.
     """
 
@@ -39,7 +40,7 @@ class CheckpointFolder:
         return self.path / f"{_UNFINISHED}{step:09d}"
 
     def complete(self, step: int) -> Path:
-        """Return where the complete checkpoint of a step is now."""
+        """Return the present path of the complete checkpoint of a step."""
         final, aside = self.final(step), self._aside(step)
         return aside if aside.is_dir() and not final.is_dir() else final
 
@@ -56,7 +57,7 @@ class CheckpointFolder:
         return max(self.steps(), key=self._age, default=None)
 
     def later_than(self, step: int) -> list[int]:
-        """Return the steps of checkpoints that only another run can have saved."""
+        """Return the steps of later checkpoints, which must come from another run."""
         return [each for each in self.steps() if each > step]
 
     def begin(self, step: int) -> Path:
@@ -68,18 +69,20 @@ class CheckpointFolder:
         self._is_tidy = True
         count = 1 + max((self._count(each) for each in self.steps()), default=0)
         folder = self.unfinished(step)
-        if os.path.lexists(folder):  # it could not be written
+        if os.path.lexists(folder):  # left by a save that failed
             _delete(folder)
         folder.mkdir(parents=True)
         (folder / f"{_COUNT}{count}").touch()
         return folder
 
     def finish(self, step: int) -> None:
-        """Give a checkpoint its name, then remove what it replaces and what is too old."""
+        """Rename a finished checkpoint, then remove the one it replaces and those that are
+        too old.
+        """
         unfinished, final, aside = self.unfinished(step), self.final(step), self._aside(step)
         _synchronise(*unfinished.iterdir(), unfinished)
         if os.path.lexists(final):
-            if os.path.lexists(aside):  # it could not be removed
+            if os.path.lexists(aside):  # left because it could not be removed
                 self._remove(aside)
             final.rename(aside)
         unfinished.rename(final)
@@ -91,7 +94,7 @@ class CheckpointFolder:
             self._remove(self.final(old))
 
     def abandon(self, step: int) -> None:
-        """Remove a checkpoint that could not be written; the one of the same step stays."""
+        """Remove a checkpoint that could not be written. An older one of the same step stays."""
         if os.path.lexists(unfinished := self.unfinished(step)):
             _delete(unfinished)
         self._put_back()
@@ -100,7 +103,7 @@ class CheckpointFolder:
         return self.path / f"{_ASIDE}{step:09d}"
 
     def _put_back(self) -> None:
-        """Give what was moved aside its name again, unless what replaces it is complete."""
+        """Rename checkpoints back that were renamed for a replacement which was never completed."""
         for step in self.steps():
             final, aside = self.final(step), self._aside(step)
             if not os.path.lexists(aside):
@@ -114,23 +117,25 @@ class CheckpointFolder:
         return self._count(step), step
 
     def _count(self, step: int) -> int:
-        """Return which save into the folder it was; 0 if the checkpoint does not say it."""
+        """Return the number of the save that wrote a checkpoint; 0 if the checkpoint does not
+        contain it.
+        """
         names = (path.name for path in self.complete(step).glob(f"{_COUNT}*"))
         texts = [name.removeprefix(_COUNT) for name in names]
         known = [text for text in texts if text.isascii() and text.isdecimal()]
         return max((int(text) for text in known if len(text) <= _LONGEST_COUNT), default=0)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; nobody ever takes a part of it for a checkpoint."""
+        """Remove a checkpoint. A partly removed one never looks like a checkpoint."""
         gone = path.with_name(f"{_UNFINISHED}gone-{path.name}")
-        if os.path.lexists(gone):  # it could not be deleted
+        if os.path.lexists(gone):  # left because it could not be deleted
             _delete(gone)
         path.rename(gone)
         _delete(gone)
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder. Of a link, or of a file in its place, nothing else is deleted."""
+    """Delete a folder. If the path is a link or a file, delete only that."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""The pod's devices that a model holds."""
+"""Reserve the pod's devices for a model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _TILES = {kind.generation: kind.tiles for kind in _systems.KINDS.values()}
 
 
 class Chips:
-    """Those that one model has while it is attached."""
+    """The chips that one model holds while it is attached."""
 
     def __init__(self) -> None:
         self._lease: _pod.Lease | None = None
 
     def acquire(self, spec: Spec, count: int) -> None:
-        """Acquire chips for all replicas together, unless they are held already."""
+        """Reserve chips for all replicas together, unless the model already holds them."""
         if self._lease is not None:
             return
         if spec.target.device == "model":

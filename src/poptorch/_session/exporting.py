@@ -1,4 +1,4 @@
-"""A wrapped model's program as files of plain PyTorch, or as a page for browsers."""
+"""Export the program of a wrapped model as files of plain PyTorch, or as a page for browsers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(filename: str | os.PathLike[str]) -> Path:
 
 
 def export(session: Session, filename: str | os.PathLike[str]) -> None:
-    """Write the program as Python, and beside it what it works on; or write it as a page."""
+    """Write the program as Python together with a file of its tensors, or write it as a page."""
     path = check(filename)
     with session.lock():
         now = session.now
@@ -61,7 +61,8 @@ def _write_page(session: Session, now: Variant, name: str, path: Path) -> None:
     price: Estimate | str
     try:
         price = session.reports.priced(now)
-    except Error as error:  # such as of replicas that exchange tensors: the page says why
+    # for example, because replicas exchange tensors; the page shows the reason
+    except Error as error:
         price = error.message
     text = _export.html(now.plan(), name, now.inputs.bound.paths, kinds, price)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ def _write_page(session: Session, now: Variant, name: str, path: Path) -> None:
 
 
 def export_for(session: Session, arguments: Arguments, *files: Path) -> None:
-    """Compile for some arguments only as far as that takes, and export."""
+    """Compile for some arguments, but only as far as needed for an export, and export."""
     with session.lock():
         session.compile(arguments, background=True)
         for file in files:

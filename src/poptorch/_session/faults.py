@@ -1,4 +1,4 @@
-"""Failures made on purpose, so that error handling can be tested without broken hardware."""
+"""Raise errors on purpose, so that error handling can be tested without broken hardware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ armed: list[tuple[str, BaseException]] = []
 
 @contextlib.contextmanager
 def injected(place: str, error: BaseException) -> Iterator[None]:
-    """Let the next event of that place within the block fail with this error, once."""
+    """Make the next event of this kind within the block fail once with this error."""
     fault = (place, error)
     armed.append(fault)
     try:

@@ -1,10 +1,10 @@
-"""Saved models: what a file holds, writing one, reading one.
+"""Save and read compiled models.
 
-A file is JSON and safetensors: shapes of the arguments, weights, state of optimizer and device.
-Reading that runs nothing. The program is captured again from the model that the user has, and what
-was compiled from the same program is found in the user's own cache. Beside it there are a pickle of
-the user's objects and compiled code; both are only used of a file that this user saved, which a
-signature shows, or trusts.
+A file consists of JSON and safetensors: shapes of the arguments, weights, and the state of the
+optimizer and the device. Reading these runs no code. The program is captured again from the user's
+model, and compiled code for the same program is found in the user's own cache. The file also
+contains a pickle of the user's objects and compiled code. Both are used only if the user trusts the
+file, or saved it, which a signature shows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODEL, DEVICE = "model.", "device."
 
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """The user's objects that a program was compiled from."""
+    """The user's objects from which a program was compiled."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -50,29 +50,31 @@ class Objects:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a file holds."""
+    """The contents of a file."""
 
     path: str
-    whole: bool  # saved with the model
-    algorithm: str | None  # of the optimizer, None in inference
+    whole: bool  # whether the file contains the model
+    algorithm: str | None  # of the optimizer; None in inference
     has_loss: bool
-    options: str  # the executor's, as lines of calls
-    settings: Mapping[str, str]  # what was compiled in, as text by name
-    # Of forward; None where they have no JSON form or their values were looked at.
+    options: str  # the executor's options, as lines of calls
+    settings: Mapping[str, str]  # settings of the compiled program, as text by name
+    # Arguments of forward. None if they have no JSON form, or if their values affected the program.
     arguments: Mapping[str, Any] | None
     shapes: Mapping[str, list[int]]
-    hypers: list[dict[str, Any]]  # the optimizer's own, then those of each parameter group
-    steps: Mapping[str, float]  # that weights have made, by path, if their optimizer counts them
+    hypers: list[dict[str, Any]]  # values of the optimizer itself, then of each parameter group
+    steps: Mapping[str, float]  # steps of each weight by path, if the optimizer counts them
     random: list[int] | None
-    tensors: Mapping[str, torch.Tensor]  # under MODEL, DEVICE and "object." for the pickle's
+    # under MODEL, DEVICE, and "object." for tensors in the pickle
+    tensors: Mapping[str, torch.Tensor]
     parts: Mapping[str, bytes]
-    trusted: bool  # the pickle and the code may be used: this user says so, or saved the file
+    # whether the pickle and the code may be used, because this user trusts or saved the file
+    trusted: bool
 
     def under(self, prefix: str) -> dict[str, torch.Tensor]:
         return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
 
     def objects(self) -> Objects:
-        """Unpickle the user's objects, which runs what the file says."""
+        """Unpickle the user's objects. This can run any code in the file."""
         assert self.trusted
         if _OBJECTS not in self.parts:
             raise AssertionFailure(
@@ -82,7 +84,7 @@ class Saved:
             )
         try:
             content = _Unpickler(io.BytesIO(self.parts[_OBJECTS]), self.tensors).load()
-        except Exception as error:  # it comes from whatever the pickle calls
+        except Exception as error:  # the pickle can call anything
             raise InvalidFile(
                 "Invalid file",
                 got=(f"the objects in the file cannot be created: {type(error).__name__}: {error}"),
@@ -107,7 +109,9 @@ def save(
     options: str,
     with_random: bool,
 ) -> None:
-    """Save a compiled model; of processes that train together the first one does."""
+    """Save a compiled model. Of several processes that train together, the first one
+    writes the file.
+    """
     parts = packed(session, objects, options, with_random)
     if parts is None:
         log.python.info("Process 0 writes %s", filename)
@@ -126,15 +130,16 @@ def _digests(parts: Mapping[str, bytes]) -> bytes:
 def packed(
     session: Session, objects: Objects | None, options: str, with_random: bool, pickled: bool = True
 ) -> dict[str, bytes] | None:
-    """Return the parts of a file of a compiled model; None for a process that writes none.
+    """Return the parts of a file of a compiled model; None for a process that writes no file.
 
-    Without ``objects`` the file has no weights, and no state of the device. ``pickled``: with the
-    objects themselves, besides the values in them, where that can be done.
+    Without ``objects``, the file contains no weights and no state of the device. With ``pickled``,
+    it also contains the objects themselves if they can be pickled.
     """
     now = session.now
     state = session.state_to_save() if objects is not None else {}
     if now.spec.target.parts > 1:
-        session.weights.bring_host_up_to_date()  # an exchange, as reading the state may be
+        # an exchange between processes, as reading the state may be
+        session.weights.bring_host_up_to_date()
     if now.spec.runs_together and now.spec.process > 0:
         return None
     session.weights.bring_host_up_to_date()
@@ -161,7 +166,7 @@ def packed(
             facts["hypers"] = [_plain(group) for group in attributes(objects.optimizer)]
         if session.optimizer is not None:
             facts["steps"] = session.optimizer.count_steps()
-    # Storage may be shared by several of them, which the format refuses.
+    # The format refuses tensors that share storage.
     apart = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(apart)}
 
@@ -169,7 +174,7 @@ def packed(
 def _pickle(
     objects: Objects, known: Mapping[str, torch.Tensor], parts: dict[str, bytes]
 ) -> dict[str, torch.Tensor]:
-    """Add a pickle to the parts of a file; return the tensors that it needs besides."""
+    """Add a pickle to the parts of a file, and return the tensors to which it refers."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, known)
     try:
@@ -221,7 +226,7 @@ def _arguments(session: Session, now: Variant) -> Json:
 
 
 def attributes(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return an optimizer's own numbers, then the attributes of each group."""
+    """Return the numeric values of an optimizer itself, then the attributes of each group."""
     own = {name: getattr(optimizer, name) for name in getattr(optimizer, "_child_vars", ())}
     return [own, *({k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups)]
 
@@ -235,7 +240,7 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Json]:
 
 
 def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
-    """Read a file; nothing in it runs."""
+    """Read a file without running anything in it."""
     parts = archive.read(filename)
     try:
         facts = archive.from_json(parts[_FACTS])
@@ -257,7 +262,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             trusted=trusted
             or keyed.is_own(_SIGNATURE, _digests(parts), parts.get(_SIGNATURE, b"")),
         )
-    except Exception as error:  # whatever it is, it comes from what stands in the file
+    except Exception as error:  # any error here is caused by the contents of the file
         archive.refuse(filename, f"{type(error).__name__}: {error}")
 
 
@@ -281,14 +286,16 @@ def random_state(state: Any) -> list[int] | None:
     return numbers
 
 
-# Arguments of ``forward`` as JSON: structure, shapes and dtypes, and no value of a tensor.
+# Arguments of ``forward`` as JSON: structure, shapes and dtypes, but no values of tensors.
 
 LARGEST = 1 << 48
-"""Elements of a tensor that a file may ask for."""
+"""The largest number of elements of a tensor in a file."""
 DEEPEST = 64
-"""Dimensions of a tensor that a file may ask for: torch's loops take no more."""
+"""The largest number of dimensions of a tensor in a file; torch's loops support no more."""
 MOST = 50_000
-"""Values in the arguments that a file may have: each is looked at by the capture, many times."""
+"""The largest number of values in the arguments of a file; the capture visits each of them
+many times.
+"""
 
 
 def encode(value: Any) -> Json:
@@ -302,7 +309,9 @@ def _tensor_form(value: Any) -> Json:
 
 
 def decode(data: Json) -> Any:
-    """Return the value that ``encode`` was given, with zeros for tensors, which take no memory."""
+    """Return the value that was passed to ``encode``, with zeros that use no memory in place of
+    tensors.
+    """
     return json_codec.decode(data, readers={"tensor": _zeros})
 
 
@@ -342,7 +351,7 @@ def _shape(value: Any) -> list[int]:
     return value
 
 
-# Objects of the user's, for those who trust the file: a pickle; its tensors are kept by name.
+# The user's objects as a pickle, for users who trust the file; its tensors are stored by name.
 
 _PROTOCOL = 4
 _PICKLED = (torch.Tensor, nn.Parameter)

@@ -1,4 +1,4 @@
-"""Which process a model belongs to: what is compiled does not survive a fork."""
+"""Detect that a model was compiled before a fork, because compiled programs do not survive one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._base.errors import StateError
 
 
 def check(before: int, is_compiled: bool) -> int:
-    """Count the forks before this process; refuse a program that is from before one of them."""
+    """Return the number of forks before this process; refuse a program from before one of them."""
     forks = processes.forks
     if forks:
         _use_one_thread(forks)
@@ -34,7 +34,7 @@ def check(before: int, is_compiled: bool) -> int:
 
 @functools.cache
 def _use_one_thread(process: int) -> None:
-    """Let operators run in a forked process, once in each: threads do not survive a fork."""
+    """Use one thread for operators in a forked process, because threads do not survive a fork."""
     if processes.fork_lost_threads and torch.get_num_threads() > 1:
         log.python.warning(
             "This process was forked from a process whose operators ran on several threads. "

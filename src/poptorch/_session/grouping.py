@@ -1,4 +1,4 @@
-"""``replicaGrouping``, a method of the parameters that an executor hands out."""
+"""Add ``replicaGrouping`` to the parameters that an executor returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .weights import GroupingRequest, paths_of
 
 
 def make_groupable(value: nn.Parameter | nn.Module, session: Session) -> None:
-    """Give a parameter, or all of a layer, the method; in a compiled model it raises."""
+    """Add the method to a parameter, or to all parameters of a layer. In a compiled model it raises
+    an error.
+    """
     parameters = [*value.parameters()] if isinstance(value, nn.Module) else [value]
     if session.programs.all:
         parameters = [each for each in parameters if "replicaGrouping" not in vars(each)]
@@ -28,7 +30,7 @@ def make_groupable(value: nn.Parameter | nn.Module, session: Session) -> None:
 
 
 def _make_groupable(parameter: nn.Parameter, name: str, session: Session) -> None:
-    """Give it the method, for this session; copies and pickles of it have none."""
+    """Add the method for this session. Copies and pickles of the parameter do not have it."""
     own, handed_out = weakref.ref(session), weakref.ref(parameter)
 
     def replicaGrouping(  # noqa: N802
@@ -46,7 +48,7 @@ def _make_groupable(parameter: nn.Parameter, name: str, session: Session) -> Non
 
         Raises:
             RuntimeError: the model is compiled.
-            ValueError: an argument is no member of its enum.
+            ValueError: an argument is not a member of its enum.
         """
         session = own()
         if session is None or session.programs.all:

@@ -1,7 +1,7 @@
-"""What was compiled in, and what the device has, as a table that every call checks at once.
+"""Check before each call whether values that were compiled into a program have changed.
 
-A change that the program does not follow would have no effect without a word: each row is told
-once, in one message with all that changed.
+The table lists everything that a program does not follow. Without these checks, a change would
+silently have no effect. Each row is reported once, in one message with all changes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ from ..ops.blocks import starts_block
 from .wrapping import HOLDERS
 
 CHECK_EVERY, CHEAP = 0.02, 2e-4
-"""Seconds from one look at the guards to the next, and of a look: one that takes longer puts the
-next off in proportion. Layers are not in the processor's caches when a call begins: looking at a
-small model's took 40 of its 650 us, at a ResNet's 0.7 of 2.5 ms."""
+"""Seconds between two checks of the guards, and seconds that a check may take. A slower check
+delays the next one in proportion. The layers are not in the processor's caches when a call begins:
+checking a small model took 40 of 650 us, and a ResNet 0.7 of 2.5 ms.
+"""
 SHARE = 0.01
-"""Of the time since the call before, that a look may take to be made at once."""
+"""A check is made immediately if it takes no more than this share of the time since the
+last call.
+"""
 FIRST = 20
-"""Calls after which a look may be put off. Scripts often edit weights after a call or two."""
+"""The number of calls that are always checked, because scripts often edit weights after a
+call or two.
+"""
 DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
 _WRAP = "wrap the model again, after destroy()"
 _WEIGHTS = (
@@ -54,10 +59,13 @@ _version = operator.attrgetter("_version")
 class Guard:
     """One row of the table."""
 
-    read: Callable[[], Any]  # the present value, which == compares with the expected one
-    changes: Callable[[Any], Iterable[str]]  # in words; none where it amounts to the same
-    remedy: str  # makes a change take effect
-    keep: Callable[[Any], Any] = copy.copy  # so that later changes do not reach the value
+    # returns the current value, which is compared with the expected one by ==
+    read: Callable[[], Any]
+    # describes the changes; yields nothing if the value is equivalent
+    changes: Callable[[Any], Iterable[str]]
+    remedy: str  # what the user can do so that a change takes effect
+    # copies the value, so that later changes do not affect the copy
+    keep: Callable[[Any], Any] = copy.copy
     expected: Any = dataclasses.field(init=False)
     reported: bool = False
 
@@ -68,15 +76,16 @@ class Guard:
         self.expected = self.keep(self.read())
 
     def holds(self) -> bool:
-        """Look quickly: False may also mean another value that amounts to the same."""
+        """Compare quickly. False may also mean a different but equivalent value."""
         try:
             return bool(self.read() == self.expected)
-        except Exception:  # of many kinds: something is gone, or is a tensor now
+        # errors of many types, because something no longer exists or is a tensor now
+        except Exception:
             return False
 
 
 def check(guards: Iterable[Guard]) -> None:
-    """Warn of everything that changed in one message, of each row once."""
+    """Report everything that changed in one warning, and each row only once."""
     failed = [guard for guard in guards if not (guard.reported or guard.holds())]
     if not failed:
         return
@@ -96,7 +105,7 @@ def check(guards: Iterable[Guard]) -> None:
 
 
 class OfOptimizer(Protocol):
-    """The rows of an optimizer, some of which cost so little that each call looks at them."""
+    """The rows of an optimizer. Some of them are so cheap that every call checks them."""
 
     rows: list[Guard]
 
@@ -104,29 +113,29 @@ class OfOptimizer(Protocol):
 
 
 class Checks:
-    """Looks at the table now and then; at once where somebody has looked at the weights."""
+    """Checks the table from time to time, and immediately if the weights were accessed."""
 
     def __init__(self, weights: Guard) -> None:
         self._weights = weights
         self.due = 0.0
-        self._cost = 0.0  # seconds of the last look
+        self._cost = 0.0  # seconds that the last check took
         self._calls, self._latest = 0, 0.0
 
     def adopted(self) -> None:
-        """The device has the host's weights as they are."""
+        """Record that the device has copies of the host's present weights."""
         self._weights.accept()
         self.due = 0.0
 
     def run(self, rows: Iterable[Guard], optimizer: OfOptimizer | None) -> None:
-        """Look, before a call; at the optimizer's numbers each time.
+        """Check before a call. The optimizer's numbers are checked in every call.
 
-        Every call has a look that takes little of the time since the call before.
+        A call also checks the rest if this takes only a small part of the time since the last call.
         """
         moment = time.monotonic()
         is_cheap = self._calls < FIRST or self._cost < (moment - self._latest) * SHARE
         self._calls, self._latest = self._calls + 1, moment
         if moment >= self.due or is_cheap or not (optimizer is None or optimizer.numbers_hold()):
-            with interrupts.deferred():  # what a handler raises is no change
+            with interrupts.deferred():  # an exception from a signal handler is not a change
                 unwatched(check, [*rows, self._weights, *(optimizer.rows if optimizer else ())])
             self._cost = time.monotonic() - moment
             self.due = moment + CHECK_EVERY * max(1.0, self._cost / CHEAP)
@@ -142,16 +151,18 @@ def shorten(texts: Sequence[str]) -> str:
 def of_model(
     module: nn.Module, users: nn.Module, forward: Any, tensors: Mapping[str, ModelTensor]
 ) -> list[Guard]:
-    """Return the rows of a model's structure.
+    """Return the rows about a model's structure.
 
     Args:
         module: a shallow copy of the user's module, which is compiled.
-        forward: the ``forward`` of its own that the user's had when it was wrapped.
+        users: the user's module.
+        forward: the ``forward`` that was set on the user's module itself when it was wrapped.
+        tensors: the model's parameters and buffers.
     """
     modules = list(module.modules())
     dicts = [each._modules for each in modules]
     owns = [each.__dict__ for each in modules]
-    scripted = torch.jit.ScriptModule  # whose classes have no forward to look at
+    scripted = torch.jit.ScriptModule  # their classes have no forward that could be compared
     kinds = list({type(each) for each in users.modules() if not isinstance(each, scripted)})
     parameters = {path: tied for path, tied in tensors.items() if tied.is_parameter}
     trained, paths = list(parameters.values()), list(parameters)
@@ -201,7 +212,7 @@ def _forwards(read: Callable[[], list[Any]], kinds: Sequence[type], remedy: str)
 
 
 def _hooks(modules: Sequence[nn.Module], parameters: Sequence[ModelTensor]) -> Guard:
-    """Return the row of hooks; new ones show in the handles that torch has given out."""
+    """Return the row about hooks. New hooks are visible in the handles that torch has given out."""
 
     def present() -> set[tuple[int, Any]]:
         layers = (
@@ -209,7 +220,7 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[ModelTensor]) -> G
             for number, each in enumerate(modules)
             for hooks in _own_hooks(each)
             for hook in hooks.values()
-            if not starts_block(hook)  # BeginBlock warns
+            if not starts_block(hook)  # BeginBlock has its own warning
         )
         own = enumerate((hooks_of(p.tensor) for p in parameters), start=len(modules))
         return {*layers, *((number, hook) for number, hooks in own for hook in hooks)}
@@ -235,7 +246,9 @@ def _own_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
 
 
 def _number_format(first: ModelTensor) -> Guard:
-    """half() and its like change all parameters, so that one shows it."""
+    """Return the row about the type of weights. half() and similar methods change all parameters,
+    so one of them is enough.
+    """
 
     def changes(before: torch.dtype) -> Iterator[str]:
         names = (str(kind).removeprefix("torch.") for kind in (before, first.tensor.dtype))
@@ -245,7 +258,7 @@ def _number_format(first: ModelTensor) -> Guard:
 
 
 def of_seed(graphs: Iterable[Graph]) -> list[Guard]:
-    """Return the row of the host's seed, if one of a program's graphs draws random numbers."""
+    """Return the row about the host's seed, if a graph of the program draws random numbers."""
     if not any(draws(node) for graph in graphs for node in graph.operators):
         return []
 
@@ -264,7 +277,7 @@ def of_seed(graphs: Iterable[Graph]) -> list[Guard]:
 
 
 def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]) -> Guard:
-    """Return the row of buffers and fixed weights whose values decided branches of forward."""
+    """Return the row about buffers and frozen weights whose values decided branches of forward."""
     pairs = [(each, tensors[each.path]) for each in decided]
 
     def versions() -> int:
@@ -281,23 +294,24 @@ def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]
     return Guard(versions, changes, remedy)
 
 
-# What modules hold besides weights: constants of the program.
+# Attributes of modules other than weights, which are constants of the program.
 
 _PLAIN = (bool, int, float, str)
 _LISTS = (list, tuple)
-_LONGEST = 64  # longer lists and dicts are data or logs
-_MOST_BYTES = 1 << 16  # of an array: more would take longer than a call
+_LONGEST = 64  # longer lists and dicts contain data or logs
+_MOST_BYTES = 1 << 16  # bytes in an array; comparing more would take longer than a call
 _NOT_HELD = object()
 
 
 class Attributes:
-    """What a model's modules held just before ``forward`` was captured.
+    """The attributes of a model's modules just before ``forward`` was captured.
 
-    Numbers, flags, texts, tensors that the program reads, lists, tuples and dicts of all these, and
-    dataclasses and namespaces. Left out: names that begin with an underscore, as those of
-    libraries, what ``forward`` itself changes, as a counter, and what only grows, as a log.
-    ``trained``: copy and original are one to the user; of inference each wrapper has a copy.
-    ``arguments``: those of ``forward`` that are constants, by their paths.
+    These are numbers, flags, texts, tensors that the program reads, lists, tuples and dicts of all
+    these, and dataclasses and namespaces. Not included are names that begin with an underscore,
+    which belong to libraries, values that ``forward`` itself changes, such as counters, and values
+    that only grow, such as logs. With ``trained``, the user's module and its copy have the same
+    attributes; each inference wrapper has its own copy. ``arguments`` are constant arguments of
+    ``forward``, by path.
     """
 
     def __init__(
@@ -312,8 +326,9 @@ class Attributes:
             vars(module).update({name: vars(users)[name] for name in names})
         owners: list[tuple[str, object]] = [("", users), *module.named_modules()]
         owners += [(path, each) for path, each in arguments if hasattr(each, "__dict__")]
-        # Where a value is looked up, who had it, and whose is compiled in: the user's own module
-        # may have changed since it was wrapped for inference.
+        # How to look up a value, its path, the object that had it, and the object whose value is
+        # compiled. The last two differ if the user's module was changed after it was wrapped for
+        # inference.
         holders: list[tuple[Callable[[str], Any], str, object, object]] = [
             (vars(owner).get, path, owner, module if owner is users else owner)
             for path, owner in owners
@@ -332,9 +347,9 @@ class Attributes:
         )
 
     def guards(self, constants: Iterable[torch.Tensor]) -> list[Guard]:
-        """Return the rows of what is as it was before the capture.
+        """Return the rows about attributes that the capture itself has not changed.
 
-        ``constants``: tensors besides weights and buffers that the program begins with.
+        ``constants``: tensors other than weights and buffers that the program starts with.
         """
         tensors = [tensor for tensor in constants if not tensor.is_inference()]
         read = set(map(id, tensors))
@@ -393,7 +408,7 @@ def _text(value: Any) -> str:
 
 
 def of_arrays(arguments: Iterable[tuple[str, Any]]) -> Guard:
-    """Return the row of small arrays among the arguments, which are constants, too."""
+    """Return the row about small arrays among the arguments, which are constants, too."""
     arrays = {
         path: value
         for path, value in arguments
@@ -412,12 +427,14 @@ def of_arrays(arguments: Iterable[tuple[str, Any]]) -> Guard:
 
 
 def _inside(owner: dict[str, Any], place: str) -> Callable[[str], Any]:
-    """Look into what an attribute of a module holds, which may be another object by now."""
+    """Return a function that reads attributes of the object that an attribute of a module refers to
+    now.
+    """
     return lambda name: getattr(owner.get(place), "__dict__", {}).get(name)
 
 
 def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object, str, object]]:
-    """Return the dataclasses and namespaces that modules hold, each once: path, holder, name."""
+    """Return the dataclasses and namespaces in modules, each once: path, holder, name."""
     kinds = (types.SimpleNamespace, argparse.Namespace)
     settings = {
         id(value): (f"{path}.{name}" if path else name, owner, name, value)
@@ -435,7 +452,7 @@ def _held(own: dict[str, Any]) -> dict[str, Any]:
     copies = {
         name: _copy(value)
         for name, value in own.items()
-        if name != "training" and not name.startswith("_")  # there is a program for each mode
+        if name != "training" and not name.startswith("_")  # each mode has its own program
     }
     return {name: value for name, value in copies.items() if value is not _NOT_HELD}
 
@@ -483,12 +500,13 @@ def _grown(now: Any, value: Any) -> bool:
 
 
 def of_weights(device: Device, module: nn.Module) -> Guard:
-    """Return the row of the host's weights and buffers that a device has copies of.
+    """Return the row about host weights and buffers that have copies on a device.
 
-    Torch counts what writes into a tensor, but not what goes through its ``.data``.
+    Torch counts writes to a tensor, but not writes through its ``.data``.
     """
     modules: list[nn.Module] = []
-    places: list[tuple[str, Any, str, int]] = []  # of what the device has: path, owner, name, id
+    # tensors with a copy on the device: path, owner, name, id
+    places: list[tuple[str, Any, str, int]] = []
 
     def read() -> tuple[bool, list[int]]:
         holders = (own.__dict__[name] for own in modules for name in HOLDERS)
@@ -524,6 +542,8 @@ def of_weights(device: Device, module: nn.Module) -> Guard:
 
 
 def _entries(owner: nn.Module, holder: str) -> dict[str, Any]:
-    """Return what a module holds, without anybody noticing; TorchScript has others than dicts."""
+    """Return the entries of a module without triggering notifications. TorchScript modules do not
+    use dicts.
+    """
     entries = owner.__dict__[holder]
     return dict(dict.items(entries)) if isinstance(entries, dict) else {}

@@ -1,4 +1,4 @@
-"""Functions that the user wants called around every compilation."""
+"""Register functions that are called around every compilation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _post: OrderedDict[int, Hook] = OrderedDict()
 
 
 def register_pre_compile(hook: Hook) -> RemovableHandle:
-    """Call ``hook()`` just before each capture of ``forward``, in the order of registration.
+    """Call ``hook()`` before each capture of ``forward``, in the order of registration.
 
     Returns:
         A handle whose ``remove()`` ends it.
@@ -28,7 +28,7 @@ def register_pre_compile(hook: Hook) -> RemovableHandle:
 
 
 def register_post_compile(hook: Hook) -> RemovableHandle:
-    """Call ``hook()`` after each capture of ``forward``, also after one that failed.
+    """Call ``hook()`` after each capture of ``forward``, even if the capture failed.
 
     Returns:
         A handle whose ``remove()`` ends it.

@@ -1,7 +1,7 @@
-"""The states of the generators that batches depend on, as JSON.
+"""Save and restore, as JSON, the random generators on which batches depend.
 
-These are torch's, Python's and NumPy's own generators, and those that a loader, its samplers and
-its data sets hold as attributes.
+These are the generators of torch, Python and NumPy, and those in attributes of a loader, its
+samplers and its data sets.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .._base.errors import Error
 
 Json = Any
 
-_HOLDERS = ("sampler", "batch_sampler", "dataset", "datasets")  # attributes to look into
+_HOLDERS = ("sampler", "batch_sampler", "dataset", "datasets")  # attributes to search
 
 
 def _kinds() -> tuple[type, ...]:
-    """Return the classes of generators; NumPy's are imported when they are first asked for."""
+    """Return the classes of generators. NumPy is imported only when this is first called."""
     return torch.Generator, random.Random, np.random.Generator, np.random.RandomState
 
 
 def held_by(loader: Any) -> list[Any]:
-    """Return the generators that a loader and what it is made of hold, each of them once."""
+    """Return the generators that a loader and its parts have as attributes, each once."""
     found: dict[int, Any] = {}
     waiting, known = [loader], {id(torch.default_generator)}
     for holder in waiting:
@@ -42,7 +42,7 @@ def held_by(loader: Any) -> list[Any]:
 
 
 def state(own: Sequence[Any] = ()) -> Json:
-    """Return the states of the host's generators, and of others."""
+    """Return the states of the host's generators and of other ones."""
     return {
         "torch": torch.get_rng_state().tolist(),
         "python": _state_of(random),
@@ -52,10 +52,11 @@ def state(own: Sequence[Any] = ()) -> Json:
 
 
 def check(states: Json, own: Sequence[Any] = ()) -> None:
-    """Raise what ``restore`` would, as a file may have anything in place of the states.
+    """Raise the errors that ``restore`` would raise, because a file may contain anything in place
+    of the states.
 
     Raises:
-        poptorch.Error: the states are of other generators than ``own``.
+        poptorch.Error: the states belong to other generators than ``own``.
     """
     _restore(torch.Generator(), states["torch"])
     _restore(random.Random(), states["python"])
@@ -76,7 +77,7 @@ def check(states: Json, own: Sequence[Any] = ()) -> None:
 
 
 def restore(states: Json, own: Sequence[Any] = ()) -> None:
-    """Give the generators the states that ``state`` has returned."""
+    """Restore states that ``state`` returned."""
     _restore(torch.default_generator, states["torch"])
     _restore(random, states["python"])
     _restore(np.random, states["numpy"])
@@ -106,7 +107,7 @@ def _restore(generator: Any, content: Json) -> None:
 
 
 def _plain(value: Any) -> Json:
-    """Return the state of a generator as values of JSON."""
+    """Return the state of a generator as JSON values."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -115,21 +116,22 @@ def _plain(value: Any) -> Json:
 
 
 def _with_arrays(content: Json) -> Any:
-    """Undo ``_plain`` for a state of NumPy's, whose lists are arrays."""
+    """Undo ``_plain`` for a state from NumPy, which contains arrays instead of lists."""
     if isinstance(content, dict):
         return {name: _with_arrays(each) for name, each in content.items()}
     return np.asarray(content, dtype=np.uint64) if isinstance(content, list) else content
 
 
 def _alike(content: Json, present: Json) -> bool:
-    """Return whether a state from a file has the form of the present one."""
+    """Return whether a state in a file has the structure of the present one."""
     if isinstance(present, dict):
         same = isinstance(content, dict) and content.keys() == present.keys()
         return same and all(_alike(content[name], each) for name, each in present.items())
     if isinstance(present, list):
         same = isinstance(content, list) and len(content) == len(present)
         return same and all(map(_alike, content, present))
-    if isinstance(present, float) or present is None:  # of a normal number that is kept
+    # the stored second value of a normal distribution
+    if isinstance(present, float) or present is None:
         return content is None or isinstance(content, int | float)
     if isinstance(present, int):
         return type(content) is int and 0 <= content < 1 << 128

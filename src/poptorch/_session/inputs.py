@@ -1,4 +1,4 @@
-"""The compiled kind of arguments: what later ones are compared with, and made ready."""
+"""Compare the arguments of calls with the compiled ones, and prepare them for the device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHECKED = "or disable this check: options.Precision.checkIndices(False) before 
 
 
 class Inputs:
-    """The compiled kind of inputs: checks later calls and prepares their tensors for the device."""
+    """The inputs for which a program is compiled. Checks later calls and prepares their tensors."""
 
     def __init__(
         self, bound: Bound, signature: Signature, spec: Spec, placeholders: bool = False
@@ -45,22 +45,24 @@ class Inputs:
                 refuse_odd(path, tensor)
             _check_batch(path, tensor, spec.loops)
         self.bound, self._signature = bound, signature
-        self.looked_at = False  # whether what is compiled depends on the values
+        self.looked_at = False  # whether the compiled program depends on the values
         self._loops, self._placeholders = spec.loops, placeholders
         self._narrow = spec.precision.narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
-        # What a tensor must be like to be used as it is; of no dtype if it has to be narrowed.
+        # Properties of a tensor that can be used as it is. No dtype matches if the tensor must be
+        # narrowed.
         same = [d if self._device_dtype(d) is d else None for d in self._dtypes]
         strides = (torch.empty(shape, device="meta").stride() for shape in self._shapes)
         devices = [t.is_cpu for t in bound.tensors]
         self._ready = list(zip(same, self._shapes, strides, devices, strict=True))
         self._warned: set[str] = set()
-        # A call with them alone, in their order, is one of these.
+        # Whether a call that passes only these tensors, in their order, is of this kind.
         self._tensors_only = signature.takes_tensors_alone(bound)
         if self._narrow:
             for dtype in self._dtypes:
-                if dtype.is_floating_point:  # a double comes back as a float; labels never do
+                # a double is returned as a float, but labels are never returned
+                if dtype.is_floating_point:
                     say_narrowed(dtype)
         if any(structure.has_dicts for _, structure in bound.parts):
             log.python.warning(
@@ -69,7 +71,7 @@ class Inputs:
             )
 
     def slots(self) -> tuple[Slot, ...]:
-        """The slots of one micro-batch."""
+        """Return the slots of one micro-batch."""
         slices = self._loops.slices
         shapes = [(shape[0] // slices, *shape[1:]) if shape else () for shape in self._shapes]
         kinds = enumerate(zip(shapes, map(self._device_dtype, self._dtypes), strict=True))
@@ -93,7 +95,10 @@ class Inputs:
 
     @property
     def sample(self) -> Callable[[int], list[list[torch.Tensor]]] | None:
-        """Return what makes the first micro-batches of the call, in the order of lanes, if any."""
+        """Return a function that makes the first micro-batches of the call, in the order of lanes.
+
+        Return None if there are none.
+        """
         return None if self._placeholders else self._micro_batches
 
     def _micro_batches(self, count: int) -> list[list[torch.Tensor]]:
@@ -107,7 +112,7 @@ class Inputs:
         ]
 
     def synthetic(self) -> list[torch.Tensor]:
-        """Return tensors on the device that stand for every batch."""
+        """Return tensors on the device that replace every batch."""
         return [
             torch.randn(shape, dtype=self._device_dtype(dtype))
             if dtype.is_floating_point
@@ -116,11 +121,13 @@ class Inputs:
         ]
 
     def example(self) -> list[torch.Tensor]:
-        """Return what it was compiled for, ready for the device, or what stands for it."""
+        """Return the inputs for which the program was compiled, ready for the device, or
+        placeholders.
+        """
         return self.synthetic() if self._placeholders else self._prepare(self.bound.tensors)
 
     def convert(self, arguments: Arguments) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the tensors of a call, as they were given and ready for the device."""
+        """Return the tensors of a call, as they were passed and ready for the device."""
         given = self._quick(arguments)
         if given is None:
             bound = self._signature.bind(arguments, like=self.bound)
@@ -129,12 +136,12 @@ class Inputs:
         return given, self._prepare(given)
 
     def are_ready(self, arguments: Arguments) -> bool:
-        """Whether a call gives tensors alone that may go to the device as they are."""
+        """Return whether a call passes only tensors that the device can use as they are."""
         given = self._quick(arguments)
         return given is not None and all(map(_is_ready, given, self._ready))
 
     def takes(self, arguments: Arguments) -> bool:
-        """Tell whether a call is of this kind."""
+        """Return whether a call is of this kind."""
         given = self._quick(arguments)
         if given is None:
             bound = self._signature.bind(arguments, like=self.bound)
@@ -148,7 +155,9 @@ class Inputs:
         )
 
     def _quick(self, arguments: Arguments) -> list[torch.Tensor] | None:
-        """Return the tensors of a call that gives them alone, or None for the long way."""
+        """Return the tensors of a call that passes only tensors, or None if the call needs
+        all checks.
+        """
         args, kwargs = arguments
         if not self._tensors_only or kwargs or len(args) != len(self._dtypes):
             return None
@@ -205,8 +214,8 @@ class Inputs:
             self._warn("Input %s is not contiguous: a contiguous copy is made.", at)
             tensor = tensor.contiguous()
         tensor = tensor.to(self._device_dtype(tensor.dtype)).resolve_neg().resolve_conj()
-        # One that is contiguous may still have odd strides where a size is 1: gray images in
-        # torch.channels_last. Code is compiled for those of a tensor that torch makes itself.
+        # A contiguous tensor may have unusual strides in dimensions of size 1, for example a gray
+        # image in torch.channels_last. Code is compiled for the strides of a new tensor.
         strides = self._ready[at][2]
         return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
@@ -216,12 +225,12 @@ class Inputs:
             log.python.warning(message, self.bound.paths[at])
 
     def _device_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        # Integers stay: torch's own operators want 64-bit indices and labels.
+        # Integers keep their type, because torch's operators expect 64-bit indices and labels.
         return narrowed(dtype) if self._narrow and dtype.is_floating_point else dtype
 
 
 def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
-    """Whether a tensor is what the device reads, as it is."""
+    """Return whether the device can read a tensor as it is."""
     dtype, shape, strides, is_cpu = ready
     try:
         return (
@@ -232,7 +241,7 @@ def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
             and not tensor.requires_grad
             and bool(tensor.data_ptr())
         )
-    except RuntimeError:  # from tensors that have no memory, or no shape
+    except RuntimeError:  # the tensor has no memory or no shape
         return False
 
 
@@ -275,7 +284,9 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
 
 
 def dividing(bound: Bound, spec: Spec) -> Spec:
-    """Return the settings for a batch that may not divide: then inference takes one iteration."""
+    """Return settings for a batch. If it cannot be divided into the iterations, inference runs one
+    iteration.
+    """
     for path, tensor in zip(bound.paths, bound.tensors, strict=True):
         refuse_odd(path, tensor)
     rows = [tensor.shape[0] for tensor in bound.tensors if tensor.dim()]
@@ -285,14 +296,16 @@ def dividing(bound: Bound, spec: Spec) -> Spec:
 
 
 def return_inputs(changed: list[int], given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
-    """Give changes that forward made in place back where the device used a copy."""
+    """Copy the changes that forward made in place to the user's tensors, if the device
+    used copies.
+    """
     for at in changed:
         if given[at].data_ptr() != batch[at].data_ptr():
             given[at].detach().copy_(batch[at])
 
 
 def refuse_odd(path: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor without plain values in memory."""
+    """Refuse a tensor that does not have plain values in memory."""
     if torch.nn.parameter.is_lazy(tensor):
         refuse_kind(path, "a parameter that is not initialized", _PLAIN)
     if tensor.is_nested:
@@ -314,12 +327,12 @@ def refuse_odd(path: str, tensor: torch.Tensor) -> None:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.data_ptr())
-    except RuntimeError:  # fake, functional, ... tensors, each with another text
+    except RuntimeError:  # fake, functional and other tensors raise this with different texts
         return 0
 
 
 def _needed(tensor: torch.Tensor) -> int:
-    """Bytes of storage that a tensor reaches."""
+    """Return how many bytes of its storage a tensor uses."""
     if 0 in tensor.shape:
         return 0
     strides = zip(tensor.shape, tensor.stride(), strict=True)
@@ -337,10 +350,11 @@ def refuse_kind(path: str, what: str, fix: str) -> NoReturn:
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """What the inputs of one compilation must lie in."""
+    """The ranges in which the inputs of one compiled program must be."""
 
-    ranges: Sequence[Range]  # none where the check is off
-    preconditions: Callable[[], Iterable[Range]]  # of inputs that indices are made of
+    ranges: Sequence[Range]  # empty if the check is off
+    # computed from inputs that are used to compute indices
+    preconditions: Callable[[], Iterable[Range]]
     paths: Sequence[str]
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
@@ -348,7 +362,7 @@ class Indices:
             raise error
 
     def explain(self, error: BaseException, batch: Sequence[torch.Tensor], state: State) -> None:
-        """Raise an error that names the input for a call that failed, if there is one."""
+        """Raise an error that names the input, if an index is the reason why a call failed."""
         if isinstance(error, RuntimeError | IndexError) and _COMPLAINT.search(str(error)):
             better = self._first(self.preconditions(), batch, state)
             if better is not None:

@@ -1,4 +1,6 @@
-"""Going on with a saved model: its values into objects of the user's, then compiling as always."""
+"""Load a saved model: restore its values in the user's objects, which are then compiled as
+usual.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 def fill(
     saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
 ) -> Callable[[], None]:
-    """Put the saved weights and hyper-parameters into the user's objects; return what undoes it."""
+    """Restore the saved weights and hyper-parameters in the user's objects; return a function that
+    undoes it.
+    """
     if (optimizer is None) != (saved.algorithm is None):
         kind = "inference" if saved.algorithm is None else "training"
         raise Error(
@@ -82,7 +86,7 @@ def _put(
 def _fitting(
     saved: Saved, optimizer: torch.optim.Optimizer | None
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return dictionaries of the optimizer and what the file puts into them."""
+    """Return the optimizer's dictionaries, each with the values from the file."""
     if optimizer is None:
         return []
     _check_algorithm(saved, optimizer)
@@ -138,7 +142,9 @@ def _alike(new: Any, old: Any) -> bool:
 
 
 def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
-    """Let the next compilation continue with the state in a file; ``random`` is of this process."""
+    """Make the next compilation continue with the state in a file; ``random`` is the state for this
+    process.
+    """
     Randomness(0).set(random, None)
     session.restored = saved.under(DEVICE), random
     if session.optimizer is not None:
@@ -146,9 +152,10 @@ def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
 
 
 def resume(session: Session, saved: Saved, whole: bool) -> None:
-    """Compile a model for the arguments of a file, or leave that to the first call.
+    """Compile a model for the arguments in a file, or leave this to the first call.
 
-    ``whole``: continue with the saved state of optimizer, device and random numbers too.
+    With ``whole``, also continue with the saved state of the optimizer, the device and random
+    numbers.
     """
     spec = session.settings()
     if spec.training != (saved.algorithm is not None):
@@ -161,7 +168,7 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
     )
     here = _compile.flat_fields(spec.for_cache())
     there = {name: saved.settings.get(name, "absent")[:80] for name in here}
-    if there["target.device"] == "offline":  # saved to run where there are devices
+    if there["target.device"] == "offline":  # the model was saved on a machine without devices
         there |= {name: here[name] for name in ("target.device", "target.generation")}
     differences = _compile.differences(here, there)
     if differences:
@@ -188,9 +195,10 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
         asked = f"arguments {', '.join(saved.arguments)} ({error})"
         refuse_saved(f"{asked}; the signature here is forward{session.model.signature}", error)
     try:
-        with plainly(), torch.enable_grad():  # no call of the user's, whose modes would count
+        # this is not a call by the user, whose modes of torch would matter
+        with plainly(), torch.enable_grad():
             session.compile(arguments, background=True, placeholders=True)
     except Error:
         raise
-    except Exception as error:  # forward's own, of whatever the file passes to it
+    except Exception as error:  # forward may raise any error for the arguments from the file
         refuse_saved(f"forward does not take its arguments: {type(error).__name__}: {error}", error)

@@ -1,4 +1,4 @@
-"""The user's model as it is captured."""
+"""Prepare the user's model for capturing, and follow its training mode."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .inputs import Inputs
 from .signature import Bound, Signature
 from .weights import Grouping, GroupingRequest, ModelTensors
 
-Mode = tuple[bool, ...]  # which modules train and which evaluate
-Situation = tuple[Mode, torch.dtype | None]  # and the type of an autocast around the call
+Mode = tuple[bool, ...]  # for each module, whether it is in training mode
+Situation = tuple[Mode, torch.dtype | None]  # the mode, and the type of an autocast around the call
 Paths = Mapping[int, str]
 Freeze = Callable[[Paths, Spec], tuple[OptimSpec, dict[str, float]]]
 _training = operator.attrgetter("training")
@@ -38,24 +38,24 @@ class Task:
     reading: ModelTensors
     inputs: Inputs
     optim: OptimSpec | None  # None in inference
-    hypers: Mapping[str, float]  # values that it leaves open
+    hypers: Mapping[str, float]  # values that the optimizer leaves variable
     request: _capture.Request
-    attributes: Attributes  # of the modules: they become constants
+    attributes: Attributes  # attributes of the modules, which become constants
 
 
 class Model:
     """The user's model, and a shallow copy with the same tensors and layers, which is traced.
 
-    ``entry`` is called with the user's arguments while tracing; None for the module itself.
-    Its own ``training`` is set on it, whatever the user calls on his module later: for training it
-    follows his ``train()``, for inference his ``eval()``. All layers below follow him.
+    ``entry`` is called with the user's arguments while tracing; None means the module itself. The
+    copy has its own ``training`` flag: for training it follows the user's ``train()``, and for
+    inference the user's ``eval()``. All layers below are the user's layers.
     """
 
     def __init__(
         self, module: nn.Module, users: nn.Module, entry: Callable[..., Any] | None, trained: bool
     ) -> None:
         self.module, self.users = module, users
-        self.freeze: Freeze | None = None  # reads the optimizer, in training
+        self.freeze: Freeze | None = None  # in training, reads the optimizer
         self.wrapped_forward = users.__dict__.get("forward")
         self.signature = Signature(entry or module.forward, type(module).__name__)
         self.groupings: dict[str, GroupingRequest] = {}
@@ -67,17 +67,18 @@ class Model:
 
     def _follow(self, modules: list[nn.Module]) -> None:
         self._modules = modules
-        owns = list(map(vars, modules))  # takes two thirds of the time to look into
-        are_there = all("training" in own for own in owns)  # TorchScript's are not
+        owns = list(map(vars, modules))  # looking these up takes two thirds of the time
+        are_there = all("training" in own for own in owns)  # not the case for TorchScript modules
         look = (_own_training, owns) if are_there else (_training, modules)
         self._look: Callable[[], Iterator[bool]] = functools.partial(map, *look)
 
     def mode(self) -> Mode:
-        """Return which modules train, as the user set it on his module or on the executor.
+        """Return the mode of all modules, as the user set it on the module or on the executor.
 
-        The outermost module of a training model stays in train mode, where its loss is. An
-        inference model that evaluates while the user's trains keeps the mode it had before: the
-        layers are the same objects.
+        The outermost module of a training model stays in training mode, because the loss is
+        computed there. The layers of an inference model belong to the user's model, too. If they
+        are in training mode because the user's model is, an inference model in evaluation mode
+        keeps its earlier mode.
         """
         self._flags = self._flags_now()
         users, own = self.users.training, self.module.training
@@ -85,7 +86,8 @@ class Model:
         if users != seen_users and users is self._trained:
             self.module.training = own = users
         self._seen_training = users, own
-        if self._trained or own != seen_own or own or not users:  # as ``_keeps_mode`` has it
+        # the same condition as in ``_keeps_mode``
+        if self._trained or own != seen_own or own or not users:
             self._mode = tuple(self._look())
         if self._trained and not users and not self._told and not any(self._mode[1:]):
             self._told = True
@@ -99,15 +101,16 @@ class Model:
         return (self.users.training, *self._look())
 
     def is_still(self, mode: Mode) -> bool:
-        """Whether it has this mode, without autocast: nobody has touched a flag since it was asked.
+        """Return whether the model still has this mode, without autocast, because no flag has
+        changed.
 
-        Looking takes less than finding out.
+        This is faster than finding out the mode.
         """
         autocast = torch.is_autocast_enabled("cpu")
         return not autocast and self._mode == mode and self._flags == self._flags_now()
 
     def situation(self) -> Situation:
-        """Return what there is a program each for."""
+        """Return the conditions for which separate programs are compiled."""
         return self.mode(), _autocast()
 
     def _keeps_mode(self) -> bool:
@@ -115,7 +118,9 @@ class Model:
 
     @contextlib.contextmanager
     def in_mode(self) -> Iterator[None]:
-        """Capture inside this: layers that train by now evaluate if the mode is kept."""
+        """Capture in this context. If the mode is kept, it changes layers back that are in training
+        mode now.
+        """
         if not self._keeps_mode():
             yield
             return
@@ -131,7 +136,7 @@ class Model:
             module.training = training
 
     def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task:
-        """Return what compiling for these arguments starts from."""
+        """Return the task of compiling the model for these arguments."""
         modes = dict(zip(map(id, self._modules), self._mode, strict=True))
         self._follow(list(self.module.modules()))
         self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)

@@ -1,7 +1,7 @@
-"""The optimizer of a session: what it compiled to, and its state on the device and off it.
+"""Manage the optimizer of a session: its compiled form, and its state on the device and the host.
 
-Hyper-parameters are read when an optimizer is handed over and at no other time, so that changing
-them needs ``setOptimizer``.
+Hyper-parameters are read only when the user passes an optimizer. To change them, the user calls
+``setOptimizer``.
 """
 
 from __future__ import annotations
@@ -39,24 +39,27 @@ _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 
 
 class SessionOptimizer:
-    """One optimizer of the user's at a time."""
+    """The user's present optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, lock: Lock) -> None:
         self.lock = lock
         self._snapshot = _snapshot(optimizer)
-        self._state = _state_of(optimizer, self._snapshot)  # what is wrong is said at once
+        self._state = _state_of(optimizer, self._snapshot)  # errors are reported immediately
         self.given = optimizer
-        self.spec: OptimSpec | None = None  # what is compiled
-        self.outdated = False  # the user's optimizer has another structure by now
-        self._untold = False  # changed since the processes of a job compared their numbers
-        self._loaded: dict[str, str] = {}  # digests of state that was, since then
+        self.spec: OptimSpec | None = None  # the compiled form
+        # whether the user's optimizer has another structure than the compiled one
+        self.outdated = False
+        # whether hyper-parameters changed since the processes of a job compared them
+        self._untold = False
+        self._loaded: dict[str, str] = {}  # digests of state that was loaded since then
         self._watch = AttributeWatch(optimizer)
         self.guards = OptimizerGuards(optimizer, self._matters)
         warn_of_steps(optimizer)
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self.paths: Paths = {}
-        self._grouped: Collection[str] = ()  # parameters of which groups of replicas have their own
+        # parameters with a different value in each group of replicas
+        self._grouped: Collection[str] = ()
         self._settings: Spec | None = None
         self._store: StateStore | None = None
         self._kept: Mapping[str, torch.Tensor] = {}
@@ -66,10 +69,10 @@ class SessionOptimizer:
         return needs_running_mean(freeze(self._snapshot, {})[0])
 
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
-        """Return what is compiled in, from the hyper-parameters that were read before."""
+        """Return the form to compile, from the hyper-parameters that were read before."""
         state = self._state
         if self.spec is None and isinstance(state, TorchState) and state.was_loaded:
-            self._snapshot = _snapshot(self.given)  # what is loaded brings its numbers along
+            self._snapshot = _snapshot(self.given)  # a loaded state includes hyper-parameters
             self.guards.expect()
         _check_membership(self._snapshot, paths)
         frozen, values = self._frozen(self._snapshot, paths, spec, self.spec)
@@ -82,14 +85,14 @@ class SessionOptimizer:
     def _frozen(
         self, snapshot: Any, paths: Paths, spec: Spec, like: OptimSpec | None = None
     ) -> tuple[OptimSpec, dict[str, float]]:
-        """``like``: whose constants and variables are those of the result."""
+        """Return the immutable form. With ``like``, the same values are constants and variables."""
         automatic = spec.reduction.automatic_loss_scaling
         return freeze(snapshot, paths, automatic_loss_scaling=automatic, compiled=like)
 
     def in_eager(self, hypers: Mapping[str, float]) -> EagerOptimizer | None:
-        """Return the optimizer that eager PyTorch would step; None where there is none.
+        """Return the optimizer that eager PyTorch would step, or None if there is none.
 
-        The classes of ``poptorch.optim`` update in programs only.
+        The classes of ``poptorch.optim`` only update in programs.
         """
         given = self._snapshot
         if isinstance(given, optim.Optimizer) or len(members_of(self.given)) > 1:
@@ -139,13 +142,13 @@ class SessionOptimizer:
             self._replace(optimizer)
 
     def _matters(self) -> bool:
-        """Whether the user's optimizer would be another update by now, or have other numbers."""
+        """Return whether the user's optimizer now means another update, or has other numbers."""
         if self.spec is None or self._settings is None:
             return True
         try:
             snapshot = _snapshot(self.given)
             spec, asked = self._frozen(snapshot, self.paths, self._settings, self.spec)
-        except (Error, AttributeError):  # setOptimizer says what is wrong with it
+        except (Error, AttributeError):  # setOptimizer reports what is wrong
             return True
         return (spec, asked) != (self.spec, self._asked)
 
@@ -156,20 +159,21 @@ class SessionOptimizer:
             return
         self._state._attach_device(self)
         if self._state.has_state():
-            self._upload(with_values=False)  # they were read already
+            self._upload(with_values=False)  # the values were already read
             self._note_loaded()
             return
-        if isinstance(optimizer, optim.Optimizer):  # of torch's, new ones are made to change values
+        # to change values of a torch optimizer, scripts create a new one
+        if isinstance(optimizer, optim.Optimizer):
             self._store.reset_optimizer_state()
             self._note_loaded()
         self._state.host_state_is_dirty = True
 
-    # The device's side.
+    # On the device.
 
     def attach(self, store: StateStore, restored: bool) -> None:
-        """Put hyper-parameters, and state that the optimizer brings along, on a device.
+        """Write hyper-parameters, and state that was loaded into the optimizer, to a device.
 
-        ``restored``: the store has the state that the device had when it was detached.
+        With ``restored``, the store already contains the state from when the device was detached.
         """
         self._store = store
         self._say_common()
@@ -185,9 +189,10 @@ class SessionOptimizer:
         store.write_hypers(self._values)
 
     def _say_common(self) -> None:
-        """Warn that another model has moments for the same optimizer that this one does not see.
+        """Warn that another model has separate moments for the same optimizer.
 
-        Through a torch optimizer they go from one device to another, where one is detached.
+        With a torch optimizer, the moments go from one device to another when the first one is
+        detached.
         """
         ours = isinstance(self.given, optim.Optimizer)
         for other in _attached:
@@ -207,9 +212,10 @@ class SessionOptimizer:
     def detach(
         self, local_only: bool = False, kept: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """The device goes away: read its state first; if ``local_only``, not what others share.
+        """Read the state from a device that is about to be detached. With ``local_only``, skip
+        shared state.
 
-        ``kept``: what is kept of it, which the optimizer then holds, too, instead of copies.
+        ``kept``: state that stays in memory. The optimizer uses these tensors instead of copies.
         """
         if self._store is None:
             return
@@ -220,31 +226,37 @@ class SessionOptimizer:
             )
             state.host_state_is_dirty = False
         self._kept = kept or {}
-        if state._device is not None and state._link is None:  # collected, and cleared before
+        # the device was collected, and its state already removed
+        if state._device is not None and state._link is None:
             state._attach_device(self)
         state._detach_device()
         self._store, self._kept = None, {}
 
     def let_go(self) -> None:
-        """The device could not be attached: it has nothing to read."""
+        """Forget a device that could not be attached, because there is nothing to read."""
         self._store, self._state._device = None, None
 
     def read(self) -> None:
-        """Bring the user's optimizer up to date; all processes do where they keep parts."""
+        """Update the user's optimizer from the device. If processes have parts of the state, all
+        must call this.
+        """
         if self._store is not None:
             self._state._synchronise()
 
     def forget(self) -> None:
-        """The program goes away, and the device with what it has: nothing is read from it."""
+        """Forget the program and the device without reading from it."""
         self.spec = self._settings = self._store = None
         state = self._state
         state.host_state_is_dirty = False
         state._detach_device()
         if isinstance(state, optim.Optimizer):
-            state.set_state_dict(state.get_state_dict())  # for the next device
+            # keep the cached state for the next device
+            state.set_state_dict(state.get_state_dict())
 
     def prepare_run(self) -> bool:
-        """Upload state that was loaded since the last run; tell if another program is needed."""
+        """Write state to the device that was loaded since the last run. Return whether another
+        program is needed.
+        """
         self._take_loaded()
         if self._untold and self._settings is not None and self._settings.runs_together:
             agreement.check_numbers(self._values, self._loaded, self.outdated)
@@ -260,16 +272,18 @@ class SessionOptimizer:
             self._untold |= self._values != before
 
     def count_steps(self) -> Mapping[str, float]:
-        """Return the steps of weights by path, for a run that goes on with them elsewhere."""
+        """Return the number of steps of each weight, by path, for a run that continues
+        elsewhere.
+        """
         return self._state.count() if isinstance(self._state, TorchState) else {}
 
     def begin_at(self, steps: Mapping[str, float]) -> None:
-        """Count on from what ``count_steps`` returned."""
+        """Continue counting from what ``count_steps`` returned."""
         if isinstance(self._state, TorchState):
             self._state.steps = steps
 
     def before_save(self, kept: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Take over what was loaded since the last call; return what is kept with it, detached."""
+        """Use the state that was loaded since the last call. Return the state to save, detached."""
         if self._store is not None:
             self._take_loaded()
         elif self.spec is not None and self._state.ipu_state_is_dirty:
@@ -278,7 +292,7 @@ class SessionOptimizer:
         return kept
 
     def _note_loaded(self) -> None:
-        """State was written, which the processes of a job must have in common."""
+        """Record that state was written, because it must be the same in all processes of a job."""
         if self._settings is not None and self._settings.runs_together:
             self._untold = True
             state = self._state.get_state_dict()["ipu_state"] or {}
@@ -289,9 +303,10 @@ class SessionOptimizer:
     def after_run(self, updates: int) -> None:
         self._state._ran(updates)
         if isinstance(self._state, OwnState) and self._state.writes_numbers:
-            self._state._synchronise()  # what the step has changed in groups is no other setting
+            # values that the step itself changes in groups are not changed settings
+            self._state._synchronise()
             self.guards.expect()
-        # Torch's schedulers warn when no step was made; the device made them.
+        # Torch's schedulers warn if no step was made, but the device has made the steps.
         for each in members_of(self.given):
             each._opt_called = True  # type: ignore[attr-defined]
 
@@ -313,7 +328,7 @@ class SessionOptimizer:
         for key, value in loaded.items():
             self._store.write(key, value)
         state.ipu_state_is_dirty = False
-        state.host_state_is_dirty = True  # merged with what was not loaded
+        state.host_state_is_dirty = True  # merged with state that was not loaded
 
     def names(self) -> list[str]:
         """Return the names of hyper-parameters and state on the device."""
@@ -364,12 +379,12 @@ def _state_of(optimizer: torch.optim.Optimizer, snapshot: Any) -> optim.Optimize
 
 
 def _snapshot(optimizer: torch.optim.Optimizer) -> Any:
-    """Return an object that reads like the optimizer and does not follow its changes.
+    """Return a copy that can be read like the optimizer and does not follow its changes.
 
-    The parameters themselves are shared: which of them are trained is decided at compilation.
+    The parameters are shared. Compiling decides which of them are trained.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return optimizer  # refused by whoever reads it
+        return optimizer  # code that reads it will refuse it
     first = members_of(optimizer)[0]
     twin: Any = type(first).__new__(type(first))
     twin.__dict__.update(first.__dict__)

@@ -1,7 +1,8 @@
-"""What an optimizer holds and a compiled update does not follow: values, weights, hooks, step.
+"""Detect changes of an optimizer that a compiled update does not follow: values, weights, hooks,
+step.
 
-Everything that the optimizer holds is compared. Whether a difference matters is decided by
-translating the optimizer again: what gives the same update and the same numbers is no change.
+Everything in the optimizer is compared. Whether a difference matters is decided by translating the
+optimizer again: if the result is the same update with the same numbers, nothing has changed.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ _STEPS = (
     "after the executor, or move it into forward"
 )
 _GONE = object()
-# What torch keeps in an optimizer besides settings; groups and ``step`` have rows of their own.
+# What torch stores in an optimizer besides settings. Groups and ``step`` have their own rows.
 _BOOKKEEPING = {"state", "param_groups", "defaults", "step"}
 _SCHEDULERS = torch.optim.lr_scheduler.__name__
 Matters = Callable[[], bool]
 
 
 class OptimizerGuards:
-    """The rows of one optimizer of the user's.
+    """The rows of one of the user's optimizers.
 
-    ``matters`` tells whether the optimizer would be compiled to another update by now, or to other
+    ``matters`` returns whether the optimizer would now be compiled to another update, or has other
     numbers.
     """
 
@@ -52,14 +53,16 @@ class OptimizerGuards:
         return [make(self._optimizer, self._matters) for make in rows]
 
     def expect(self) -> None:
-        """The program has the present settings. Hooks and ``step`` stay what it has not."""
+        """Accept the present settings, which the program has. Hooks and ``step`` are never part of
+        the program.
+        """
         present = self._of_settings()
         for new, old in zip(present, self.rows, strict=False):
             new.reported = old.reported
         self.rows = [*present, *self.rows[len(present) :]]
 
     def numbers_hold(self) -> bool:
-        """Look at hyper-parameters alone: quick enough for every call."""
+        """Compare only hyper-parameters, which is fast enough for every call."""
         numbers = self.rows[0]
         return numbers.reported or numbers.holds()
 
@@ -97,7 +100,7 @@ def _entries(optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
-    """Return the row of attributes, and of entries that not all groups had."""
+    """Return the row about attributes, and about entries that not all groups had."""
     known = {"params", *_entries(optimizer)}
 
     def read() -> dict[str, Any]:
@@ -126,7 +129,7 @@ def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
 
 
 def _copied(value: Any) -> Any:
-    """Return something that keeps its value; objects of classes that are not known stay theirs."""
+    """Return a copy whose value does not change; objects of unknown classes are not copied."""
     if isinstance(value, VariableAttributes):
         return sorted(value._variable_attributes)
     if isinstance(value, torch.Tensor):
@@ -169,7 +172,7 @@ def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
 
 
 def _steps(optimizer: torch.optim.Optimizer) -> Guard:
-    """Return the row of what runs around a step, and in its place."""
+    """Return the row about hooks around a step and replacements of it."""
 
     def changes(before: list[Any]) -> Iterator[str]:
         new = [each for each in _around(optimizer) if each not in before]
@@ -183,7 +186,9 @@ def _steps(optimizer: torch.optim.Optimizer) -> Guard:
 
 
 def _around(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    """Yield everything that calling ``step`` would run, with its place; torch's own hooks aside."""
+    """Yield everything that calling ``step`` would run, with its place, except torch's own
+    hooks.
+    """
     before, after = _of_all_optimizers()
     for member in members_of(optimizer):
         yield "step", type(member).step
@@ -205,14 +210,16 @@ def _around(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
 
 
 def _watched_by_scheduler(step: Any, member: torch.optim.Optimizer) -> Any:
-    """Return what a scheduler has wrapped to count calls; None for the class's own ``step``."""
+    """Return a scheduler's wrapper that only counts calls, or None for the ``step`` of the
+    class.
+    """
     inner = step.__wrapped__
     return None if inner is type(member).step else inner
 
 
 @functools.cache
 def _of_all_optimizers() -> tuple[Mapping[int, Any], Mapping[int, Any]]:
-    """Return the hooks before and after each step of any optimizer, which follow changes."""
+    """Return the hooks for all optimizers that run before and after each step."""
     registering = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
     handles = [register(lambda *_: None) for register in registering]
     found = [handle.hooks_dict_ref() for handle in handles]
@@ -225,7 +232,7 @@ def _of_all_optimizers() -> tuple[Mapping[int, Any], Mapping[int, Any]]:
 
 
 def warn_of_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Tell what does not run of what the optimizer brings along."""
+    """Warn about parts of an optimizer that do not run."""
     around = [*_around(optimizer)]
     before, after = (sum(place == each for place, _ in around) for each in ("before", "after"))
     if before or after:

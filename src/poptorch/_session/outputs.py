@@ -1,4 +1,4 @@
-"""From the device's flat results to what ``forward`` returned."""
+"""Convert the device's flat list of results to the structure that ``forward`` returned."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
 
 _INT32 = torch.iinfo(torch.int32)
 
-# On each result rather than on a subclass: the type of a result is torch.Tensor, also pickled.
+# Set on each result instead of in a subclass, because the type of a result must be torch.Tensor,
+# also in pickles.
 _EXPLAINING = {"backward": _refuse_backward, "__getstate__": lambda: None}
 
 
-# Of a call: it was made, the batch was taken at once, all results were there, they were returned.
+# Times of a call: when it began, when the batch was taken, when all results were ready, and when
+# they were returned.
 Moments = tuple[float, float, float, float]
-LastCall = tuple[Moments, Mapping[str, torch.Tensor]]  # and the anchors by short name
+LastCall = tuple[Moments, Mapping[str, torch.Tensor]]  # also contains the anchors, by short name
 
 
 class Outputs:
-    """What ``forward`` returned, waiting for tensors.
+    """The structure that ``forward`` returned, without its tensors.
 
-    ``hosts`` did not pass through the device; they go by their place among all tensors.
+    ``hosts`` are tensors that did not pass through the device, by their index among all tensors.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Outputs:
         self.count = len(structure.paths) - len(hosts)
 
     def build(self, results: Sequence[torch.Tensor]) -> Any:
-        if self._wide is None:  # as they are in each call
+        if self._wide is None:  # this is the same in each call
             wide = [at for at, result in enumerate(results) if result.dtype is torch.int64]
             self._wide = wide if self._narrow else []
         if self._wide:

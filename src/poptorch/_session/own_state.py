@@ -1,4 +1,4 @@
-"""The state of optimizers whose own ``step`` is traced, under the names that they use."""
+"""Read and write the state of optimizers whose own ``step`` is traced, under their own names."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from .torch_state import TorchState
 
 
 class OwnState(TorchState):
-    """Reads and writes ``optimizer.state``, and what the step changes in groups and attributes."""
+    """Reads and writes ``optimizer.state``, and values that the step changes in groups and
+    attributes.
+    """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super().__init__(optimizers, {}, False)
 
     @property
     def writes_numbers(self) -> bool:
-        """Whether the step changes groups, or the optimizer itself."""
+        """Return whether the step changes groups or the optimizer itself."""
         owners = dict(self._owned())
         return any(kept.owner in owners for kept in self._kept())
 
@@ -59,7 +61,9 @@ class OwnState(TorchState):
         yield from ((of_optimizer(at), vars(each)) for at, each in enumerate(self._optimizers))
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Return the state under the names of ``ipu_state``; where there is none, the first."""
+        """Return the state under the names of ``ipu_state``; initial values if there is no
+        state.
+        """
         if self.was_loaded:
             self._synchronise()
         known: dict[str, Any] = {}
@@ -90,7 +94,7 @@ def _holds(layout: Any, path: str, on_device: dict[str, torch.Tensor]) -> bool:
 
 
 def _of_host(leaf: Leaf, value: torch.Tensor) -> Any:
-    """Return a value of the device as the optimizer has it."""
+    """Return a value from the device in the form in which the optimizer stores it."""
     if leaf.number:
         return int(value) if leaf.number == "int" else float(value)
     return value

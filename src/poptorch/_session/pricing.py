@@ -1,4 +1,4 @@
-"""A wrapped model as it is priced: captured for arguments whose values mean nothing."""
+"""Capture a wrapped model for an estimate, with arguments whose values have no meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .signature import Bound
 
 
 class Captures:
-    """A wrapped model, captured once for all settings that it is the same for.
+    """A wrapped model that is captured once for all settings with the same capture.
 
     Its weights and the arguments may be on the meta device.
     """
@@ -41,10 +41,11 @@ class Captures:
         """Return the captured model.
 
         Args:
-            spec: of the settings that it was called with before, only loops, locations,
-                recomputation and what the capture does not depend on may differ.
-            dtype: of its weights, buffers and inputs, where they are floating-point numbers.
-            kind, chips: what to divide it over; None for its own blocks.
+            spec: settings. Those on which the capture depends must be the same in every call. Only
+                loops, locations, recomputation and similar settings may differ.
+            dtype: the type of floating-point weights, buffers and inputs.
+            kind, chips: the chips to divide the model over; None for the model's own blocks.
+            every: keep every ``every``-th recomputation checkpoint.
         """
         captured = self._captured(spec, dtype)
         if kind is not None and chips is not None:
@@ -57,11 +58,11 @@ class Captures:
         return captured
 
     def fitting(self, spec: Spec, system: System, chips: int) -> list[_place.Share]:
-        """Return how to divide the model over so many chips of a system such that it fits."""
+        """Return how to divide the model over this number of chips so that it fits."""
         return shares.fitting(self._captured(spec), spec, system, chips)
 
     def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> Capture:
-        """The model as it is, for an optimizer as it is now."""
+        """Return the capture of the model and optimizer as they are now."""
         task = self._model.task(self._bound, spec, placeholders=True)
         request = task.request if dtype is None else _of_type(task.request, dtype)
         for before in self._made:
@@ -79,7 +80,7 @@ class Captures:
         key: object,
         *args: object,
     ) -> Capture:
-        """A changed capture, made once: its graph says which it is a change of."""
+        """Return a changed capture, which is made once for each change and graph."""
         whole = change, captured.micro.graph, key
         if whole not in self._changed:
             self._changed[whole] = change(captured, *args)
@@ -87,7 +88,7 @@ class Captures:
 
 
 def _of_type(request: _capture.Request, dtype: torch.dtype) -> _capture.Request:
-    """The same request of a model that ``model.to(dtype)`` would be, with inputs of that type."""
+    """Return the request for the model after ``model.to(dtype)``, with inputs of that type."""
 
     def changed(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
         return tuple(replace(s, dtype=dtype) if s.dtype.is_floating_point else s for s in slots)
@@ -105,7 +106,7 @@ def _of_type(request: _capture.Request, dtype: torch.dtype) -> _capture.Request:
 
 
 def _same(before: _capture.Request, now: _capture.Request, micro: _capture.Micro) -> bool:
-    """Tell whether a capture stands for another request too."""
+    """Return whether a capture is also valid for another request."""
     same = (before.batch, before.state, before.grouped) == (now.batch, now.state, now.grouped)
     written = any(slot.kind in (Kind.BUFFER, Kind.CONSTANT) for slot in micro.graph.outputs)
     by_replica = written or micro.exchanging or bool(before.grouped)

@@ -1,4 +1,4 @@
-"""The programs that a model was compiled to."""
+"""Keep the programs that were compiled from a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .store import StateStore
 
 
 class Variant:
-    """The model compiled for one mode and one kind of arguments."""
+    """The model, compiled for one mode and one kind of arguments."""
 
     def __init__(
         self, task: Task, mode: Situation, compiled: _compile.Compiled, guards: list[Guard]
@@ -31,16 +31,18 @@ class Variant:
         self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
-        self.store: StateStore | None = None  # from the first use; shares weights with others'
+        # exists from the first use; shares weights with the stores of other programs
+        self.store: StateStore | None = None
         self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
         emitted = enumerate(compiled.plan.program.emit.slots)  # in the order of the results
         self.loss_at = next((at for at, slot in emitted if slot.kind is Kind.LOSS), None)
         self.indices = Indices(compiled.ranges(), compiled.preconditions, paths)
-        self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
+        # indices of inputs that forward changes in place
+        self.changed_inputs = compiled.changed_inputs()
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
         runtime = self.spec.runtime
-        # Whether calls are so alike that one like the last one needs nothing looked up; and how, as
-        # soon as the executable says it.
+        # Whether a repeated call can skip all look-ups, and the function for such a call, which
+        # exists after the executable has offered it.
         self.again: Again | None = None
         self.repeats = not (
             self.spec.training or self.spec.runs_together or self.spec.anchors
@@ -49,7 +51,7 @@ class Variant:
         )  # fmt: skip
 
     def tensor_names(self) -> list[str]:
-        """Return the names of the program's tensors, those that can be anchored first."""
+        """Return the names of the program's tensors, starting with those that can be anchored."""
         names = list(self.compiled.micro.names)
         if self.task.optim is not None:
             visible = self.compiled.plan.program.visible_slots().values()
@@ -61,20 +63,20 @@ class Variant:
         return names
 
     def anchors(self, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the anchored ones of a call's results by short name."""
+        """Return the anchored results of a call, by short name."""
         names = (short for short, *_ in self.spec.anchors)
         return dict(zip(names, results[self.outputs.count :], strict=True))
 
     def arguments(self) -> tuple[Any, ...]:
-        """Return the arguments that it was compiled for, defaults included."""
+        """Return the arguments for which the program was compiled, including defaults."""
         bound = self.inputs.bound
         given = iter(bound.tensors)
         return tuple(s.unflatten([next(given) for _ in s.paths]) for _, s in bound.parts)
 
     def plan(self) -> Plan:
-        """Return the compiled plan, cut into stages; the cutting is done when first asked for.
+        """Return the compiled plan, divided into stages when this is first called.
 
-        Replicas that exchange tensors run side by side, which stages do not.
+        Replicas that exchange tensors run side by side and have no stages.
         """
         compiled, plan = self.compiled, self.compiled.plan
         side_by_side = compiled.micro.exchanging and plan.program.lanes is not None
@@ -89,7 +91,7 @@ class Variant:
 
 
 class Programs:
-    """A program for each mode and kind of arguments, the present one last."""
+    """The programs for each mode and kind of arguments. The present one is last."""
 
     def __init__(self) -> None:
         self.all: list[Variant] = []
@@ -97,8 +99,8 @@ class Programs:
 
     @property
     def now(self) -> Variant:
-        """The program that calls use."""
-        programs = self.all  # which another thread may replace
+        """Return the program that calls use."""
+        programs = self.all  # another thread may replace the list
         if not programs:
             raise Error(
                 "The model has not been compiled or has been destroyed",
@@ -111,9 +113,10 @@ class Programs:
         return next((each for each in of_mode if each.inputs.takes(arguments)), None)
 
     def use(self, variant: Variant) -> None:
-        """Go on with a program; the oldest one of its mode goes if there are too many.
+        """Make a program the present one, and remove the oldest one of its mode if there are too
+        many.
 
-        So do all that were compiled when the model had other tensors.
+        Also remove all programs that were compiled when the model had other tensors.
         """
         others = [other for other in self.all if other is not variant
                   and other.reading.has_those_of(variant.reading)]  # fmt: skip

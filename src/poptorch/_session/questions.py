@@ -1,4 +1,4 @@
-"""What may be asked about a wrapped model besides running it."""
+"""Answer questions about a wrapped model without running it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STAMPED = ("input", "input_complete", "output", "output_complete")
 
 
 def describe(session: Session) -> list[str]:
-    """Describe what is compiled, for which inputs, and where the newest weights are."""
+    """Say what is compiled, for which inputs, and where the newest weights are."""
     with session.lock():
         if not session.programs.all:
             return ["not compiled"]
@@ -34,7 +34,7 @@ def describe(session: Session) -> list[str]:
 
 
 def explain(session: Session, arguments: Arguments) -> _capture.Explanation:
-    """List what a capture for arguments of this kind would refuse or freeze."""
+    """List what a capture for such arguments would refuse or turn into constants."""
     with session.lock():
         request = _task(session, arguments).request
         with session.model.in_mode():
@@ -44,7 +44,7 @@ def explain(session: Session, arguments: Arguments) -> _capture.Explanation:
 def shares(
     session: Session, arguments: Arguments, chips: int, limit: int | None
 ) -> list[_place.Share]:
-    """Return how to divide the model over so many chips."""
+    """Return how to divide the model over this number of chips."""
     with session.lock():
         task = _task(session, arguments)
         with session.model.in_mode():
@@ -58,7 +58,7 @@ def _task(session: Session, arguments: Arguments) -> Task:
 
 
 def captures(session: Session, arguments: Arguments) -> Captures:
-    """Return what prices are made of; weights and arguments may be on the meta device."""
+    """Return what an estimate needs. Weights and arguments may be on the meta device."""
     with session.lock():
         bound = session.model.signature.bind(arguments)
         session.weights.fetch()
@@ -66,9 +66,9 @@ def captures(session: Session, arguments: Arguments) -> Captures:
 
 
 def counters(session: Session) -> Stamps:
-    """Return the time stamps of the last call, in seconds: by kind, then by tensor.
+    """Return the time stamps of the last call in seconds, by kind and then by tensor.
 
-    With synthetic data nothing travels: tensors have no stamps then.
+    With synthetic data nothing is transferred, so tensors have no stamps.
     """
     with session.lock():
         if session.last is None:
@@ -87,7 +87,9 @@ def counters(session: Session) -> Stamps:
 
 
 def latency(session: Session, start: str, end: str) -> Latency:
-    """Return (min, max, mean) of the time between two kinds of stamps, each of which are equal."""
+    """Return (min, max, mean) of the time between two kinds of stamps. The stamps of one kind are
+    equal.
+    """
     stamps = counters(session)
     times = [stamps[kind][0][0] for kind in (start, end) if stamps[kind] and stamps[kind][0]]
     elapsed = times[1] - times[0] if len(times) == 2 else 0.0

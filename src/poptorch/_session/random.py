@@ -1,4 +1,4 @@
-"""The device's random sequence: its seed and state, in the form that users save and restore."""
+"""Manage the device's random sequence, and convert its state to the form that users save."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from .._ir.program import State
 
 
 def first_state(seed: int) -> torch.Tensor:
-    """Return the state of torch's generator on a device with this seed before its first run.
+    """Return the initial state of torch's generator on a device with this seed.
 
-    Not the host's sequence of the same seed: the noise of a model and its data would go together.
+    It differs from the host's state for the same seed. Otherwise the noise in a model would be
+    correlated with its data.
     """
     text = f"poptorch device {seed}".encode()
     mixed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
@@ -26,10 +27,10 @@ def first_state(seed: int) -> torch.Tensor:
 
 
 class Randomness:
-    """Seeds a device's generator and converts its state; a seed of None is non-deterministic.
+    """Seeds a device's generator and converts its state. A seed of None is non-deterministic.
 
-    ``together``: use the seed of process 0: replicas draw by their numbers among those of all
-    processes, and what is rounded at random in updates must be alike.
+    With ``together``, all processes use the seed of process 0. Replicas draw according to their
+    index among all processes, and random rounding in updates must be the same in all of them.
     """
 
     def __init__(self, seed: int | None, together: bool = False) -> None:
@@ -46,14 +47,14 @@ class Randomness:
         self.has_run = False
 
     def start(self, state: State, restored: bool) -> None:
-        """Give a device its generator: a new sequence, or the one that was left off.
+        """Set the generator of a device to a new sequence, or continue a sequence.
 
-        ``restored``: rounding continues where it was left off too.
+        With ``restored``, random rounding also continues where it stopped.
         """
         state.rng = self._saved.clone()
         rounding = slots.ROUNDING.key
         if rounding in state.tensors and not restored:
-            state.tensors[rounding].fill_(self._seed)  # alike in all processes, as weights are
+            state.tensors[rounding].fill_(self._seed)  # equal in all processes, as weights are
 
     def leave(self, state: State) -> None:
         assert state.rng is not None
@@ -68,7 +69,7 @@ class Randomness:
         return [self._seed, *current.view(torch.int64).tolist()]
 
     def set(self, value: Sequence[int] | None, state: State | None) -> None:
-        """Continue from what ``get`` returned."""
+        """Continue from a value that ``get`` returned."""
         if value is None:
             return
         numbers = list(value)

@@ -1,4 +1,6 @@
-"""What is told of a model that runs: a bad loss, and profiles after calls 1, 2, 4, 8, ... of it."""
+"""Report about a running model: a loss that is not finite, and profiles after calls 1, 2, 4, 8 and
+so on.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,24 @@ from .programs import Variant
 _T = TypeVar("_T")
 
 FIRST = 64
-"""So many calls are kept one by one."""
+"""The number of latest calls that are recorded individually."""
 OLD_NAME = "profile.pop"
-"""Scripts look for the report under this name; it has the content of ``profile.json``."""
+"""Scripts expect the report under this name. Its content is that of ``profile.json``."""
 
 
 class Reports:
-    """What is reported of one wrapped model."""
+    """The reports about one wrapped model."""
 
     advise: Callable[[Captures, Estimate], Estimate] | None = None
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._now: Variant | None = None  # the program that is reported of
+        self._now: Variant | None = None  # the program that the report is about
         self._began = self._ended = 0.0
         self._unwritten = self._has_bad_loss = False
         self._process = processes.forks
         self._reset()
-        weakref.finalize(model, _finish, weakref.ref(self))  # a process that ends, above all
+        weakref.finalize(model, _finish, weakref.ref(self))  # mainly for the end of the process
 
     def _reset(self) -> None:
         self._estimate: Estimate | None = None
@@ -67,7 +69,9 @@ class Reports:
             self._write(now)
 
     def run(self, spec: Spec, do: Callable[..., _T], *args: object) -> _T:
-        """Do a call; if a report of it is asked for and it is one of the first, time its parts."""
+        """Run a call, and measure its parts if a report needs this and it is one of the
+        first calls.
+        """
         if spec.runtime.report is None or self._count >= profile.TIMED:
             return do(*args)
         watch = Stopwatch()
@@ -77,7 +81,7 @@ class Reports:
         return results
 
     def called(self, now: Variant, moments: Moments) -> None:
-        """Note what the last call took; write the report after some."""
+        """Record how long the last call took, and write the report after some calls."""
         self._now = now
         if now.spec.runtime.cycle_count:
             log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles(now))
@@ -98,14 +102,14 @@ class Reports:
         self._ended = ended
 
     def look_at_loss(self, now: Variant, results: Sequence[torch.Tensor]) -> None:
-        """Name the first update whose loss is no number, after a call that ended with this one."""
+        """Report the first update in a call whose loss is not finite."""
         if self._has_bad_loss or now.loss_at is None:
             return
         losses = results[now.loss_at]
-        if math.isfinite(losses if losses.numel() == 1 else losses.sum()):  # 2 us
+        if math.isfinite(losses if losses.numel() == 1 else losses.sum()):  # takes 2 us
             return
         bad = losses.reshape(-1).isfinite().logical_not().nonzero()
-        if not len(bad):  # only the sum of them is too large
+        if not len(bad):  # all values are finite, but their sum is not
             return
         self._has_bad_loss, first, loops = True, int(bad[0]), now.spec.loops
         of_update = loops.accumulation * loops.replicas
@@ -122,18 +126,20 @@ class Reports:
         )
 
     def finish(self) -> None:
-        """Write the report of a program that is let go of, if calls are not in it yet."""
+        """Write the report of a program that is being removed, if some calls are not in the report
+        yet.
+        """
         if self._now is not None and self._count != self._written:
             self._write(self._now)
         self._now = None
         self._reset()
 
     def cycles(self, now: Variant) -> int:
-        """Return the cycles of one call of the compiled program, as the cost model has them."""
+        """Return the cycles of one call of the compiled program according to the cost model."""
         return max(1, round(self.priced(now).cycles))
 
     def priced(self, now: Variant) -> Estimate:
-        """Price the compiled program: capture one micro-batch once more, without data."""
+        """Estimate the compiled program, by capturing one micro-batch again, without data."""
         if self._estimate is None:
             spec = now.spec
             captures = Captures(self._model, now.inputs.bound)
@@ -180,14 +186,15 @@ class Reports:
                 safe_files.write_text(directory / file, text)
             safe_files.write_text(directory / "trace.json", of_trace)
             safe_files.write_text(directory / "report.html", page.html(content))
-        except OSError as error:  # a full disk, for one: the run is worth more than its report
+        # for example a full disk; the run is more important than its report
+        except OSError as error:
             if not self._unwritten:
                 log.python.warning("The profile report cannot be written: %s", error)
             self._unwritten = True
 
 
 def _finish(reports: weakref.ref[Reports]) -> None:
-    """Finish reports that are still there, in the process that they are of."""
+    """Write the reports of this process that still exist."""
     own = reports()
     if own is not None and own._process == processes.forks:
         own.finish()
@@ -203,7 +210,9 @@ def check(spec: Spec) -> None:
 
 
 def modelled(spec: Spec) -> ChipKind:
-    """Return the chips that a program is priced for: those it is compiled for, or the system's."""
+    """Return the chips to estimate for: those for which the program is compiled, or the
+    system's.
+    """
     if spec.target.generation is None:
         return system_of().kind
     kind = next(k for k in KINDS.values() if k.generation == spec.target.generation)

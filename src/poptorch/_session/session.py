@@ -1,4 +1,4 @@
-"""One wrapped model: its lock, programs, device, optimizer and random stream."""
+"""Run one wrapped model: its lock, programs, device, optimizer and random stream."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ from .store import DEVICE_ONLY, Layout, StateStore
 from .transfers import Transfers
 from .weights import check_saved, paths_of
 
-# From a file, what the next compilation continues with: state that no host tensor mirrors, by key,
-# and the random state, None for a new sequence.
+# What the next compilation continues with after loading a file: state without a host tensor, by
+# key, and the random state, which is None for a new sequence.
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
 RECENT = 8
-"""So many calls tell what one takes: the slow tier's are soon forgotten."""
+"""The number of latest calls whose times are used, so that times of the interpreter are
+soon dropped.
+"""
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
 
 
 class Session:
-    """The runtime of one wrapped model; public methods hold its lock.
+    """The runtime of one wrapped model. Public methods hold its lock.
 
-    ``owner`` returns the executor, or None once it is gone; ``progress`` makes the context in
+    ``owner`` returns the executor, or None after its deletion. ``progress`` returns a context in
     which a compilation reports its progress.
     """
 
@@ -60,28 +62,30 @@ class Session:
         trains = optimizer is not None
         self.weights = Transfers(model.module, trains, self.programs, owner)
         self.lock = self.weights.lock
-        self._owner, self._wraps = owner, False  # a model that was let go of wraps nothing
+        self._owner, self._wraps = owner, False  # a model that was destroyed is not wrapped
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
         model.freeze = self.optimizer.frozen if self.optimizer is not None else None
         self.reports = reporting.Reports(model)
         self.random = Randomness(0)
-        # State that no host tensor mirrors, by key, while detached.
+        # State without a host tensor, by key, while the model is detached.
         self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
         self.last: LastCall | None = None
         self.took = deque[float](maxlen=RECENT)  # seconds of the latest calls of a program
-        self._spec: Spec  # every program is compiled with these settings
+        self._spec: Spec  # all programs are compiled with these settings
         self.settings, self._progress = settings, progress
         self._chips = Chips()
-        self._forks = processes.forks  # before the process that has used it
+        self._forks = processes.forks  # number of forks before the process that uses the model
 
     @property
     def now(self) -> Variant:
-        """The program that calls use."""
+        """Return the program that calls use."""
         return self.programs.now
 
     def wrap(self) -> None:
-        """Wrap the user's module for training, unless it is; another executor may have it now."""
+        """Wrap the user's module for training, unless it is wrapped. Another executor may have
+        wrapped it since.
+        """
         owner = self._owner()
         if self.optimizer is not None and owner is not None and not self._wraps:
             wrapping.refuse_wrapped(self.model.users)
@@ -94,9 +98,9 @@ class Session:
     def compile(
         self, arguments: Arguments, background: bool = False, placeholders: bool = False
     ) -> None:
-        """Compile the first program; ``background``: optimised code may come later.
+        """Compile the first program. With ``background``, optimised code may follow later.
 
-        A failure leaves everything as it was.
+        If this fails, nothing changes.
         """
         self.wrap()
         self._forks = forks.check(self._forks, bool(self.programs.all))
@@ -144,7 +148,7 @@ class Session:
                 {key: repr(value) for key, value in task.hypers.items()},
                 None if self.optimizer is None else self.optimizer.in_eager(task.hypers),
             )
-        # After capturing: a forward that sets modes or attributes itself has set them by now.
+        # After capturing, because a forward that sets modes or attributes itself has set them then.
         tensors, constants = task.reading.tensors, compiled.micro.constants.values()
         rows = [
             *guards.of_model(
@@ -158,7 +162,7 @@ class Session:
         return Variant(task, self.model.situation(), compiled, rows)
 
     def _begin(self, variant: Variant) -> None:
-        """Use the first program, without attaching."""
+        """Use the first program, without attaching to a device."""
         random = Randomness(variant.spec.target.seed, variant.spec.runs_together)
         kept, state = self.restored or (None, None)
         if kept is not None:
@@ -180,9 +184,10 @@ class Session:
     # Running.
 
     def run(self, arguments: Arguments) -> Any:
-        """Do one call on the device and return what ``forward`` returns; the caller has the lock.
+        """Make one call on the device and return the result of ``forward``. The caller holds the
+        lock.
 
-        A first call that fails leaves everything as if it had not been made.
+        If the first call fails, nothing changes.
         """
         if processes.forks:
             self._forks = forks.check(self._forks, bool(self.programs.all))
@@ -230,7 +235,9 @@ class Session:
         return self._returned(now, results, (started, taken, ready))
 
     def _is_like_last(self, now: Variant, arguments: Arguments) -> bool:
-        """Whether nothing has happened since the last call, and this one is of its kind."""
+        """Return whether nothing has happened since the last call, and this call has the same kind
+        of arguments.
+        """
         weights, device = self.weights, self.weights.device
         if weights.store is None or weights.store is not now.store or device.near or device.stale:
             return False
@@ -244,7 +251,7 @@ class Session:
     def _returned(
         self, now: Variant, results: Sequence[torch.Tensor], before: tuple[float, float, float]
     ) -> Any:
-        """Return what ``forward`` does; ``before``: when the call began, ran and was ready."""
+        """Return the result of ``forward``; ``before``: when the call began, ran and was ready."""
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (*before, time.perf_counter())
         self.last = moments, now.anchors(results) if now.spec.anchors else {}
@@ -254,7 +261,7 @@ class Session:
         return returned
 
     def _program_for(self, arguments: Arguments) -> Variant:
-        """Attach, and go on with the program for the model's mode and these arguments."""
+        """Attach, and use the program for the model's mode and these arguments."""
         if self.weights.store is None:
             if self.now.spec.runtime.connection == ConnectionType.Never:
                 raise AssertionFailure(
@@ -273,7 +280,7 @@ class Session:
         return now
 
     def _execute(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the program: wholly, or leaving everything as after a whole update."""
+        """Run the program completely, or stop with the state after a complete update."""
         weights, optimizer = self.weights, self.optimizer
         store, device = weights.store, weights.device
         assert store is not None
@@ -288,11 +295,11 @@ class Session:
             try:
                 faults.check("run")
                 run = now.compiled.executable.run
-                if now.mode[1] is not None:  # autocast: its casts are in the program
+                if now.mode[1] is not None:  # the casts of autocast are in the program
                     run = torch.autocast("cpu", enabled=False)(run)
                 results = run(store.state, batch)
             except BaseException as error:
-                if store.state.updates == before:  # nothing has happened
+                if store.state.updates == before:  # nothing has changed yet
                     device.undo(undo)
                 else:
                     self._ran(store.state.updates - before)
@@ -309,7 +316,9 @@ class Session:
     # Several programs.
 
     def _change_program(self, now: Variant, mode: Situation, arguments: Arguments) -> Variant:
-        """Go on with the program for another mode or inputs; all share weights and state."""
+        """Use the program for another mode or other inputs. All programs share weights and
+        state.
+        """
         variant = self.programs.find(mode, arguments)
         if variant is None:
             if mode != now.mode:
@@ -330,7 +339,7 @@ class Session:
         return variant
 
     def _compile_again(self, arguments: Arguments) -> None:
-        """Go on with a program for the optimizer as it is now, weights and all state kept."""
+        """Use a new program for the changed optimizer. Weights and all state are kept."""
         log.python.info(
             "The structure of the optimizer changed. The program is compiled "
             "again, and the optimizer state is kept"
@@ -344,7 +353,7 @@ class Session:
             self.programs.all = [variant]
 
     def _move(self, variant: Variant, restored: bool) -> None:
-        """Let the store of a program take the place of the present one, with its state."""
+        """Replace the present store by that of another program, with the present state."""
         old, device = self.weights.attached, self.weights.device
         has_others = not variant.reading.has_those_of(self.now.reading)
         if variant.store is None:
@@ -410,14 +419,14 @@ class Session:
 
     @locked
     def detach(self) -> None:
-        """Save the state that only the device has and give it back."""
+        """Save the state that exists only on the device, and release the device."""
         _ = self.now
         if self.weights.store is None:
             raise Error("Device is not attached", fix=("call isAttachedToDevice() to check first"))
         self._detach()
 
     def _detach(self, local_only: bool = False) -> None:
-        # The garbage collector may do it while another model is captured.
+        # The garbage collector may call this while another model is captured.
         with interrupts.deferred(), plainly():
             store = self.weights.store
             if store is not None:
@@ -425,7 +434,7 @@ class Session:
                 kept = store.device_only(leaving=True)
                 if self.optimizer is not None:
                     self.optimizer.detach(local_only, kept)
-                # Nothing from here on fails: what has failed before has left the device.
+                # Nothing below can fail: if something fails above, the device is already released.
                 self.random.leave(store.state)
                 self.weights.leave()
                 self.kept = kept
@@ -433,9 +442,9 @@ class Session:
 
     @locked
     def close(self, local_only: bool = False) -> None:
-        """Bring the host up to date, let go of programs and device, and unwrap the module.
+        """Update the host, remove the programs, release the device, and unwrap the module.
 
-        ``local_only``: exchange nothing with other processes: they may be gone.
+        With ``local_only``, exchange nothing with other processes, because they may have ended.
         """
         self.reports.finish()
         self._detach(local_only)
@@ -448,7 +457,7 @@ class Session:
             wrapping.unwrap(self.model.users)
 
     def _forget(self) -> None:
-        """Let go of programs and device, and of what is on the device."""
+        """Remove the programs, the device, and the state on it."""
         if self.optimizer is not None:
             self.optimizer.forget()
         self._chips.release()
@@ -460,20 +469,22 @@ class Session:
     @locked
     @plainly()
     def set_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
-        """Use another optimizer, or the same one with other values; these are uploaded."""
+        """Use another optimizer, or the same one with other values, and write the values to the
+        device.
+        """
         if self.optimizer is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         paths = self.now.reading.paths if self.programs.all else {}
-        # Others, if the user assigned some.
+        # The user may have assigned other tensors.
         paths |= paths_of(_capture.tensors_of(self.model.module, values=False))
         self.optimizer.adopt(optimizer, paths, relaxed)
 
     @locked
     @plainly()
     def state_to_save(self) -> Mapping[str, torch.Tensor]:
-        """Return state that no host tensor mirrors, by key: the device's, or what was kept.
+        """Return state without a host tensor, by key: from the device, or what was kept.
 
-        Where processes have parts of it all of them must call this.
+        If processes have parts of the state, all of them must call this.
         """
         plan, store, kept = self.now.compiled.plan, self.weights.store, self.kept or {}
         if self.optimizer is not None:
@@ -484,12 +495,12 @@ class Session:
         layout = store.layout if store is not None else Layout(plan)
         own = {key: value for key, value in kept.items() if key not in layout.flat}
         own = {**own, **layout.gathered(kept)} if kept else own
-        slots = plan.program.visible_slots()  # a file is of one program
+        slots = plan.program.visible_slots()  # a file contains the state of one program
         return {key: value for key, value in own.items() if key in slots}
 
     @property
     def rng_state(self) -> list[int] | None:
-        """The random state of the device, or the one that is kept for it."""
+        """The random state of the device, or the state that is kept for the device."""
         with self.lock(), plainly():
             _, store = self.now, self.weights.store
             return self.random.get(store.state if store is not None else None)

@@ -1,4 +1,4 @@
-"""Arguments of a call, matched with the signature of ``forward`` and flattened."""
+"""Match the arguments of a call with the signature of ``forward``, and flatten them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Bound:
     """The arguments of one call, flattened."""
 
     tensors: list[torch.Tensor]
-    parts: tuple[tuple[str, trees.Structure], ...]  # names of parameters, defaults included
-    by_name: frozenset[str] = frozenset()  # those passed as keywords
+    parts: tuple[tuple[str, trees.Structure], ...]  # values by parameter name, including defaults
+    by_name: frozenset[str] = frozenset()  # names of arguments that were passed as keywords
 
     @property
     def paths(self) -> list[str]:
-        """What error messages call each tensor."""
+        """Return the name of each tensor for error messages."""
         return [path for _, structure in self.parts for path in structure.paths]
 
     @property
@@ -37,7 +37,7 @@ class Bound:
 
 
 class Signature:
-    """The signature of the original ``forward``, captured when the model is wrapped."""
+    """The signature of the original ``forward``, which is read when the model is wrapped."""
 
     def __init__(self, forward: Callable[..., Any], model: str) -> None:
         self._model = model
@@ -55,7 +55,9 @@ class Signature:
         self._var_keyword = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     def bind(self, arguments: Arguments, like: Bound | None = None) -> Bound:
-        """Match a call and flatten it; ``like``, the compiled call, gives dict keys their order."""
+        """Match and flatten the arguments of a call. Keys of dicts get the order they have in
+        ``like``, the compiled call.
+        """
         args, kwargs = arguments
         known = dict(like.parts) if like else {}
         tensors: list[torch.Tensor] = []
@@ -74,7 +76,7 @@ class Signature:
                 "Too many arguments provided",
                 f"{len(args)} positional arguments for {len(self._positional)} parameters",
             )
-        if "self" in kwargs:  # torch.nn.Module's own call takes no such keyword either
+        if "self" in kwargs:  # torch.nn.Module itself does not accept this keyword either
             self._fail("'self' is not a valid parameter", "self=...")
         extra: dict[str, Any] = {}
         for name, value in kwargs.items():
@@ -118,7 +120,9 @@ class Signature:
     def caller(
         self, forward: Callable[..., Any], bound: Bound
     ) -> Callable[[Sequence[torch.Tensor]], Any]:
-        """Return a function that calls forward with the tensors in place of ``bound``'s."""
+        """Return a function that calls forward with the given tensors in place of those in
+        ``bound``.
+        """
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
             args, kwargs = self.assemble(self.given(bound, tensors))
@@ -129,8 +133,8 @@ class Signature:
     def assemble(self, values: Mapping[str, Any]) -> Arguments:
         """Return the positional and the keyword arguments of a call.
 
-        Who wraps ``forward`` in a function of his own, as hooks and decorators do, sees which are
-        which: they stay what they were, and defaults are not passed.
+        Functions that wrap ``forward``, such as hooks and decorators, can distinguish these.
+        Arguments therefore stay positional or keyword arguments, and defaults are not passed.
 
         Args:
             values: by parameter; ``=name`` for one that is passed as a keyword, ``*name`` and
@@ -138,7 +142,8 @@ class Signature:
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        skipped: list[Any] = []  # defaults, which count only before another positional argument
+        # defaults, which are only needed before another positional argument
+        skipped: list[Any] = []
         rest = dict(values)
         for name, parameter in self._parameters.items():
             own: tuple[Any, ...] = ()
@@ -164,7 +169,9 @@ class Signature:
         return tuple(args), kwargs
 
     def takes_tensors_alone(self, bound: Bound) -> bool:
-        """Tell whether a call with the tensors alone, in their order, is a call like this one."""
+        """Return whether a call that passes only the tensors, in their order, is equal to
+        this one.
+        """
         try:
             alone = self.bind((tuple(bound.tensors), {}))
         except Error:
@@ -173,7 +180,7 @@ class Signature:
         return not any(trees.first_difference(ours, theirs) for (_, ours), (_, theirs) in pairs)
 
     def given(self, bound: Bound, tensors: Sequence[torch.Tensor] | None = None) -> dict[str, Any]:
-        """Return what ``assemble`` needs for a call like this, with its tensors or others."""
+        """Return what ``assemble`` needs for such a call, with its tensors or others."""
         remaining = iter(bound.tensors if tensors is None else tensors)
         values: dict[str, Any] = {}
         for name, structure in bound.parts:

@@ -1,4 +1,4 @@
-"""The device's copy of a model's tensors, and the transfers between host and device."""
+"""Keep the device's copies of a model's tensors, and transfer them between host and device."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from .weights import ModelTensors
 
 Tensors = dict[str, torch.Tensor]
 
-# A detached executor keeps these: no host tensor mirrors them.
+# Kinds without a host tensor, which a detached executor keeps.
 DEVICE_ONLY = (Kind.OPTSTATE, Kind.RNG)
-# The programs of a model have these in common; constants are counted anew in each.
+# Kinds that all programs of a model share. Constants belong to one program.
 _SHARED = (Kind.PARAM, Kind.BUFFER, *DEVICE_ONLY)
 _OPTIMIZER, _STAGES = "the optimizer's state", "weights and state of stages"
 
 
 class Layout:
-    """Where the state of one plan lies: whole in this process, sharded, or in other processes.
+    """Where the state of a plan is stored: whole in this process, sharded, or in other processes.
 
-    Sharded: each process has a part of a flat tensor (``flat``). In other processes: where several
-    share the stages of a model, tensors of others' chips are here on torch's meta device, which
-    have a shape and no memory. Reading either is an exchange that all processes make together.
+    Sharded state is divided: each process has a part of a flat tensor (``flat``). If several
+    processes share the stages of a model, tensors for the chips of other processes are on torch's
+    meta device, where they have a shape but no memory. To read either kind, all processes exchange
+    tensors.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -62,7 +63,7 @@ class Layout:
             tensors[part.key] = tensors[whole.key][self._process * part.numel :][: part.numel]
 
     def drop_remote(self, tensors: Tensors) -> None:
-        """Let go of what only other processes need; chips have accumulators of their own."""
+        """Release tensors that only other processes need. Each chip has its own accumulators."""
         if not self.has_remote_stages:
             return
         sums = [key for key, slot in self._slots.items() if slot.kind is Kind.ACCUM]
@@ -81,9 +82,11 @@ class Layout:
         return value
 
     def gathered(self, tensors: Mapping[str, torch.Tensor], weights: bool = False) -> Tensors:
-        """Return what this process has not or only in part; all processes call this.
+        """Return the tensors of which this process has only a part or nothing. All processes call
+        this.
 
-        ``weights``: weights and buffers too; otherwise only what no host tensor mirrors.
+        With ``weights``, this includes weights and buffers, and otherwise only state without a host
+        tensor.
         """
         result: Tensors = {}
         for flat in self.flat:
@@ -98,28 +101,30 @@ class Layout:
 
     def write_part(self, tensors: Tensors, key: str, value: torch.Tensor) -> None:
         view, flat = self.views[key], tensors[self.views[key].flat]
-        first = view.offset - self._process * flat.numel()  # of the tensor, in this part
+        # index of this part's beginning within the tensor
+        first = view.offset - self._process * flat.numel()
         start, end = max(0, first), min(flat.numel(), first + view.slot.numel)
         if start < end:
             flat[start:end] = value.detach().reshape(-1)[start - first : end - first]
 
     def agrees_on(self, other: Layout, keys: Iterable[str]) -> list[str]:
-        """Return those of some keys whose holders are the same in another program's layout."""
+        """Return those keys that the same processes hold in another program's layout."""
         return [key for key in keys if self._holders.get(key) == other._holders.get(key)]
 
     def lies_like(self, other: Layout) -> bool:
-        """Tell whether what two programs of a model have in common lies in the same processes."""
+        """Return whether the common state of two programs is stored in the same processes."""
         common = self._holders.keys() & other._holders.keys()
         return self.flat == other.flat and len(self.agrees_on(other, common)) == len(common)
 
 
 class StateStore:
-    """The tensors of one compiled program on the device, and the host tensors that they mirror.
+    """The tensors of one compiled program on the device, and their host tensors.
 
-    Host tensors are those that the module has at the moment of a transfer: assigning one to it is
-    like writing into the one before. ``other`` is of another program of the model, to go on from;
-    what only that one reads is here, too, since it is on the device.
-    ``agreed``: the processes of the job have begun with the same weights and state.
+    The host tensors are those in the module at the time of a transfer. Assigning another tensor to
+    the module has the same effect as writing to the old one. ``other`` is the store of another
+    program of the model, whose state this one continues. The store also contains tensors that only
+    the other program reads, because they are on the device. ``agreed``: the processes of the job
+    have started with the same weights and state.
     """
 
     def __init__(
@@ -140,11 +145,13 @@ class StateStore:
         self._kinds = {k: slot.kind for k, slot in visible if slot.kind in _SHARED}
         changed = _changed_by(program)
         paths = (slot.path for key, slot in self._slots.items() if key in changed)
-        self.written = dict.fromkeys(paths)  # on the device, by the program
-        self._changed = {*self.written}  # by those before it, too
+        # paths of tensors that the program changes on the device
+        self.written = dict.fromkeys(paths)
+        self._changed = {*self.written}  # also those that earlier programs changed
         self._runs_together = plan.spec.runs_together
         self.layout = Layout(plan)
-        self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
+        # sharded state that was written before the processes agreed
+        self._waiting: Tensors | None = None if agreed else {}
         tensors = (
             {}
             if other is None or not reading.has_those_of(other._reading)
@@ -160,7 +167,7 @@ class StateStore:
 
     def _allocate(self, compiled: Compiled) -> None:
         program, tensors = self._program, self.state.tensors
-        for key in _summed(compiled):  # zeros, as all that gradients are added to
+        for key in _summed(compiled):  # sums of gradients start at zero
             slot = program.stored[key]
             tensors[key] = _job.current().memory.zeros(slot.numel, slot.dtype)
         for key, slot in program.stored.items():
@@ -191,7 +198,9 @@ class StateStore:
     # From the host.
 
     def upload(self) -> bool:
-        """Copy host weights to the device; tell if some that processes share may have changed."""
+        """Copy host weights to the device. Return whether weights that processes share may have
+        changed.
+        """
         before = {key: self.state.tensors[key].clone() for key in self._common()}
         self.write_all()
         after = self.state.tensors
@@ -204,14 +213,14 @@ class StateStore:
         self._upload(self._slots, event)
 
     def upload_buffers(self, names: tuple[str, ...]) -> None:
-        """Copy some buffers to the device; those that forward does not read are left out."""
+        """Copy some buffers to the device, except those that forward does not read."""
         log.engine.debug("Writing named buffers from host to IPU memory")
         buffers = ((key, slot) for key, slot in self._slots.items() if slot.kind is Kind.BUFFER)
         named = {key: slot for key, slot in buffers if slot.path in names}
         self._upload(named, Event.COPY_TO_DEVICE)
 
     def write_stale(self) -> None:
-        """Copy the weights that other devices have brought to the host."""
+        """Copy weights to the device that other devices have written to the host."""
         log.engine.debug("Writing weights from host to IPU memory")
         due = {*self._device.due(Event.CALL, self._device.copies)}
         slots = ((key, slot) for key, slot in self._slots.items() if slot.path in due)
@@ -219,7 +228,9 @@ class StateStore:
         self._send(Event.CALL, {key: host for key, host in hosts if host is not None})
 
     def _upload(self, wanted: Mapping[str, Slot], event: Event) -> None:
-        """Copy what the module has now, also in the places of tensors that the device knows."""
+        """Copy the module's present tensors, including those that replaced tensors with copies on
+        the device.
+        """
         tensors = tensors_of(self._reading.module)
         if tensors.keys() != self._paths:
             raise Error(
@@ -251,13 +262,17 @@ class StateStore:
             self._moved(event, hosts)
 
     def _let_go(self, paths: Collection[str]) -> None:
-        """The model has other tensors in some places: those that it had keep what was trained."""
+        """Handle tensors that the user replaced in the model: the old tensors receive their trained
+        values.
+        """
         if paths:
             self._fetch(Event.DETACH, paths, local_only=False)
             self._device.leave(path for path in paths if path in self._device.copies)
 
     def _refuse_unreadable(self, hosts: Tensors) -> None:
-        """Look before the first tensor is written: a device has all of the new values or none."""
+        """Check all tensors before the first one is written, so that the device gets all new values
+        or none.
+        """
         for key, host in hosts.items():
             if without_data(host) or not _has_memory(host):
                 raise Error(
@@ -303,15 +318,18 @@ class StateStore:
     # To the host.
 
     def download(self, event: Event, local_only: bool = False) -> None:
-        """Copy what the device has changed to the host, into the same tensors and storage.
+        """Copy values that the device has changed to the host, into the same tensors and storage.
 
-        ``local_only``: only what this process has; otherwise all that share the stages call this.
+        With ``local_only``, copy only what this process has. Otherwise, all processes that share
+        the stages call this.
         """
         log.engine.debug("Writing weights from IPU to host")
         self._fetch(event, self._changed, local_only)
 
     def _fetch(self, event: Event, paths: Collection[str], local_only: bool) -> None:
-        """Write to the tensors whose values these are, wherever the user has put them since."""
+        """Write to the tensors whose values are on the device, even if the user has moved them in
+        the model.
+        """
         due, hosts, lost = {*self._device.due(event, paths)}, {}, []
         with plainly():
             for key, slot in self._slots.items():
@@ -319,7 +337,7 @@ class StateStore:
                     continue
                 value = self.state.tensors[key]
                 value = value if local_only else self.layout.read(self.state.tensors, key)
-                if value.is_meta:  # another process has it
+                if value.is_meta:  # another process has the value
                     continue
                 host = self._device.host(slot.path)
                 if host is not None and self._fits(slot, host):
@@ -331,7 +349,9 @@ class StateStore:
             self._device.lost(event, lost)
 
     def _fits(self, slot: Slot, host: torch.Tensor) -> bool:
-        """Whether a tensor can still take its values: its ``data`` may have another shape."""
+        """Return whether a tensor can still take its values. Its ``data`` may have been given
+        another shape.
+        """
         return slot.path in self._groups or host.shape == slot.replica_shape
 
     def _write_to(self, slot: Slot, value: torch.Tensor, host: torch.Tensor) -> None:
@@ -344,7 +364,7 @@ class StateStore:
                 host.copy_(value)
 
     def digests(self) -> Mapping[str, str]:
-        """Return digests of the host's weights that the processes of a job have in common."""
+        """Return digests of the host weights that the processes of a job have in common."""
         tensors = tensors_of(self._reading.module)
         slots = ((key, self._slots[key]) for key in self._common())
         hosts = {key: tensors[slot.path].tensor for key, slot in slots if slot.path in tensors}
@@ -354,10 +374,11 @@ class StateStore:
     # Another program of the same model.
 
     def take_over(self, other: StateStore) -> None:
-        """Continue with the state of another program's store; the rest comes from the host.
+        """Continue with the state of another program's store. The rest comes from the host.
 
-        If the model's tensors are others by now, each that is still there goes on with its own
-        state, under whatever path; those that have left keep what was trained.
+        If the user has replaced tensors of the model, each tensor that is still in the model
+        continues with its own state, even under another path. Tensors that are no longer in the
+        model keep their trained values.
         """
         stays, keys = self._common_with(other)
         other._let_go(self._device.copies.keys() - stays)
@@ -385,7 +406,9 @@ class StateStore:
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
 
     def _common_with(self, other: StateStore) -> tuple[set[str], dict[str, str]]:
-        """Return the paths of tensors that are where they were, and keys there and here."""
+        """Return the paths of tensors that are still in their places, and the keys there
+        and here.
+        """
         before, now = other._reading.tensors, self._reading.tensors
         if self._reading.has_those_of(other._reading):
             return {*now}, {key: key for key in other._kinds}
@@ -393,7 +416,7 @@ class StateStore:
         paths = {path: places.get(id(tied.tensor)) for path, tied in before.items()}
         keys = {}
         for key, slot in other._program.visible_slots().items():
-            if slot.kind in (Kind.PARAM, Kind.BUFFER):  # what moved comes from the host
+            if slot.kind in (Kind.PARAM, Kind.BUFFER):  # tensors that were moved come from the host
                 place = slot.path if paths.get(slot.path) == slot.path else None
             else:
                 place = paths.get(slot.weight) if slot.weight else ""
@@ -404,7 +427,7 @@ class StateStore:
         return {path for path, place in paths.items() if path == place}, keys
 
     def _alike(self, other: StateStore) -> Tensors:
-        """Return the tensors of another store that lie the same way here; they are shared."""
+        """Return the tensors of another store that have the same layout here. They are shared."""
         slots = other._program.stored
         parts, other_parts = _parts(self._program), _parts(other._program)
         keys = [
@@ -418,7 +441,7 @@ class StateStore:
         theirs = other.state.tensors
         return {key: theirs[key] for key in self.layout.agrees_on(other.layout, keys)}
 
-    # State that no host tensor mirrors.
+    # State without a host tensor.
 
     def write_hypers(self, values: Mapping[str, float]) -> None:
         for key, value in values.items():
@@ -433,9 +456,10 @@ class StateStore:
                 self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
 
     def device_only(self, leaving: bool = False) -> Tensors:
-        """Return copies of moments, counters, rounding; of sharded ones this process's part.
+        """Return copies of moments, counters and rounding state; of sharded state, this process's
+        part.
 
-        ``leaving``: the tensors themselves, where nothing else lies in their memory.
+        With ``leaving``, return the tensors themselves if they share memory with nothing else.
         """
         keys = [key for key, kind in self._kinds.items() if kind in DEVICE_ONLY]
         own = [key for key in keys if key not in self.layout.views]
@@ -448,9 +472,9 @@ class StateStore:
         return values
 
     def write(self, key: str, value: torch.Tensor) -> None:
-        """Copy a value into a tensor of the state; of a sharded one this process's part.
+        """Copy a value into a tensor of the state; of sharded state, into this process's part.
 
-        One that another program will read is kept.
+        A value that only another program reads is kept for it.
         """
         if key not in self.layout.views:
             if key not in self.state.tensors:
@@ -463,7 +487,7 @@ class StateStore:
             self.layout.write_part(self.state.tensors, key, value)
 
     def readable(self, weights: bool = False) -> Mapping[str, torch.Tensor]:
-        """Return all tensors whole, by key; where processes have parts all of them call this."""
+        """Return all tensors whole, by key. If processes have parts, all of them call this."""
         tensors = {**self.state.tensors, **self.layout.gathered(self.state.tensors, weights)}
         return {key: _on_host(value) for key, value in tensors.items()}
 
@@ -472,7 +496,7 @@ class StateStore:
         return {**self.state.values, **sharded}
 
     def agree(self, broadcast: bool) -> None:
-        """Take over from process 0 what lives from call to call, or check that it is the same."""
+        """Copy state that survives calls from process 0, or check that it is the same."""
         kinds = (*_SHARED, Kind.CONSTANT)
         keys = [
             key
@@ -490,7 +514,7 @@ class StateStore:
         self._hold()
 
     def _agree_on_parts(self) -> None:
-        """Take over from process 0 what was written to all parts since the start."""
+        """Copy from process 0 what was written to sharded state since the start."""
         waiting, self._waiting = self._waiting or {}, None
         if not _job.current().numbers(len(waiting), _OPTIMIZER)[0]:
             return
@@ -504,7 +528,7 @@ class StateStore:
 
 
 def _summed(compiled: Compiled) -> list[str]:
-    """Return the keys of what the processes of one machine add up, in memory of all of them."""
+    """Return the keys of sums over the processes of one machine, which are in shared memory."""
     spec, program = compiled.plan.spec, compiled.plan.program
     if (
         spec.processes == 1
@@ -518,7 +542,9 @@ def _summed(compiled: Compiled) -> list[str]:
 
 
 def _has_memory(host: torch.Tensor) -> bool:
-    """Whether a tensor's elements are within its storage, which users can resize to nothing."""
+    """Return whether a tensor's elements are within its storage, which users can resize to
+    nothing.
+    """
     if host.layout is not torch.strided or not host.numel():
         return True
     last = sum((size - 1) * step for size, step in zip(host.shape, host.stride(), strict=True))
@@ -527,7 +553,7 @@ def _has_memory(host: torch.Tensor) -> bool:
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
-    return value if value.is_meta else value.cpu()  # on meta: other processes have it
+    return value if value.is_meta else value.cpu()  # a meta tensor's values are in other processes
 
 
 def _viewed(flat: torch.Tensor, view: View | Member) -> torch.Tensor:
@@ -541,7 +567,7 @@ def _changed_by(program: Program) -> set[str]:
 
 
 def _parts(program: Program) -> dict[str, list[tuple[str, int]]]:
-    """Return the keys and offsets of what each bundle's tensor consists of."""
+    """Return the keys and offsets of the tensors in each bundle."""
     parts: dict[str, list[tuple[str, int]]] = {}
     for view in program.views():
         parts.setdefault(view.flat, []).append((view.slot.key, view.offset))

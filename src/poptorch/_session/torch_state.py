@@ -1,6 +1,7 @@
-"""``optimizer.state`` of torch's own optimizers, read from the device when somebody looks at it.
+"""Provide ``optimizer.state`` of torch's optimizers, reading it from the device only when it is
+accessed.
 
-What is changed in tensors that were read since the last call reaches the device with the next one.
+Changes to tensors that were read since the last call are written to the device by the next call.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ def _nothing() -> None:
 
 
 class WatchedState(collections.defaultdict[Any, Any]):
-    """The dict in the place of ``optimizer.state``; copies and pickles as a plain one."""
+    """The dict that replaces ``optimizer.state``. Copies and pickles of it are plain dicts."""
 
     def __init__(self, entries: Mapping[Any, Any]) -> None:
         super().__init__(dict, entries)
-        self.listeners: list[weakref.WeakMethod[Callable[[], None]]] = []  # who keep no device
+        # weak, so that they keep no device alive
+        self.listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.changed = False
 
     def _announce(self, changes: bool) -> None:
@@ -61,25 +63,27 @@ announce_in(WatchedState, "__setitem__ __delitem__ clear pop popitem setdefault 
 
 
 class TorchState(DeviceState):
-    """The state of torch optimizers; the protocol is that of ``poptorch.optim.Optimizer``."""
+    """The state of torch optimizers, with the same interface as that of
+    ``poptorch.optim.Optimizer``.
+    """
 
     def __init__(
         self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[str, str], counted: bool
     ) -> None:
         self._optimizers = optimizers
         self._names, self._counted = names, counted
-        self._watched = self._states()  # each a WatchedState from the first device on
+        self._watched = self._states()  # WatchedState objects after the first device
         self._watches = False
-        self._paths: Mapping[int, str] = {}  # of the parameters, as of the last device
-        self._updates = 0  # since the state was read
-        self.steps: Mapping[str, float] = {}  # by path, before those: of a run that is gone on with
-        self._read: list[Any] = []  # what was read from the device last
-        self._tensors: list[torch.Tensor] = []  # among it
-        self._versions = 0  # of these, when they were read
+        self._paths: Mapping[int, str] = {}  # paths of the parameters on the last device
+        self._updates = 0  # number of updates since the state was read
+        self.steps: Mapping[str, float] = {}  # earlier steps by path, of a run that is continued
+        self._read: list[Any] = []  # what was last read from the device
+        self._tensors: list[torch.Tensor] = []  # the tensors in it
+        self._versions = 0  # the sum of their versions when they were read
 
     @property
     def was_loaded(self) -> bool:
-        """Whether ``load_state_dict`` was called, which also changes hyper-parameters."""
+        """Return whether ``load_state_dict`` was called, which also changes hyper-parameters."""
         return any(map(operator.is_not, self._states(), self._watched))
 
     def _states(self) -> list[Any]:
@@ -89,7 +93,7 @@ class TorchState(DeviceState):
     def ipu_state_is_dirty(self) -> bool:
         if not self._watches:
             return False
-        # Asked before each call, and mostly nothing has been read.
+        # This is evaluated before each call, and usually nothing has been read.
         loaded = self.was_loaded or any(each.changed for each in self._watched)
         return loaded or (bool(self._read) and self._edited())
 
@@ -114,12 +118,14 @@ class TorchState(DeviceState):
         return sum(map(_version_of, self._tensors))
 
     def _edited(self) -> bool:
-        """Whether what was read has been changed since; cheap, for every call."""
+        """Return whether what was read has been changed since. This is fast enough for
+        every call.
+        """
         if not self.host_state_is_dirty:
             now = self._entries()
             same = len(now) == len(self._read) and all(map(operator.is_, now, self._read))
             return not same or self._sum_of_versions() != self._versions
-        if self._sum_of_versions() != self._versions:  # and the device has gone on since
+        if self._sum_of_versions() != self._versions:  # the device has also made updates since
             self._remember()
             log.python.warning(
                 "You changed tensors of the optimizer state that you had read before the "
@@ -175,7 +181,7 @@ class TorchState(DeviceState):
         return torch.as_tensor(entry.get("step", self.steps.get(path, 0.0)), dtype=torch.float32)
 
     def count(self) -> dict[str, float]:
-        """Return how many steps each weight has made, by path, without asking the device."""
+        """Return how many steps each weight has made, by path, without reading from the device."""
         if not self._counted:
             return {}
         return {
@@ -184,8 +190,8 @@ class TorchState(DeviceState):
         }
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Return the state under the names of ``ipu_state``; zeros where there is none."""
-        if self.was_loaded:  # the others' is newer on the device
+        """Return the state under the names of ``ipu_state``; zeros if there is no state."""
+        if self.was_loaded:  # state that was not loaded is newer on the device
             self._synchronise()
         state: dict[str, torch.Tensor] = {}
         for number, parameter, path in self._parameters():
@@ -201,7 +207,7 @@ class TorchState(DeviceState):
         return {"ipu_state": {**rest, **state}, "ipu_param": {}}
 
     def _parameters(self) -> Iterator[tuple[int, torch.Tensor, str]]:
-        """Yield all parameters of the model, each with the number of its optimizer."""
+        """Yield all parameters of the model, each with the index of its optimizer."""
         if self._link is not None:
             self._paths = self._link.paths
         for number, optimizer in enumerate(self._optimizers):

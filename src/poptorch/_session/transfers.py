@@ -1,4 +1,4 @@
-"""What travels between the host's weights and buffers and the device's, and when."""
+"""Decide when weights and buffers are transferred between host and device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .wrapping import Owner
 
 
 class Transfers:
-    """The transfers of one wrapped model; public methods hold its lock.
+    """The transfers of one wrapped model. Public methods hold its lock.
 
-    Implicit ones go through the methods of its owner, so that users can replace these.
+    Automatic transfers call the methods of the owner, so that users can override these.
     """
 
     def __init__(
@@ -39,11 +39,14 @@ class Transfers:
         self.lock = self.device.lock
         self.store: StateStore | None = None  # while attached
         self.checks = guards.Checks(guards.of_weights(self.device, module))
-        self.has_agreed = False  # the processes of a job have begun with the same weights
+        # whether the processes of the job have started with the same weights
+        self.has_agreed = False
         self._trains, self._programs, self._owner = trains, programs, owner
         self._taking_over = self._is_copying = False
-        self.written: Mapping[str, str] | None = None  # digests, since processes compared theirs
-        self._left: Mapping[str, str] | None = None  # digests of the host's when detached
+        # digests of written weights since the processes last compared them
+        self.written: Mapping[str, str] | None = None
+        # digests of the host's weights at the time of detaching
+        self._left: Mapping[str, str] | None = None
 
     @property
     def attached(self) -> StateStore:
@@ -51,7 +54,7 @@ class Transfers:
         return self.store
 
     def begin(self) -> None:
-        """There is another first program, or none: nothing is on the device."""
+        """Start with another first program, or none. Nothing is on the device."""
         self.store = self.written = self._left = None
         self.has_agreed = False
         self.device.clear()
@@ -63,14 +66,14 @@ class Transfers:
         self.adopted()
 
     def leave(self) -> None:
-        """The device goes, after ``save``."""
+        """Forget the device, after ``save``."""
         self.device.clear()
         self.store = None
         for variant in self._programs.all:
             variant.store = None
 
     def save(self, local_only: bool) -> None:
-        """Bring down what would go with the device."""
+        """Copy values to the host that would be lost with the device."""
         self.bring_down(local_only)
         if not self._trains and self.device.due(Event.DETACH, self.device.copies):
             self._download(local_only, Event.DETACH)
@@ -78,7 +81,7 @@ class Transfers:
         self._left = self.attached.digests() if compares else None
 
     def check_processes(self) -> None:
-        """Refuse weights that the processes of a job have written, each its own."""
+        """Refuse weights that were written independently by the processes of a job."""
         assert self.written is not None
         agreement.check_written(self.written)
         self.written = None
@@ -92,16 +95,16 @@ class Transfers:
 
     @locked
     def copy_to_device(self) -> None:
-        """Copy weights and buffers to the device; training progress on it is discarded.
+        """Copy weights and buffers to the device. Training progress on the device is discarded.
 
-        While detached nothing happens: attaching uploads.
+        While the model is detached nothing happens, because attaching copies the weights.
         """
         _ = self._programs.now
         if self.store is None:
             return
         self.checks.due = 0.0
         with interrupts.deferred(), self._copying():
-            if self._taking_over:  # what a trainer has is alike in all processes
+            if self._taking_over:  # weights from a trainer are the same in all processes
                 self.store.write_stale()
                 return
             if self.store.upload():
@@ -109,7 +112,9 @@ class Transfers:
         self.adopted()
 
     def adopted(self) -> None:
-        """The device has what the model has on the host, in the places of other tensors, too."""
+        """Record that the device has the model's present host weights, including replaced
+        tensors.
+        """
         for variant in self._programs.all:
             variant.reading.adopt()
         self.checks.adopted()
@@ -126,13 +131,14 @@ class Transfers:
             self.store.upload_buffers(names)
 
     def bring_host_up_to_date(self) -> bool:
-        """Download if the device is newer; return whether it was."""
+        """Copy weights to the host if the device is newer. Return whether they were copied."""
         self.checks.due = 0.0
-        # Where it is not nobody waits, for a compilation least of all.
+        # If the device is not newer, nothing waits for the lock. In particular, compilation does
+        # not.
         return self.device.newer > 0 and self.lock.run(self.bring_down)
 
     def bring_down(self, local_only: bool = False) -> bool:
-        """The same; ``local_only``: without exchanging anything."""
+        """Copy weights to the host. With ``local_only``, exchange nothing with other processes."""
         if not self.device.newer or self.store is None or self._is_copying:
             return False
         if local_only and self.store.layout.is_in_parts:
@@ -154,7 +160,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def _copying(self) -> Iterator[None]:
-        """Copy weights between host and device; the copy itself looks at the module."""
+        """Copy weights between host and device without treating this access as the user's."""
         self._is_copying = True
         try:
             yield
@@ -163,10 +169,10 @@ class Transfers:
 
     @locked
     def fetch(self) -> None:
-        """Fetch newer weights that another trainer of the same tensors has."""
+        """Get newer weights from another model that trains the same tensors."""
         self.device.fetch()
         if self.store is not None and self.device.stale:
-            self.bring_down()  # what another brought to the host is not all of it
+            self.bring_down()  # another model may have written only some of them to the host
             log.python.debug("Implicit copyWeightsToDevice()")
             owner = self._owner()
             assert owner is not None

@@ -1,4 +1,4 @@
-"""A module's parameters and buffers at one moment, and which of them replicas have in groups."""
+"""Read a module's parameters and buffers at one moment, and how groups of replicas share them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ ShapeAndType = tuple[Sequence[int] | None, torch.dtype | None]
 
 @dataclass(frozen=True)
 class Grouping:
-    """How replicas share the values of one parameter; ``of_replica`` has the group of each."""
+    """How replicas share the values of one parameter. ``of_replica`` contains the group of each
+    replica.
+    """
 
     of_replica: tuple[int, ...]
     retrieval: VariableRetrievalMode
@@ -30,14 +32,14 @@ class Grouping:
         return max(self.of_replica) + 1
 
     def from_host(self, host: torch.Tensor) -> torch.Tensor:
-        """Return one value per group; after reading all replicas back the host has more."""
+        """Return one value per group. After reading back all replicas, the host has more."""
         if host.shape[0] == self.groups:
             return host.detach()
         first = [self.of_replica.index(group) for group in range(self.groups)]
         return host.detach()[first]
 
     def to_host(self, device: torch.Tensor, host: torch.Tensor) -> None:
-        """Write to the host's tensor, which with ``AllReplicas`` changes its shape."""
+        """Write to the host's tensor. With ``AllReplicas`` this changes its shape."""
         if self.retrieval != VariableRetrievalMode.AllReplicas:
             host.copy_(device)
             return
@@ -50,14 +52,16 @@ class Grouping:
 
 @dataclass(frozen=True)
 class GroupingRequest:
-    """The arguments of ``replicaGrouping``; resolved when the replicas are known."""
+    """The arguments of ``replicaGrouping``. They are resolved when the number of replicas
+    is known.
+    """
 
     kind: CommGroupType
     size: int
     retrieval: VariableRetrievalMode
 
     def resolve(self, path: str, host: torch.Tensor, replicas: int) -> Grouping | None:
-        """Return the grouping, or None when all replicas share one value."""
+        """Return the grouping, or None if all replicas share one value."""
         if self.kind == CommGroupType.All:
             return None
         size = 1 if self.kind == CommGroupType.NoGrouping else self.size
@@ -84,7 +88,7 @@ class GroupingRequest:
 
 @dataclass(frozen=True, eq=False)
 class ModelTensors:
-    """The tensors by path of what is traced, and those with a value per group of replicas."""
+    """The tensors of the traced model by path, and those with one value per group of replicas."""
 
     module: nn.Module
     tensors: Mapping[str, _capture.ModelTensor]
@@ -95,14 +99,14 @@ class ModelTensors:
         return paths_of(self.tensors)
 
     def adopt(self) -> None:
-        """Go on with the tensors that the user has put in the places of others."""
+        """Use the tensors that the user has assigned in place of others."""
         for path, tied in _capture.tensors_of(self.module, values=False).items():
             own = self.tensors.get(path)
             if own is not None and own.tensor.shape == tied.tensor.shape:
                 own.tensor = tied.tensor
 
     def has_those_of(self, other: ModelTensors) -> bool:
-        """Whether both are of the same tensors in the same places."""
+        """Return whether both contain the same tensors in the same places."""
         return self.tensors.keys() == other.tensors.keys() and all(
             tied.tensor is other.tensors[path].tensor for path, tied in self.tensors.items()
         )
@@ -117,7 +121,7 @@ def paths_of(tensors: Mapping[str, _capture.ModelTensor]) -> dict[int, str]:
 
 
 def check_saved(there: Mapping[str, ShapeAndType], here: Mapping[str, ShapeAndType]) -> None:
-    """Compare tensors of a file with those that they are for; types may be unknown."""
+    """Compare the tensors in a file with those to be loaded. Types may be unknown."""
     for name in sorted({*there, *here}):
         saved, own = there.get(name, (None, None)), here.get(name, (None, None))
         shapes = [None if shape is None else tuple(shape) for shape, _ in (saved, own)]

@@ -1,6 +1,6 @@
-"""What wrapping for training does to the user's module, and undoing it.
+"""Change the user's module when it is wrapped for training, and undo the change.
 
-The object stays the same; its class becomes a subclass named ``Poptorch<Name>`` with two more
+The object stays the same. Its class becomes a subclass named ``Poptorch<Name>`` with two more
 methods. Copies and pickles of it are ordinary modules.
 """
 
@@ -31,13 +31,13 @@ HOLDERS = ("_parameters", "_buffers")
 
 
 class Watched(dict[str, Any]):
-    """A dict that announces every look and change; it copies and pickles as a plain one."""
+    """A dict that announces every access and change. Copies and pickles of it are plain dicts."""
 
     __slots__ = ("listeners",)
 
     def __init__(self, entries: dict[str, Any]) -> None:
         super().__init__(entries)
-        self.listeners: list[Callable[[], None]] = []  # of each model that has the module
+        self.listeners: list[Callable[[], None]] = []  # one for each model that contains the module
 
     def _announce(self, changes: bool) -> None:
         for listener in self.listeners:
@@ -51,7 +51,7 @@ class Watched(dict[str, Any]):
 
 
 def announce_in(cls: type[dict[Any, Any]], names: str, changes: bool = False) -> None:
-    """Let methods of a dict call ``_announce`` before they do what the class below does."""
+    """Make methods of a dict call ``_announce`` before they call the method of the base class."""
     for name in names.split():
         setattr(cls, name, _announcing(getattr(cls.__base__, name), changes))
 
@@ -64,12 +64,14 @@ def _announcing(method: Callable[..., Any], changes: bool) -> Callable[..., Any]
     return call
 
 
-# Of changes, too: trained values are for the tensor that goes.
+# Before changes, too, because trained values belong to the tensor that is being replaced.
 announce_in(Watched, "__setitem__ __getitem__ get items values")
 
 
 def watch(module: nn.Module, announce: Callable[[], None]) -> weakref.WeakSet[nn.Module]:
-    """Return what is watched, for ``unwatch``: layers may leave the module meanwhile."""
+    """Return what is watched, for ``unwatch``, because layers may be removed from the module in
+    between.
+    """
     watched = weakref.WeakSet(module.modules())
     for sub in watched:
         for holder in HOLDERS:
@@ -81,7 +83,7 @@ def watch(module: nn.Module, announce: Callable[[], None]) -> weakref.WeakSet[nn
 
 
 def unwatch(watched: Iterable[nn.Module], announce: Callable[[], None]) -> None:
-    """Put plain dicts back, unless others want to know."""
+    """Restore plain dicts, unless other listeners remain."""
     for sub in watched:
         for holder in HOLDERS:
             entries = sub.__dict__[holder]
@@ -92,7 +94,7 @@ def unwatch(watched: Iterable[nn.Module], announce: Callable[[], None]) -> None:
 
 
 class Owner(Protocol):
-    """The executor; implicit transfers go through its methods, so that users can replace them."""
+    """The executor. Automatic transfers call its methods, so that users can override them."""
 
     def copyWeightsToHost(self) -> None: ...  # noqa: N802
 
@@ -106,7 +108,7 @@ class Owner(Protocol):
 @dataclass(frozen=True, eq=False)
 class _Wrapping:
     owner: weakref.ref[Owner]
-    announce: Callable[[], None]  # what the dicts of the modules that are watched call
+    announce: Callable[[], None]  # called by the dicts of the watched modules
     watched: weakref.WeakSet[nn.Module]
 
 
@@ -118,7 +120,9 @@ def owner_of(module: nn.Module) -> Owner | None:
 
 
 def refuse_wrapped(module: nn.Module) -> None:
-    """Raise if another executor has a module: one that was destroyed may not take it back."""
+    """Raise an error if another executor wraps the module. An executor that was destroyed may not
+    wrap it again then.
+    """
     if module in _wrappings:
         raise StateError(
             "The model has already been wrapped for training",
@@ -128,7 +132,7 @@ def refuse_wrapped(module: nn.Module) -> None:
 
 
 def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
-    """Change the class of a module and watch its tensors. The owner is held weakly."""
+    """Change the class of a module and watch its tensors. The owner is referenced weakly."""
     reference = weakref.ref(owner)
 
     told = False
@@ -153,13 +157,15 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
             )
 
     _wrappings[module] = _Wrapping(reference, announce, watch(module, announce))
-    for holder in HOLDERS:  # the shallow copy has the same tensors from now on, whatever they are
+    for holder in HOLDERS:  # from now on the shallow copy shares the dicts of tensors
         traced.__dict__[holder] = module.__dict__[holder]
     module.__class__ = _subclass(type(module))
 
 
 def _clipping() -> str | None:
-    """Return the name of the function of torch that clips gradients and looks at a weight now."""
+    """Return the name of the torch function that is clipping gradients and therefore reads
+    a weight.
+    """
     for frame, _ in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
         name = frame.f_code.co_name
         if frame.f_globals.get("__name__") == clip_grad.__name__ and name.startswith("clip_grad"):
@@ -168,7 +174,9 @@ def _clipping() -> str | None:
 
 
 def _reads_gradients() -> bool:
-    """Whether the user's line that looks at a weight, or a loop that it begins, loads ``.grad``."""
+    """Return whether the user's line that reads a weight, or the loop that it starts,
+    loads ``.grad``.
+    """
     for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
         if source.is_own_file(frame.f_code.co_filename):
             return _loads_gradients(frame.f_code, line)
@@ -184,7 +192,8 @@ def _loads_gradients(code: CodeType, line: int) -> bool:
     return any(
         at == line or any(loop.offset < each.offset < loop.argval for loop in loops)
         for each, at in steps
-        if each.opname == "LOAD_ATTR" and each.argrepr == "grad"  # autograd.grad() loads a method
+        # autograd.grad() is a method call and has another name
+        if each.opname == "LOAD_ATTR" and each.argrepr == "grad"
     )
 
 
@@ -197,7 +206,7 @@ def unwrap(module: nn.Module) -> None:
 
 
 def suspend(module: nn.Module) -> None:
-    """Give a wrapped module its own class until ``resume``; others are left alone."""
+    """Give a wrapped module its own class until ``resume``; other modules do not change."""
     if module in _wrappings:
         module.__class__ = type(module).__bases__[0]
 
@@ -208,13 +217,16 @@ def resume(module: nn.Module) -> None:
 
 
 def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-    """Forget gradients; where there are none, no weight is looked at, and none comes down."""
+    """Remove gradients. If there are none, no weight is read, and none is copied from the
+    device.
+    """
     tensors = (x for sub in self.modules() for x in dict.values(sub._parameters))
     if any(x is not None and x.grad is not None for x in tensors):
         nn.Module.zero_grad(self, set_to_none)
 
 
-# Weakly: a class reaches the variables of its script, and executors among them.
+# Weak references, because a class refers to the variables of its script, which may include
+# executors.
 _subclasses: weakref.WeakKeyDictionary[type, weakref.ref[type[nn.Module]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -222,12 +234,12 @@ _subclasses: weakref.WeakKeyDictionary[type, weakref.ref[type[nn.Module]]] = (
 
 def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     def copy_weights_to_host_if_needed(self: nn.Module) -> bool:
-        """Copy newer weights from the device; return whether there were any."""
+        """Copy newer weights from the device. Return whether there were any."""
         owner = owner_of(self)
         return owner is not None and owner.copyWeightsToHostIfNeeded()
 
     def destroy(self: nn.Module) -> None:
-        """Release the executor of this model; the model is an ordinary module afterwards."""
+        """Release the executor of this model. The model is an ordinary module afterwards."""
         owner = owner_of(self)
         if owner is not None:
             owner.destroy()
@@ -253,18 +265,18 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _without_hooks(name: str, cls: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]:
-    """Make a subclass of which neither the class nor its metaclass hears."""
+    """Create a subclass without calling hooks of the class or its metaclass."""
     made: Any = type.__new__(type(cls), name, (nn.Module,), members)
     try:
         made.__bases__ = (cls,)
-    except TypeError:  # it lies otherwise in memory
+    except TypeError:  # its memory layout differs
         made = type(name, (cls,), members)
     return made  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _unwrapped(module: nn.Module) -> Iterator[None]:
-    """Let methods of the user's class, and what looks at it, see that class."""
+    """Show the user's class to its own methods and to code that inspects the object."""
     own = type(module)
     module.__class__ = own.__bases__[0]
     try:
@@ -279,7 +291,7 @@ def _reduce_unwrapped(self: nn.Module, protocol: Any) -> Any:
     make, (cls, *_), *rest = reduced
     if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return reduced
-    # The reconstructor of old pickles, because the modern one insists on the object's own class.
+    # The reconstructor of old pickles, because the modern one requires the object's own class.
     return copyreg._reconstructor, (cls, object, None), *rest  # type: ignore[attr-defined]
 
 
@@ -298,7 +310,9 @@ def _copy_wrapped(self: nn.Module) -> Any:
 
 
 def shallow(module: nn.Module) -> nn.Module:
-    """Return a module with the same tensors and layers; how its class copies does not matter."""
+    """Return a module with the same tensors and layers, without using the class's own methods for
+    copying.
+    """
     result: nn.Module = object.__new__(type(module))
     result.__dict__.update(module.__dict__)
     if module in _wrappings:
