@@ -1,4 +1,4 @@
-"""Who cuts which batches: the loader's arguments, checked, as one frozen decision."""
+"""Decide how samples become batches, from the checked arguments of a loader."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from ..enums import DataLoaderMode
 
 @dataclass(frozen=True)
 class Arrangement:
-    combined: int | None  # samples of one call; None passes the data set's items on as they are
-    micro: int  # samples of one micro-batch, as far as known (1 if a batch sampler does not tell)
+    # samples in one call; None passes the items of the data set on as they are
+    combined: int | None
+    micro: int  # samples in one micro-batch, if known (1 if a batch sampler does not say)
     steps: int  # micro-batches in one combined batch
     worker_batch: int | None  # batch size of torch's loader
     worker_drop_last: bool  # whether torch's loader drops an incomplete batch
     group: int  # how many of torch's batches are joined to one element
     asynchronous: bool  # whether another process loads
-    rebatched: int | None  # rows of the batches that the other process assembles from elements
-    drop_last: bool  # whether the user wants incomplete combined batches dropped
+    rebatched: int | None  # rows of the batches that the other process combines from elements
+    drop_last: bool  # whether incomplete combined batches are dropped, as the user chose
 
 
 def arrange(
@@ -46,7 +47,8 @@ def arrange(
     by_sampler = batch_sampler is not None
     micro = (getattr(batch_sampler, "batch_size", None) or 1) if by_sampler else batch_size
     combined = micro * loops.slices
-    # The ring's buffers have the size of the first batch; a smaller last one is assembled there.
+    # The buffers have the size of the first batch, and a smaller last batch is combined in the
+    # other process.
     late = mode is DataLoaderMode.Async and not drop_last and not by_sampler
     rebatches = combined > 1 and (late or mode is DataLoaderMode.AsyncRebatched)
     if rebatches and rebatched_worker_size is not None and rebatched_worker_size > combined:
@@ -69,7 +71,7 @@ def arrange(
 
 
 def check_switches(**switches: Any) -> None:
-    """Refuse what is neither True nor False: a text such as "no" would count as True."""
+    """Refuse values other than True and False, because a text such as "no" would count as True."""
     for name, value in switches.items():
         if value is not None and value not in (False, True):
             raise InvalidType(f"{name} must be True or False", got=repr(value))

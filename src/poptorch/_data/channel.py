@@ -1,4 +1,6 @@
-"""Messages between a loader and its loading process, over a socket that keeps them apart."""
+"""Exchange messages between a loader and its loading process, over a socket that preserves their
+borders.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,23 @@ from typing import NamedTuple
 ALL_ROWS = -1
 _HEADER = struct.Struct("<biq")  # kind, slot, rows; the text follows
 _LARGEST = 1 << 16
-_MOST_TEXT = 48_000  # bytes that fit the socket's buffer: sending an error never waits for a reader
+# bytes that fit the socket's buffer, so that sending an error never waits for a reader
+_MOST_TEXT = 48_000
 
 
 class Kind(enum.IntEnum):
-    START = 0  # go on after the first element
+    START = 0  # continue after the first element
     FREE = 1  # the oldest slot may be filled again
-    RESTART = 2  # forget all elements and begin this iteration of the data set; rows: which one
+    RESTART = 2  # drop all elements and start this iteration of the data set; rows: its number
     STOP = 3
 
-    READY = 4  # the ring's file follows; rows: where in it the layout is
-    FAILED = 5  # carries a traceback; slot: whether the data set had arrived; the worker ends
-    ITEM = 6  # a slot is full; rows says how many are valid, or ALL_ROWS
-    END = 7  # end of an iteration; rows is 1 when the worker goes on by itself, else 0
-    ERROR = 8  # the data set raised: carries a traceback; the worker waits
-    RESTARTED = 9  # what follows belongs to the new iteration; rows: which one
-    GONE = 10  # is not sent: the worker has ended; the text says how
+    READY = 4  # the file of the ring follows; rows: the offset of the layout in it
+    FAILED = 5  # contains a traceback; slot: whether the data set had arrived; the worker ends
+    ITEM = 6  # a slot is full; rows is the number of valid rows, or ALL_ROWS
+    END = 7  # end of an iteration; rows is 1 if the worker continues by itself, else 0
+    ERROR = 8  # the data set raised an error; contains a traceback; the worker waits
+    RESTARTED = 9  # what follows belongs to the new iteration; rows: its number
+    GONE = 10  # never sent: the worker has ended; the text says how
 
 
 class Message(NamedTuple):
@@ -38,7 +41,9 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """One end of the connection; what was in memory before a message is seen after it."""
+    """One end of the connection. What was written to memory before a message is visible
+    after it.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -46,16 +51,20 @@ class Channel:
         self._poll.register(end, select.POLLIN)
 
     def watch(self, descriptor: int) -> None:
-        """Let ``receive`` return None when this descriptor gets readable, too."""
+        """Make ``receive`` return None also when this descriptor becomes readable."""
         self._poll.register(descriptor, select.POLLIN)
 
     def send(self, kind: Kind, slot: int = 0, rows: int = 0, text: str = "") -> None:
-        """Send a message, with the end of the text; ConnectionError: the other process is gone."""
+        """Send a message with the end of the text. Raise ConnectionError if the other
+        process is gone.
+        """
         carried = text.encode(errors="backslashreplace")[-_MOST_TEXT:]
         self._socket.sendall(_HEADER.pack(kind, slot, rows) + carried)
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Return the next message; None when there is none within some seconds (None: for ever)."""
+        """Return the next message; None if none arrives within some seconds (None: wait
+        forever).
+        """
         while (content := self._take()) is None:
             if seconds == 0.0 or not self._is_readable(seconds):
                 return None
@@ -65,11 +74,12 @@ class Channel:
         return Message(Kind(kind), slot, rows, content[_HEADER.size :].decode(errors="replace"))
 
     def _take(self) -> bytes | None:
-        try:  # to ask first whether something is there would make it two calls of the system
+        try:  # checking for a message first would need a second system call
             return self._socket.recv(_LARGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
-        except ConnectionResetError:  # it has left messages unread; what it sent is still there
+        # it has left messages unread, but the messages that it sent are still here
+        except ConnectionResetError:
             return self._take()
 
     def _is_readable(self, seconds: float | None) -> bool:

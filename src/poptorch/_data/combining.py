@@ -1,4 +1,4 @@
-"""How samples and micro-batches become one combined batch."""
+"""Join samples and micro-batches to one combined batch."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Grouped(Iterator[Any]):
 def join(batches: Sequence[Any], equally: bool = False, name: str = "batch") -> Any:
     """Concatenate batches leaf by leaf: micro-batches become a combined batch.
 
-    Tensors are concatenated along dimension 0, lists without any tensor and tuples of texts (what
-    torch's ``default_collate`` makes of them) one after another; whatever else there is comes from
-    the last batch. The parser of a registered type may complete its object with a method
-    ``join(batches, joined)``. Mappings that are no dictionaries become dictionaries.
+    Tensors are concatenated along dimension 0. Lists without any tensor and tuples of texts, which
+    torch's ``default_collate`` makes, are concatenated, too. All other values come from the last
+    batch. The parser of a registered type may complete its object with a method ``join(batches,
+    joined)``. Mappings that are not dictionaries become dictionaries.
 
     Args:
-        batches: collated, all alike.
-        equally: whether all must have as many rows, as the micro-batches of one update do.
-        name: what errors call them.
+        batches: collated batches with the same structure.
+        equally: whether all must have the same number of rows, as the micro-batches of one update.
+        name: their name in errors.
 
     Raises:
-        poptorch.Error: tensors' shapes differ beyond dimension 0, or at all with ``equally``.
+        poptorch.Error: the shapes of tensors differ beyond dimension 0, or at all with ``equally``.
     """
     last = batches[-1]
     if len(batches) == 1:
@@ -99,7 +99,9 @@ def _concatenated(batches: Sequence[torch.Tensor], equally: bool, name: str) -> 
 
 
 class TensorBatches(Iterator[list[torch.Tensor]]):
-    """Batches of a loader for which ``indexable`` holds: rows by index, not n tensors to stack."""
+    """The batches of a loader for which ``indexable`` holds. It indexes rows instead of stacking n
+    tensors.
+    """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         dataset, sampler = loader.dataset, cast(Any, loader.batch_sampler)
@@ -115,8 +117,8 @@ class TensorBatches(Iterator[list[torch.Tensor]]):
             self._batches = (part[at : min(at + size, end)] for at in range(0, end, size))
         else:
             self._batches = iter(sampler) if shard is None else map(shard.rows, sampler)
-        # torch's own iterator draws its workers' seed here; drawing it too keeps the shuffles of
-        # this and the following epochs the same as torch's.
+        # torch's own iterator draws its workers' seed here. Drawing it too keeps the shuffles of
+        # this and later epochs equal to torch's.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
     def __len__(self) -> int:
@@ -131,12 +133,14 @@ class TensorBatches(Iterator[list[torch.Tensor]]):
 
 
 def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Indexing would wake all of torch's threads, which then wait at work; this takes 0.6 of it."""
+    """Select rows without indexing, which would wake all of torch's threads. They then wait
+    actively; this takes 0.6 of the time.
+    """
     return tensor.index_select(0, rows) if tensor.is_contiguous() else tensor[rows]
 
 
 def indexable(loader: DataLoader[Any]) -> bool:
-    """Tell whether indexing gives exactly what fetching and collating would."""
+    """Return whether indexing gives exactly the same as fetching and collating."""
     dataset = loader.dataset.dataset if isinstance(loader.dataset, Shard) else loader.dataset
     sampler = loader.batch_sampler
     return (

@@ -1,4 +1,4 @@
-"""The consumer's end of asynchronous loading: elements in order out of the ring, or an error."""
+"""Read elements in order from the ring that a loading process fills, or raise its errors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from .channel import ALL_ROWS, Kind, Message
 from .process import Process
 from .worker import Settings
 
-_CHECK_SECONDS = 0.2  # how soon a killed worker is noticed
+_CHECK_SECONDS = 0.2  # interval at which a killed worker is noticed
 _GUARD = 'put the training code under the guard: if __name__ == "__main__":'
 _TRAVEL = "data set, collate_fn and worker_init_fn must be picklable and importable"
 _FORK = "or use fork: async_options={'sharing_strategy': poptorch.SharingStrategy.Fork}"
-_NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a run
+_NEGLIGIBLE = 0.05  # share of waiting below which loading does not limit a run
 
 
 class Consumer:
     """Reads the elements of a data set that another process loads."""
 
     def __init__(self, source: Any, strategy: SharingStrategy, settings: Settings) -> None:
-        self.iteration = self.elements = 0  # begun; taken in this one, its end included
+        # iterations begun; elements taken in this one, including its end
+        self.iteration = self.elements = 0
         self._first_asked = self._waited = 0.0  # seconds
-        self._last: Message | None = None  # that was read in this iteration
-        self._workers_iteration = 0  # the number, for the worker, of the one that is read
+        self._last: Message | None = None  # the last message that was read in this iteration
+        self._workers_iteration = 0  # the worker's number of the iteration that is read
         self._is_started = settings.preload
         self._current: ring.Tensors = []
         self._poisons = env.get("POPTORCH_POISON_BUFFERS")
@@ -38,8 +39,8 @@ class Consumer:
             self._process = Process(source, strategy, settings)
         except Exception as error:
             raise _not_started(f"{type(error).__name__}: {error}", _TRAVEL, _FORK) from error
-        # Runs once: when called, when this object goes, or at the exit of this very process,
-        # before multiprocessing waits there for the worker.
+        # Runs once: when called, when this object is deleted, or when this process exits, before
+        # multiprocessing waits for the worker.
         self._stop = util.Finalize(self, self._process.stop, exitpriority=10)
         try:
             self._form, self._slots = self._announcement()
@@ -48,12 +49,14 @@ class Consumer:
             raise
 
     def stop(self) -> None:
-        """End the worker; elements that were handed out stay valid."""
+        """End the worker. Elements that were returned stay valid."""
         self._stop()
         self._current, self._slots = [], []
 
     def restart(self) -> None:
-        """Go to the beginning of an iteration; what is there of it is not loaded again."""
+        """Start an iteration from its beginning. Elements that are already loaded for it are not
+        loaded again.
+        """
         self._check_usable()
         self.iteration += 1
         self.elements, self._waited = 0, 0.0
@@ -125,7 +128,7 @@ class Consumer:
                 raise self._failed()
 
     def _tell(self, kind: Kind, number: int = 0) -> None:
-        # To a worker that is gone: what it had sent before is still to be read.
+        # The worker may be gone, but messages that it sent before must still be read.
         with contextlib.suppress(ConnectionError):
             self._process.channel.send(kind, rows=number)
 
@@ -133,7 +136,7 @@ class Consumer:
         receive = self._process.channel.receive
         try:
             while (message := receive(_CHECK_SECONDS)) is None:
-                # Processes that the worker forked may hold its end of the channel open.
+                # Processes that the worker forked may keep its end of the channel open.
                 if self._process.exit_code is not None:
                     message = receive(0.0)
                     if message is None:
@@ -153,7 +156,8 @@ class Consumer:
             log.python.error("The loading process could not start:\n%s", message.text)
         if message.kind is Kind.GONE:
             raise _not_started(message.text, _GUARD, _TRAVEL, _FORK)
-        if message.kind is not Kind.READY:  # a data set that arrived: its traceback tells all
+        # the data set had arrived, so its traceback explains everything
+        if message.kind is not Kind.READY:
             raise _not_started(message.text, *(() if message.slot else (_TRAVEL, _FORK)))
         try:
             file = self._process.channel.receive_file()

@@ -1,4 +1,4 @@
-"""The few lengths that sequences are padded to where nobody has named any."""
+"""Choose a few lengths to which sequences are padded, if the user has not chosen any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ def next_size(length: int, longest: int | None = None) -> int:
     """Return the next of 8, 12, 16, 24, 32, 48, 64, 96 and so on: two for each power of two.
 
     Args:
-        longest: a limit; sizes above it become this one.
+        length: the length to round up.
+        longest: a limit, which replaces larger sizes.
     """
     if length == 0:
         return 0

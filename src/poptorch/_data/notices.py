@@ -1,4 +1,4 @@
-"""What a loader warns of: remainders, arguments without effect, other counts than the model's."""
+"""Warn about remainders, arguments without effect, and counts that differ from the model's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from .sharding import Shard, shard_range
 
 
 def remainder(loader: Any, plan: Arrangement, process: int, processes: int, programs: int) -> None:
-    """Tell about a remainder; ``process`` counts for shards, ``programs`` are the model's sizes."""
+    """Warn about a remainder; ``process`` is used for shards, ``programs`` is the number of
+    compiled sizes.
+    """
     dataset, workers = loader.dataset, loader.num_workers
     if isinstance(dataset, IterableDataset):
         if workers > 1 and loader.worker_init_fn is None and not _divides_itself(dataset):
@@ -58,7 +60,7 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
 
 
 def _divides_itself(dataset: object) -> bool:
-    """Whether code of a data set, or of one that it holds, asks which worker it runs in."""
+    """Return whether code of a data set, or of one inside it, asks which worker it runs in."""
     held = [each for each in vars(dataset).values() if isinstance(each, IterableDataset)]
     own = [cls for cls in type(dataset).__mro__ if cls not in IterableDataset.__mro__]
     functions = [each for cls in own for each in vars(cls).values()]
@@ -105,11 +107,12 @@ def _incomplete(plan: Arrangement, samples: int, size: int, processes: int, prog
 
 
 def _length(sampler: Any) -> int | None:
-    if getattr(sampler, "reads_to_count", False):  # its length is a pass over the data set
+    # to get its length, it must read the whole data set
+    if getattr(sampler, "reads_to_count", False):
         return None
     try:
         return len(sampler)
-    except TypeError:  # samplers need no length; torch's base class has none
+    except TypeError:  # samplers need no length, and torch's base class has none
         return None
 
 
@@ -148,7 +151,7 @@ def without_effect(
 
 
 class EndingEarly(Iterator[Any]):
-    """Batches of a data set without a length; warns when there is not a single one."""
+    """Batches of a data set without a length. It warns if there is not a single batch."""
 
     def __init__(self, batches: Iterable[Any], plan: Arrangement) -> None:
         self._batches, self._plan = iter(batches), plan
@@ -169,18 +172,22 @@ class EndingEarly(Iterator[Any]):
 
 
 _latest: tuple[list[weakref.ref[Any]], Arrangement] | None = (
-    None  # loader and iteration; their plan
+    None  # loader and iteration, and their plan
 )
 
 
 def remember(loader: DataLoader[object], iteration: Any, plan: Arrangement) -> None:
-    """Take a loader for the one whose batches a model gets next, while it or its loop lasts."""
+    """Remember that a model gets its next batches from this loader, as long as the loader or its
+    loop exists.
+    """
     global _latest
     _latest = [weakref.ref(loader), weakref.ref(iteration)], plan
 
 
 def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
-    """Warn if a training model would make other updates of a loader's batches than were meant."""
+    """Warn if a training model divides a loader's batches into other updates than the loader was
+    made for.
+    """
     global _latest
     rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
     sources, plan = _latest or ([], None)
@@ -199,8 +206,10 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
 
 
 def _loaded_by_torch(rows: int, slices: int) -> None:
-    """Warn if what is cut is as large as a batch of a loader that knows of no micro-batches."""
-    samplers = (each for each in gc.get_objects() if type(each) is BatchSampler)  # once a program
+    """Warn if the divided batch is as large as a batch of a loader that knows nothing about
+    micro-batches.
+    """
+    samplers = (each for each in gc.get_objects() if type(each) is BatchSampler)  # once per program
     if any(sampler.batch_size == rows for sampler in samplers):
         log.python.warning(
             f"A batch of torch's DataLoader with batch_size={rows} is divided into {slices} "

@@ -1,4 +1,4 @@
-"""Starting and ending the loading process, which can come into being in four ways."""
+"""Start and end the loading process. There are four ways to start one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .ring import aligned
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
 
 _NAME = "poptorch-data"
-_UNGUARDED = 79  # exit code of a loading process whose script starts a loader when it is imported
-_SERVER_GONE = 255  # Python's exit code of a process whose fork server can no longer tell it
+_UNGUARDED = 79  # exit code of a loading process whose script starts a loader on import
+_SERVER_GONE = 255  # Python's exit code of a process whose fork server can no longer report it
 
 _METHODS = {
     SharingStrategy.SharedMemory: "spawn",
@@ -43,12 +43,12 @@ _METHODS = {
 
 
 class Process:
-    """A running worker with the channel to it; ``stop`` leaves nothing of it behind."""
+    """A running worker and the channel to it. ``stop`` ends it completely."""
 
     def __init__(self, source: Any, strategy: SharingStrategy, settings: worker.Settings) -> None:
         here = multiprocessing.current_process()
         if here.name == _NAME and getattr(here, "_inheriting", False):
-            os._exit(_UNGUARDED)  # silently: the process that started this one explains it
+            os._exit(_UNGUARDED)  # silently, because the process that started this one explains it
         context = multiprocessing.get_context(_METHODS[strategy])
         forks = strategy is SharingStrategy.Fork
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -77,14 +77,14 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal killed it."""
+        """None while it runs; negative if a signal killed it."""
         code: int | None = self._process.exitcode
         if code == _SERVER_GONE and is_running(self._process.pid):
             return None
         return code
 
     def describe_end(self) -> str:
-        self._process.join(PATIENCE)  # its connection may end a moment before itself
+        self._process.join(PATIENCE)  # its connection may end shortly before the process
         code = self._process.exitcode
         if code is None:
             return "the loading process closed its connection"
@@ -96,7 +96,7 @@ class Process:
         return f"the loading process ended with exit code {code}"
 
     def stop(self) -> None:
-        """Ask the process to end, after 10 s interrupt it, after another 10 s kill it."""
+        """Ask the process to end, interrupt it after 10 s, and kill it after another 10 s."""
         process, group = self._process, self._process.pid
         workers = members(group)
         with contextlib.suppress(OSError):
@@ -109,11 +109,12 @@ class Process:
             process.join(PATIENCE)
         workers, patience = workers | members(group), 1.0
         if process.exitcode != 0:
-            # Its own workers too: they are of its group, and nobody else would end them at once.
+            # The worker's own workers are in its process group, and nothing else would end them
+            # immediately.
             _signal(os.killpg, group, signal.SIGKILL)
             process.kill()
             process.join()
-            patience = PATIENCE  # a killed process is not gone at once
+            patience = PATIENCE  # a killed process does not disappear at once
         process.close()
         worker.remove_segments(workers, patience)
 
@@ -133,7 +134,7 @@ def _signal(send_signal: Any, target: int, number: int) -> None:
 
 
 def _picklable_parsers() -> dict[type, trees.Parser]:
-    """Return the registered parsers that another process can have: not those of local classes."""
+    """Return the registered parsers that another process can use: not those of local classes."""
     parsers = {}
     for kind, parser in trees.registered().items():
         try:
@@ -147,12 +148,12 @@ def _picklable_parsers() -> dict[type, trees.Parser]:
 
 @contextlib.contextmanager
 def _prepared(strategy: SharingStrategy) -> Iterator[None]:
-    """Start a process such that Ctrl-C during its start-up does not make it print a traceback."""
+    """Start a process so that Ctrl-C during its start-up prints no traceback."""
     if strategy is SharingStrategy.ForkServer:
         worker.preload()
         yield
         return
-    # The new process inherits the mask and lifts it when it is ready for interrupts.
+    # The new process inherits the signal mask and removes it when it can handle interrupts.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -160,14 +161,14 @@ def _prepared(strategy: SharingStrategy) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# The data set on its way there.
+# Sending the data set.
 
 
 class Pickled:
-    """A value that is pickled when a process is started, where it loads when called.
+    """A value that is pickled when a process is started, and unpickled there when called.
 
-    Tensors and arrays travel through one file that the receiver maps: torch's own way opens a file
-    descriptor per tensor, of which a list of samples has too many.
+    Tensors and arrays are sent in one file that the receiver maps. Torch's own method opens a file
+    descriptor per tensor, and a list of samples contains too many.
     """
 
     def __init__(self, value: Any, on_disk: bool = False) -> None:
@@ -205,7 +206,7 @@ def _disk_file() -> int:
 
 
 def _received(file: Any, places: Sequence[slice]) -> Any:
-    """Unpickle the value; its arrays are copy-on-write views of the sender's copy."""
+    """Unpickle the value. Its arrays are copy-on-write views of the sender's copy."""
     descriptor = file.detach()
     try:
         memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
@@ -217,7 +218,7 @@ def _received(file: Any, places: Sequence[slice]) -> Any:
 
 class _Pickler(ForkingPickler):
     def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        # Arguments by position: protocol, fix_imports, and what takes the buffers out of band.
+        # Positional arguments: protocol, fix_imports, and what receives the out-of-band buffers.
         super().__init__(stream, 5, True, buffers.append)
         self._shared = self.dispatch_table[torch.Tensor]
         self.dispatch_table[torch.Tensor] = self._reduce
@@ -234,7 +235,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
-        and 0 < tensor.nbytes <= tensor.untyped_storage().nbytes()  # nothing expanded
+        and 0 < tensor.nbytes <= tensor.untyped_storage().nbytes()  # not expanded
         and not (tensor.requires_grad or tensor.is_quantized)
         and not (tensor.is_conj() or tensor.is_neg())
     )

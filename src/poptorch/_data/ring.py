@@ -1,7 +1,7 @@
-"""The ring of buffers in shared memory: its layout, what an element is, and how it gets in.
+"""Manage the ring of buffers in shared memory: its layout, its elements, and how it is filled.
 
-The memory is a file that no directory lists: the system frees it when the last process that maps it
-ends. It is not in ``/dev/shm``, whose size containers limit.
+The memory is a file that is in no directory. The system frees it when the last process that maps it
+ends. It is not in ``/dev/shm``, because containers limit the size of that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Form:
 
     kind: type  # torch.Tensor, list (tuples arrive as lists), dict or a registered type
     keys: tuple[Any, ...] = ()  # of a dict, in the order of the first element
-    template: Any = field(default=None, repr=False)  # of a registered type: has what is no tensor
+    # an object of a registered type, with everything except its tensors
+    template: Any = field(default=None, repr=False)
 
     @staticmethod
     def of(element: Any) -> Form:
@@ -106,11 +107,11 @@ def aligned(size: int) -> int:
 
 
 def create(form: Form, specs: Sequence[Spec], count: int) -> tuple[int, int, list[Tensors]]:
-    """Return the file of a new ring, where in it the layout is told, and the slots."""
+    """Return the file of a new ring, the offset of the layout in it, and the slots."""
     layout = pickle.dumps((form, specs, count))
     end = count * sum(aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in specs)
     descriptor = os.memfd_create("poptorch_ring")
-    # At once: a later write to memory that is not there would crash.
+    # Allocate now, because a later write to missing memory would crash.
     os.posix_fallocate(descriptor, 0, end + len(layout))
     os.pwrite(descriptor, layout, end)
     return descriptor, end, _slots(descriptor, specs, count)
@@ -124,7 +125,7 @@ def attach(descriptor: int, end: int) -> tuple[Form, list[Tensors]]:
 
 
 def _slots(descriptor: int, specs: Sequence[Spec], count: int) -> list[Tensors]:
-    """Return views; the memory stays mapped while any of them, or any view of one, is alive."""
+    """Return views. The memory stays mapped as long as one of them, or a view of one, exists."""
     memory = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
     slots: list[Tensors] = []
     at = 0
@@ -139,7 +140,7 @@ def _slots(descriptor: int, specs: Sequence[Spec], count: int) -> list[Tensors]:
 
 
 def poison(tensors: Tensors) -> None:
-    """Overwrite with values that cannot be taken for data: NaN, the largest integer, True."""
+    """Overwrite with values that do not look like data: NaN, the largest integer, True."""
     for tensor in tensors:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             tensor.fill_(math.nan)
@@ -147,9 +148,9 @@ def poison(tensors: Tensors) -> None:
             tensor.fill_(True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
 
 
-# Filling it. Both generators claim a buffer before they ask for the element that goes into it, so
-# that nothing is loaded ahead of the ring, and yield when a buffer may be published: the number of
-# its valid rows, or ``ALL_ROWS``.
+# Filling the ring. Both generators claim a buffer before they request the element for it, so that
+# nothing is loaded beyond the ring. They yield when a buffer may be published: the number of its
+# valid rows, or ``ALL_ROWS``.
 
 
 def fill_whole(elements: Iterable[Tensors], claim: Callable[[], Tensors]) -> Iterator[int]:
@@ -162,7 +163,7 @@ def fill_whole(elements: Iterable[Tensors], claim: Callable[[], Tensors]) -> Ite
 def fill_packed(
     elements: Iterable[Tensors], claim: Callable[[], Tensors], size: int, drop_last: bool
 ) -> Iterator[int]:
-    """Pack the rows of the elements into buffers of ``size`` rows, splitting where needed."""
+    """Pack the rows of the elements into buffers of ``size`` rows, splitting elements if needed."""
     buffers, filled = claim(), 0
     for tensors in elements:
         _check_inner_shapes(buffers, tensors)
@@ -180,7 +181,9 @@ def fill_packed(
 
 
 def _copy(buffers: Tensors, tensors: Tensors) -> int:
-    """Copy an element, which may have fewer rows than the first; return how many, or ALL_ROWS."""
+    """Copy an element, which may have fewer rows than the first. Return the number of rows, or
+    ALL_ROWS.
+    """
     rows = ALL_ROWS
     if _shapes(buffers) != _shapes(tensors):
         _check_inner_shapes(buffers, tensors)

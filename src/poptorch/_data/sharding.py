@@ -1,4 +1,6 @@
-"""Which samples a process reads: contiguous shards, and one permutation shared by all processes."""
+"""Decide which samples a process reads: contiguous shards, and one permutation for all
+processes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch.utils.data import Dataset
 def shard_range(
     samples: int, combined: int, drop_last: bool, process: int, processes: int
 ) -> range:
-    """Return a process's positions; with ``drop_last`` all have as many whole combined batches."""
+    """Return a process's range of positions; with ``drop_last``, all have the same number of whole
+    combined batches.
+    """
     if drop_last:
         length = combined * (samples // (combined * processes))
         return range(process * length, (process + 1) * length)
@@ -23,7 +27,9 @@ def shard_range(
 
 
 class InTurn(Sequence[int]):
-    """The positions of processes whose work one process does: ``rows`` of each in turn."""
+    """The positions of several processes whose work one process does: ``rows`` of each,
+    alternating.
+    """
 
     def __init__(self, part: Sequence[int], processes: int, rows: int) -> None:
         self._part, self._processes, self._rows = part, processes, rows
@@ -38,7 +44,7 @@ class InTurn(Sequence[int]):
 
 
 class Shard(Dataset[Any]):
-    """The part of a map-style data set, or of a permutation of it, that one process reads."""
+    """The part of a map-style data set, or of its permutation, that one process reads."""
 
     def __init__(
         self, dataset: Any, part: Sequence[int], order: torch.Tensor | None = None
@@ -62,22 +68,24 @@ class Shard(Dataset[Any]):
         return [self.dataset[row] for row in rows]
 
     def __getattr__(self, name: str) -> Any:
-        # Programs read attributes of their data set through the loader, on one process or many.
+        # Scripts read attributes of their data set through the loader, with one process or many.
         if name.startswith("__") or name == "dataset":
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def rows(self, indices: Sequence[int]) -> list[int]:
-        """Translate positions in the shard to indices of the whole data set."""
+        """Translate positions in the shard to indices in the whole data set."""
         positions = [self.part[index] for index in indices]
         return positions if self.order is None else self.order[positions].tolist()
 
 
 def permutation(samples: int, used: int, seed: int, index: int) -> torch.Tensor:
-    """Return one of a sequence of permutations, the same in all processes with equal seeds.
+    """Return one of a sequence of permutations, which is the same in all processes with equal
+    seeds.
 
-    They come in pairs: what the first leaves over (behind its ``used`` first places) is among the
-    used samples of the second, so that every two epochs cover the data set.
+    Permutations come in pairs. The samples that the first one leaves out, after its ``used`` first
+    positions, are among the used samples of the second, so that every two epochs cover the data
+    set.
     """
     order = _drawn(samples, seed, index)
     if index % 2 == 0 or used in (0, samples):

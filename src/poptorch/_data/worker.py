@@ -1,4 +1,4 @@
-"""The loading process: iterates the data set and keeps the ring of buffers full."""
+"""Run the loading process, which iterates over the data set and keeps the ring of buffers full."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from .._base.processes import is_running
 from . import ring
 from .channel import Channel, Kind
 
-Contents = tuple[Any, dict[type, trees.Parser]]  # a data set, and the parsers of its elements
+Contents = tuple[Any, dict[type, trees.Parser]]  # a data set, and the parsers for its elements
 
 
 @dataclass(frozen=True)
 class Settings:
-    slots: int  # buffers in the ring
+    slots: int  # number of buffers in the ring
     pause: float  # seconds of the first sleep while the ring is full; 0 spins
-    goes_on: bool  # begin the next iteration of the data set at the end of one, unasked
-    preload: bool  # fill the ring before the first iteration is asked for
-    rebatched: int | None  # rows of the batches to assemble; None passes elements on as they are
-    drop_last: bool  # drop the incomplete batch at the end, when assembling
-    seed: int  # of the random generators of the process
+    goes_on: bool  # start the next iteration of the data set immediately after the last one
+    preload: bool  # fill the ring before the first iteration is requested
+    rebatched: int | None  # rows of the batches to combine; None passes elements on as they are
+    drop_last: bool  # drop an incomplete batch at the end when combining
+    seed: int  # for the random generators of the process
 
 
 _NOTHING = object()
-_LONGEST_PAUSE = 0.004  # seconds; who waits longer is woken by the consumer's message
+_LONGEST_PAUSE = 0.004  # seconds; a longer wait is ended by a message from the consumer
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-# Neither is an error, and the data set's own handlers of errors must not catch them.
+# Neither is an error, and the data set's own error handlers must not catch them.
 class _Restart(BaseException):
-    """The consumer asked for the iteration of this number."""
+    """The consumer requested the iteration with this number."""
 
 
 class _Stop(BaseException):
-    """The consumer asked to end, or is gone."""
+    """The consumer requested the end, or is gone."""
 
 
 def main(
@@ -62,31 +62,35 @@ def main(
     settings: Settings,
     start_method: str | None,
 ) -> None:
-    """Run the process until the consumer says stop or is gone.
+    """Run the process until the consumer requests the end or is gone.
 
     Args:
-        inherited: the consumer's own end, which a forked process has too and must close.
+        end: the worker's end of the channel.
+        inherited: the consumer's end, which a forked process also has and must close.
+        load: returns the data set and the parsers.
+        settings: how to load.
         start_method: how to start torch's workers; None is Python's default.
     """
     _set_up_process(inherited, settings.seed)
-    # Forked, torch's workers have torch in their memory; started by a server of their own, which
-    # Python would otherwise do here, each of them imports it.
+    # Forked workers of torch already have torch in memory. By default, Python would start them from
+    # another server here, and each of them would import torch.
     multiprocessing.set_start_method(start_method, force=True)
     preload()
     worker = _Worker(Channel(end), settings)
-    # Nobody waits for us, or somebody pressed Ctrl-C: the consumer's process tells about it.
+    # Nobody waits for this process, or somebody pressed Ctrl-C, which the consumer's process
+    # reports.
     with contextlib.suppress(_Stop, KeyboardInterrupt, EOFError, ConnectionError):
         worker.run(load)
     worker.end()
 
 
 def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
-    # What a forked process has inherited is not its own to finalise.
+    # A forked process must not finalise objects that it has inherited.
     gc.freeze()
     if inherited is not None:
         inherited.close()
-    # Of its own group: Ctrl-C at the terminal is for the consumer to handle, and the consumer can
-    # end this process's own workers even after this process was killed.
+    # A separate process group: the consumer handles Ctrl-C at the terminal, and it can end this
+    # process's workers even after this process was killed.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _exit_cleanly)
@@ -94,7 +98,7 @@ def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(write_through=True)
-    # The cores are for the model; and an OpenMP pool does not survive the workers' forks.
+    # The cores are for the model, and an OpenMP pool does not survive the workers' forks.
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     random.seed(seed)
@@ -102,7 +106,7 @@ def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
 
 
 def preload() -> None:
-    """Let the fork server import torch once, unless the program has chosen what it imports."""
+    """Make the fork server import torch once, unless the program has chosen what it imports."""
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", __name__])
@@ -124,8 +128,8 @@ class _Worker:
         self._freed = 0
         self._source: Any = None
         self._iterator: Iterator[Any] = iter(())
-        self._workers: set[int] = set()  # torch's own
-        self._iterations = 0  # that were begun
+        self._workers: set[int] = set()  # torch's workers
+        self._iterations = 0  # number of iterations that were started
         self._first_order: int | None = None  # of a loader that shuffles for several processes
         self._form: ring.Form
         self._slots: list[ring.Tensors]
@@ -147,7 +151,7 @@ class _Worker:
             try:
                 self._run_iteration(elements)
             except _Restart as restart:
-                (self._iterations,) = restart.args  # some may have been begun ahead
+                (self._iterations,) = restart.args  # some may have been started ahead
                 self._published = self._freed = 0
                 self._started = True
                 self._channel.send(Kind.RESTARTED, rows=self._iterations)
@@ -155,7 +159,7 @@ class _Worker:
             elements = self._elements()
 
     def end(self) -> None:
-        # Only when the old iterator is gone can a loader's persistent workers be used again.
+        # A loader's persistent workers can be used again only after the old iterator is gone.
         self._iterator = iter(())
         self._workers = remove_segments(self._workers)
 
@@ -192,7 +196,7 @@ class _Worker:
             while not self._started:
                 self._obey(waits=True)
         while (element := next(self._iterator, _NOTHING)) is not _NOTHING:
-            self._obey()  # before the element gets into a ring that must be forgotten
+            self._obey()  # before the element is stored in a ring that must be emptied
             yield self._form.split(element)
 
     def _run_iteration(self, elements: Iterator[list[torch.Tensor]]) -> None:
@@ -212,7 +216,7 @@ class _Worker:
             self._channel.send(Kind.ERROR, text=_traceback(error))
         else:
             self.end()
-            # An iteration without elements is not repeated: it could go round for ever.
+            # Do not repeat an iteration without elements, because this could loop forever.
             goes_on = self._settings.goes_on and self._published > before
             self._channel.send(Kind.END, rows=goes_on)
         while not goes_on:
@@ -222,9 +226,9 @@ class _Worker:
         self._obey()
         pause, slots = self._settings.pause, self._settings.slots
         while self._published - self._freed == slots:
-            # Waking a process costs the consumer some 15 us. Pauses spare it that as long as they
-            # cannot be noticed: none is longer than the ring has been full, and another element
-            # is ready meanwhile.
+            # Waking a process costs the consumer about 15 us. Short sleeps avoid this without a
+            # noticeable delay: none is longer than the time for which the ring has been full, and
+            # another element is ready.
             if pause > _LONGEST_PAUSE or slots == 1:
                 self._obey(waits=True)
             else:
@@ -245,30 +249,32 @@ class _Worker:
             else:
                 raise _Stop
         if waits:
-            raise _Stop  # what has returned is the watch on the consumer's process
+            raise _Stop  # the watch on the consumer's process has returned
 
 
 def iterate(source: Any) -> Iterator[Any]:
     if not hasattr(source, "__iter__") and hasattr(source, "__len__"):
         return (source[index] for index in range(len(source)))
     iterator: Iterator[Any] = iter(source)
-    # Torch installs a handler that raises when one of its workers dies. In the middle of a message
-    # to the consumer that would end this process; without it, torch notices within 5 seconds.
+    # Torch installs a handler that raises when one of its workers dies. While a message is sent to
+    # the consumer, this would end this process. Without the handler, torch notices within 5
+    # seconds.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return iterator
 
 
 def _traceback(error: BaseException) -> str:
     text = "".join(traceback.format_exception(error))
-    # Errors of torch's workers refer to themselves, by way of frames that hold torch's iterator.
+    # Errors of torch's workers refer to themselves through frames that refer to torch's iterator.
     traceback.clear_frames(error.__traceback__)
     return text
 
 
 def remove_segments(processes: set[int], seconds: float = 0.0) -> set[int]:
-    """Remove the shared memory of torch's workers that ended; return those that still run.
+    """Remove the shared memory of torch's workers that have ended; return those that still run.
 
-    One that is ended between giving memory a name and taking it away leaves it until a restart.
+    A worker that is killed after it has named its memory, and before it has removed the name, would
+    leave the memory until a restart.
     """
     end, running = time.monotonic() + seconds, set(filter(is_running, processes))
     while running and time.monotonic() < end:

@@ -1,4 +1,6 @@
-"""Whose values are newest, the host's or a device's, and what each event does about it."""
+"""Track whether the host or a device has the newest values of a tensor, and what each
+event changes.
+"""
 
 from .access import NO_GRADIENTS, unwatched
 from .cells import Cell, Copy, Device

@@ -1,6 +1,7 @@
-"""Noticing who reads a tensor of the host that he holds, while a device has newer values of it.
+"""Notice reads of a host tensor while a device has newer values of it.
 
-Only then its class is one of ours, so that at all other times nothing is slower or different.
+The tensor has one of our classes only during that time, so that nothing is slower or different
+otherwise.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from .._base import log, source
 
 Announce = Callable[[], object]
 _MAKING = nn.Parameter.__new__.__code__
-_NAME = "_poptorch_announce"  # of the attribute that a watched tensor has
+_NAME = "_poptorch_announce"  # the attribute of a watched tensor
 _unwatched: Callable[..., Any] = nn.Parameter.__torch_function__
 NO_GRADIENTS = (
     "Parameters of a wrapped model have no .grad, because gradients stay in the program. To "
     "get a gradient with each call, use options.anchorTensor('mine', 'Gradient___' + name) "
     "before you wrap the model"
 )
-# What reads or changes no values.
+# Functions that neither read nor change values.
 _GETTERS = """
     device dtype grad grad_fn is_cpu is_cuda is_leaf is_meta is_nested is_quantized is_sparse
     itemsize layout nbytes ndim output_nr requires_grad retains_grad shape
@@ -39,16 +40,16 @@ _QUIET = {getattr(torch.Tensor, name).__get__ for name in _GETTERS.split()}
 _QUIET |= {getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")}
 _QUIET |= {getattr(torch.Tensor, name) for name in _METHODS.split()}
 _GRADIENT = getattr(torch.Tensor, "grad").__get__  # noqa: B009 (its type is that of a value)
-_told: weakref.WeakSet[Announce] = weakref.WeakSet()  # of which devices
+_told: weakref.WeakSet[Announce] = weakref.WeakSet()  # the devices about which a warning was given
 
 
 def unwatched(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that reads tensors without anybody noticing."""
+    """Call a function that reads tensors without triggering announcements."""
     return _unwatched(function, (), arguments, {})
 
 
 class _Watched:
-    """Announces what reads values. Copies and pickles are those of the plain tensor."""
+    """Announces reads of values. Copies and pickles are those of the plain tensor."""
 
     @classmethod
     def __torch_function__(
@@ -64,7 +65,8 @@ class _Watched:
             _tell_of_gradient(args[0], sys._getframe(1))
         result = _unwatched(func, types, args, kwargs or {})
         if func is torch.Tensor.detach and sys._getframe(1).f_code is _MAKING:
-            return nn.Parameter(result, requires_grad=False)  # it wants what it was given
+            # the constructor expects the data that it was given
+            return nn.Parameter(result, requires_grad=False)
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -75,7 +77,7 @@ class _Watched:
 
     def _plain(self) -> Any:
         _announce(self)
-        unwatch(self)  # whoever is read from has come down by now, or never will
+        unwatch(self)  # by now its values were copied from the device, or never will be
         return self
 
 
@@ -92,7 +94,9 @@ _PLAIN = {watched: plain for plain, watched in _WATCHED.items()}
 
 
 def watch(tensor: torch.Tensor, announce: Announce) -> None:
-    """Call a function before the tensor's values are read; tensors of other classes are left."""
+    """Call a function before the tensor's values are read. Tensors of other classes are
+    not watched.
+    """
     watched = _WATCHED.get(type(tensor))
     if watched is not None:
         tensor.__dict__[_NAME] = announce
@@ -109,12 +113,12 @@ def unwatch(tensor: Any) -> None:
 def _announce(arguments: Any) -> None:
     for tensor in _watched(arguments):
         announce = tensor.__dict__.get(_NAME)
-        if announce is not None:  # else another one of these has brought it down
+        if announce is not None:  # otherwise, reading an earlier one has already copied it
             announce()
 
 
 def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
-    """Warn whoever looks for a gradient: the user, or torch's ``step`` where he calls it."""
+    """Warn code that reads a gradient: the user's, or torch's ``step`` if the user calls it."""
     announce = tensor.__dict__.get(_NAME)
     if announce is None or announce in _told or frame is None:
         return
@@ -132,10 +136,10 @@ def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
 
 
 def _steps_for_user(frame: types.FrameType | None) -> bool:
-    """Tell whether the user's own code called torch's ``step``.
+    """Return whether the user's own code called torch's ``step``.
 
-    Other libraries, such as the training loops that ``integrations`` wraps, call it by themselves.
-    ``torch.compile`` puts frames of torch in between.
+    Other libraries, such as the training loops that ``integrations`` wraps, call it themselves.
+    ``torch.compile`` adds frames of torch in between.
     """
     steps = False
     while frame is not None and _module(frame).startswith("torch."):

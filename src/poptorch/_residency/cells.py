@@ -1,7 +1,8 @@
-"""Cells: regions of the host's memory that devices have copies of, and who is newer of each.
+"""Track regions of host memory of which devices have copies, and which copy is newest.
 
-Models whose tensors are common meet in the cells: what comes down from one device is newer than
-the copies of all others, so that nobody has to ask which model trained last.
+If models share tensors, their copies belong to the same cells. When values are copied from one
+device to the host, they are newer than the copies of all others, so no code needs to know which
+model trained last.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from .locks import Lock
 from .table import TABLE, Event, State, Transfer
 
 T = TypeVar("T")
-Region = tuple[int, int, int]  # storage, first byte, the one past the last
+Region = tuple[int, int, int]  # storage, first byte, end
 _cells: weakref.WeakValueDictionary[Region, Cell] = weakref.WeakValueDictionary()
 _storages: weakref.WeakValueDictionary[int, weakref.WeakSet[Cell]] = weakref.WeakValueDictionary()
-_making = RenewedLock()  # of cells and devices; no call takes it
+_making = RenewedLock()  # for creating cells and devices; no call takes it
 
 
 class WeakList(list[weakref.ref[T]]):
-    """Objects that are still alive; other threads may add to it meanwhile, unlike to a WeakSet."""
+    """A list of live objects. Unlike a WeakSet, other threads may add to it during an iteration."""
 
     def add(self, item: T) -> None:
         self.append(weakref.ref(item, self.remove))
@@ -38,25 +39,26 @@ class WeakList(list[weakref.ref[T]]):
 
 
 class Cell:
-    """One region of the host's memory: ties and views of it meet here.
+    """A region of host memory. Tied weights and views of it share the cell.
 
     Attributes:
-        copies: what devices have of it.
-        devices: of wrapped models that have a tensor there.
+        copies: the copies on devices.
+        devices: devices of wrapped models that have a tensor there.
     """
 
     def __init__(self, region: Region) -> None:
         self.copies, self.devices = WeakList[Copy](), WeakList[Device]()
         self._region, self._hosts = region, WeakList[torch.Tensor]()
-        self._overlapping = WeakList[Cell]()  # others that share bytes
-        self._storage = _storages.setdefault(region[0], weakref.WeakSet())  # all cells in it
+        self._overlapping = WeakList[Cell]()  # cells that share bytes with this one
+        # all cells in the storage
+        self._storage = _storages.setdefault(region[0], weakref.WeakSet())
 
     @classmethod
     def of(cls, host: torch.Tensor) -> Cell:
         region = _region(host)
         with _making.now:
             cell = _cells.get(region)
-            if cell is None or not cell.hosts():  # tensors that are gone lay there
+            if cell is None or not cell.hosts():  # its tensors no longer exist
                 cell = _cells[region] = cls(region)
                 cell._find_overlapping()
             if all(host is not each for each in cell.hosts()):
@@ -75,18 +77,18 @@ class Cell:
         self._storage.add(self)
 
     def hosts(self) -> list[torch.Tensor]:
-        """Return the tensors that lie there."""
+        """Return the tensors in this region."""
         return [host for host in self._hosts.living() if _region(host) == self._region]
 
     def overlapping(self) -> list[Cell]:
-        """Return this cell and those that share a part of it."""
+        """Return this cell and those that overlap it."""
         return [self, *self._overlapping.living()]
 
     def overlapping_copies(self) -> list[Copy]:
         return [copy for cell in self.overlapping() for copy in cell.copies.living()]
 
     def other_hosts(self, own: torch.Tensor | None) -> list[torch.Tensor]:
-        """Return tensors whose values change with those of one that lies there."""
+        """Return other tensors whose values change together with those of a given one."""
         if len(self._hosts) == 1 and not self._overlapping:
             return []
         return [host for cell in self.overlapping() for host in cell.hosts() if host is not own]
@@ -114,17 +116,17 @@ class Copy:
 
     device: Device
     cell: Cell
-    host: Callable[[], torch.Tensor | None]  # weakly
-    address: int  # of the host's tensor
+    host: Callable[[], torch.Tensor | None]  # a weak reference
+    address: int  # of the host tensor
     value: torch.Tensor  # on the device
-    version: int | None = None  # of the host's tensor when both had the same values
+    version: int | None = None  # of the host tensor when both had the same values
     state: State = State.SAME
 
     def is_of(self, host: torch.Tensor) -> bool:
         return self.host() is host and self.address == _address(host)
 
     def differs_from(self, host: torch.Tensor) -> bool:
-        """Whether somebody has put other values into the host than those that last travelled."""
+        """Return whether the host tensor was written since the last transfer."""
         if self.state in (State.HOST_NEWER, State.DEVICE_ONLY) or (
             host is self.host() and (self.version is None or self.version == host._version)
         ):
@@ -137,18 +139,18 @@ class Copy:
 
 @dataclass(eq=False)
 class Device:
-    """What one model's device has of the tensors of the host, by the paths that they had.
+    """The copies of host tensors on one model's device, by the paths that the tensors had.
 
-    A copy is one tensor's, which it stays wherever the user moves the tensor or puts another one.
+    A copy belongs to one tensor, even if the user moves that tensor or replaces it.
 
     Attributes:
-        announce: brings newer values down: somebody is about to read the host's.
-        trains: whether it writes weights.
-        lock: of this one and of those that it exchanges values with.
-        near: those of them that it has tensors in common with.
-        writes: of the programs' states there.
-        newer: the number of tensors that a read of the host has to bring down.
-        stale: of those of which another device's values have come to the host.
+        announce: copies newer values to the host, before a host tensor is read.
+        trains: whether the model writes weights.
+        lock: shared with the devices that it exchanges values with.
+        near: those of them with which it shares tensors.
+        writes: the writes to state of the model's programs.
+        newer: the number of tensors that must be copied to the host before they are read.
+        stale: the number of tensors for which the host has values from another device.
     """
 
     announce: Callable[[], object]
@@ -159,12 +161,12 @@ class Device:
     writes: Writes = field(default_factory=Writes)
     newer: int = 0
     stale: int = 0
-    _marked: object = None  # the paths that the last update wrote, if nothing happened since
+    _marked: object = None  # the paths that the last update wrote, if nothing has happened since
     _known: int = 0  # sum of the versions when host and device had the same values
     _cells: set[Cell] = field(default_factory=set)  # of the model's tensors
 
     def meet(self, hosts: Mapping[str, torch.Tensor]) -> None:
-        """Find those who use the same memory of the host, where one of both trains."""
+        """Find devices that use the same host memory, if one of both models trains."""
         cells = {Cell.of(host) for path, host in hosts.items() if not self._has(path, host)}
         if cells <= self._cells:
             return
@@ -188,7 +190,7 @@ class Device:
         return copy is not None and unwatched(copy.is_of, host)
 
     def host(self, path: str) -> torch.Tensor | None:
-        """Return the tensor that the device has under a path; None if nobody has it any more."""
+        """Return the tensor for a path, or None if it no longer exists."""
         copy = self.copies.get(path)
         return None if copy is None else copy.host()
 
@@ -197,21 +199,21 @@ class Device:
         return State.HOST_ONLY if copy is None else copy.state
 
     def due(self, event: Event, paths: Iterable[str]) -> list[str]:
-        """Return those of some tensors that an event moves."""
+        """Return those of some tensors that an event transfers."""
         return [p for p in paths if TABLE[event, self.state(p)].transfer is not Transfer.NONE]
 
     def moved(self, event: Event, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Note that an event has moved these tensors, of which both sides are given."""
+        """Record that an event has transferred these tensors, given as pairs of both sides."""
         unwatched(self._note, event, pairs)
 
     def lost(self, event: Event, paths: Iterable[str]) -> None:
-        """Note that an event found nobody any more who would have taken these values."""
+        """Record that values were dropped because no tensor for them exists any more."""
         for path in paths:
             copy = self.copies[path]
             self._set(copy, TABLE[event, copy.state].state)
 
     def leave(self, paths: Iterable[str]) -> None:
-        """These tensors are others now, and their values have come down."""
+        """Forget tensors that were replaced and whose values were copied to the host."""
         for path in paths:
             self._set(self.copies.pop(path), State.HOST_ONLY)
 
@@ -255,7 +257,7 @@ class Device:
         copy.state = state
 
     def _follow_hosts(self) -> None:
-        """Look for tensors where they are: the user may have given them other memory since."""
+        """Look up the memory of tensors again, because the user may have changed it."""
         hosts = {path: copy.host() for path, copy in self.copies.items()}
         moved = {
             path: host
@@ -276,7 +278,9 @@ class Device:
                 other.device._set(other, TABLE[Event.OTHER_TO_HOST, other.state].state)
 
     def updated(self, event: Event, paths: Collection[str]) -> list[tuple[Copy, State]]:
-        """A program is about to write these; return what ``undo`` takes if it does not."""
+        """Record that a program is about to write these. Return what ``undo`` needs if it
+        does not.
+        """
         if self._marked is paths:
             return []
         before = [(self.copies[path], self.copies[path].state) for path in paths
@@ -291,29 +295,31 @@ class Device:
             self._set(copy, state)
 
     def fetch(self) -> None:
-        """Bring to the host what other devices have newer values of."""
+        """Copy values to the host for which other devices are newer."""
         for other in self.near.living():
             if other.newer:
                 other.announce()
 
     def hold(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Another program goes on, with these tensors."""
+        """Use the tensors of another program from now on."""
         for path, copy in self.copies.items():
             copy.value = values.get(path, copy.value)
 
     def clear(self) -> None:
-        """The device is gone."""
+        """Forget everything, because the device is gone."""
         for copy in self.copies.values():
             self._set(copy, State.HOST_ONLY)
         self.copies, self._known, self.writes = {}, 0, Writes()
 
     def is_untouched(self) -> bool:
-        """Whether torch has counted no writes to the host's tensors since they last travelled."""
+        """Return whether torch has counted no writes to the host tensors since the last
+        transfer.
+        """
         hosts = [copy.host() for copy in self.copies.values() if copy.version is not None]
         return sum(host._version for host in hosts if host is not None) == self._known
 
     def settle(self) -> None:
-        """The host's tensors have the values that last travelled, whoever wrote them since."""
+        """Accept the present values of the host tensors as those of the last transfer."""
         for copy in self.copies.values():
             host = copy.host()
             if host is None or copy.version is not None:
@@ -321,7 +327,7 @@ class Device:
         self._known = sum(copy.version or 0 for copy in self.copies.values())
 
     def by_host(self) -> dict[int, Copy]:
-        """Return the copies by the identities of their tensors, ready to be compared."""
+        """Return the copies by the identities of their host tensors, for comparison."""
         self.writes.restore()
         hosts = ((copy.host(), copy) for copy in self.copies.values())
         return {id(host): copy for host, copy in hosts if host is not None}

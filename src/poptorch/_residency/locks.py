@@ -1,7 +1,8 @@
-"""One lock for all models that have host tensors in common, where one of them trains.
+"""Share one lock between all models that have host tensors in common, if one of them trains.
 
-A call of one reads what another has trained. Sets of models are joined (union-find) when one is
-wrapped that has tensors of both, and stay joined; whoever takes the lock looks at no registry.
+A call of one model reads what another has trained. Sets of models are joined (union-find) when a
+model is wrapped that shares tensors with both, and stay joined. Taking the lock needs no look-up in
+a registry.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ _changing = RenewedLock()
 
 
 class Lock:
-    """Re-entrant. In a forked process it is free, whoever held it: that thread is not there."""
+    """A re-entrant lock. In a forked process it is free, because the thread that held it does not
+    exist there.
+    """
 
     def __init__(self) -> None:
-        self._above: Lock | None = None  # the set that this one has become a part of
+        self._above: Lock | None = None  # the set that this one was joined to
         self._held: Any = threading.RLock()
         self._forks = processes.forks
 
@@ -34,7 +37,7 @@ class Lock:
         while True:
             root = self._root()
             with root._held:
-                if root._above is None:  # nobody joined the set to another one meanwhile
+                if root._above is None:  # the set was not joined to another one in the meantime
                     return function(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -48,9 +51,11 @@ class Lock:
                     return
 
     def join(self, other: Lock) -> None:
-        """Have one lock from now on; waits until nobody is in a model of the set that goes."""
+        """Share one lock from now on. Wait until no thread is in a model of the set that
+        is given up.
+        """
         while (goes := self._root()) is not (stays := other._root()):
-            if goes._held._is_owned():  # a thread that is in a model keeps its lock
+            if goes._held._is_owned():  # a thread inside a model keeps its lock
                 goes, stays = stays, goes
             with goes._held, _changing.now:
                 if goes._above is stays._above is None:
@@ -69,7 +74,7 @@ class Lock:
             if self._forks != processes.forks:
                 if not self._held._is_owned():
                     self._held = threading.RLock()
-                self._forks = processes.forks  # last: others look at it without the lock
+                self._forks = processes.forks  # last, because others read it without the lock
 
 
 class _HasLock(Protocol):
@@ -80,7 +85,7 @@ S = TypeVar("S", bound=_HasLock)
 
 
 def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Let a method hold the lock: what a thread sees is the state between two calls."""
+    """Make a method hold the lock, so that a thread sees the state between two calls."""
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

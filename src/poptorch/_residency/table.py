@@ -1,4 +1,4 @@
-"""The coherence table: what each event moves, and who is newer after it."""
+"""Define the coherence table: what each event transfers, and which copy is newer afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class State(enum.Enum):
-    """Of one device's copy of a tensor of the host."""
+    """The state of one device's copy of a host tensor."""
 
     SAME = "nobody: the values were equal when they last travelled"
     HOST_NEWER = "the host: another device's values have come down since"

@@ -1,4 +1,4 @@
-"""OptimSpec and gradients -> the functions that accumulate, descale and update."""
+"""Turn an ``OptimSpec`` and gradients into functions that accumulate, descale and update."""
 
 from .bundles import flatten, gather, spread
 from .clipping import Anchor

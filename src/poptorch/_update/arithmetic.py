@@ -1,7 +1,7 @@
-"""Arithmetic of numbers with tensors: types and rounding are those of torch.
+"""Compute with numbers and tensors, with the types and rounding of torch.
 
-Torch computes with a Python number in the type of the tensors beside it. Where these are halves, it
-computes in float32 and rounds the result once.
+Torch computes with a Python number in the type of the tensor operands. If these have a half type,
+it computes in float32 and rounds the result once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .value_reads import ValueNeeded, refuse_read
 from .values import is_number, replaced, tensors_in
 
 _HALVES = {torch.bfloat16, torch.float16}
-# The hyper-parameters that schedules change from step to step.
+# Hyper-parameters that schedules change from step to step.
 _SCHEDULED = {"lr", "momentum", "betas", "weight_decay"}
 
 
 class Arithmetic:
-    """Calls functions with numbers and tensors among their arguments."""
+    """Calls functions that have numbers and tensors among their arguments."""
 
     def __init__(self, origins: Origins) -> None:
         self._origins = origins
@@ -47,7 +47,7 @@ class Arithmetic:
         kwargs: dict[str, Any],
         given: Sequence[Tensor],
     ) -> Any:
-        """Compute with tensors and with numbers: these are of the tensors' type, as in torch.
+        """Compute with tensors and numbers. As in torch, the numbers take the type of the tensors.
 
         ``given``: all tensors among the arguments.
         """
@@ -74,10 +74,10 @@ class Arithmetic:
         kwargs: dict[str, Any],
         tensors: Sequence[Tensor],
     ) -> Any:
-        """Compute with halves in float32, as torch does where a number is one of Python.
+        """Compute with half types in float32, as torch does if a number is a Python number.
 
-        Products of matrices are faster in halves. Torch rounds them once if their factors are
-        Python's: these become constants, unless schedules change them.
+        Matrix products are faster in half types. Torch rounds them once if their factors are Python
+        numbers. Such factors become constants, unless schedules change them.
         """
         if operation_of(name) in PRODUCTS:
             sources = self._origins.sources([kwargs.get("alpha"), kwargs.get("beta")])
@@ -99,7 +99,7 @@ class Arithmetic:
     def _scaled(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Let a factor that has to be a Python number scale an operand instead."""
+        """Scale an operand instead of using a factor that must be a Python number."""
         keyword, at = SCALED[name.rstrip("_")]
         listed = list(args)
         if isinstance(kwargs.get(keyword), Tensor):
@@ -113,7 +113,9 @@ class Arithmetic:
         return tuple(listed), kwargs
 
     def _narrow(self, number: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """Return a number in a tensor's type, in memory: compilers then compute it once."""
+        """Return a number in a tensor's type, stored in memory, so that compilers compute
+        it once.
+        """
         if not is_number(number) or dtype is None or number.dtype is torch.bool:
             return number
         known = self._origins.name("narrow", number, str(dtype))
@@ -129,7 +131,7 @@ class Arithmetic:
         kwargs: dict[str, Any],
         given: Sequence[Tensor] | None = None,
     ) -> Any:
-        """``given``: the tensors before numbers among them got a type of tensors."""
+        """``given``: the tensors, before numbers among them were converted to a tensor type."""
         try:
             return func(*args, **kwargs)
         except (ValueNeeded, Error):
@@ -137,7 +139,8 @@ class Arithmetic:
         except Exception:
             given = [*tensors_in((args, kwargs))] if given is None else given
             numbers = [each for each in given if is_number(each)]
-            if numbers:  # the function may want those of Python: hyper-parameters become constants
+            # the function may need Python numbers, so hyper-parameters become constants
+            if numbers:
                 self.refuse(numbers, title_of(func))
             raise
 

@@ -1,7 +1,7 @@
-"""Many weights as few flat tensors: the same update in a handful of ops.
+"""Join many weights to few flat tensors, so that their update takes only a few operators.
 
-An update of 200 weights is one kernel: several times faster than one kernel per weight, and
-compiled in a second instead of half a minute.
+An update of 200 weights is one kernel. It is several times faster than one kernel per weight, and
+compiles in a second instead of half a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def flatten(
 ) -> tuple[OptimSpec, tuple[Bundle, ...]]:
     """Return the optimizer over bundles of ``params``, and the bundles, both for ``lower``.
 
-    Lengths are multiples of ``multiple``; ``most`` bytes, unless a single weight is larger.
+    Lengths are multiples of ``multiple``. A bundle has at most ``most`` bytes, unless a single
+    weight is larger.
     """
     by_path = {param.path: param for param in params}
     bundles: list[Bundle] = []
@@ -68,7 +69,7 @@ def spread(bundles: Sequence[Bundle]) -> SlotFunction:
 
 
 def gather(bundles: Sequence[Bundle], gradients: Sequence[Slot]) -> SlotFunction:
-    """Join gradients, of which those of a bundle have one type, as its weights have one."""
+    """Join gradients. Those of one bundle have the same type, as its weights do."""
     by_path = {slot.path: slot for slot in gradients}
     given = [[by_path[member.slot.path] for member in bundle.members] for bundle in bundles]
     made = [slots.gradient(b.slot, own[0].dtype) for b, own in zip(bundles, given, strict=True)]

@@ -1,8 +1,8 @@
-"""Where a step's code asks for values: each way is run, and the results are chosen from.
+"""Run both branches wherever a step's code asks for a value, and select between the results.
 
 A question about one weight, such as whether its norm is 0, has an answer for each weight. One run
-tries an answer for all weights at once. A question about numbers, such as whether it is the tenth
-step, has one answer for all weights.
+tries one answer for all weights at once. A question about numbers, such as whether this is the
+tenth step, has one answer for all weights.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .._base.errors import Error
 from .numbers import Numbers
 from .origins import WEIGHT, Identifier, Sources
 
-MOST = 64  # runs
-COMMON = ""  # whose answers are those of all weights
-Results = dict[str, dict[str, Tensor]]  # by weight, COMMON for none: by key
+MOST = 64  # largest number of runs
+COMMON = ""  # the owner of answers that are the same for all weights
+Results = dict[str, dict[str, Tensor]]  # by weight (COMMON for none), then by key
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class _Answer:
 
 @dataclass
 class _Way:
-    """The questions of one owner, a weight or COMMON: the answers of the run that is next."""
+    """The questions of one owner, a weight or COMMON, with the answers for the next run."""
 
     script: list[bool] = field(default_factory=list)
     asked: list[_Answer] = field(default_factory=list)
@@ -45,7 +45,7 @@ class _Way:
         return yes
 
     def advance(self) -> bool:
-        """Go on to the next way; False if there is none."""
+        """Continue with the next combination of answers. Return False if there is none."""
         answers = [each.yes for each in self.asked]
         while answers and not answers[-1]:
             answers.pop()
@@ -59,7 +59,7 @@ _Taken = tuple[tuple[_Answer, ...], dict[str, Tensor]]
 
 
 class Choices:
-    """Answers the questions of ``Numbers``, and joins what the runs return."""
+    """Answers the questions of ``Numbers``, and joins the results of the runs."""
 
     def __init__(self) -> None:
         self.mode = Numbers(self._decide)
@@ -67,7 +67,7 @@ class Choices:
         self._runs = 0
 
     def results(self, run: Callable[[], Results]) -> dict[str, Tensor]:
-        """Return the results of a function, by key, whichever way its questions are answered."""
+        """Return the results of a function, by key, for all answers to its questions."""
         common, taken = _Way(), list[_Taken]()
         self._runs = 0
         while True:
@@ -76,11 +76,13 @@ class Choices:
                 return self._joined(taken)
 
     def _of_weights(self, run: Callable[[], Results], common: _Way) -> _Taken:
-        """Run with some common answers, as often as it takes to answer weights' in all ways."""
+        """Run with given common answers, until the questions about weights were answered
+        in all ways.
+        """
         self._ways = ways = {COMMON: common}
         taken: dict[str, list[_Taken]] = {}
         path: tuple[_Answer, ...] = ()
-        due: set[str] | None = None  # owners with another way to go; None before the first run
+        due: set[str] | None = None  # owners with another combination; None before the first run
         while due is None or due:
             self._count()
             for way in ways.values():
@@ -133,7 +135,7 @@ class Choices:
     def either(
         self, condition: Tensor, yes: Mapping[str, Tensor], no: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return each of the values where a condition holds, else the other one."""
+        """Return, for each value, ``yes`` if the condition holds and ``no`` otherwise."""
         if yes.keys() != no.keys():
             raise _too_many("the entries of its state depend on values")
         same = self.mode.origins.identifier

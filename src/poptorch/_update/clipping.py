@@ -1,4 +1,4 @@
-"""Gradients clipped by the norm of all of them, and what of them is anchored."""
+"""Clip gradients by the norm of all of them, and return anchored norms and gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sums_of_squares(keys: Iterable[str], tensors: Tensors) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where the norm of all gradients goes besides, or the gradient of one weight."""
+    """An anchor for the norm of all gradients, or for the gradient of one weight."""
 
     slot: Slot
     path: str = ""
@@ -31,7 +31,7 @@ class Anchor:
 def clip_factor(
     spec: OptimSpec, terms: Sequence[Tensor], anchors: Sequence[Anchor]
 ) -> tuple[Tensor | float, dict[str, Tensor]]:
-    """Return what gradients are multiplied by, and the anchored norms, from their squares."""
+    """Return the factor for all gradients, and the anchored norms, from their sums of squares."""
     norms = [each.slot for each in anchors if not each.path]
     if not (spec.clips or norms):
         return 1.0, {}
@@ -55,7 +55,7 @@ def gradients_of(
 def clipped(
     spec: OptimSpec, keys: Mapping[str, str], tensors: Tensors, anchors: Sequence[Anchor]
 ) -> tuple[dict[str, Tensor], Tensors]:
-    """Return what is anchored, and tensors among which these gradients are clipped."""
+    """Return the anchored values, and the tensors with these gradients clipped."""
     if not keys or not (spec.clips or anchors):
         return {}, tensors
     factor, measured = clip_factor(spec, sums_of_squares(keys.values(), tensors), anchors)

@@ -1,8 +1,8 @@
-"""What an update computes once per group before each weight takes its step, for each algorithm.
+"""Compute, for each algorithm, what an update needs once per group before the steps of the weights.
 
 The steps are operators, whose formulas are in ``_ops/optimizer_steps.py`` (PopTorch user guide,
-"Optimizers"). Hyper-parameters are Python numbers (constants, compiled in) or 0-d tensors
-(variables, inputs).
+"Optimizers"). Hyper-parameters are Python numbers, which are compiled in, or 0-d tensors, which are
+inputs.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from .._ops import optimizer_steps as steps
 from .._ops.optimizer_steps import Scalar, Scalars, Step, Tensors, is_constant
 
 Prepared = dict[str, Scalar]
-Settings = Mapping[str, Setting]  # what is compiled in, of the optimizer and one of its groups
+Settings = Mapping[str, Setting]  # compiled-in settings of the optimizer and one of its groups
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One state tensor per weight, of its shape: ``optstate.<name>.<weight>``."""
+    """A state tensor for each weight, with its shape: ``optstate.<name>.<weight>``."""
 
     name: str
-    dtype: torch.dtype | None  # between updates; None for the weight's
+    dtype: torch.dtype | None  # type between updates; None for the type of the weight
     initial: float = 0.0
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One update algorithm; settings are those of a group."""
+    """An update algorithm. The settings are those of one group."""
 
     moments: Callable[[Settings], tuple[Moment, ...]]
-    counts: Callable[[Settings], bool]  # whether it needs the number of this update, from 1
-    prepare: Callable[[Settings, Scalars, Tensor | None], Prepared]  # once per group
+    # whether it needs the number of this update, which starts at 1
+    counts: Callable[[Settings], bool]
+    prepare: Callable[[Settings, Scalars, Tensor | None], Prepared]  # called once per group
     step: Step
     squares: Callable[[Tensor, Tensor, Tensors, Scalars], list[Tensor]] | None = None
-    """The SQUARES sums of squares of norms of whole weights. Where others have parts of a weight
-    ``step`` reads the whole sums as the values ``square_0`` and ``square_1``."""
+    """The number of sums of squares for norms of whole weights. If other processes have parts of a
+    weight, ``step`` reads the sums over all processes as the values ``square_0`` and ``square_1``.
+    """
 
 
 def storage_dtype(settings: Settings, name: str) -> torch.dtype:
@@ -52,28 +54,28 @@ def storage_dtype(settings: Settings, name: str) -> torch.dtype:
 
 
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
-    """Arithmetic inside one update is float32, whatever the storage (or float64 for such)."""
+    """Return the type in which an update computes: float32, or float64 for weights of that type."""
     return torch.promote_types(stored, torch.float32)
 
 
 def kept_dtype(tensor: torch.dtype, named: torch.dtype) -> torch.dtype:
-    """Return the type of state for a weight or a gradient, where an optimizer names a type.
+    """Return the type of state for a weight or a gradient if an optimizer names a type.
 
-    An optimizer names types of single precision. Double precision and imaginary parts stay.
+    Optimizers name types of single precision. Double precision and complex types stay.
     """
     stays = tensor is torch.float64 or tensor.is_complex
     return torch.promote_types(tensor, named) if stays else named
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Return complex numbers as pairs of real ones: that is what every optimizer updates."""
+    """Return complex numbers as pairs of real numbers, because all optimizers update those."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def materialised(values: dict[str, Scalar]) -> Prepared:
-    """Have compilers compute scalars once: ``as_strided`` is only ever applied to a buffer.
+    """Make compilers compute scalars once, because ``as_strided`` needs a buffer.
 
-    Inductor inlines other 0-d arithmetic into every loop: Adam becomes 2.5 times slower.
+    Inductor inlines other 0-d arithmetic into every loop, which makes Adam 2.5 times slower.
     """
     return {
         name: value.as_strided((), ()) if isinstance(value, Tensor) else value
@@ -82,13 +84,13 @@ def materialised(values: dict[str, Scalar]) -> Prepared:
 
 
 def _complement(hyper: Scalars, name: str) -> Scalar:
-    """Return ``1 - decay``, which is what float32 inputs carry of a decay rate near 1."""
+    """Return ``1 - decay``, which float32 inputs carry for decay rates near 1."""
     variable = slots.hyper(name).name
     return hyper[variable] if variable in hyper else 1 - hyper[name]
 
 
 def _correction(hyper: Scalars, name: str, count: Tensor) -> Tensor:
-    """Return ``1 - decay ** count`` without the cancellation that it has in float32."""
+    """Return ``1 - decay ** count`` without cancellation in float32."""
     rest = _complement(hyper, name)
     if isinstance(rest, Tensor):
         log: Scalar = torch.log1p(-rest)
@@ -97,7 +99,7 @@ def _correction(hyper: Scalars, name: str, count: Tensor) -> Tensor:
     return -torch.expm1(count * log)
 
 
-# SGD, with one velocity per weight, or with one that also sums the gradients.
+# SGD, with one velocity per weight, or with a combined tensor that also sums the gradients.
 
 
 def _sgd_moments(settings: Settings) -> tuple[Moment, ...]:
@@ -111,7 +113,7 @@ def _sgd_counts(settings: Settings) -> bool:
 
 
 def _undamped(hyper: Scalars, count: Tensor | None) -> Scalar:
-    """Return the share of a gradient that enters the velocity: all of the first one."""
+    """Return the factor of the gradient that is added to the velocity; 1 for the first gradient."""
     rest = 1 - hyper["dampening"]
     return rest if count is None else torch.where(count == 1, 1.0, rest)
 
@@ -122,7 +124,7 @@ def _sgd_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Pr
     if settings.get("momentum") == 0:
         prepared["descent"] = -(hyper["lr"] * share)
         return prepared
-    # A half velocity is held multiplied by the loss scale, as the gradients are that feed it.
+    # A velocity of half type is stored multiplied by the loss scale, as the gradients are.
     in_half = storage_dtype(settings, "velocity_accum_type") == torch.float16
     prepared["scaling"] = hyper["loss_scaling"] if in_half else 1.0
     prepared["share"] = share * prepared["scaling"]
@@ -138,7 +140,7 @@ def _combined_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) 
     prepared["decay"] = (1 - hyper["dampening"]) * scaling * decay
     prepared["descent"] = -(hyper["lr"] / scaling)
     if count is not None:
-        # Nothing has put the first update's decay into the velocity yet.
+        # The velocity does not contain the weight decay of the first update yet.
         prepared["first_decay"] = torch.where(count == 1, prepared["share"] * decay, 0.0)
     return prepared
 
@@ -200,7 +202,7 @@ def _rmsprop_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -
     prepared = {name: hyper[name] for name in ("eps", "weight_decay", "momentum")}
     prepared["share"] = _complement(hyper, "alpha")
     prepared["tf"] = float(bool(settings["use_tf_variant"]))
-    # TensorFlow's variant has the learning rate inside the momentum buffer.
+    # In TensorFlow's variant, the learning rate is inside the momentum buffer.
     inside = bool(prepared["tf"]) and settings.get("momentum") != 0
     prepared["entry"] = hyper["lr"] if inside else 1.0
     prepared["descent"] = -1.0 if inside else -hyper["lr"]
@@ -220,4 +222,4 @@ ALGORITHMS = {
     "lamb": Algorithm(_adam_moments, _corrects, _lamb_prepare, steps.LAMB, steps.lamb_squares),
     "rmsprop": Algorithm(_rmsprop_moments, lambda _: False, _rmsprop_prepare, steps.RMSPROP),
 }
-"""By the name that an OptimSpec has."""
+"""By the name in an OptimSpec."""

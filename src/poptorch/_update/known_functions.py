@@ -1,7 +1,7 @@
-"""What the torch functions that a step calls mean for numbers: which read, fill, scale or copy.
+"""List how torch functions in a step treat numbers: which of them read, fill, scale or copy.
 
-A function that is in none of these tables gets tensors of numbers in their place. If that fails,
-the numbers become constants of the program.
+A function that is in none of these tables gets tensors in place of numbers. If that fails, the
+numbers become constants of the program.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MADE_OF_NOTHING = {
     Tensor.new_ones: 1.0,
     Tensor.zero_: 0.0,
 }
-"""Functions whose results have one value in all elements."""
+"""Functions whose results have the same value in all elements."""
 FILLING = {torch.full: 1, torch.full_like: 1, Tensor.new_full: 2, Tensor.fill_: 1}
-"""Functions that fill with a value, and the place of the value among their arguments."""
+"""Functions that fill a tensor, and the index of the value among their arguments."""
 FROM_VALUES = {torch.tensor, torch.as_tensor}
 UNSET = {torch.empty, torch.empty_like, Tensor.new_empty}
 COPIES = {"clone", "contiguous", "to", "float", "double"}
@@ -59,18 +59,18 @@ ABOUT = {
     "__format__",
     "__repr__",
 }
-"""What tells of a tensor and does not look at its values."""
+"""Functions that describe a tensor without reading its values."""
 
 SCALED = {
     name: ("value" if name.startswith("addc") else "alpha", 1)
     for name in ("add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr")
 }
-"""Functions with a factor, its keyword, and the place of the operand that it scales."""
+"""Functions with a factor, its keyword, and the index of the operand that it scales."""
 PRODUCTS = {"addmm", "addmv", "addbmm", "baddbmm", "addr"}
 ARITHMETIC = {"mul", "div", "true_divide", "truediv", "multiply", "divide", "pow", "rsub", "lerp"}
 ARITHMETIC |= {"subtract", *SCALED}
 ROUNDED_NUMBERS = {"add", "sub", "subtract", "rsub", "pow"}
-"""Functions whose numbers torch rounds to halves where tensors are halves."""
+"""Functions whose numbers torch rounds to a half type if the tensors have one."""
 
 
 def title_of(func: Any) -> str:
@@ -78,7 +78,9 @@ def title_of(func: Any) -> str:
 
 
 def operation_of(name: str) -> str:
-    """Return what functions, methods, and Python's operators have in common: ``__imul__``, mul."""
+    """Return the common name of a function, method and Python operator: ``mul`` for
+    ``__imul__``.
+    """
     if not name.startswith("__"):
         return name.rstrip("_")
     plain = name.strip("_")

@@ -1,7 +1,8 @@
-"""Which weights a step updates alike, element by element: those can be updated as one.
+"""Find weights that a step updates in the same way, element by element, so that they can be updated
+as one.
 
 Two weights are alike if the same operators compute their results, whatever their shapes. A weight
-that any operator looks at as a whole, as a norm does, is like no other one.
+that an operator reads as a whole, as a norm does, is not like any other weight.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _KEEP_ELEMENTS = {
 
 
 class Wholes:
-    """Notes which weights operators look at as a whole, or together with other ones."""
+    """Records which weights operators read as a whole, or together with other weights."""
 
     def __init__(self, origins: Origins) -> None:
         self._origins = origins
         self.paths: set[str] = set()
-        self.seen: set[str] = set()  # since someone emptied it
+        self.seen: set[str] = set()  # since it was last emptied
 
     def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded in operator.tags:
@@ -43,7 +44,7 @@ class Wholes:
             )
         result = operator(*args, **kwargs)
         if not isinstance(result, torch.Tensor | tuple | list):
-            return result  # of the device or the layout
+            return result  # only the device or the layout changes
         sources = self._origins.spread((args, kwargs), result)
         weights = {key for role, key in sources if role == WEIGHT}
         by_element = torch.Tag.pointwise in operator.tags or operator in _KEEP_ELEMENTS
@@ -61,7 +62,7 @@ class _NotAlike(Exception):  # noqa: N818 (it says what is the case)
 
 
 class Signatures:
-    """Texts that are the same for what is computed of two weights alike."""
+    """Texts that are equal for values that are computed in the same way from two weights."""
 
     def __init__(self, origins: Origins, shape: tuple[int, ...]) -> None:
         self._forms = origins.forms
@@ -70,7 +71,7 @@ class Signatures:
         self._known: dict[int, str] = {}
 
     def of(self, results: Iterable[tuple[str, Identifier]]) -> str | None:
-        """Return one of all results of a weight by name; None where they depend on its shape."""
+        """Return a text for all results of a weight, by name; None if they depend on its shape."""
         try:
             return self._digest(tuple(results))
         except _NotAlike:

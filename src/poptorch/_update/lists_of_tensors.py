@@ -1,4 +1,4 @@
-"""Torch's ``_foreach`` functions, tensor by tensor."""
+"""Run torch's ``_foreach`` functions tensor by tensor."""
 
 from __future__ import annotations
 

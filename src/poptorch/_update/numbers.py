@@ -1,9 +1,9 @@
-"""An optimizer's Python code on stand-ins: its numbers are tensors.
+"""Run an optimizer's Python code with tensors in place of its numbers.
 
-While ``Numbers`` is entered, 0-d tensors of float64 stand for the Python numbers that change
-between updates: step counts and hyper-parameters. Arithmetic with them makes such stand-ins again.
-What asks for their value, or for the value of any other tensor, is noticed: an ``if`` is answered
-by ``_update.choices``.
+While ``Numbers`` is entered, 0-d tensors of float64 replace the Python numbers that change between
+updates: step counts and hyper-parameters. Arithmetic with them makes more such tensors. Code that
+asks for their value, or for the value of any other tensor, is noticed, and ``_update.choices``
+answers an ``if``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Numbers(TorchFunctionMode):
         self.again: Again | None = None  # may answer for an operator that another weight had
         self.origins = Origins()
         self._arithmetic = Arithmetic(self.origins)
-        self._computed: dict[Identifier, Tensor] = {}  # numbers
+        self._computed: dict[Identifier, Tensor] = {}  # numbers that were computed before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -83,13 +83,13 @@ class Numbers(TorchFunctionMode):
     def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(func, (), args, kwargs)
 
-    # What is computed.
+    # Computations.
 
     def _compute(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scaled = name.rstrip("_") in SCALED and any(True for _ in tensors_in(kwargs))
         numbers = scaled or any(map(is_number, tensors_in((args, kwargs))))
         if numbers and is_number(args[0]) and name.endswith("_") and not name.endswith("__"):
-            # Python's numbers do not change in place: ``x += 1`` makes another one.
+            # Python numbers do not change in place: ``x += 1`` makes a new number.
             name = name[:-1]
             func = getattr(Tensor, name)
         known = self.origins.name(title_of(func), args, kwargs)
@@ -138,7 +138,7 @@ class Numbers(TorchFunctionMode):
     def _of_numbers(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: Identifier
     ) -> Any:
-        """Compute with numbers alone, which makes another number where torch makes a scalar."""
+        """Compute with numbers alone. The result is a number if torch returns a scalar."""
         if known in self._computed:
             return self._computed[known]
         if func in FROM_VALUES:
@@ -172,7 +172,7 @@ class Numbers(TorchFunctionMode):
         self.origins.note(func, (*rest[:at], number), kwargs, known, result)
         return result
 
-    # What is asked.
+    # Questions.
 
     def _item(self, tensor: Tensor) -> Tensor:
         if is_number(tensor):

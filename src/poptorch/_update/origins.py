@@ -1,8 +1,8 @@
-"""Where the values of a step come from: what each depends on, and how it is computed.
+"""Record where the values of a step come from: what each depends on, and how it is computed.
 
-Every value has an identifier, the same for the same computation on the same inputs. Computations
-of numbers alone are therefore done once, and two runs can be shown to compute the same. Values of
-two weights have equal numbers in their identifiers if one is computed like the other one.
+Every value has an identifier, which is equal for equal computations on equal inputs. Computations
+with only numbers are therefore done once, and two runs can be shown to compute the same.
+Identifiers of values of two weights have equal numbers if the values are computed in the same way.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _NOTHING: Sources = frozenset()
 
 
 class Identifier(NamedTuple):
-    """What is the same for values that are computed alike."""
+    """Identifies a computation."""
 
-    number: int  # the same for two weights whose values are computed in the same way
-    weight: str = ""  # path of the one that the value is computed from; "" for none, or for several
+    number: int  # equal for two weights whose values are computed in the same way
+    # path of the only weight that the value is computed from; "" for none or several
+    weight: str = ""
 
 
 class Origins:
-    """The sources and identifiers of all tensors of some runs, by their memory."""
+    """The sources and identifiers of all tensors in some runs, by their memory."""
 
     def __init__(self) -> None:
         self.forms: list[Any] = []  # how a value is computed, by the number of its identifier
         self._names: dict[Any, int] = {}
-        self._contents: dict[int, Identifier] = {}  # of storages
-        self._sources: dict[int, Sources] = {}  # of storages
-        self._uniform: dict[int, complex] = {}  # storages all of whose elements are one number
-        self._kept: list[Tensor] = []  # so that no storage is taken for another one
+        self._contents: dict[int, Identifier] = {}  # by storage
+        self._sources: dict[int, Sources] = {}  # by storage
+        self._uniform: dict[int, complex] = {}  # storages in which all elements are the same number
+        self._kept: list[Tensor] = []  # keeps storages alive, so that their ids stay unique
 
-    # What enters.
+    # Inputs.
 
     def enter(self, tensor: Tensor, name: str, source: Source) -> Tensor:
-        """Let a tensor, or its present value, be an input of the step.
+        """Make a tensor, or its present value, an input of the step.
 
-        Inputs of the same name that belong to two weights are for these what the other is for the
-        other one.
+        Two weights may have inputs with the same name. These inputs correspond to each other.
         """
         self.keep(tensor)
         place = place_of(tensor)
@@ -56,20 +56,20 @@ class Origins:
         return tensor
 
     def enter_number(self, tensor: Tensor, name: str, source: Source) -> Tensor:
-        """Let a 0-d tensor be an input that stands for a Python number."""
+        """Make a 0-d tensor an input that stands for a Python number."""
         return as_number(self.enter(tensor, name, source))
 
     def keep(self, tensor: Tensor) -> None:
         self._kept.append(tensor)
 
     def say_uniform(self, number: Tensor, value: complex) -> None:
-        """Tell what a number is at present."""
+        """Record the present value of a number."""
         self._uniform[place_of(number)] = value
 
-    # What is known.
+    # Queries.
 
     def uniform(self, tensor: Tensor) -> complex | None:
-        """Return the number that all elements are, if that is known."""
+        """Return the number that all elements are equal to, if it is known."""
         return self._uniform.get(place_of(tensor))
 
     def sources(self, value: Any) -> Sources:
@@ -77,13 +77,13 @@ class Origins:
         return _NOTHING.union(*found)
 
     def identifier(self, value: Any) -> Identifier:
-        """Return what is the same for two values that are computed in the same way."""
+        """Return the identifier of a value."""
         return self.name(value)
 
-    # What is computed.
+    # Computations.
 
     def spread(self, args: Any, results: Any) -> Sources:
-        """Let what results depend on be what arguments do; return it."""
+        """Record that results depend on the sources of the arguments, and return these."""
         before = self.sources(args)
         for each in tensors_in(results):
             self.keep(each)
@@ -92,14 +92,14 @@ class Origins:
         return before
 
     def derive(self, known: Identifier, before: Tensor, made: Tensor) -> Tensor:
-        """Let a new tensor be what was made of another one, under an identifier."""
+        """Record that a new tensor was made from another one, with the given identifier."""
         self.keep(made)
         self._contents[place_of(made)] = known
         self._sources[place_of(made)] = self.sources(before)
         return made
 
     def note(self, func: Any, args: Any, kwargs: Any, known: Identifier, result: Any) -> Any:
-        """Give results identifiers and sources; what was written into has new ones."""
+        """Give results identifiers and sources. Tensors that were written to get new ones."""
         title = title_of(func)
         written = title.endswith("_") and not title.endswith("__")
         written |= title.startswith("__i") or title in ("__setitem__", "__set__")
@@ -155,7 +155,9 @@ class Origins:
     # Identifiers.
 
     def name(self, *parts: Any) -> Identifier:
-        """Return the identifier of what is made of some parts, such as a function and arguments."""
+        """Return the identifier of a computation from its parts, such as a function and
+        its arguments.
+        """
         weights: list[str] = []
         form: Any = tuple(self._form(part, weights) for part in parts)
         several = len(set(weights)) > 1
@@ -168,7 +170,9 @@ class Origins:
         return Identifier(number, weights[0] if weights and not several else "")
 
     def _form(self, value: Any, weights: list[str]) -> Any:
-        """Return how a value is made, but for names of weights, which are added to a list."""
+        """Return how a value is computed, without the names of weights, which are appended
+        to a list.
+        """
         if isinstance(value, Tensor):
             place = place_of(value)
             if place not in self._contents:
@@ -182,7 +186,7 @@ class Origins:
         if isinstance(value, str | Geometry):
             return value
         if isinstance(value, float | complex):
-            return f"number {value!r}"  # of zeros, too, the sign matters
+            return f"number {value!r}"  # the sign of a zero matters, too
         if isinstance(value, list | tuple):
             return tuple([self._form(each, weights) for each in value])
         if isinstance(value, dict):

@@ -1,7 +1,8 @@
-"""Traced steps over bundles of small weights, where one step over all is the same as one for each.
+"""Run traced steps on bundles of small weights, if one step on a bundle equals a step on each
+weight.
 
-The step is run on a flat tensor in the place of the weights of a bundle, and shown to compute what
-it computes for each of them.
+The step is run on a flat tensor in place of the weights of a bundle. The bundle is used only if the
+step is shown to compute the same as for each weight.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from .own_discovery import discover
 
 
 def alike(spec: OptimSpec, weights: Sequence[Slot]) -> list[Slot]:
-    """Return the weights of each group and type that the most others are updated like."""
+    """Return the largest set of weights, for each group and type, that are updated in the
+    same way.
+    """
     own = spec.own
     assert own is not None
     signatures = {(slot.path, slot.dtype): own.signatures.get(slot.path) for slot in weights}
@@ -39,7 +42,9 @@ def alike(spec: OptimSpec, weights: Sequence[Slot]) -> list[Slot]:
 def over_bundles(
     spec: OptimSpec, bundles: Sequence[Bundle], narrow: Callable[[torch.dtype], torch.dtype]
 ) -> OptimSpec | None:
-    """Return an optimizer over bundles with its step; None where that computes anything else."""
+    """Return an optimizer over bundles with its step, or None if the step would compute something
+    else.
+    """
     own = spec.own
     assert own is not None
     members = {member.slot.path: bundle for bundle in bundles for member in bundle.members}

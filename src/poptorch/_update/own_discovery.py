@@ -1,8 +1,8 @@
-"""What an optimizer's own ``step`` keeps, and which of its numbers are inputs of the program.
+"""Find out what state an optimizer's own ``step`` keeps, and which of its numbers can be inputs.
 
-The step runs on tensors without values: with the state that it makes itself, and then with
-stand-ins for that state. The two runs show which values are kept, and whether the first step
-computes otherwise than later ones. Numbers that decide what the step does become constants.
+The step runs on tensors without values, first with the state that it creates itself, and then with
+placeholders for that state. The two runs show which values are kept, and whether the first step
+differs from later ones. Numbers that decide what the step does become constants.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ Narrow = Callable[[torch.dtype], torch.dtype]
 
 
 class _Restart(Exception):  # noqa: N818 (it says what to do)
-    """Something was found out that the run should have started with."""
+    """Something was found out that should be known when the run starts."""
 
 
 @dataclass
 class _Known:
-    """What was found out in runs before."""
+    """What earlier runs have found out."""
 
     constants: set[str] = field(default_factory=set)  # hyper-parameters whose values are needed
-    changing: set[Place] = field(default_factory=set)  # what the step changes in groups and itself
+    # what the step changes in groups and in the optimizer itself
+    changing: set[Place] = field(default_factory=set)
     single: set[Place] = field(
         default_factory=set
-    )  # numbers of a group that weights have not in common
-    read: set[tuple[int, str]] = field(default_factory=set)  # what of groups the step looks at
+    )  # numbers that differ between the weights of a group
+    read: set[tuple[int, str]] = field(default_factory=set)  # entries of groups that the step reads
 
 
 def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
-    """Return an optimizer with what its step keeps, and with the numbers that are its inputs.
+    """Return an optimizer with the state that its step keeps, and the numbers that can be inputs.
 
-    ``narrow``: the type of weights in the program, by that on the host.
+    ``narrow``: returns the type of weights in the program for their type on the host.
     """
     known = _Known()
     while True:
@@ -85,14 +86,14 @@ def _without_values() -> Iterator[Any]:
 
 
 class _Kind(NamedTuple):
-    """What is the same for weights with the same update, but for the names of tensors."""
+    """What weights with the same update have in common, except for the names of tensors."""
 
     group: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     kept: tuple[Leaf, ...]
     results: tuple[tuple[str, Identifier], ...]
-    alone: bool  # nothing of another weight is in it
+    alone: bool  # whether no other weight is involved
 
 
 class _Discovery:
@@ -113,7 +114,7 @@ class _Discovery:
         self.params = _trained(spec, self.own)
         self.initial: dict[Place, complex] = {}
         self.leaves: dict[Place, Leaf] = {}
-        self.there: set[Place] = set()  # what is kept before the first step
+        self.there: set[Place] = set()  # state that exists before the first step
         self.layouts: dict[str, Any] = {}
         self.wholes = Wholes(self.origins)
         self.mode.again = self.repeats = Repeats(without_values, self.wholes)
@@ -143,7 +144,7 @@ class _Discovery:
         return self._spec(not (alike and complete))
 
     def _kinds(self, first: Mapping[str, Tensor], later: Mapping[str, Tensor]) -> dict[str, _Kind]:
-        """Return by weight what is the same for those with the same update."""
+        """Return for each weight its kind. Weights of the same kind have the same update."""
         found: dict[str, list[tuple[str, Identifier]]] = {path: [] for path in self.params}
         for prefix, results in (("first ", first), ("later ", later)):
             for named, value in results.items():
@@ -171,7 +172,9 @@ class _Discovery:
     def _examples(
         self, kinds: Mapping[str, _Kind], first: Mapping[str, Tensor], later: Mapping[str, Tensor]
     ) -> dict[str, str]:
-        """Return by weight one of its kind, if a step of those alone updates them the same."""
+        """Return for each weight an example of its kind, if a step on the examples alone updates
+        them in the same way.
+        """
         of_kind: dict[_Kind, str] = {}
         examples = {path: of_kind.setdefault(kind, path) for path, kind in kinds.items()}
         if not all(kind.alone for kind in kinds.values()) or len(of_kind) == len(examples):
@@ -193,14 +196,16 @@ class _Discovery:
                 self.choices.results(lambda first=first: self._run(first, few))  # type: ignore[misc]
                 for first in (True, False)
             ]
-        except Exception as error:  # of the user's code, which may need all gradients
+        except Exception as error:  # an error in the user's code, which may need all gradients
             log.engine.debug("Without some gradients the optimizer's step fails: %s", error)
             return []
         finally:
             self.known, self.leaves, self.layouts, self.initial = kept
 
     def _signatures(self, kinds: Mapping[str, _Kind]) -> dict[str, str]:
-        """Return by weight what is the same for those that are updated alike."""
+        """Return for each weight a text that is equal for weights that are updated in the
+        same way.
+        """
         texts: dict[_Kind, str | None] = {}
         for path, kind in kinds.items():
             if path not in self.wholes.paths and kind not in texts:
@@ -257,10 +262,13 @@ class _Discovery:
             leaf = Leaf(name, (), torch.float64, "float")
         before = self.leaves.setdefault((owner, name), leaf)
         if before != leaf and (before.number or leaf.number) and before.shape == leaf.shape:
-            self.leaves[owner, name] = before if leaf.number else leaf  # a number, then a tensor
+            # first a number, then a tensor
+            self.leaves[owner, name] = before if leaf.number else leaf
 
     def _note(self, path: str, name: str, value: Any) -> Any:
-        """A first step puts something into the state of a weight: return what it reads there."""
+        """Record a value that a first step stores in the state of a weight. Return what the step
+        reads there.
+        """
         place = path, name
         if isinstance(value, Tensor):
             uniform, sources = self.origins.uniform(value), self.origins.sources(value)
@@ -322,7 +330,7 @@ class _Discovery:
         return inputs
 
     def _present(self, first: bool) -> Iterator[tuple[Place, Leaf]]:
-        """Yield what is there before a step."""
+        """Yield the state that exists before a step."""
         if not first:
             yield from self.leaves.items()
             return
@@ -341,10 +349,10 @@ class _Discovery:
                 self.there.add((owner, name))
                 yield (owner, name), Leaf(name, (), torch.float64, "float")
 
-    # What was found.
+    # Checks of the findings.
 
     def _check_owned(self, run: Run) -> None:
-        """Notice what a step changes in groups and in the optimizer itself."""
+        """Record what a step changes in groups and in the optimizer itself."""
         found: set[Place] = set()
         for owner, values in run.owned():
             before, now = flat(run.given[owner]), flat(values)
@@ -356,7 +364,9 @@ class _Discovery:
             raise _Restart
 
     def _check_common(self, later: Mapping[str, Tensor]) -> None:
-        """Numbers that weights have in common are computed alike, and from no weight."""
+        """Check that numbers that weights share are computed in the same way, and from no
+        weight.
+        """
         for at, group in enumerate(self.own.groups):
             paths = [param.path for param in group.params if param.path in self.params]
             names = dict.fromkeys(n for p, n in self.leaves if p in paths)

@@ -1,7 +1,8 @@
-"""One run of an optimizer's own ``step``, over given tensors.
+"""Run an optimizer's own ``step`` once, on given tensors.
 
-The step gets an object of the user's class that was not initialised: its groups hold stand-ins for
-the parameters, its state what is kept from the last step. Nothing of the user's own object changes.
+The step gets an object of the user's class that was not initialised. Its groups contain
+placeholders for the parameters, and its state is what was kept from the last step. The user's own
+object does not change.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Inputs:
 
 
 class _Entry(dict[Any, Any]):
-    """The state of a weight that its first step fills: what it puts in is noted."""
+    """The state of a weight that its first step fills. It records what the step stores."""
 
     def __init__(self, note: Callable[[str, Any], Any]) -> None:
         super().__init__()
@@ -67,7 +68,9 @@ class _Entry(dict[Any, Any]):
 
 
 class _States(collections.defaultdict[Any, Any]):
-    """``optimizer.state`` during a run; a dict that is put in becomes an entry that notes."""
+    """``optimizer.state`` during a run. A dict that is stored in it becomes an entry that
+    records.
+    """
 
     def __init__(self, make: Callable[[Any], dict[Any, Any]]) -> None:
         super().__init__(dict)
@@ -85,7 +88,7 @@ class _States(collections.defaultdict[Any, Any]):
 
 
 class _Group(dict[Any, Any]):
-    """A parameter group during a run; notes what is read."""
+    """A parameter group during a run, which records what is read."""
 
     def __init__(self, values: Mapping[Any, Any], note: Callable[[Any], None]) -> None:
         super().__init__(values)
@@ -117,7 +120,7 @@ class _Group(dict[Any, Any]):
 
 
 class Run:
-    """One run of the step over given tensors."""
+    """One run of the step on given tensors."""
 
     def __init__(
         self,
@@ -127,8 +130,12 @@ class Run:
         put: Callable[[str, str, Any], Any] | None = None,
         read: Callable[[int, str], None] | None = None,
     ) -> None:
-        """``put``: returns what is kept for a value that the first step puts into the state of a
-        weight; ``read``: is told what the step reads of groups.
+        """Prepare a run.
+
+        Args:
+            put: returns what is kept for a value that the first step stores in the state of a
+                weight.
+            read: called with what the step reads from groups.
         """
         self._own, self._inputs, self._first = own, inputs, first
         self._put, self._read = put, read
@@ -159,7 +166,7 @@ class Run:
         return _Group(values, lambda key: self._read(at, str(key)) if self._read else None)
 
     def _added(self, owner: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return what an earlier step has put in there."""
+        """Return what an earlier step has stored there."""
         kept = self._inputs.kept.items()
         return {
             name: value for (own, name), value in kept if own == owner and name not in flat(values)
@@ -239,7 +246,7 @@ class Run:
                 yield self._paths[id(key)], entry
 
     def owned(self) -> Iterator[tuple[str, dict[Any, Any]]]:
-        """Yield groups and objects: owner, and what it has now."""
+        """Yield groups and objects as (owner, present contents)."""
         for at, group in enumerate(self.groups):
             yield of_group(at), {k: dict.get(group, k) for k in list(group) if k != "params"}
         for number, each in enumerate(self.objects):
@@ -249,7 +256,9 @@ class Run:
 
 @contextlib.contextmanager
 def _explained(optimizer: Any) -> Iterator[None]:
-    """Let what the user's code raises pass, with a note; torch's words for a value that is read."""
+    """Add a note to exceptions from the user's code, and explain torch's errors about values that
+    are read.
+    """
     try:
         yield
     except (Error, ValueNeeded):
@@ -269,6 +278,6 @@ def _explained(optimizer: Any) -> Iterator[None]:
 
 def _call_step(optimizer: Any) -> None:
     step = type(optimizer).step
-    if getattr(step, "hooked", False):  # torch's wrapper, which calls hooks and takes the time
+    if getattr(step, "hooked", False):  # torch's wrapper, which calls hooks and measures the time
         step = step.__wrapped__
     step(optimizer)

@@ -1,4 +1,4 @@
-"""An optimizer's own ``step`` as a pure function between slots."""
+"""Turn an optimizer's own ``step`` into a pure function between slots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .python_functions import numbers_functions
 def lower_own(
     spec: OptimSpec, params: Sequence[Slot], anchors: Sequence[Anchor], stochastic_rounding: bool
 ) -> SlotFunction:
-    """Return the step as a pure function between slots; arguments are those of ``lower``."""
+    """Return the step as a pure function between slots. The arguments are those of ``lower``."""
     own = spec.own
     assert own is not None
     assert own.kept is not None, "discover() comes first"

@@ -1,4 +1,4 @@
-"""Python's functions of numbers, which a step may call with tensors that stand for numbers."""
+"""Let Python's functions of numbers accept the tensors that replace numbers in a step."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _extreme(usual: Callable[..., Any], ours: Callable[[Any, Any], Any]) -> Call
 
 @contextlib.contextmanager
 def numbers_functions() -> Iterator[None]:
-    """Let ``math``'s functions, ``min`` and ``max`` take tensors that stand for numbers."""
+    """Make functions of ``math``, ``min`` and ``max`` accept tensors that stand for numbers."""
     stand_ins: list[tuple[Any, str, Callable[..., Any]]] = [
         (math, name, _of_tensors(getattr(math, name), ours)) for name, ours in _MATH.items()
     ]

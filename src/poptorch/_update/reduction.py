@@ -1,4 +1,4 @@
-"""Gradients of micro-batches -> the descaled gradient of one update, and automatic loss scaling.
+"""Turn gradients of micro-batches into the descaled gradient of one update; adapt the loss scale.
 
 Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over replicas and processes.
 """
@@ -36,9 +36,10 @@ class Accumulation:
 
     optim: OptimSpec
     reduction: Reduction
-    lanes: int = 1  # whose gradients one ``gradient.*`` is already the sum of
-    chunks: int = 1  # accumulate steps per update; ``counter.micro`` counts them from 0
-    summed: int = 1  # accumulators that are added up before ``finish`` (replicas, processes)
+    lanes: int = 1  # number of lanes whose gradients are already summed in one ``gradient.*``
+    chunks: int = 1  # calls of accumulate per update; ``counter.micro`` counts them from 0
+    # number of accumulators (replicas, processes) that are summed before ``finish``
+    summed: int = 1
     replicas: int = 1  # all data-parallel copies, whether they are lanes, chunks or summed
 
     @property
@@ -46,7 +47,9 @@ class Accumulation:
         return self.lanes * self.chunks * self.summed
 
     def accumulate(self, gradients: Sequence[Slot]) -> SlotFunction:
-        """Running keeps the mean so far, of as many gradients as ``counter.micro`` says."""
+        """Add gradients to the accumulators. With Running, these hold the mean so far, over
+        ``counter.micro`` gradients.
+        """
         accums = tuple(map(self._accumulator, gradients))
         running = (
             self.reduction.type == ReductionType.Mean
@@ -82,7 +85,7 @@ class Accumulation:
         return self._descaling(accums, gradients, self._shares[1], counted)
 
     def hand_over(self, gradients: Sequence[Slot]) -> SlotFunction:
-        """Stand for ``accumulate`` where processes add up what a single run makes."""
+        """Replace ``accumulate`` if processes sum the gradients of a single run."""
         pairs = [(slot, self._exchanged(slot)) for slot in gradients]
         accums = tuple(accum for _, accum in pairs)
 
@@ -92,26 +95,30 @@ class Accumulation:
         return SlotFunction("hand_over", function, (*accums, *gradients), accums)
 
     def _exchanged(self, gradient: Slot) -> Slot:
-        """The sum of half gradients may be beyond half's range, which a scale that adapts sees."""
+        """Return a gradient for the exchange. Sums of half gradients may overflow, which an
+        adaptive scale must see.
+        """
         adapts = self.reduction.automatic_loss_scaling
         wide = gradient.dtype is torch.float16 and not adapts
         return slots.accumulator(gradient, torch.float32 if wide else gradient.dtype)
 
     def take_back(self, gradients: Sequence[Slot]) -> SlotFunction:
-        """Stand for ``finish`` after ``hand_over``."""
+        """Replace ``finish`` after ``hand_over``."""
         accums = [self._exchanged(slot) for slot in gradients]
         return self._descaling(accums, gradients, self._parts)
 
     def scale(self, gradients: Sequence[Slot]) -> SlotFunction:
-        """Accumulate and finish in one, for ``chunks`` of 1."""
+        """Accumulate and finish in one step, if ``chunks`` is 1."""
         return self._descaling(gradients, gradients, self._parts)
 
     def _descaling(
         self, sources: Sequence[Slot], gradients: Sequence[Slot], divisor: float, counted: int = 0
     ) -> SlotFunction:
-        """``counted``: gradients that ``beyond`` has seen, of sources that are emptied afterwards.
+        """Return the descaled gradients.
 
-        The results have at least float32: un-scaling in half would lose what the scale protected.
+        ``counted``: gradients that ``beyond`` has seen; their sources are emptied afterwards. The
+        results have at least float32, because descaling in a half type would lose what the scale
+        protects.
         """
         pairs = [
             (source, slots.gradient(slot, compute_dtype(slot.dtype)))
@@ -158,9 +165,10 @@ class Accumulation:
 
     @property
     def _shares(self) -> tuple[float, float]:
-        """What a gradient is multiplied by on its way in, and what the sum is divided by.
+        """Return the factor of an incoming gradient, and the divisor of the sum.
 
-        With Running a gradient has its share in its chunk, and the chunk one in the running mean.
+        With Running, a gradient has a factor within its chunk, and the chunk has one in the running
+        mean.
         """
         if self.reduction.type != ReductionType.Mean:
             return 1.0, 1.0
@@ -173,13 +181,15 @@ class Accumulation:
         return 1.0, float(self.total)
 
     def _watched(self, gradients: Sequence[Slot]) -> tuple[Slot, ...]:
-        """Return what decides about the automatic loss scale (user guide, "Optimizers")."""
+        """Return the values that decide about the automatic loss scale (user guide,
+        "Optimizers").
+        """
         if not self.reduction.automatic_loss_scaling:
             return ()
         return tuple(slot for slot in gradients if slot.dtype == torch.float16)
 
 
 def _count_beyond(gradients: Sequence[Slot], tensors: _Tensors) -> torch.Tensor:
-    """Count infinities and NaNs, too."""
+    """Count values beyond the limit, including infinities and NaNs."""
     within = [(tensors[slot.key].abs() <= _EDGE).sum(dtype=torch.float32) for slot in gradients]
     return sum(slot.numel for slot in gradients) - torch.stack(within).sum()

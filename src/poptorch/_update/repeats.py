@@ -1,7 +1,8 @@
-"""Operators that were computed for another weight in the same way: only their results are made.
+"""Skip operators that were already run for another weight in the same way, and only create their
+results.
 
-A result without values is its shape and type. Computing those for one weight of each kind takes a
-quarter of the time that it takes for all weights of a model of 50.
+A result without values consists of a shape and a type. In a model with 50 weights, running the
+operators for one weight of each kind takes a quarter of the time for all weights.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ _HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class _Outcome:
-    made: Geometry | None  # a tensor with memory of its own; None: the first argument, written to
-    whole: bool  # the operator looks at the weight as a whole
+    # a tensor with its own memory; None: the first argument, which was written to
+    made: Geometry | None
+    whole: bool  # whether the operator reads the weight as a whole
 
 
 class Repeats:
-    """Answers for operators; ``mode`` is the one whose tensors have no values."""
+    """Answers for operators. ``mode`` is the mode whose tensors have no values."""
 
     def __init__(self, mode: Any, wholes: Wholes) -> None:
         self._mode, self._wholes = mode, wholes
-        self._outcomes: dict[int, _Outcome | None] = {}  # None: has to be computed each time
+        self._outcomes: dict[int, _Outcome | None] = {}  # None if it must be computed each time
         self._cls = private.optional("FakeTensor")
         self._undisturbed = private.optional("disable_current_modes")
 
@@ -43,7 +45,7 @@ class Repeats:
         kwargs: dict[str, Any],
         compute: Callable[[], Any],
     ) -> Any:
-        """Return what ``compute`` does for an operator, which its number identifies."""
+        """Return the result of ``compute`` for an operator, which is identified by its number."""
         if torch.is_grad_enabled() or self._cls is None or self._undisturbed is None:
             return compute()
         if known.number not in self._outcomes:
@@ -56,7 +58,7 @@ class Repeats:
         return args[0] if outcome.made is None else self._made(outcome.made)
 
     def fresh(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor without values, with memory of its own."""
+        """Return a tensor without values, with its own memory."""
         if self._cls is None or self._undisturbed is None:
             return torch.empty(shape, dtype=dtype)
         with self._undisturbed():

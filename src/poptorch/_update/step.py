@@ -1,4 +1,6 @@
-"""OptimSpec and gradients -> the update: one optimizer step over every trained weight."""
+"""Turn an ``OptimSpec`` and gradients into the update: one optimizer step for each trained
+weight.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,14 @@ def lower(
     """Return the update as a pure function between slots.
 
     Args:
-        params: the parameters that have a gradient; others, and those in no group, are left alone.
-        stochastic_rounding: round what is stored in half at random; the function then advances
-            ``rng.rounding``, a 0-d int64 that starts at the seed.
-        in_parts: paths of those that are this process's parts of weights. Where norms of the whole
-            are needed the function reads the squares that ``own_squares`` makes, added up.
-        anchors: where the norm of all gradients goes besides, and those of weights.
+        spec: the optimizer.
+        params: the parameters that have a gradient. Others, and those in no group, do not change.
+        stochastic_rounding: round values that are stored in half types at random. The function
+            then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
+        in_parts: paths of parameters of which this process has only parts. If norms of whole
+            weights are needed, the function reads the squares from ``own_squares``, summed over
+            processes.
+        anchors: anchors for the norm of all gradients and for gradients of weights.
     """
     if spec.own is not None:
         return lower_own(spec, params, anchors, stochastic_rounding)
@@ -89,7 +93,8 @@ def lower(
                     values = {**values, **{f"square_{i}": own[i] for i in range(SQUARES)}}
                 updated, state = algorithm.step(value, gradient, state, values)
                 stored = store(updated, weight.slot.dtype)
-                for key in common.get(weight.slot.key, (weight.slot.key,)):  # the next one sees it
+                # the next update of the same memory reads this result
+                for key in common.get(weight.slot.key, (weight.slot.key,)):
                     results[key] = tensors[key] = stored
                 for moment, slot in weight.moments:
                     results[slot.key] = store(state[moment.name], slot.dtype)
@@ -102,10 +107,10 @@ def lower(
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight, or what stands for several or for a part of one."""
+    """A weight, several weights in a bundle, or a part of a weight."""
 
     slot: Slot
-    gradient: Slot  # of the type that the update computes in
+    gradient: Slot  # in the type in which the update computes
     moments: tuple[tuple[Moment, Slot], ...]
 
 
@@ -114,7 +119,7 @@ class _Group:
     algorithm: Algorithm
     settings: Settings
     variables: tuple[Slot, ...]
-    weights: tuple[_Weight, ...]  # those that are trained
+    weights: tuple[_Weight, ...]  # the trained weights
     counts: bool
     scalars: torch.dtype
 
@@ -160,7 +165,9 @@ def _groups_of(spec: OptimSpec, params: Sequence[Slot]) -> list[_Group]:
 
 
 def _common(spec: OptimSpec, weights: Sequence[Slot]) -> dict[str, tuple[str, ...]]:
-    """By key of a weight the keys of all in its memory, whose updates follow one another."""
+    """Return for each weight the keys of all weights in the same memory, which are updated one
+    after another.
+    """
     keys = {weight.path: weight.key for weight in weights}
     found = [tuple(keys[path] for path in same if path in keys) for same in spec.common]
     return {key: same for same in found for key in same}
@@ -180,12 +187,14 @@ def _hypers_of(groups: Sequence[_Group]) -> list[Slot]:
     return [hypers[key] for key in sorted(hypers)]
 
 
-# Where a process has only parts of weights, the squares that norms are made of are added up over
-# the processes before the update.
+# If a process has only parts of weights, the squares for norms are summed over the processes before
+# the update.
 
 
 def _squares_slot(spec: OptimSpec, partial: Sequence[_Weight]) -> Slot | None:
-    """Hold one sum of squares of all gradients if these are clipped, or those of each weight."""
+    """Return a slot for the sum of squares of all gradients if these are clipped, else for those of
+    each weight.
+    """
     measures = ALGORITHMS[spec.algorithm].squares is not None
     if not partial or not (spec.clips or measures):
         return None
@@ -196,7 +205,9 @@ def _squares_slot(spec: OptimSpec, partial: Sequence[_Weight]) -> Slot | None:
 
 
 def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
-    """Return the function to the squares of a process's parts of weights, if the update has any."""
+    """Return the function that computes the squares of a process's parts, if the update
+    needs any.
+    """
     if spec.own is not None and not spec.clips:
         return None
     measure = None if spec.own is not None else ALGORITHMS[spec.algorithm].squares
@@ -224,10 +235,11 @@ def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
 
 
 class RandomRounding:
-    """Stores what an update computed in the type that it is kept in (PopTorch user guide, "Half").
+    """Stores results of an update in the type of the state (PopTorch user guide, "Half").
 
-    The random bits are a hash of a counter, ``rng.rounding``, and of the element's place: every
-    backend, replica and process draws the same ones. Without a counter it rounds to nearest.
+    The random bits are a hash of a counter, ``rng.rounding``, and of the element's index, so all
+    backends, replicas and processes draw the same bits. Without a counter, it rounds to the nearest
+    value.
     """
 
     def __init__(self, counter: torch.Tensor | None) -> None:
@@ -242,7 +254,7 @@ class RandomRounding:
             return value.to(dtype)
         places = torch.arange(self._drawn, self._drawn + value.numel(), device=counter.device)
         self._drawn += value.numel()
-        # Numbers stay below 2**63: words of 32 bits times constants of 30.
+        # Numbers stay below 2**63, as products of 32-bit words and 30-bit constants.
         stream = _mixed((counter * 0x9E3779B) & _WORD).as_strided((), ())
         bits = _mixed((places * 0x3C6EF35F + stream) & _WORD) >> (32 - DROPPED_BITS[dtype])
         return rounded(value, dtype, bits.view(value.shape))

@@ -1,7 +1,7 @@
-"""What happens where a step reads a value in Python.
+"""Decide what happens if a step reads a value in Python.
 
-A value that only hyper-parameters decide becomes a constant of the program. Any other value is
-known only while the program runs: the step is refused.
+A value that depends only on hyper-parameters becomes a constant of the program. Any other value is
+known only while the program runs, and the step is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .origins import HYPER, Origins
 
 
 class ValueNeeded(Exception):  # noqa: N818 (it says what is the case)
-    """Hyper-parameters whose values decide what the step does: they become constants."""
+    """Hyper-parameters whose values decide what the step does, so that they become constants."""
 
     def __init__(self, keys: frozenset[str]) -> None:
         super().__init__(", ".join(sorted(keys)))
@@ -33,11 +33,11 @@ def value_needed(what: str, line: str | None) -> Error:
 
 
 def refuse_read(origins: Origins, value: Any, what: str) -> NoReturn:
-    """Raise what a read of a value leads to.
+    """Raise the error for a read of a value.
 
     Raises:
-        ValueNeeded: only hyper-parameters decide the value.
-        Error: something else does.
+        ValueNeeded: the value depends only on hyper-parameters.
+        Error: the value depends on something else.
     """
     sources = origins.sources(value)
     if sources and all(role == HYPER for role, _ in sources):

@@ -1,7 +1,7 @@
-"""The values of a step that runs on stand-ins: tensors, and numbers that are tensors.
+"""Represent the values of a step: tensors, and numbers that are tensors.
 
 A 0-d tensor of float64 stands for a Python number that changes between updates. It is marked, so
-that arithmetic with it follows Python's rules for types and not those of tensors.
+that arithmetic with it follows Python's type rules instead of the rules for tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def as_number(tensor: Tensor) -> Tensor:
 
 
 def place_of(tensor: Tensor) -> int:
-    """Return what identifies the memory of a tensor, which its views share."""
+    """Return an identifier of a tensor's memory, which is the same for its views."""
     place: int = tensor.untyped_storage()._cdata
     return place
 
@@ -52,7 +52,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def replaced(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested values with what the function makes of tensors."""
+    """Return nested values with each tensor replaced by the result of a function."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
