@@ -1,4 +1,6 @@
-"""module + example -> micro Graph: trace, loss, backward, buffer updates."""
+"""Turn a module and an example into the graph of one micro-batch: trace, loss, backward, buffer
+updates.
+"""
 
 from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request

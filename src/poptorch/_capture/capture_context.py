@@ -1,4 +1,6 @@
-"""What ``forward`` calls: how a capture hears of operators, and what torch's functions compute."""
+"""Intercept the calls of torch's functions in ``forward``, so that a capture records the
+operators.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,19 @@ from .replaced import changed
 from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, Frozen, ValueReads
 
-# Scripts of PopTorch's last releases say where masks and constants are to be.
+# Scripts for PopTorch's last releases say on which device masks and constants should be.
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_IPU, _DEVICE = re.compile(r"ipu(:\d+)?"), torch.device("cpu")  # of what is traced
+_IPU, _DEVICE = re.compile(r"ipu(:\d+)?"), torch.device("cpu")  # the device of traced tensors
 
 
 @dataclass(eq=False)
 class CaptureContext(Capture):
-    stochastic: bool = False  # the program rounds to float16 at random
+    stochastic: bool = False  # whether the program rounds to float16 at random
     reads: ValueReads = field(default_factory=ValueReads)
     held: Held = field(default_factory=Held)
     draws: Draws = field(default_factory=Draws)
-    assigned: dict[int, str | None] = field(default_factory=dict)  # lines of ``.data =``, by tensor
+    # lines of assignments to ``.data``, by tensor
+    assigned: dict[int, str | None] = field(default_factory=dict)
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
         super().mark_loss(self.held.traced(loss), name)
@@ -85,7 +88,7 @@ class CaptureContext(Capture):
 
 
 class Overrides(TorchFunctionMode):
-    """What torch's functions get, and what takes their place, while forward is captured."""
+    """Changes the arguments of torch's functions, or replaces them, while forward is captured."""
 
     def __init__(self, context: CaptureContext, precision: Precision, priced: bool) -> None:
         super().__init__()
@@ -96,7 +99,7 @@ class Overrides(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # The mode is off while the function runs: functions inside functions are torch's own.
+        # The mode is off while a function runs, because functions that it calls are torch's own.
         outer, self._in_function = self._in_function, True
         try:
             return self._answer(func, args, kwargs or {})
@@ -117,7 +120,7 @@ class Overrides(TorchFunctionMode):
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Within the block user code runs, also where one of torch's functions calls it."""
+        """Run user code within the block, also user code that is called by a torch function."""
         if not self._in_function:
             yield
             return

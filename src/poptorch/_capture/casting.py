@@ -1,4 +1,6 @@
-"""Where operators get tensors of different number formats: what is cast to what."""
+"""Decide which operands are cast to which type if operators get tensors of different
+number formats.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ Named = dict[str, Any]
 
 _MIXTURE = {torch.float16, torch.float32}
 _LABELS = frozenset({F.cross_entropy, F.nll_loss, F.one_hot, torch.gather, torch.Tensor.gather})
-# These decide in float whatever the operands are: 0.1 in half is not 0.1 in float.
+# These decide in float whatever the types of operands are, because 0.1 in half is not 0.1 in float.
 _DECIDING = frozenset(("isclose", "allclose"))
-# Torch has these promote operands of several types ...
+# Torch promotes operands of different types for these ...
 _PROMOTING = frozenset((
     "add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply", "div", "rdiv", "divide",
     "truediv", "rtruediv", "true_divide", "floordiv", "rfloordiv", "floor_divide", "fmod", "mod",
@@ -35,7 +37,7 @@ _PROMOTING = frozenset((
     "dstack", "column_stack", "row_stack", "block_diag", "trapezoid", "trapz",
     "cumulative_trapezoid",
 ))  # fmt: skip
-# ... and these refuse them.
+# ... and refuses them for these.
 _REFUSING = frozenset((
     "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "addmm", "addbmm", "baddbmm",
     "addmv", "einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "linalg_matmul",
@@ -46,7 +48,7 @@ _REFUSING = frozenset((
     "scatter_reduce",
 )) | frozenset(LOSS_FUNCTIONS.values())  # fmt: skip
 _HEADS, _WITH_STATISTICS = F.multi_head_attention_forward, (F.batch_norm, F.instance_norm)
-# What a layer's first arguments are called: its weights are those with such a name.
+# Names of the first arguments of a layer's function, some of which are weights.
 _PARAMETERS: dict[Any, Sequence[str]] = {
     **dict.fromkeys(
         (
@@ -75,7 +77,9 @@ _ACTIVATIONS = ("input", "input1", "input2", "query", "key", "value")
 
 
 class Casting:
-    """Weights follow their activations; other mixtures become half, or what settings choose."""
+    """Cast weights to the type of activations, and other mixtures to half or to what the settings
+    choose.
+    """
 
     def __init__(self, precision: Precision) -> None:
         self._chosen = _TYPES.get(precision.half_float_casting)
@@ -105,7 +109,7 @@ class Casting:
         if name in _DECIDING:
             return torch.float32
         if name.removesuffix("_") in _REFUSING and name.endswith("_"):
-            return args[0].dtype  # an operator in place keeps its type
+            return args[0].dtype  # an in-place operator keeps its type
         if self._chosen is not torch.float32 and (name in _PROMOTING or name in _REFUSING):
             return torch.float16
         return torch.float32 if name in _REFUSING else None
@@ -134,7 +138,7 @@ def _of_layer(
 
 
 def _mixture_in(dtype: torch.dtype, args: Args, kwargs: Named) -> tuple[Args, Named]:
-    """A given ``out`` keeps its own type."""
+    """Return the type of a result, except that a given ``out`` keeps its own type."""
     named = {name: value for name, value in kwargs.items() if name != "out"}
     if not dtypes_of((args, named)) >= _MIXTURE:
         return args, kwargs
@@ -156,7 +160,7 @@ def _with_statistics(
     *rest: Any,
     **named: Any,
 ) -> Any:
-    """Running statistics keep a type of their own."""
+    """Normalize with running statistics that keep their own type."""
     operands = running_mean, running_var, weight, bias
     if all(tensor is None or tensor.dtype == input.dtype for tensor in operands):
         return function(input, *operands, *rest, **named)
@@ -176,10 +180,13 @@ def _strided_group_norm(
     *rest: Any,
     **named: Any,
 ) -> torch.Tensor:
-    """Group every ``num_groups``-th channel, rather than neighbours, as older releases did."""
+    """Group every ``num_groups``-th channel instead of neighbouring channels, as older
+    releases did.
+    """
     size = input.shape[1]
     if size % num_groups:
-        return F.group_norm(input, num_groups, weight, bias, *rest, **named)  # it explains
+        # torch explains what is wrong
+        return F.group_norm(input, num_groups, weight, bias, *rest, **named)
     order = torch.arange(size).view(-1, num_groups).t().reshape(-1)
     back = torch.arange(size).view(num_groups, -1).t().reshape(-1)
     weight, bias = (None if t is None else t.index_select(0, order) for t in (weight, bias))

@@ -1,4 +1,6 @@
-"""Where torch takes tensors without asking a function mode: they get traced tensors there, too."""
+"""Pass traced tensors also to the parts of torch that accept tensors without asking a
+function mode.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ On = Callable[[], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def watched(held: Held, on: On) -> Iterator[None]:
-    """``on`` makes the context of the user's code that a backward pass in ``forward`` calls."""
+    """Intercept these parts within the block.
+
+    ``on`` makes the context for user code that a backward pass in ``forward`` calls.
+    """
 
     def backward(usual: Any, t_outputs: Any, *args: Any, **named: Any) -> Any:
         with on():
@@ -80,7 +85,7 @@ def _changes(held: Held) -> Iterator[Change]:
         **named: Any,
     ) -> Any:
         traced = held.traced(data)
-        if traced is data:  # also each tensor without values that torch makes
+        if traced is data:  # also applies to each tensor without values that torch makes
             return usual_make(cls, data, require_grad, *rest, **named)
         made: torch.Tensor = traced.detach().requires_grad_(require_grad)
         if issubclass(cls, nn.Parameter):

@@ -1,4 +1,4 @@
-"""Draws that are made again from a restored random state have the result of the first ones."""
+"""Give draws that are repeated from a restored random state the result of the original draws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._ops.draws import drawing
 
 
 def reuse(graph: fx.Graph) -> None:
-    """In a pure graph, let draws with the number of an earlier one have its result."""
+    """Replace draws in a pure graph that have the number of an earlier draw by its result."""
     first: dict[int, fx.Node] = {}
     alike: set[tuple[fx.Node, fx.Node]] = set()
     for node, draw in list(drawing(graph)):
@@ -29,7 +29,9 @@ def reuse(graph: fx.Graph) -> None:
 
 
 def _same_operands(one: fx.Node, two: fx.Node, alike: set[tuple[fx.Node, fx.Node]]) -> bool:
-    """Whether nodes compute the same from the same, as recomputed activations do."""
+    """Return whether two nodes compute the same from the same values, as recomputed
+    activations do.
+    """
     pairs, seen = [(one, two)], set[tuple[fx.Node, fx.Node]]()
     while pairs:
         first, second = pairs.pop()
@@ -48,7 +50,7 @@ def _same_operands(one: fx.Node, two: fx.Node, alike: set[tuple[fx.Node, fx.Node
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
-    """Return all in order, as often as they stand there."""
+    """Return all operands in order, including repeated ones."""
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), found.append)
     return found

@@ -1,15 +1,16 @@
-"""What ``forward`` draws at random: from which stream, and whether it has drawn it before.
+"""Record the random draws of ``forward``: from which stream each is, and whether it repeats another
+one.
 
-A generator's state says what it draws next. During a capture the default generator of this thread
-is one of ours. It starts at a state that nothing else has, as the user's generators do, and every
-draw moves it on. What torch's or the user's code does with generators (seeds, saves, restores,
-forks) then shows at the next draw:
+The state of a generator determines what it draws next. During a capture, the default generator of
+this thread is one of ours. Like the user's generators, it starts from a state that nothing else
+has, and every draw changes its state. Whatever torch's or the user's code does with generators
+(seeding, saving, restoring, forking) is then visible at the next draw:
 
-- From a state that a stream has come to, it is a new draw, made each time the program runs.
-- From a state that something was drawn from before, the same numbers are drawn again, as when a
-  checkpoint computes activations again. The node gets the number of the first draw, and later its
-  result.
-- Any other state was set by ``forward`` itself: what is drawn is the same in every run, a constant.
+- If the state is the present state of a stream, it is a new draw, made each time the program runs.
+- If something was drawn from the state before, the same numbers are drawn again, for example when a
+  checkpoint computes activations again. The node gets the number of the original draw, and later
+  its result.
+- Any other state was set by ``forward`` itself. The draw is then the same in every run: a constant.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .recorded import body_draws
 from .replaced import changed
 from .trace import untraced, without_data
 
-_ORIGINS = 0xFC62272E07BB0142  # the first seed of ours: none that a user would choose
+_ORIGINS = 0xFC62272E07BB0142  # our first seed, which no user would choose
 _FIX = (
     (
         "draw before forward sets the state, keep the result in a variable, and use the variable "
@@ -47,9 +48,10 @@ _LOOP_FIX = ("draw before the loop or branch, and pass the numbers to it as an i
 
 
 class Unsettled(Exception):  # noqa: N818 (the caller captures again)
-    """Forward drew from states that may be its own: capturing it again tells.
+    """Forward drew from states that it may have set itself; another capture shows whether it did.
 
-    A generator that ``forward`` makes or seeds is in the same state again. Others have gone on.
+    A generator that ``forward`` makes or seeds has the same state again. The states of other
+    generators have changed.
     """
 
     def __init__(self, generators: Sequence[torch.Generator], states: Collection[bytes]) -> None:
@@ -60,13 +62,13 @@ class Unsettled(Exception):  # noqa: N818 (the caller captures again)
 @dataclass(frozen=True, eq=False)
 class _Drawn:
     draw: Draw
-    call: tuple[Any, ...]  # operator and arguments, tensors by what they are; () in a body
-    value: torch.Tensor | None  # a copy of the result, where that has values
-    after: torch.Tensor  # the state after it
+    call: tuple[Any, ...]  # operator and arguments, with descriptions of tensors; () in a body
+    value: torch.Tensor | None  # a copy of the result, if it has values
+    after: torch.Tensor  # the state after the draw
 
 
 class _Default(torch.Generator):
-    """Torch's default generator: one of the capture's in its thread, torch's own in all others."""
+    """Torch's default generator: the capture's own in its thread, torch's in all others."""
 
     def __new__(cls, *_: torch.Generator) -> _Default:
         return super().__new__(cls)
@@ -101,7 +103,7 @@ class Draws:
 
     Args:
         users: generators that are known to be the user's.
-        earlier: what a capture of the same ``forward`` before this one could not tell.
+        earlier: what an earlier capture of the same ``forward`` left open.
     """
 
     def __init__(
@@ -110,18 +112,19 @@ class Draws:
         self._earlier, self._mine = earlier, torch.Generator()
         found = [*users, *(() if earlier is None else earlier.generators)]
         self._users = [*{_key(each): each for each in found}.values()]
-        self._kept: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # to be as before
+        # generators and the states to restore
+        self._kept: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._origins = itertools.count(_ORIGINS)
-        self.count = 0  # of the draws that each run of the program makes
-        self._new: dict[bytes, int] = {}  # the states that streams have come to
-        self._made: dict[bytes, _Drawn] = {}  # by the state before
+        self.count = 0  # number of draws in each run of the program
+        self._new: dict[bytes, int] = {}  # the present states of streams
+        self._made: dict[bytes, _Drawn] = {}  # by the state before the draw
         self._own: set[bytes] = set()  # states from which constants were drawn
-        self._defaults = (0, 0)  # keys of what the user's code may call the default generator
+        self._defaults = (0, 0)  # keys under which user code may refer to the default generator
         self._noticing = self._in_body = False
 
     @contextlib.contextmanager
     def noticed(self) -> Iterator[None]:
-        """Within the block this thread's draws are noticed. Afterwards generators are as before."""
+        """Notice this thread's draws within the block. Afterwards generators are as before."""
         self._keep(*self._users)
         for stream, each in enumerate((self._mine, *self._users), DEVICE):
             self._new[_bytes(each.manual_seed(next(self._origins)).get_state())] = stream
@@ -141,7 +144,7 @@ class Draws:
 
     @contextlib.contextmanager
     def in_body(self) -> Iterator[None]:
-        """Within the block draws are those of a loop or branch: nobody knows how many."""
+        """Treat draws within the block as those of a loop or branch, whose number is not known."""
         outer, self._in_body = self._in_body, True
         try:
             with answering(self._within) if self._noticing else contextlib.nullcontext():
@@ -169,7 +172,7 @@ class Draws:
         return self._constant(state, stream, func, args, kwargs)
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call what has bodies. If they draw, the stream goes on."""
+        """Call an operator with bodies. If they draw, the stream advances."""
         result = func(*args, **kwargs)
         if body_draws(result):
             state = _bytes(self._mine.get_state())
@@ -205,7 +208,7 @@ class Draws:
         self, state: bytes, stream: torch.Generator, func: Any, args: Any, kwargs: Any
     ) -> Any:
         draw = self._draw(_name(func), state)
-        # Another generator may have been set to the state of the one whose numbers these are.
+        # Another generator may have been set to the state from which these numbers were drawn.
         source = None if draw.stream == DEVICE else self._users[draw.stream - 1]
         with marked(draw):
             result = func(*_from(source, args), **_from(source, kwargs))
@@ -270,7 +273,8 @@ def _refused(what: str, fix: tuple[str, ...] = _FIX) -> Error:
 
 
 def _bytes(state: torch.Tensor) -> bytes:
-    return ctypes.string_at(state.data_ptr(), state.numel())  # no operator, which would be traced
+    # not an operator, because that would be traced
+    return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def _name(func: Any) -> str:
@@ -278,12 +282,12 @@ def _name(func: Any) -> str:
 
 
 def _key(generator: torch.Generator) -> int:
-    """Torch makes new Python objects for one generator."""
+    """Return the key of a generator, for which torch makes new Python objects each time."""
     return generator._cdata  # type: ignore[attr-defined, no-any-return]
 
 
 def _from(source: torch.Generator | None, values: Any) -> Any:
-    """Let arguments name another generator, if they name one."""
+    """Return arguments with another generator, if they contain one."""
     if isinstance(values, dict):
         return {name: _from(source, each) for name, each in values.items()}
     if isinstance(values, tuple):
@@ -292,7 +296,7 @@ def _from(source: torch.Generator | None, values: Any) -> Any:
 
 
 def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what is called on what kinds of tensors."""
+    """Return the operator, and the kinds of tensors that it gets."""
 
     def kind(tensor: torch.Tensor) -> Any:
         return tensor.shape, tensor.stride(), tensor.dtype

@@ -1,4 +1,4 @@
-"""Slices ``x[i : i + n]`` whose place is a tensor: allowed where their length is a constant."""
+"""Support slices ``x[i : i + n]`` at a position in a tensor, if their length is constant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Window = tuple[torch.Tensor, int, int]  # start, size and step
 def _places(window: _Window, extent: int) -> torch.Tensor:
     start, size, step = window
     first = start.reshape(()).long()
-    # As in Python a negative place counts from the end, and so must the place after the last one.
+    # As in Python, a negative index counts from the end, and so does the index after the last one.
     from_end = torch.where(first + size < 0, first + extent, extent)
     first = torch.where(first < 0, from_end, first)
     return first + torch.arange(0, size, step, device=start.device)
@@ -40,7 +40,7 @@ def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
 def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
     mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
     if mask and isinstance(value, torch.Tensor) and _is_for_each(tensor, index, value):
-        # The gradient of the value would otherwise select with the mask.
+        # Without this, the gradient of the value would select with the mask.
         rest = tensor.dim() - index.dim()
         value = value.reshape(value.shape[max(0, value.dim() - rest) :]).to(tensor.dtype)
         tensor.copy_(torch.where(index.reshape(index.shape + (1,) * rest), value, tensor))
@@ -63,7 +63,9 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
 
 
 def _is_for_each(tensor: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether each place that the mask selects is assigned this value, however many these are."""
+    """Return whether the value is assigned to each element that the mask selects, whatever their
+    number.
+    """
     extra = max(0, value.dim() - tensor.dim() + mask.dim())
     sizes = zip(reversed(value.shape[extra:]), reversed(tensor.shape), strict=False)
     return (
@@ -75,7 +77,7 @@ def _is_for_each(tensor: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) 
 
 
 def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:
-    """Return the index with windows replaced by whole slices, and the windows by place."""
+    """Return the index with windows replaced by whole slices, and the windows by dimension."""
     items = index if isinstance(index, tuple) else (index,)
     windows = {
         at: _window(item)

@@ -1,4 +1,4 @@
-"""Everything in a module that cannot be captured, in one list rather than one error at a time."""
+"""List everything in a module that cannot be captured, instead of one error at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .value_reads import NUMBER_FIX, PRINT_FIX, SHAPE_FIX, Finding, Uncapturable
 
 
 class Explanation(list[Finding]):
-    """Findings in the order of execution, then of the source."""
+    """Findings in the order of execution, and then in the order of the source."""
 
     @property
     def fatal(self) -> list[Finding]:
@@ -56,7 +56,7 @@ _BRANCH_FIX = (
 
 
 def capture(request: Request, before: PythonState | None = None) -> micro.Micro:
-    """As ``micro.capture``; the error about one construct names all the others, too."""
+    """Capture like ``micro.capture``. The error about one construct also lists all others."""
     for structure in request.arguments.values():
         refuse_holders(
             structure.constants, ("An argument is an object whose tensors cannot be found")
@@ -135,7 +135,9 @@ def _explained(request: Request) -> Explanation:
 
 
 def search(module: nn.Module) -> Explanation:
-    """List what the source of a module's own methods has of such constructs; runs nothing."""
+    """List constructs in the source of a module's own methods that cannot be captured, without
+    running it.
+    """
     codes: dict[CodeType, None] = {}
     for part in module.modules():
         for cls in type(part).__mro__:
@@ -153,7 +155,7 @@ def _suspects(code: CodeType) -> Iterator[tuple[int, Finding]]:
     try:
         text, first = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(text)))
-    except (OSError, SyntaxError):  # typed in, or a lambda in the middle of an expression
+    except (OSError, SyntaxError):  # typed interactively, or a lambda inside an expression
         return
     linecache.checkcache(code.co_filename)
     for node in ast.walk(tree):

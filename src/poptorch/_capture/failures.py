@@ -1,4 +1,4 @@
-"""Turning what goes wrong inside the user's ``forward`` into errors that teach."""
+"""Turn errors inside the user's ``forward`` into errors that explain the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._base import env, private, source
 from .._base.errors import Error, InvalidType, composed
 from .value_reads import Uncapturable, dynamic_shape
 
-FORWARD = "While poptorch captured forward of "  # starts the note on exceptions of the user's own
+FORWARD = "While poptorch captured forward of "  # begins the note on exceptions of the user's code
 
 _ARRAY = "numpy.ndarray"
 _TRY = (
@@ -23,7 +23,7 @@ _TRY = (
 
 @contextlib.contextmanager
 def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterator[None]:
-    """Let what user code raises pass, with a note; say in our words what cannot be captured."""
+    """Add a note to exceptions of user code, and explain what cannot be captured."""
     try:
         yield
     except Error:
@@ -55,14 +55,15 @@ def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterato
         note = f"{FORWARD}{name}"
         if not any(known.startswith(note) for known in getattr(error, "__notes__", ())):
             error.add_note(composed(note, inputs, line or source.calling_line(), _TRY))
-        if backward and line is None:  # of torch's own
+        if backward and line is None:  # torch's own
             raise _as_error(error, name) from error
         raise
 
 
 def _as_error(error: Exception, name: str) -> Error:
     cls: type[Error] = Error
-    with contextlib.suppress(TypeError):  # classes of incompatible layout cannot be joined
+    # classes with incompatible memory layouts cannot be combined
+    with contextlib.suppress(TypeError):
         cls = type("Error", (Error, type(error)), {"__module__": "poptorch"})
     joined = cls.__new__(cls)
     title = f"the backward pass of {name} raised {type(error).__name__}"
@@ -71,7 +72,7 @@ def _as_error(error: Exception, name: str) -> Error:
 
 
 def keep_user_frames(error: BaseException) -> None:
-    """Take our and torch's frames out of errors of ours, and of those of the user's forward."""
+    """Remove our and torch's frames from our errors and from errors of the user's forward."""
     notes = getattr(error, "__notes__", ())
     explained = isinstance(error, Error) or any(note.startswith(FORWARD) for note in notes)
     if not explained or env.get("POPTORCH_FULL_TRACEBACK"):

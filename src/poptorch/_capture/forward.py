@@ -1,4 +1,4 @@
-"""Running the user's forward once on traced tensors: what goes in and what is seen of it."""
+"""Run the user's forward once on traced tensors: prepare its inputs, and record what it does."""
 
 from __future__ import annotations
 
@@ -34,31 +34,35 @@ GRADIENT = "Gradient___"
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is to be captured; the module is unchanged afterwards."""
+    """What is to be captured. The module is unchanged afterwards."""
 
     module: nn.Module
-    users: nn.Module  # whose dicts of tensors it shares, or itself
-    call: Call  # runs forward on the tensors of ``batch``, putting them back into the arguments
+    users: nn.Module  # the module with the same dicts of tensors, or ``module`` itself
+    call: Call  # runs forward on the tensors of ``batch``, which it inserts into the arguments
     tensors: Mapping[str, ModelTensor]  # parameters and buffers by path
     state: tuple[Slot, ...]  # their slots, in the same order
-    batch: tuple[Slot, ...]  # of the tensor arguments
+    batch: tuple[Slot, ...]  # the slots of the tensor arguments
     trained: frozenset[str] = frozenset()  # paths of the parameters that get a gradient
-    training: bool = False  # whether a loss is looked for
-    differentiates: bool = False  # inference whose forward computes gradients
-    loss_scaling: tuple[float | Slot, ...] = ()  # factors on the gradient's seed
+    training: bool = False  # whether there must be a loss
+    differentiates: bool = False  # an inference model whose forward computes gradients
+    loss_scaling: tuple[float | Slot, ...] = ()  # factors for the initial gradient
     precision: Precision = field(default_factory=Precision)
-    examples: Callable[[], list[torch.Tensor]] | None = None  # makes the first micro-batch
-    # The first micro-batches of the call, as many as asked for, as the user gave them.
+    examples: Callable[[], list[torch.Tensor]] | None = None  # returns the first micro-batch
+    # Returns the given number of micro-batches at the beginning of the call, as the user passed
+    # them.
     sample: Callable[[int], list[list[torch.Tensor]]] | None = None
-    replicas: int = 1  # each evolves by itself what forward changes
-    processes: int = 1  # that have as many replicas each
-    # (short name, tensor name); those that no tensor of forward or backward has are for others.
+    replicas: int = 1  # each has its own values of what forward changes
+    processes: int = 1  # each has this number of replicas
+    # (short name, tensor name); names of other tensors than those of forward or backward are
+    # ignored
     anchors: tuple[tuple[str, str], ...] = ()
-    module_scopes: bool = True  # tensors are named after the path of the module that made them
-    # By path, the group of each replica: which value in the parameter's leading dimension it sees.
+    # whether names of tensors contain the path of the module that made them
+    module_scopes: bool = True
+    # For each path, the group of each replica, which selects a value in the parameter's first
+    # dimension.
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
-    priced: bool = False  # the graph is for an estimate, not to run
+    priced: bool = False  # the graph is only for an estimate
     casts: torch.dtype | None = None  # the type of an autocast around the call
 
     @property
@@ -76,21 +80,21 @@ class Request:
 
 @dataclass(eq=False)
 class Forward:
-    tensors: list[torch.Tensor]  # that it returned
-    structure: trees.Structure  # what they were cut out of
+    tensors: list[torch.Tensor]  # the tensors that it returned
+    structure: trees.Structure  # the structure that contained them
     loss: torch.Tensor | None
-    leaves: Callable[[], dict[str, torch.Tensor]]  # parameters and buffers by path, as they are now
-    # The context of user code that the backward pass calls: hooks, and what Functions define.
+    leaves: Callable[[], dict[str, torch.Tensor]]  # present parameters and buffers, by path
+    # The context for user code in the backward pass: hooks, and the methods of autograd Functions.
     in_backward: Callable[[], contextlib.AbstractContextManager[object]]
     names: Names
-    hosts: dict[int, torch.Tensor]  # the returned tensors that it did not compute, by their place
+    hosts: dict[int, torch.Tensor]  # returned tensors that it did not compute, by index
 
 
 class Names:
     def __init__(self, module: nn.Module, scopes: bool) -> None:
         self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}
         self.tensors: dict[str, torch.Tensor] = {}
-        self._first: dict[str, str] = {}  # by path of a module, the name of its first result
+        self._first: dict[str, str] = {}  # for each path of a module, the name of its first result
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         free, number = name, 0
@@ -100,7 +104,7 @@ class Names:
         self.tensors[free] = tensor
 
     def find(self, name: str) -> torch.Tensor | None:
-        """Return the tensor of a name; the path of a module stands for its first result."""
+        """Return the tensor with a name. The path of a module means its first result."""
         plain = name.removesuffix(":0")
         of_module = self._first.get(plain.replace("/", "."), "")
         return self.tensors.get(plain if plain in self.tensors else of_module)
@@ -116,13 +120,13 @@ class Names:
 
 
 class OverwriteContextManager:
-    """Holds the registered managers; ``poptorch._OverwriteContextManager``."""
+    """The registered managers, available as ``poptorch._OverwriteContextManager``."""
 
     _managers: ClassVar[list[Manager]] = []
 
     @classmethod
     def registerSubsitutionManager(cls, manager: Manager) -> None:  # noqa: N802 (PopTorch's spelling)
-        """Enter ``manager()`` around every capture from now on; once, if it is registered again."""
+        """Enter ``manager()`` around every future capture. Registering it again has no effect."""
         if manager not in cls._managers:
             cls._managers.append(manager)
 
@@ -137,7 +141,9 @@ class OverwriteContextManager:
 
 
 def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
-    """Raise an Error if what counts as a constant has tensors inside: they would stay for good."""
+    """Raise an Error if a constant argument contains tensors, because they would stay
+    constant, too.
+    """
     for path, value in constants:
         if trees.holds_tensors(value):
             kind = type(value).__qualname__
@@ -156,7 +162,7 @@ def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
 
 @contextlib.contextmanager
 def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iterator[None]:
-    """Also for what runs again later."""
+    """The context for user code, also when it runs again later."""
 
     def again() -> contextlib.AbstractContextManager[object]:
         return _user_code(request, context, own)
@@ -193,8 +199,8 @@ def run_forward(
 
     with (
         _user_code(request, context, own),
-        # Only here: casts are recorded, and what is made of the graph later must not cast again.
-        # Checkpoints remember the autocast that is active where they are called.
+        # Only here, because casts are recorded and later changes of the graph must not cast again.
+        # Checkpoints store the autocast that is active when they are called.
         torch.autocast("cpu", request.casts, request.casts is not None),
         listening(context),
         explained(request.module, request.inputs_text),
@@ -214,7 +220,7 @@ def run_forward(
             yield
 
     _check_kinds(context, leaves, kinds)
-    now()  # refuses what no program follows, before anything is made of it
+    now()  # refuses what a program cannot follow, before the result is used
     tensors, structure = trees.flatten(returned, "output")
     tensors = held.traced(tensors)
     refuse_holders(structure.constants, ("forward returns an object whose tensors cannot be found"))

@@ -1,16 +1,16 @@
-"""The user's code holds the user's tensors; torch's functions get traced ones in their place.
+"""Let user code refer to the user's tensors, and pass traced tensors to torch's functions instead.
 
 Parameters and buffers keep their identity inside ``forward``: ``is``, ``isinstance``, attributes,
-subclasses and dictionaries keyed by parameter give what they give in eager PyTorch, because the
-user's code looks at the very objects. A function mode (``Overrides``) puts the traced tensors into
-the arguments of each function of torch. A mode belongs to one thread, so other threads may use the
-model meanwhile. Exchanging the contents of the tensors (``torch.utils.swap_tensors``) would show
-the tracer's tensors to all threads, and torch refuses it for tensors with weak references, such as
-the residency cells have.
+subclasses and dictionaries with parameters as keys give the same as in eager PyTorch, because user
+code sees the same objects. A function mode (``Overrides``) replaces them by traced tensors in the
+arguments of torch's functions. A mode belongs to one thread, so other threads may use the model in
+the meantime. Swapping the contents of tensors (``torch.utils.swap_tensors``) would show the traced
+tensors to all threads, and torch refuses this for tensors with weak references, which residency
+cells use.
 
-The one place that does see a traced tensor is ``forward`` of an ``autograd.Function``, which torch
-calls with what its C++ code was given. Traced tensors therefore carry the attributes of the
-user's, and count as parameters where those do.
+The only user code that sees a traced tensor is the ``forward`` of an ``autograd.Function``, which
+torch calls with the arguments of its C++ code. Traced tensors therefore have the attributes of the
+user's tensors, and are parameters if those are.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from torch import nn
 from .._base.errors import Error
 from .trace import untraced
 
-_NO_FUNCTIONS = nn.Parameter.__torch_function__  # classes with it leave torch's functions alone
+# classes with this function do not change torch's functions
+_NO_FUNCTIONS = nn.Parameter.__torch_function__
 
 
 class Held:
-    """Which traced tensor stands for which tensor that the user's code holds."""
+    """Maps each tensor to which user code refers to its traced tensor."""
 
     def __init__(self) -> None:
-        # Both hold their tensors, so that no other tensor gets the same number.
+        # Both dicts keep their tensors alive, so that no other tensor gets the same id.
         self._traced: dict[int, torch.Tensor] = {}
         self._users: dict[int, torch.Tensor] = {}
-        self.has_classes = False  # some have a ``__torch_function__``, which is asked first
+        # whether some have their own ``__torch_function__``, which must be called first
+        self.has_classes = False
 
     def add(self, users: torch.Tensor, traced: torch.Tensor) -> None:
         self._traced[id(users)] = traced
@@ -47,7 +49,7 @@ class Held:
             traced._is_param = True
 
     def traced(self, value: Any) -> Any:
-        """Return the traced tensor of a held one, also inside lists, tuples and dicts."""
+        """Return the traced tensor for a tensor, also inside lists, tuples and dicts."""
         if isinstance(value, torch.Tensor):
             return self._traced.get(id(value), value)
         kind = type(value)
@@ -58,7 +60,9 @@ class Held:
         return value
 
     def users(self, result: Any) -> Any:
-        """Return the held tensor if a function returned its traced one, as ``w.mul_(2)`` does."""
+        """Return the user's tensor if a function returned its traced tensor, as
+        ``w.mul_(2)`` does.
+        """
         if isinstance(result, torch.Tensor):
             return self._users.get(id(result), result)
         kind = type(result)
@@ -67,9 +71,10 @@ class Held:
         return result
 
     def caught(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the arguments of an operator that the user's own tensors have come to.
+        """Return the arguments of an operator that was called with the user's own tensors.
 
-        Torch was not asked on the way, and its autograd would give gradients to the user's tensor.
+        Torch did not ask the function mode, and its autograd would give gradients to the user's
+        tensors.
         """
         if not any(id(each) in self._traced for each in _tensors((*args, *kwargs.values()))):
             return args, kwargs
@@ -84,7 +89,9 @@ class Held:
         return given
 
     def as_class(self, cls: type[torch.Tensor], traced: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of a class of the user's that a traced one stands for from now on."""
+        """Return a tensor of one of the user's classes, which represents a traced tensor
+        from now on.
+        """
         with untraced():
             shape = torch.empty(traced.shape, dtype=traced.dtype, device="meta")
             held = shape.requires_grad_(traced.requires_grad).as_subclass(cls)
@@ -92,7 +99,7 @@ class Held:
         return held
 
     def classes(self, args: Any, kwargs: Any) -> list[type[torch.Tensor]]:
-        """Return the classes whose ``__torch_function__`` a call is for, subclasses first."""
+        """Return the classes whose ``__torch_function__`` applies to a call, subclasses first."""
         found: list[type[torch.Tensor]] = []
         for tensor in _tensors((*args, *kwargs.values())):
             kind = type(tensor)
@@ -107,7 +114,7 @@ def overrides(kind: type[torch.Tensor]) -> bool:
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the tensors among values, also in lists and tuples of them."""
+    """Return the tensors among values, also in lists and tuples."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):

@@ -1,9 +1,9 @@
-"""Torch's own control flow in ``forward``: loops of known length are unrolled, others recorded.
+"""Support torch's control flow in ``forward``: unroll loops of known length, and record the rest.
 
-In eager code ``torch.cond``, ``while_loop``, ``scan`` and ``map`` go through Dynamo, which finds
-the tensors that their bodies take from outside. Within a capture ``torch.compile`` returns
-functions as they are (``replaced``), so that Dynamo remembers no frame that it had to skip. The
-operators then arrive here, with the user's own functions as bodies.
+In eager code, ``torch.cond``, ``while_loop``, ``scan`` and ``map`` use Dynamo, which finds the
+outside tensors that their bodies use. Within a capture, ``torch.compile`` returns functions
+unchanged (``replaced``), so that Dynamo does not remember frames that it had to skip. The operators
+are then called with the user's own functions as bodies.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .trace import untraced
 
 Body = Callable[..., Any]
 Within = Callable[[Body], Body]
-"""Lets a function see the capture's own functions, as ``forward`` does."""
+"""Makes the capture's own functions available to a function, as they are to ``forward``."""
 
 
 def stand_in(operator: Any) -> Callable[..., Any] | None:
-    """Return what takes the place of one of torch's higher-order operators, if something does."""
+    """Return the replacement of one of torch's higher-order operators, if there is one."""
     if getattr(operator, "namespace", None) != "higher_order" or effects.recording.get():
         return None
     return _STAND_INS.get(operator.name())
 
 
 def refuse_writes(graph: fx.Graph, to_inputs: bool = False) -> None:
-    """Refuse a body that writes to tensors from outside: only what it returns leaves it."""
+    """Refuse a body that writes to outside tensors, because only returned values leave it."""
     outside = ("get_attr", "placeholder") if to_inputs else ("get_attr",)
     for node in graph.nodes:
         if any(storage_root(each).op in outside for each in written_by(node)):
@@ -147,7 +147,7 @@ def _while_loop(
 
 
 class _Recorded:
-    """The graph of a body, and the tensors that it takes from outside as its last arguments."""
+    """The graph of a body, and the outside tensors that it gets as its last arguments."""
 
     structure: trees.Structure
 

@@ -1,9 +1,9 @@
-"""Random numbers of Python and NumPy that ``forward`` draws: once, so that a warning has to say so.
+"""Warn about random numbers of Python and NumPy in ``forward``, which are drawn only once.
 
-The states of their generators are compared around the capture. Meanwhile what draws is noted with
-its line: methods of ``random.Random``, through which the functions of ``random`` draw, and the
-functions of ``numpy.random``. Generators of NumPy are C code; the line of theirs that is named is
-the one where ``forward`` reads them.
+The states of their generators are compared before and after the capture. During the capture, draws
+are recorded with their lines: methods of ``random.Random``, which the functions of ``random`` use,
+and the functions of ``numpy.random``. NumPy's generators are C code; for these, the line where
+``forward`` reads the generator is reported.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ class _Generator:
     generator: Any
     read: Callable[[], Any]
     restore: Callable[[Any], object]
-    where: str | None  # a line, if none is noted
+    where: str | None  # a line to use if none was recorded
 
 
 class HostDraws:
-    """What one capture draws from Python's and NumPy's generators, those of modules included."""
+    """The draws of one capture from Python's and NumPy's generators, including those in modules."""
 
     def __init__(self, module: nn.Module) -> None:
         self._generators = [*_global(module), *_held(module)]
-        self._lines: dict[int, str | None] = {}  # by generator, where it drew first
-        self._seeded: set[int] = set()  # by forward: these draw the same in every run
+        self._lines: dict[int, str | None] = {}  # for each generator, the line of its first draw
+        self._seeded: set[int] = set()  # seeded by forward, so they draw the same in every run
 
     @contextlib.contextmanager
     def noticed(self) -> Iterator[None]:
-        """Warn, after the block, of generators that have moved on. If it fails, put them back."""
+        """Warn after the block about generators that have advanced. If the block fails,
+        restore them.
+        """
         before = [each.read() for each in self._generators]
         try:
             with changed([*self._changes()]):
@@ -98,7 +100,8 @@ class HostDraws:
 
 
 def _differ(one: Any, two: Any) -> bool:
-    return pickle.dumps(one) != pickle.dumps(two)  # dicts with arrays, which == cannot compare
+    # dicts that contain arrays, which == cannot compare
+    return pickle.dumps(one) != pickle.dumps(two)
 
 
 def _python() -> Any:

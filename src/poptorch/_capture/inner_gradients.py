@@ -1,7 +1,7 @@
-"""Gradients that ``forward`` of an inference model computes: forces, for example.
+"""Support gradients that ``forward`` of an inference model computes, for example forces.
 
-Inference records no gradients, as PopTorch's. Where ``forward`` asks for some, it is captured again
-as eager torch runs it.
+As in PopTorch, inference records no gradients. If ``forward`` asks for some, it is captured again
+with gradients, as in eager torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from .._ops.context import Capture
 
 
 class NeedsGradient(BaseException):
-    """Inference asks for the gradient of a value that was computed without."""
+    """Inference asks for the gradient of a value that was computed without gradients."""
 
 
 def check(capture: Capture, outputs: Any) -> None:
-    """Raise if the values that are differentiated would have a gradient in eager torch only."""
+    """Raise the exception if the differentiated values would have a gradient in eager torch, but
+    not here.
+    """
     if capture.training or capture.differentiates:
         return
     if not any(each.requires_grad for each in trees.flatten(outputs)[0]):
@@ -30,7 +32,7 @@ def check(capture: Capture, outputs: Any) -> None:
 
 
 def followed(capture: Capture) -> contextlib.AbstractContextManager[None]:
-    """Let ``torch.autograd.backward`` ask, which no mode of torch sees."""
+    """Intercept ``torch.autograd.backward``, which no mode of torch sees."""
     thread = threading.get_ident()
 
     def backward(usual: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What ``forward`` leaves in the model: tensors in attributes, and layers."""
+"""Handle what ``forward`` leaves in the model: tensors in attributes, and layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def kept_of_changes(request: Request, after: Mapping[str, torch.Tensor]) -> Iterator[Place]:
-    """Yield the attributes that hold what comes of the batch, of state that changes or of draws.
+    """Yield attributes whose values depend on the batch, on state that changes, or on draws.
 
-    ``after``: parameters and buffers by path, as forward and backward leave them.
+    ``after``: parameters and buffers by path, after forward and backward.
     """
-    constant: set[fx.Node] = set()  # as far as is known
+    constant: set[fx.Node] = set()  # the nodes that are known to be constant
     for path in {slot.path for slot in request.state} - request.trained:
         node = recorded(after[path])
         while node is not None and node.target in _SAME:
@@ -39,7 +39,7 @@ def kept_of_changes(request: Request, after: Mapping[str, torch.Tensor]) -> Iter
 
 
 def _comes_of_changes(node: fx.Node, constant: set[fx.Node]) -> bool:
-    """Add nodes to ``constant`` until one is found whose value changes from call to call."""
+    """Add nodes to ``constant`` until one is found whose value changes between calls."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -53,7 +53,9 @@ def _comes_of_changes(node: fx.Node, constant: set[fx.Node]) -> bool:
 
 
 def refuse_new_layers(request: Request) -> None:
-    """Layers may be replaced by others of the same weights, since a program's state is fixed."""
+    """Refuse new layers. Layers may only be replaced by others with the same weights, because the
+    state of a program is fixed.
+    """
     known = {id(tied.tensor) for tied in request.tensors.values()}
     for name, tied in tensors_of(request.module, values=False).items():
         if id(tied.tensor) not in known:

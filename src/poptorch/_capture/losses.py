@@ -1,4 +1,6 @@
-"""Which value training starts from: the marked one, else the returned number made of all losses."""
+"""Choose the value from which training starts: the marked one, else the returned number made of all
+losses.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from .recorded import original, recorded
 
 _NAMES = [name for name in dir(F) if re.search("_loss$|cross_entropy|^kl_div$", name)]
 MARK = "identity_loss"
-# Some of them exist under ``torch`` as well; the functions are others.
+# Some of them also exist under ``torch``, as other functions.
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
     getattr(owner, name): name for name in _NAMES for owner in (F, torch) if hasattr(owner, name)
 }
-# What exported modules call.
+# Operators that exported modules call.
 for _name in (*_NAMES, "cross_entropy_loss", "nll_loss2d", "nll_loss_nd"):
     _packet = getattr(torch.ops.aten, _name, None)
     for _overload in _packet.overloads() if _packet is not None else ():
@@ -34,12 +36,14 @@ for _name in (*_NAMES, "cross_entropy_loss", "nll_loss2d", "nll_loss_nd"):
 def final_loss(
     capture: Capture, model: nn.Module, returned: Sequence[torch.Tensor], structure: trees.Structure
 ) -> torch.Tensor:
-    """Return the marked value, else the returned scalar that all losses with a gradient reach.
+    """Return the marked value, or else the returned scalar that depends on all losses with a
+    gradient.
 
-    A loss that is detached on the way to what is returned, or made under ``no_grad``, is a metric.
-    A returned mapping's or dataclass's ``loss`` wins over other entries. Losses that reach nothing
-    returned count if no returned number has a gradient. Those that ``forward`` differentiates, as a
-    step of meta-learning does, count if there are no others.
+    A loss that is detached before it is returned, or computed under ``no_grad``, is a metric. An
+    entry ``loss`` of a returned mapping or dataclass has precedence over other entries. Losses that
+    no returned value depends on are used if no returned number has a gradient. Losses that
+    ``forward`` itself differentiates, as in a step of meta-learning, are used if there are no
+    others.
     """
     marks = [each for each in capture.losses if each.function == MARK]
     if marks:
@@ -77,7 +81,7 @@ def final_loss(
 
 
 def _named(results: Sequence[Candidate], structure: trees.Structure) -> list[Candidate]:
-    """The outermost of the entries that are called ``loss``."""
+    """Return the outermost entries that are called ``loss``."""
     level = [structure]
     while level:
         entries = [zip(part.keys or (), part.children, strict=False) for part in level]
@@ -95,7 +99,7 @@ def _left_over(
     returned: Sequence[torch.Tensor],
     model: nn.Module,
 ) -> list[Candidate]:
-    """Return the losses that training follows although they make nothing that is returned."""
+    """Return the losses to train on although no returned value depends on them."""
     able = [each for each in capture.losses if each.tensor.requires_grad]
     unused = [each for each in able if not _is_inner(each, capture)]
     seen = _before(returned)
@@ -213,7 +217,9 @@ def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
 
 
 def _last(losses: Sequence[Candidate]) -> list[Candidate]:
-    """Those that lead to no other, with a gradient or without; of marks of one tensor the last."""
+    """Return the losses on which no other loss depends, with or without a gradient; of several
+    marks of one tensor, the last.
+    """
     latest = {id(each.tensor): each for each in losses}.values()
     nodes = {one: recorded(one.tensor) for one in latest}
     inputs = (node.all_input_nodes for node in nodes.values() if node is not None)
@@ -222,7 +228,9 @@ def _last(losses: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two values are the same numbers: views, copies, means over a single element."""
+    """Return whether two values are the same numbers, for example views, copies, or means of one
+    element.
+    """
     if first is second:
         return True
     one, other = original(first), original(second)
@@ -230,13 +238,13 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _before(tensors: Sequence[torch.Tensor]) -> set[Any]:
-    """Return what the values of tensors are computed from, they included."""
+    """Return the values from which tensors are computed, including the tensors themselves."""
     nodes = [node for node in map(recorded, tensors) if node is not None]
     return reachable(nodes, lambda node: node.all_input_nodes)
 
 
 def _functions(tensor: torch.Tensor) -> set[Any]:
-    """What the backward pass of a tensor calls."""
+    """Return the functions that the backward pass of a tensor calls."""
     first = tensor.grad_fn
     return set() if first is None else reachable([first], functions_before)
 

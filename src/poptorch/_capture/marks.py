@@ -1,4 +1,4 @@
-"""Reading the hints that operators left in a recorded graph, and taking them away."""
+"""Read the hints that operators left in a recorded graph, and remove them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lower(
             _limit_memory(node)
         else:
             source = _unmarked(node)
-            # Notes on one of an operator's several results would get lost.
+            # Notes on one of several results of an operator would get lost.
             several = source.target is operator.getitem
             note_on(source.all_input_nodes[0] if several else source, **{KEEP: True})
     for node in marked:

@@ -1,4 +1,6 @@
-"""Metrics of torchmetrics keep a state on the host, which no program writes."""
+"""Intercept metrics of torchmetrics, whose state is on the host, where a program cannot
+write it.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ Method = Callable[[Any, str], Callable[..., Any]]
 
 
 def intercepted(method: Method) -> contextlib.AbstractContextManager[None]:
-    """Within the block this thread's metrics have the methods that ``method`` makes.
+    """Give this thread's metrics the methods that ``method`` makes, within the block.
 
-    Metrics are found wherever they are kept; what they have as attributes of their own is wrapped
-    code, so the look-up of attributes is what stands in.
+    Metrics can be stored anywhere, and their methods are attributes of the objects. Therefore the
+    look-up of attributes is intercepted.
     """
     package = sys.modules.get("torchmetrics")
     kinds = [getattr(package, name) for name in _KINDS if hasattr(package, name)]

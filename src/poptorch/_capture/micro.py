@@ -1,4 +1,6 @@
-"""One micro-batch of the user's module as a Graph: forward, loss, backward, buffer updates."""
+"""Capture one micro-batch of the user's module as a graph: forward, loss, backward, buffer
+updates.
+"""
 
 from __future__ import annotations
 
@@ -44,21 +46,23 @@ class Decision:
 
 @dataclass(frozen=True, eq=False)
 class Micro:
-    """The graph goes from state, constants and batch to loss, outputs, gradients and new state."""
+    """The graph from state, constants and batch to loss, outputs, gradients and new state."""
 
     graph: Graph
-    constants: Mapping[str, torch.Tensor]  # that the module holds elsewhere, by slot key
-    outputs: trees.Structure  # what forward returned, tensors cut out
-    host_outputs: Mapping[int, torch.Tensor]  # returned and not computed, by place among all
-    names: tuple[str, ...]  # of the tensors that can be anchored
-    overlaps: Mapping[str, str]  # mode of what moves while the program computes, by slot key
-    visits: tuple[Visit, ...] = (Visit(),)  # of blocks; nodes are labelled with their indices
-    exchanging: bool = False  # replicas exchange something, so that they must run side by side
+    constants: Mapping[str, torch.Tensor]  # tensors that the module uses in other ways, by slot key
+    outputs: trees.Structure  # the structure that forward returned, without tensors
+    # returned tensors that were not computed, by index among all
+    host_outputs: Mapping[int, torch.Tensor]
+    names: tuple[str, ...]  # names of the tensors that can be anchored
+    overlaps: Mapping[str, str]  # by slot key, the mode of transfers that overlap with computation
+    # of blocks; the labels of nodes contain indices of visits
+    visits: tuple[Visit, ...] = (Visit(),)
+    exchanging: bool = False  # replicas exchange tensors, so they must run side by side
     decided: tuple[Decision, ...] = ()  # state whose values decided a Python branch
-    drawn: int = 0  # how many random tensors forward and backward drew
-    marked: int | None = None  # place of the loss among ``Capture.losses``, if it is one of these
-    kept: tuple[Place, ...] = ()  # attributes that hold what was computed of what changes
-    lost: bool = False  # forward left tensors without values in attributes, which were put back
+    drawn: int = 0  # number of random tensors that forward and backward drew
+    marked: int | None = None  # index of the loss in ``Capture.losses``, if it is one of them
+    kept: tuple[Place, ...] = ()  # attributes whose values were computed from what changes
+    lost: bool = False  # forward stored tensors without values in attributes, which were restored
 
 
 @functools.cache
@@ -147,7 +151,7 @@ class _Recording:
             result = tensor.detach()
             if self.request.precision.narrow_64bit:
                 say_narrowed(result.dtype)
-                if result.is_floating_point():  # integers are narrowed, and checked, outside
+                if result.is_floating_point():  # integers are narrowed and checked elsewhere
                     result = result.to(narrowed(result.dtype))
             self.slots.append(slots.result(index, result, tensor is done.loss))
             results.append(result)
@@ -177,7 +181,7 @@ class _Recording:
             found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
         found = self.context.held.traced(found)
         for slot, outer in zip(trained, found, strict=True):
-            # What backward() in forward left there; it knows nothing of a scale of the loss.
+            # The gradient that backward() in forward computed, without the scale of the loss.
             inner = leaves[slot.path].grad
             scaled = None if inner is None else inner * seed.reshape(()).to(inner.dtype)
             gradient = scaled if outer is None else outer if scaled is None else outer + scaled
@@ -201,7 +205,9 @@ class _Recording:
 
 
 def _needs_gradient(request: Request, path: str) -> bool:
-    """Inference shows forward what eager torch shows it, and may differentiate in it."""
+    """Return whether a parameter requires a gradient. In inference, forward sees the flags as in
+    eager torch.
+    """
     if request.training:
         return path in request.trained
     return request.tensors[path].tensor.requires_grad
@@ -210,7 +216,7 @@ def _needs_gradient(request: Request, path: str) -> bool:
 def capture(request: Request, before: PythonState | None = None) -> Micro:
     """Capture one micro-batch; ``before``: the attributes of the model, if they are known.
 
-    What forward changes in attributes stays, unless tensors without values would, or it fails.
+    Changes that forward makes to attributes stay, unless it fails or leaves tensors without values.
     """
     if request.training and torch.is_inference_mode_enabled():
         raise Error(
@@ -273,7 +279,7 @@ def _captured(request: Request, earlier: Unsettled | None, before: PythonState) 
 
 
 def _constant_state(request: Request) -> dict[int, torch.Tensor]:
-    """State that nothing but the user changes, as far as is known now."""
+    """Return the state that only the user changes, as far as is known."""
     held = ((at, slot, request.tensors[slot.path].tensor) for at, slot in enumerate(request.state))
     return {
         at: tensor.detach().to(slot.dtype)
@@ -390,7 +396,9 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
 
 
 def _has_hooks_where_it_accumulates(parameter: torch.Tensor) -> bool:
-    """The node keeps its hooks in a dict that torch gives out with the handle of a new one."""
+    """Return whether a parameter's accumulation node has hooks. They are in a dict that torch
+    passes to the handle of a new hook.
+    """
     with trace.untraced(), torch.enable_grad():
         node = torch.autograd.graph.get_gradient_edge(parameter).node
         handles = node.register_hook(lambda *_: None), node.register_prehook(lambda *_: None)
@@ -425,7 +433,9 @@ def _refuse_mixed(graph: fx.Graph) -> None:
 
 
 def _refuse_overlaps(tensors: Mapping[str, ModelTensor], graph: Graph) -> None:
-    """Weights in exactly the same memory are updated one after another, if all are trained."""
+    """Refuse weights in overlapping memory. Weights in the same memory are updated one after
+    another if all are trained.
+    """
     with_gradient = {slot.path for slot in graph.gradients}
     for path, other in _overlaps(tensors) if with_gradient else ():
         gradients = with_gradient & {path, other}

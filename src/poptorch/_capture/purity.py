@@ -1,4 +1,6 @@
-"""From what was traced to a pure graph: no writes, half as it is computed, nothing superfluous."""
+"""Turn a traced graph into a pure one: without writes, with the final arithmetic of half types, and
+without dead nodes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Tensors = Sequence[torch.Tensor]
 def pure(
     recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool, runs: bool
 ) -> fx.GraphModule:
-    """What was recorded is replayed, two fifths of a capture's time, only where it is not pure."""
+    """Return a pure graph. Replaying takes two fifths of the time of a capture, and is done only if
+    the recorded graph is not pure.
+    """
     _make_lone_writes_pure(recorded.graph)
     if not stochastic and _is_pure(recorded.graph, inputs, runs):
         result = copied(recorded)
@@ -45,7 +49,9 @@ _PURE = {aten.bernoulli_.float: aten.bernoulli.p, aten.div_.Scalar: aten.div.Sca
 
 
 def _make_lone_writes_pure(graph: fx.Graph) -> None:
-    """Dropout draws its mask by a write over a tensor that nothing else looks at."""
+    """Make writes pure that overwrite a tensor with no other reader, as dropout does to
+    draw its mask.
+    """
     made = set[fx.Node]()
     for node in list(graph.nodes):
         pure = _PURE.get(node.target)
@@ -53,14 +59,16 @@ def _make_lone_writes_pure(graph: fx.Graph) -> None:
         if not isinstance(written, fx.Node) or len(written.users) > 1:
             continue
         if written.target is aten.empty_like.default or written in made:
-            if len(node.args) == 1:  # the share that is the default of the one and not of the other
+            if len(node.args) == 1:  # one operator has a default probability, the other has none
                 node.args = (written, 0.5)
             node.target = pure
             made.add(_in_order_of_memory(node) if pure is aten.bernoulli.p else node)
 
 
 def _in_order_of_memory(draw: fx.Node) -> fx.Node:
-    """Draw where the write did: it goes through memory, the pure operator through dimensions."""
+    """Draw in the order of the write, which follows memory. The pure operator follows
+    dimensions.
+    """
     value, graph, permute = draw.meta["val"], draw.graph, aten.permute.default
     if value.is_contiguous():
         return draw
@@ -77,7 +85,7 @@ def _in_order_of_memory(draw: fx.Node) -> fx.Node:
 
 
 def _is_pure(graph: fx.Graph, inputs: Tensors, runs: bool) -> bool:
-    """Also gives the placeholders their values."""
+    """Return whether a graph is pure, and set the values of its placeholders."""
     for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         placeholder.meta["val"] = value
     return all(_stays(node, runs) for node in graph.nodes)
@@ -99,7 +107,9 @@ def _stays(node: fx.Node, runs: bool) -> bool:
 
 
 class _Replay(fx.Interpreter):
-    """What kernels return need not lie as torch says of them without values: views go by memory."""
+    """Runs a recorded graph. The memory layout of kernels' results may differ from what torch says
+    for tensors without values, and views depend on it.
+    """
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if pure_forms.foreign(target):
@@ -121,11 +131,13 @@ def _functionalize(
     recorded: fx.GraphModule, inputs: Tensors, mode: Any, rules: Rules
 ) -> fx.GraphModule:
     def replay(*args: torch.Tensor) -> object:
-        # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
+        # Inputs must not be modified, so the function gets copies, which are dropped if they are
+        # not needed.
         return _Replay(recorded).run(*(a.clone() for a in args))
 
-    as_recorded = torch.autocast("cpu", enabled=False)  # casts are: once is enough
-    graphs = holding(recording, True)  # what loops and branches get as bodies now
+    # casts are recorded already and must not be applied again
+    as_recorded = torch.autocast("cpu", enabled=False)
+    graphs = holding(recording, True)  # loops and branches get these graphs as bodies now
     with lazily(), fx_traceback.preserve_node_meta(), mode, as_recorded, graphs:
         function = torch.func.functionalize(replay, remove="mutations")
         pure: fx.GraphModule = private.traced(function, inputs, rules)
@@ -156,13 +168,13 @@ def _clean(graph: fx.Graph) -> None:
     graph.lint()
 
 
-# Products and convolutions of half tensors are computed in single precision and rounded once.
-# Torch's own kernels for them are 5 to 80 times slower than float32's on processors without half
-# arithmetic; the conversions cost next to nothing, and the sums are as precise.
+# Products and convolutions of half tensors are computed in single precision and rounded once. On
+# processors without half arithmetic, torch's half kernels are 5 to 80 times slower than those for
+# float32. The conversions take almost no time, and the sums are as precise.
 
 Round = Callable[[torch.Tensor], torch.Tensor]
 Rules = Mapping[Any, Callable[..., Any]]
-# By operator, which of its results are half where its operands are; None for all of them.
+# For each operator, the results that have a half type if the operands do; None for all results.
 _IN_SINGLE: dict[Any, tuple[int, ...] | None] = {
     aten.mm.default: None, aten.addmm.default: None, aten.bmm.default: None,
     aten.baddbmm.default: None, aten.addbmm.default: None, aten.mv.default: None,
@@ -170,13 +182,13 @@ _IN_SINGLE: dict[Any, tuple[int, ...] | None] = {
     aten.convolution_backward.default: None, aten._cdist_forward.default: None,
     aten._scaled_dot_product_flash_attention_for_cpu.default: (0,),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: None,
-    # Half kernels of these add up in half.
+    # The half kernels of these sum in half precision.
     aten.logsumexp.default: None, aten.prod.default: None, aten.prod.dim_int: None,
 }  # fmt: skip
 
 
 def _half_rules(stochastic: bool) -> Rules:
-    """Return by operator how it is computed instead; ``NotImplemented`` leaves it as it is."""
+    """Return by operator how to compute it instead; ``NotImplemented`` means no change."""
     narrow: Round = _at_random if stochastic else torch.Tensor.half
     table = {operator: _in_single(operator, half, narrow) for operator, half in _IN_SINGLE.items()}
     if stochastic:
@@ -213,7 +225,7 @@ def _at_random(value: torch.Tensor) -> torch.Tensor:
 
 
 def _batch_norm(value: torch.Tensor, *args: Any) -> Any:
-    # Of the half kernel torch says that its running statistics are float32, which they are not.
+    # For the half kernel, torch claims that running statistics are float32, which is wrong.
     half = isinstance(args[2], torch.Tensor) and args[2].dtype == torch.float16
     return _batch_norm_in_single(value, *args) if half else NotImplemented
 

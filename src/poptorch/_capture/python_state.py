@@ -1,7 +1,7 @@
-"""What the user's code holds in attributes of modules: noted, put back, compared and handed over.
+"""Record, restore, compare and pass on what user code stores in attributes of modules.
 
-A capture runs ``forward`` on tensors without values. What it leaves in attributes is put back, so
-that nobody finds such a tensor later.
+A capture runs ``forward`` on tensors without values. Attributes that it sets are restored, so that
+no such tensor remains.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from torch import nn
 from .trace import without_data
 
 _ABSENT = object()
-_OF_MODULES = frozenset(vars(nn.Module()))  # torch's own attributes of every module
+_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 _PLAIN = (bool, int, float, str)
 _ATOMS = {*_PLAIN, type(None), torch.dtype}
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 
 
 class Place(NamedTuple):
-    """An attribute of a module of the model."""
+    """An attribute of a module in the model."""
 
-    path: str  # of the module
+    path: str  # path of the module
     name: str
 
 
 class PythonState:
-    """The attributes of modules, and what is in their containers, as they are now."""
+    """The present attributes of modules, and the contents of containers in them."""
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
         self._roots = tuple(roots)
-        self._saved: dict[int, tuple[Any, Any]] = {}  # by identity: an object and its contents
-        self.tensors: dict[int, torch.Tensor] = {}  # that they hold, by identity
-        self.generators: list[torch.Generator] = []  # that they hold
+        self._saved: dict[int, tuple[Any, Any]] = {}  # by id: an object and its contents
+        self.tensors: dict[int, torch.Tensor] = {}  # tensors in attributes, by id
+        self.generators: list[torch.Generator] = []  # generators in attributes
         modules = {id(each): each for root in self._roots for each in root.modules()}
         for module in modules.values():
             self._save(vars(module))
@@ -68,16 +68,18 @@ class PythonState:
             _fill(value, contents)
 
     def now(self) -> PythonState:
-        """Return the state of the same modules at this moment."""
+        """Return the present state of the same modules."""
         return PythonState(self._roots)
 
     def lost_values(self, later: PythonState) -> bool:
-        """Tell whether attributes hold tensors later that have no values, of a capture."""
+        """Return whether attributes in a later state contain a capture's tensors without values."""
         new = later.tensors.keys() - self.tensors.keys()
         return any(without_data(later.tensors[each]) for each in new)
 
     def changed(self, later: PythonState) -> list[Place]:
-        """Return which attributes of modules have another value, or other contents, later."""
+        """Return the attributes of modules that have another value or other contents in a
+        later state.
+        """
         found = []
         for path, module in self._roots[0].named_modules():
             before, after = self._contents(vars(module)), later._contents(vars(module))
@@ -116,7 +118,7 @@ class PythonState:
         return self._saved.get(id(container), (None, container))[1]
 
     def holding(self, wanted: Callable[[torch.Tensor], bool]) -> Iterator[Place]:
-        """Yield the attributes that hold tensors of some kind, also in containers."""
+        """Yield the attributes that contain tensors of some kind, also in containers."""
         for path, module in self._roots[0].named_modules():
             for name, value in self._contents(vars(module)).items():
                 if name not in _OF_MODULES and any(map(wanted, self._tensors_in(value, set()))):
@@ -134,7 +136,7 @@ class PythonState:
     def with_tensors(
         self, places: Collection[Place], function: Callable[[torch.Tensor], torch.Tensor]
     ) -> PythonState:
-        """Return a state in which some attributes hold what a function makes of their tensors."""
+        """Return a state in which a function was applied to the tensors in some attributes."""
         result = PythonState(())
         result._roots, result._saved = self._roots, dict(self._saved)
         result.tensors, result.generators = self.tensors, self.generators
@@ -153,7 +155,7 @@ class PythonState:
             return tuple(self._mapped(item, function) for item in value)
         container = _container(value)
         saved = None if container is None else self._saved.pop(id(container), None)
-        if saved is not None:  # else it is a part of itself
+        if saved is not None:  # otherwise it is a part of itself
             _, contents = saved
             keys, items = (
                 list(contents),
@@ -164,7 +166,7 @@ class PythonState:
         return value
 
     def hand_over(self) -> None:
-        """Let the modules have these attributes, as values only; weights and buffers stay."""
+        """Copy these attributes to the modules, except for weights and buffers."""
         places = list(self.holding(lambda tensor: tensor.grad_fn is not None))
         state = self.with_tensors(places, torch.Tensor.detach)
         for module in {id(each): each for root in self._roots for each in root.modules()}.values():
@@ -174,7 +176,7 @@ class PythonState:
 
     @contextlib.contextmanager
     def once_more(self) -> Iterator[None]:
-        """Within the block the attributes are as they were; afterwards as they are now."""
+        """Restore the earlier attributes within the block, and the present ones afterwards."""
         now = self.now()
         self.restore()
         try:
@@ -184,7 +186,7 @@ class PythonState:
 
 
 def _container(value: Any) -> Any:
-    """Return what holds the parts of a value, if it has some that are looked at; else None."""
+    """Return the container whose parts are compared, or None for other values."""
     if isinstance(value, (dict, list, set, deque, tuple)):
         return value
     if isinstance(value, nn.Module):
@@ -216,7 +218,9 @@ def _same_items(value: Any, contents: list[Any]) -> bool:
 
 
 def _fill_dict(value: dict[Any, Any], contents: dict[Any, Any]) -> None:
-    """Through the methods of ``dict``: some of the model's dicts announce every look at them."""
+    """Call the methods of ``dict`` directly, because some dicts of the model announce
+    every access.
+    """
     if list(dict.keys(value)) != list(contents):
         dict.clear(value)
         dict.update(value, contents)

@@ -1,4 +1,4 @@
-"""Recomputation: the backward pass computes activations again instead of keeping them."""
+"""Recompute activations in the backward pass instead of storing them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def _forward(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _kept(graph: Graph) -> set[fx.Node]:
-    """Forward nodes whose values are alive anyway, must not be made twice, or are checkpoints."""
+    """Return the forward nodes to keep: their values are stored anyway, must not be computed twice,
+    or are checkpoints.
+    """
     nodes = graph.module.graph.nodes
     kept = set(graph.returned)
     for node in nodes:
@@ -60,7 +62,7 @@ def _kept(graph: Graph) -> set[fx.Node]:
         once = is_mask(node) or is_control_flow(node) or is_effect(node)
         if alive or once or any(_crosses(node, user) for user in node.users):
             kept.add(node)
-    # A view of something kept costs nothing, and a kept view keeps what it shows.
+    # A view of a stored value costs nothing, and a stored view keeps its base.
     for node in reversed(list(nodes)):
         if node in kept and node.op == "call_function" and may_view(node):
             kept.update(source for source in node.args[:1] if isinstance(source, fx.Node))
@@ -71,7 +73,9 @@ def _kept(graph: Graph) -> set[fx.Node]:
 
 
 def _crosses(node: fx.Node, user: fx.Node) -> bool:
-    """Whether a value passes from a block to another; what is in none goes where its reader is."""
+    """Return whether a value passes from one block to another. Values outside of blocks belong to
+    their reader's block.
+    """
     here, there = label_of(node).visit, label_of(user).visit
     return here != there and None not in (here, there)
 

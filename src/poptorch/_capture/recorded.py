@@ -1,4 +1,4 @@
-"""The graphs that are being recorded: where a tensor stands in them, and its value if known."""
+"""Look up tensors in the graphs that are being recorded: their nodes, and their values if known."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, Operator, draws, of_shape,
 from .trace import untraced, without_data
 
 aten = torch.ops.aten
-# These keep the numbers of a tensor where they keep how many there are.
+# These keep the numbers in a tensor if they keep how many there are.
 _KEEPING = SAME_NUMBERS | {
     aten.expand.default, aten.mean.default, aten.mean.dim, aten.sum.default, aten.sum.dim_IntList,
 }  # fmt: skip
 
-# Control flow records the graph of a body while those of its surroundings wait.
+# Control flow records the graph of a body while the recording of the outer graph waits.
 _outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
 
 
@@ -42,7 +42,7 @@ def recorded(tensor: torch.Tensor) -> fx.Node | None:
 
 
 def body_draws(result: Any) -> bool:
-    """Whether the bodies of the loop or branch that a result comes from draw at random."""
+    """Return whether the bodies of the loop or branch that computed a result draw at random."""
     tensors, _ = trees.flatten(result)
     node = recorded(tensors[0]) if tensors else None
     while node is not None and node.target is operator.getitem:
@@ -58,12 +58,14 @@ def body_draws(result: Any) -> bool:
 
 
 def assign_data(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Let a tensor have the values and the memory of another one from now on, as ``.data =`` does.
+    """Give a tensor the values and the memory of another one from now on, as an assignment to
+    ``.data`` does.
 
-    What was computed from it before keeps what it was; its gradient still is that of the target.
+    Values that were computed from it before do not change. Its gradient still is that of the
+    target.
     """
     if recorded(value) is None:
-        value = value.clone()  # of a constant, so that the program has it
+        value = value.clone()  # a constant, which becomes part of the program
     torch.Tensor.data.__set__(target, value)  # type: ignore[attr-defined]
     for recorder in _recorders():
         slot = private.get_proxy_slot(value, recorder, None)
@@ -95,9 +97,11 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
 def value_of_inputs(
     tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, frozenset[int]] | None:
-    """The value, if constants and given inputs, by place, make it; and which of these do."""
+    """Return a tensor's value, if it depends only on constants and given inputs, and the inputs it
+    depends on.
+    """
     node = recorded(tensor)
-    if node is None or len(_recorders()) > 1:  # the body of a loop has inputs of its own
+    if node is None or len(_recorders()) > 1:  # the body of a loop has its own inputs
         return None
     return _known(node, inputs)
 
@@ -162,7 +166,7 @@ def _known(
 ) -> tuple[torch.Tensor, frozenset[int]] | None:
     mine = _evaluators.setdefault(node.graph, {})
     if bool(given) not in mine:
-        # It holds what the graph reads from outside.
+        # This module contains what the graph reads from outside.
         root = next(each.root for each in _recorders() if each.graph is node.graph)
         mine[bool(given)] = _Evaluator(root, given)
     return mine[bool(given)].value(node)

@@ -1,4 +1,4 @@
-"""What stands in the place of a module's tensors, and of code of torch's, while forward runs."""
+"""Replace a module's tensors, and some of torch's code, while forward runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .._base.threads import OfThread, PerThread, by_thread
 from .._ops import autocast
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # the one of all dimensions
+_BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # used by all numbers of dimensions
 _HOLDERS = ("_parameters", "_buffers")
 Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
-Change = tuple[Any, str, Any]  # an object or class, the attribute, what stands in its place
+Change = tuple[Any, str, Any]  # an object or class, the attribute, its replacement
 _ABSENT = object()
 
 
@@ -44,14 +44,17 @@ class ModelTensor:
 
 
 def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]:
-    """Without ``values`` nothing comes from a device for it: what the tensors hold is not read."""
+    """Return the tensors of a module. Without ``values``, nothing is copied from a device, because
+    only shapes and types are read.
+    """
     items = operator.methodcaller("items") if values else dict.items
     by_identity: dict[int, tuple[str, ModelTensor]] = {}
     modules = [*module.named_modules()]
     for holder in _HOLDERS:
         for prefix, owner in modules:
             held = getattr(owner, holder)
-            # TorchScript's modules have others than dicts; those that can be captured hold nothing.
+            # TorchScript's modules do not use dicts, and those that can be captured have no
+            # tensors.
             for name, tensor in items(held) if isinstance(held, dict) else ():
                 if tensor is None:
                     continue
@@ -64,7 +67,7 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]
 
 
 class _Noting(dict[str, Any]):
-    """A copy of a dict that notes the user's line of each assignment and removal."""
+    """A copy of a dict that records the user's line of each assignment and removal."""
 
     def __init__(self, before: dict[str, Any]) -> None:
         super().__init__(before)
@@ -83,8 +86,8 @@ class _Noting(dict[str, Any]):
 class OwnDicts:
     """The dicts of parameters and buffers that only the capturing thread sees.
 
-    They begin with the user's own tensors. What ``forward`` assigns is in them when its checkpoints
-    run again, and no other thread sees it.
+    They start with the user's own tensors. Tensors that ``forward`` assigns are in them when its
+    checkpoints run again, and no other thread sees them.
     """
 
     def __init__(
@@ -93,11 +96,11 @@ class OwnDicts:
         self._places = places
         self._paths = {part: path for path, part in root.named_modules()}
         self._mine: dict[tuple[nn.Module, str], _Noting] = {}
-        by_dict: dict[int, _Noting] = {}  # the user's module shares its dicts with the root
+        by_dict: dict[int, _Noting] = {}  # the user's module shares its dicts with the traced one
         for owner in dict.fromkeys((*root.modules(), users)):
             for holder in _HOLDERS:
                 own = owner.__dict__[holder]
-                if isinstance(own, dict):  # TorchScript's are not
+                if isinstance(own, dict):  # TorchScript's are not dicts
                     mine = by_dict.setdefault(id(own), _Noting(own))
                     self._mine[owner, holder] = mine
 
@@ -106,9 +109,10 @@ class OwnDicts:
             yield owner, holder, PerThread(owner.__dict__[holder], mine)
 
     def reassigned(self, traced: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return by path what was assigned to buffers; refuse what a program cannot follow.
+        """Return the tensors that were assigned to buffers, by path. Refuse what a program cannot
+        follow.
 
-        ``traced``: by path, a tensor of the shape and type that the program keeps.
+        ``traced``: for each path, a tensor with the shape and type that the program keeps.
         """
         for (owner, holder), mine in self._mine.items():
             for name, tensor in mine.items():
@@ -168,7 +172,9 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
 def replaced(
     root: nn.Module, own: OwnDicts, again: Callable[[], AbstractContextManager[object]]
 ) -> Iterator[None]:
-    """``again`` makes the context in which checkpoints run again in the backward pass."""
+    """Replace tensors and code within the block. ``again`` makes the context for checkpoints that
+    run again in the backward pass.
+    """
     over, thread = False, threading.get_ident()
 
     def checkpointed(
@@ -185,15 +191,16 @@ def replaced(
         chosen = run if threading.get_ident() == thread else fn
         return usual(chosen, *rest, **settings)
 
-    # Checkpoints of the older kind start a backward pass inside of the one that is captured.
+    # Reentrant checkpoints start a backward pass inside the captured one.
     newer = staticmethod(by_thread(_newer_checkpoint, CheckpointFunction.apply))
     changes = [
         *own.changes(),
         *_methods(root),
         (CheckpointFunction, "apply", newer),
-        # What Dynamo skips once, as nothing can be compiled here, it skips in eager code, too.
+        # Dynamo cannot compile anything here. What it skips once, it also skips later in eager
+        # code.
         (torch, "compile", by_thread(_as_it_is, torch.compile)),
-        # It would look at values.
+        # This would read values.
         (Distribution, "_validate_args", OfThread(False, Distribution._validate_args)),
     ]
     try:
@@ -216,7 +223,7 @@ def changed(changes: list[Change]) -> Iterator[None]:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    # Modules have a ``__setattr__`` of their own.
+    # Modules have their own ``__setattr__``.
     kind: Any = type(owner) if isinstance(owner, type) else object
     if value is _ABSENT:
         kind.__delattr__(owner, name)
@@ -237,7 +244,7 @@ def _methods(root: nn.Module) -> Iterator[Change]:
 
 
 def _check_shape(layer: Any, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
-    dtype: Any = layer._flat_weights[0].dtype  # looking at a parametrized weight computes it
+    dtype: Any = layer._flat_weights[0].dtype  # reading a parametrized weight computes it
     type(layer).check_input(layer, x.new_empty(x.shape, dtype=dtype, device="meta"), sizes)
 
 
@@ -247,11 +254,11 @@ def _averages(norm: nn.Module) -> bool:
 
 
 def _averaging_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """Torch's own makes a Python number of the count of batches."""
+    """Replace a method of torch, which makes a Python number from the count of batches."""
     if not (norm.training and norm.track_running_stats):
         return _BATCH_NORM_FORWARD(norm, x)
     norm._check_input_dim(x)
-    # With momentum 1 what is left in place of the running statistics are those of this batch.
+    # With momentum 1, the running statistics become those of this batch.
     of_batch = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
     out = F.batch_norm(x, *of_batch, norm.weight, norm.bias, True, 1.0, norm.eps)
     norm.num_batches_tracked.add_(1)
@@ -267,7 +274,9 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
 
 
 def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-    """The older kind trains nothing inside if none of the arguments has a gradient, and warns."""
+    """Use a non-reentrant checkpoint. A reentrant one warns, and trains nothing inside if no
+    argument has a gradient.
+    """
     if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
         check_backward_validity(args)
         with torch.no_grad():
@@ -277,7 +286,9 @@ def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *a
 
 @contextlib.contextmanager
 def _checkpoints(stand_in: Callable[..., Any]) -> Iterator[None]:
-    """Without a stand-in what runs again would use the host's weights: an error instead."""
+    """Replace checkpoints. Without a replacement, recomputation would use the host's weights, so it
+    is an error.
+    """
     stand_ins = {"checkpoint_without_reentrant_generator_impl": stand_in}
     with private.standing_in(stand_ins) as standing, contextlib.ExitStack() as stack:
         if not standing:
@@ -289,14 +300,14 @@ def _checkpoints(stand_in: Callable[..., Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_dynamo() -> Iterator[None]:
     loaded = {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys()
-    if not loaded:  # nobody has compiled anything
+    if not loaded:  # nothing was compiled
         yield
         return
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in loaded:
             stack.enter_context(private.settings({"error_on_nested_fx_trace": False}))
         stack.enter_context(warnings.catch_warnings())
-        # Hooks that listen to all modules are called for the wrapper, too: once more is no harm.
+        # Hooks that are called for all modules are called for the wrapper, too, which does no harm.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
         # Here it is compiled with the rest of the program.
         warnings.filterwarnings("ignore", r"flex_attention called without torch.compile")

@@ -1,7 +1,8 @@
-"""Calls of TorchScript in ``forward``: its interpreter turns every exception into its own.
+"""Support calls of TorchScript in ``forward``, whose interpreter replaces all exceptions by its
+own.
 
-What such a call asks of a tensor's value is a branch if the tensor holds truth values. A script
-computes with any other number that it reads, which would stay what it was for the first inputs.
+If a script reads the value of a boolean tensor, this is a branch. If it reads any other number, it
+computes with it, and the number would stay that of the first inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from .value_reads import ValueReads
 
 @contextlib.contextmanager
 def followed(reads: ValueReads, held: Held) -> Iterator[None]:
-    """Within the block scripts get traced tensors, and raise what answering their questions raised.
+    """Pass traced tensors to scripts within the block, and raise exceptions from answering their
+    questions.
 
-    Both in this thread only.
+    Both apply to this thread only.
     """
     thread = threading.get_ident()
 

@@ -1,4 +1,6 @@
-"""What is drawn from a state that ``forward`` sets itself: the same in every run, so a constant."""
+"""Compute draws from a state that ``forward`` sets itself. They are equal in every run, so they are
+constants.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from .._ir.operators import draws_unseen, generator_of
 from .trace import untraced
 
 aten = torch.ops.aten
-HOST = torch.default_generator  # which a capture hides
+HOST = torch.default_generator  # a capture hides this generator
 
 
 def drawn(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: torch.Generator
 ) -> torch.Tensor | None:
-    """Return what an operator draws from a stream, which moves on; None if only a run can tell."""
+    """Return what an operator draws from a stream, and advance the stream; None if only a run can
+    compute it.
+    """
     if private.optional("disable_current_modes") is None:
         return None
     into = args[0] if func._schema.is_mutable else None
@@ -30,7 +34,7 @@ def drawn(
         like, chances = args[:2]
     else:
         return None
-    # Torch compares a uniform number with each chance.
+    # Torch compares a uniform number with each probability.
     dtype = torch.float64 if chances.dtype is torch.float64 else torch.float32
     uniform = _for_real(aten.rand.default, (like.shape,), {"dtype": dtype}, stream)
     return uniform.lt(chances).to(like.dtype)
@@ -43,7 +47,7 @@ def _for_real(
         args = with_tensors(_unfilled, args)
         if generator_of(func, args, kwargs) is not None:
             return func(*args, **kwargs)  # type: ignore[no-any-return]
-        before = HOST.get_state()  # not every operator takes a generator
+        before = HOST.get_state()  # not every operator accepts a generator
         HOST.set_state(stream.get_state())
         try:
             value: torch.Tensor = func(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Values that a mask selects: how many is not known in a program of fixed shapes.
+"""Represent values that a mask selects. Their number is not known in a program of fixed shapes.
 
-A CTC loss takes them as its targets, as it is told how many of them each sample has. Whatever else
-is done with them needs their number, and is refused as the selection itself.
+A CTC loss can use them as its targets, because it gets the number of targets of each sample. All
+other uses need the number of values, and are refused in the same way as the selection itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ class Selected:
         self._value, self._mask = torch.broadcast_tensors(value, mask)  # type: ignore[no-untyped-call]
 
     def targets(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return them in rows, and the rows' lengths: too long ones if these do not fit."""
+        """Return the values in rows, and the lengths of the rows; the lengths are too long if the
+        values do not fit.
+        """
         values, chosen = self._value.flatten(), self._mask.flatten()
         values = values[(~chosen).to(torch.uint8).argsort(stable=True)]
         longest = self._value.shape[-1]
@@ -26,7 +28,7 @@ class Selected:
         return values[places.clamp(0, len(values) - 1)], torch.where(fits, lengths, longest + 1)
 
     def whole(self) -> torch.Tensor:
-        """Refuse to go on: their number is needed."""
+        """Refuse other uses, which need the number of values."""
         selected: torch.Tensor = torch.ops.aten.masked_select.default(self._value, self._mask)
         return selected
 
@@ -43,7 +45,7 @@ class Selected:
 
 
 def select(function: Any, input: torch.Tensor, mask: torch.Tensor, **kwargs: Any) -> Any:
-    """Stand for ``masked_select``: only whole numbers are targets."""
+    """Replace ``masked_select`` for integers, because only integers can be targets."""
     is_whole = not (input.is_floating_point() or input.is_complex())
     if not is_whole or mask.dtype is not torch.bool or input.dim() == 0 or kwargs:
         return function(input, mask, **kwargs)
@@ -55,5 +57,5 @@ def _of_whole(name: str) -> property:
 
 
 for _name in {*dir(torch.Tensor)} - {*dir(Selected)}:
-    if _name.startswith("__"):  # which Python looks up in classes only
+    if _name.startswith("__"):  # Python looks these up in classes only
         setattr(Selected, _name, _of_whole(_name))

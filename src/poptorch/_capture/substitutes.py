@@ -1,4 +1,6 @@
-"""Functions of torch that mean something else, or need more, in a program of fixed shapes."""
+"""Replace functions of torch that mean something else, or need more, in a program of fixed
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
             fix="pass the number of classes: torch.nn.functional.one_hot(x, num_classes=10)",
         )
     if tensor.dtype is not torch.int64:
-        return F.one_hot(tensor, num_classes)  # which refuses it
-    # Comparing with all classes, as torch does without values, would take classes out of range.
+        return F.one_hot(tensor, num_classes)  # torch refuses it
+    # Comparing with all classes, as torch does without values, would accept classes that are out of
+    # range.
     hot = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
     return hot.scatter(-1, tensor.unsqueeze(-1), 1)
 
@@ -63,7 +66,9 @@ def _bincount(
 
 
 def _embedding(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Gradients are dense in a program: the same numbers, zeros included."""
+    """Ignore that gradients should be sparse. In a program they are dense, with the same numbers
+    and zeros.
+    """
     bound = _signature(function).bind(*args, **kwargs)
     bound.arguments["sparse"] = False
     return function(*bound.args, **bound.kwargs)
@@ -102,7 +107,9 @@ def _repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
 
 
 def _view(input: torch.Tensor, *size: Any, **named: Any) -> torch.Tensor:
-    """On an IPU tensors have no strides: every shape can be viewed."""
+    """Return a tensor that can be viewed in any shape, because tensors on an IPU have no
+    strides.
+    """
     if "dtype" in named or any(isinstance(each, torch.dtype) for each in size):
         return input.view(*size, **named)
     return input.reshape(*named.values(), *size)
@@ -169,7 +176,7 @@ def _grouped_mm(
     return grouped_product(mat_a, mat_b, offs)
 
 
-# Packed sequences: with lengths that are constants every size in them is known.
+# Packed sequences. If the lengths are constants, all sizes are known.
 
 
 def _pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
@@ -189,7 +196,7 @@ def _pad(data: torch.Tensor, batch_sizes: torch.Tensor, *how: Any) -> Any:
         return private.pad_packed_sequence(data, batch_sizes, *how)
     batch_first, padding_value, total_length = how
     steps, rows = max(total_length, len(sizes)), sizes[0]
-    places = [[len(data)] * rows for _ in range(steps)]  # the row of padding
+    places = [[len(data)] * rows for _ in range(steps)]  # the index of the padding row
     at = 0
     for step, size in enumerate(sizes):
         places[step][:size] = range(at, at + size)
@@ -202,7 +209,7 @@ def _pad(data: torch.Tensor, batch_sizes: torch.Tensor, *how: Any) -> Any:
     return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
-# By layer: its steps over a packed sequence.
+# For each layer, its step over a packed sequence.
 RECURRENT: dict[Any, Callable[[], Any]] = {
     torch.lstm: lambda: private.lstm_data_impl,
     torch.gru: lambda: private.gru_impl_data,
@@ -213,7 +220,7 @@ RECURRENT: dict[Any, Callable[[], Any]] = {
 
 def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
     data, second, *rest = args
-    # Packed data comes with its batch sizes; then the hidden state is the third argument.
+    # Packed data is passed with its batch sizes; the hidden state then is the third argument.
     if isinstance(second, torch.Tensor) and second.dim() == 1 and not second.is_floating_point():
         sizes = _as_numbers(second)
         if isinstance(sizes, list):
@@ -253,7 +260,8 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
         torch.Tensor.__setitem__: dynamic_slices.setitem,
         private.optional("pack_padded_sequence"): _pack,
         private.optional("pad_packed_sequence"): _pad,
-        private.optional("grouped_mm"): _grouped_mm,  # of which ``torch.nn.functional`` has a face
+        # the implementation of a function in ``torch.nn.functional``
+        private.optional("grouped_mm"): _grouped_mm,
     }
-    functions.pop(None, None)  # of what is gone
+    functions.pop(None, None)  # functions that this torch does not have
     return functions

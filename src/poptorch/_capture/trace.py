@@ -1,7 +1,7 @@
-"""From a Python function over tensors to a pure ATen graph.
+"""Trace a Python function over tensors, and return a pure ATen graph.
 
-It runs once on fake tensors while autograd records, so that hooks, ``autograd.Function`` and
-in-place updates mean what they mean in torch; ``purity`` then removes mutation.
+The function runs once on fake tensors while autograd records, so that hooks, ``autograd.Function``
+and in-place updates mean the same as in torch. ``purity`` then removes mutation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Tensors = Sequence[torch.Tensor]
 
 
 def fake_mode() -> Any:
-    # Control flow operators want an environment for sizes; every size here is a plain number.
+    # Control flow operators need an environment for sizes, although all sizes here are plain
+    # numbers.
     sizes = private.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return private.FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
 
@@ -47,7 +48,7 @@ def fake_tensor(mode: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Te
 def _attention_in_products() -> Iterator[None]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    cuda = torch.backends.cuda  # which says it for every device
+    cuda = torch.backends.cuda  # this setting applies to all devices
     before = cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
     cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
@@ -57,7 +58,7 @@ def _attention_in_products() -> Iterator[None]:
         cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
-@one_at_a_time()  # estimates lower their updates when they are asked for
+@one_at_a_time()  # estimates lower their updates only when they are asked for
 def trace(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
@@ -66,12 +67,15 @@ def trace(
     stochastic: bool = False,
     runs: bool = True,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """Trace a function of flat lists; also return the constants, its last arguments.
+    """Trace a function of flat lists. Also return the constants, which are its last arguments.
 
     Args:
+        function: the function.
+        inputs: its inputs.
         edit: may change the recorded graph before mutation is removed from it.
+        real: whether tensors have values.
         stochastic: the graph rounds to float16 at random.
-        runs: the graph will be run, rather than looked at only.
+        runs: the graph will be run, and not only inspected.
     """
     mode = mode_of(inputs)
     without_values = contextlib.nullcontext() if real else mode
@@ -110,7 +114,7 @@ def fill_in_values(
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
-    """Within the block real work is done even while a capture is in progress."""
+    """Do real work within the block, even while a capture is in progress."""
     outside = private.optional("disable_current_modes") or contextlib.nullcontext
     return outside()
 
@@ -118,9 +122,9 @@ def untraced() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def torchs_settings() -> Iterator[None]:
     # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
-    # graph runs. Where our form of it does not apply the layer is taken apart into its steps.
+    # graph runs. If our form of the layer does not apply, the layer is divided into its steps.
     (enabled,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
-    # The error that reaches the user says it better than torch's log of the same failure.
+    # The error for the user explains this better than torch's log of the same failure.
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, logger.disabled = logger.disabled, True
     try:
@@ -140,7 +144,7 @@ def _honest() -> dict[Any, Callable[..., Any]]:
         loss, is_label = aten.multilabel_margin_loss_forward.default(
             x[None], labels[None], reduction
         )
-        return loss.reshape(()), is_label.reshape(labels.shape)  # torch promises (1,)
+        return loss.reshape(()), is_label.reshape(labels.shape)  # torch promises shape (1,)
 
     return {
         aten.native_batch_norm.default: private.native_batch_norm_decomposition,
@@ -154,7 +158,7 @@ def mode_of(inputs: Tensors) -> Any:
     return next(of_inputs, None) or _active_mode.get() or fake_mode()
 
 
-# Parts without inputs are traced in the mode of their surroundings.
+# Parts without inputs are traced in the mode of the surrounding code.
 _active_mode: ContextVar[Any] = ContextVar("poptorch_fake_mode", default=None)
 
 
@@ -177,7 +181,9 @@ def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
 
 
 def _noting_lines() -> contextlib.AbstractContextManager[object]:
-    """Torch's own way looks at some hundred frames for each node: a sixth of a capture."""
+    """Record lines. Torch's own method inspects about a hundred frames for each node, which is a
+    sixth of a capture's time.
+    """
     thread, of_user = threading.get_ident(), functools.cache(is_user_file)
 
     @functools.cache
@@ -202,7 +208,7 @@ def _noting_lines() -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def forgetting_sources() -> Iterator[None]:
-    """Forget at the end what was kept within: 0.1 MB for each model that is wrapped."""
+    """Drop what was cached within the block, which is 0.1 MB for each wrapped model."""
     loader = private.optional("loader")
     kept: dict[str, str] = {} if loader is None else loader.eval_cache
     before = set(kept)

@@ -1,4 +1,4 @@
-"""What happens where ``forward`` asks for the value of a tensor."""
+"""Decide what happens if ``forward`` asks for the value of a tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUESTIONS = {**_BRANCHES, **_NUMBERS, **dict.fromkeys((_T.__repr__, _T.__format_
 
 
 class Uncapturable(Error):  # noqa: N818 (as for every Error here)
-    """One construct that cannot be part of a program; there may be more."""
+    """A construct that cannot be part of a program. There may be more in the same module."""
 
     __module__ = "poptorch"
 
@@ -67,7 +67,9 @@ PRINT_FIX = "use poptorch.ipu_print_tensor, which prints the values each time th
 
 
 class Frozen:
-    """A number that was read from a tensor: it may decide, but no operator may compute with it."""
+    """A number that was read from a tensor. It may decide branches, but operators may not compute
+    with it.
+    """
 
     what: str
     line: str | None
@@ -104,9 +106,9 @@ _FROZEN: dict[type, Any] = {
 @dataclass(frozen=True)
 class Finding:
     what: str
-    line: str | None  # the user's, described
-    fatal: bool  # whether the model cannot be compiled because of it
-    certain: bool  # whether it ran; else it stands on a path that the first inputs do not take
+    line: str | None  # description of the user's line
+    fatal: bool  # whether it prevents compiling
+    certain: bool  # whether it ran; otherwise it is on a path that the first inputs do not take
     fix: str
 
     def __str__(self) -> str:
@@ -117,13 +119,16 @@ class Finding:
 
 @dataclass(eq=False)
 class ValueReads:
-    """Constants answer; branches are decided by fixed ``state``, else by the first inputs."""
+    """Answer questions from constants. Fixed ``state`` decides branches, or else the first
+    inputs do.
+    """
 
-    real: bool = False  # tensors carry the values of the first inputs
-    state: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by place among the inputs
-    relied: dict[int, str | None] = field(default_factory=dict)  # of it, with the line that asked
-    collect: bool = False  # note forbidden questions and answer them
-    # By question and line, what the first inputs decided.
+    real: bool = False  # whether tensors have the values of the first inputs
+    state: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by index among the inputs
+    # used state, with the line that asked
+    relied: dict[int, str | None] = field(default_factory=dict)
+    collect: bool = False  # record forbidden questions and answer them
+    # For each question and line, what the first inputs decided.
     branches: dict[tuple[str, str | None], float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     _asked: str = _TORCHS_OWN
@@ -134,11 +139,11 @@ class ValueReads:
             return func(value, *args[1:], **kwargs)
 
         what = QUESTIONS[func]
-        # What is true or false is asked for a branch.
+        # Boolean values are read for branches.
         if func in _BRANCHES or (func is _T.item and args[0].dtype is torch.bool):
             self._asked = what
             try:
-                return func(*args, **kwargs)  # which asks for one value
+                return func(*args, **kwargs)  # reads one value
             finally:
                 self._asked = _TORCHS_OWN
         if func is _T.item and not args[0].is_complex():
@@ -153,7 +158,9 @@ class ValueReads:
         return _really(read, args[0])
 
     def computed_with(self, number: Frozen) -> Any:
-        """What was read only to decide may be frozen, as branches are; no operand of a tensor's."""
+        """Refuse to compute with a number that was read for a branch only, if it may be frozen as
+        branches are.
+        """
         self._refuse(number.what, number.line)
         self.branches.pop((number.what, number.line), None)
         return number
@@ -235,9 +242,9 @@ class ValueReads:
             )
 
     def by_torch(self, caught: Callable[..., Any]) -> Any:
-        """Within the block the questions of torch's own compiled code are answered, too.
+        """Within the block, also answer questions of torch's own compiled code.
 
-        ``caught`` returns the arguments that an operator gets, and keyword arguments.
+        ``caught`` returns the arguments and keyword arguments that an operator gets.
         """
 
         def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -247,7 +254,7 @@ class ValueReads:
 
     @contextlib.contextmanager
     def by_script(self) -> Iterator[list[BaseException]]:
-        """Within the block a script asks; yields what answering raised."""
+        """Within the block, questions come from a script. Yields exceptions from answering them."""
         before, self._raised = self._raised, []
         try:
             yield self._raised
@@ -263,10 +270,11 @@ class ValueReads:
         if func is aten.allclose.default:
             return self._decide(torch.isclose(*args, **kwargs).all())
         if func is aten._efficientzerotensor.default:
-            # Forward-mode gradients start from it. Products with it are computed on another
-            # device to learn their shapes, which tensors without data do not allow under vmap.
+            # Forward-mode gradients start from this value. Products with it are computed on another
+            # device to find out their shapes, and tensors without data do not support this under
+            # vmap.
             return aten.zeros.default(*args, **kwargs)
-        # Tensors without data refuse by themselves.
+        # Tensors without data raise an error by themselves.
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
         selects = func is not aten.index.Tensor or any(map(_is_mask, args[1]))
         if self.real and dynamic and selects:

@@ -1,6 +1,6 @@
-"""What an operator computes over lanes: its rule, or what ``vmap`` makes of this one operator.
+"""Compute an operator over lanes, with its rule or with what ``vmap`` makes of this one operator.
 
-Lanes are the first dimension of a value that differs between them; other values are shared.
+If a value differs between lanes, the lanes are its first dimension. Other values are shared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _batch_norm = aten._native_batch_norm_legit_functional.default
 
 
 class NotVectorisable(Exception):  # noqa: N818 (not a failure: micro-batches run one by one)
-    """Which node keeps micro-batches from running side by side, and why."""
+    """Says which node prevents micro-batches from running side by side, and why."""
 
-    named = False  # the text says which node it is
+    named = False  # whether the text names the node
 
 
 def named(node: fx.Node, why: str) -> NotVectorisable:
@@ -63,7 +63,7 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result in one lane."""
+        """Return the shape of the result in one lane."""
         return tuple(self.node.meta["val"].shape)
 
     def get(self, at: int, default: Any = None) -> Any:
@@ -77,7 +77,7 @@ class Call:
         return value if self.varying[at] else value.expand(self.count, *value.shape)
 
     def rows(self, at: int, dim: int | None = 0) -> Any:
-        """The argument with its lanes side by side in one of its dimensions, or in front."""
+        """Return an argument with its lanes joined along one of its dimensions, or in front."""
         if self.get(at) is None:
             return None
         value = self.lanes(at)
@@ -87,19 +87,21 @@ class Call:
         return value.reshape(*value.shape[:dim], -1, *value.shape[dim + 2 :])
 
     def unflatten(self, value: Any, dim: int | None = 0) -> Any:
-        """Undo ``rows``; a result that nobody wants is None."""
+        """Undo ``rows``. A result that is not computed is None."""
         if value is None or dim is None:
             return value
         shape = value.shape
         return value.reshape(*shape[:dim], self.count, -1, *shape[dim + 1 :]).movedim(dim, 0)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the node's operator; arguments that are not given are the node's."""
+        """Call the node's operator. Arguments that are not given are those of the node."""
         rest = self.args[len(args) :]
         return self.node.target(*args, *rest, **{**self.kwargs, **kwargs})  # type: ignore[operator]
 
     def widened(self) -> Call:
-        """Return the same call in float32 where it is in half: sums over lanes need its range."""
+        """Return the same call with float32 in place of half types, because sums over lanes need
+        the range.
+        """
         wide = copy.copy(self)
         both = self.args, self.kwargs
         wide.args, wide.kwargs = with_tensors(lambda value: value.to(sum_dtype(value.dtype)), both)
@@ -111,11 +113,12 @@ class Call:
 def _spread(
     node: fx.Node, shared: Mapping[fx.Node, Any], count: int
 ) -> dict[fx.Node, torch.Tensor]:
-    """Return what a gradient's kernel needs for each lane, though it is the same for all.
+    """Return values that are equal for all lanes, expanded to each lane if a gradient's kernel
+    needs this.
 
-    Gradients of eager torch have the shape of their value: kernels rely on that, or crash.
+    In eager torch, gradients have the shape of their value. Kernels rely on this, or crash.
     """
-    value = node.meta.get("val")  # none of a check
+    value = node.meta.get("val")  # nodes of a check have none
     of_gradient = str(node.target).partition(".")[2].partition(".")[0].endswith("_backward")
     if not of_gradient or not isinstance(value, torch.Tensor):
         return {}
@@ -125,7 +128,7 @@ def _spread(
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of sums over lanes. Those of half gradients may be beyond half's range."""
+    """Return the type of sums over lanes, because sums of half gradients may overflow."""
     return torch.float32 if dtype is torch.float16 else dtype
 
 
@@ -139,7 +142,7 @@ def nodes_in(argument: Any) -> list[fx.Node]:
 
 
 def batched(call: Call) -> Any:
-    """Return the results of a node in which something varies, each with lanes in front."""
+    """Return the results of a node with varying arguments, each with lanes in front."""
     target = call.node.target
     if target is operator.getitem:
         return call.args[0][call.args[1]]
@@ -155,7 +158,7 @@ def batched(call: Call) -> Any:
 
 
 def _check_types(one: Any, several: Any) -> None:
-    """Let micro-batches run one after another where lanes would have results of other types."""
+    """Raise ``NotVectorisable`` if results in lanes would have other types."""
     pairs = zip(one, several, strict=True) if isinstance(one, list | tuple) else [(one, several)]
     for value, lanes in pairs:
         if isinstance(lanes, torch.Tensor) and lanes.dtype is not value.dtype:
@@ -177,7 +180,7 @@ def vectorised(call: Call) -> Any:
 
     try:
         results = iter(_over_lanes(one, [call.values[node] for node in call.inputs]))
-    except RuntimeError as error:  # torch's own of what it cannot vectorise
+    except RuntimeError as error:  # torch's error for an operator that it cannot vectorise
         text = next(iter(str(error).splitlines()), type(error).__name__)
         raise NotVectorisable(text) from error
     found = [None if part is None else next(results) for part in several]
@@ -190,7 +193,7 @@ def _over_lanes(function: Callable[..., Any], values: list[torch.Tensor]) -> Any
     enable = private.optional("set_vmap_fallback_enabled")
     with contextlib.ExitStack() as stack:
         if enabled is not None and enable is not None:
-            # Where torch has no rule it would call an operator for each lane by itself.
+            # Without a rule, torch would call an operator separately for each lane.
             stack.callback(enable, enabled())
             enable(False)
         try:
@@ -211,7 +214,7 @@ def _pointwise(call: Call) -> Any:
 
 
 def with_rank(value: torch.Tensor, rank: int, lead: Sequence[int]) -> torch.Tensor:
-    """Put dimensions of one after the leading ones, until there are so many after these."""
+    """Insert dimensions of size 1 after the leading ones, until the value has this rank."""
     shape = value.shape[len(lead) :]
     missing = rank - len(shape)
     return value.reshape(*lead, *[1] * missing, *shape) if missing > 0 else value
@@ -239,13 +242,14 @@ def _copied(call: Call) -> Any:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rule of operators to which lanes are more rows of the batch."""
+    """The rule of operators that treat lanes as more rows of the batch."""
 
-    places: tuple[int, ...]  # of the arguments that have rows
-    shared: tuple[int, ...] = ()  # of those that must be the same for all lanes
-    whole: tuple[int, ...] = ()  # of results that are of all rows, as sums of gradients are
-    dim: int | None = 0  # which dimension rows are; None for all that are in front
-    counted: int | None = None  # the argument that says how many they are
+    places: tuple[int, ...]  # indices of the arguments that have rows
+    shared: tuple[int, ...] = ()  # indices of arguments that must be the same for all lanes
+    # indices of results that are computed from all rows, such as sums of gradients
+    whole: tuple[int, ...] = ()
+    dim: int | None = 0  # the dimension of the rows; None if they are all dimensions in front
+    counted: int | None = None  # index of the argument that contains the number of rows
 
     def __call__(self, call: Call, **named: Any) -> Any:
         if not call.shared(*self.shared):
@@ -276,7 +280,7 @@ def _addmm(call: Call) -> Any:
 
 
 def _in_channels(call: Call, found: Any) -> list[Any]:
-    """Channels of all lanes side by side are normalized each by itself."""
+    """Normalize the channels of all lanes, which are side by side, separately."""
     value, *of_channels = found
     return [call.unflatten(value, 1), *map(call.unflatten, of_channels)]
 
@@ -286,7 +290,9 @@ def _repeated(call: Call, at: int) -> Any:
 
 
 def _batch_norm_in_training(call: Call) -> Any:
-    """The last two results are this batch's own statistics, not the running ones."""
+    """Normalize with statistics of the batch. The last two results are these, and not the running
+    ones.
+    """
     if not call.args[5]:
         return NotImplemented
     x, eps = call.rows(0, 1), call.args[7]
@@ -314,7 +320,7 @@ def _batch_norm_backward(call: Call) -> Any:
 
 
 def _attention(operands: int) -> Rule:
-    """The rule of its forward or backward operator, which has so many."""
+    """Return the rule for the forward or backward operator, by the number of operands."""
     rows = Rows(tuple(range(operands)))
 
     def rule(call: Call) -> Any:
@@ -346,7 +352,7 @@ def _lstm_weights_apart(call: Call) -> Any:
     raise NotVectorisable("it adds up the gradients of its weights over micro-batches")
 
 
-# For other operators ``vmap`` makes the same or something as good.
+# For other operators, ``vmap`` does the same or something equally good.
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(RESHAPES, _shaped), **dict.fromkeys(ORDERS, _reordered),
     aten.expand.default: _expanded,
@@ -367,7 +373,7 @@ RULES: dict[Any, Rule] = {
     lstm_layer: Rows((0, 5, 6), (1, 2, 3, 4), (3,), dim=1),
     lstm_layer_backward: _lstm_weights_apart,
 }  # fmt: skip
-# Gradients of weights are sums over rows, and so over lanes.
+# Gradients of weights are sums over rows, and therefore over lanes.
 FOLDED: dict[Any, Rows] = {
     aten.convolution_backward.default: Rows((0, 1), (2,), (1, 2)),
     aten.native_layer_norm_backward.default: Rows((0, 1, 3, 4), (5, 6), (1, 2), dim=None),

@@ -1,7 +1,8 @@
-"""Buffers that each micro-batch reads from the one before: what they are after all of them.
+"""Compute buffers that each micro-batch reads from the previous one, after all lanes and before
+each.
 
-A new value ``a * old + x``, of which neither ``a`` nor ``x`` reads the old one, can be told for any
-lane from those of all lanes, whatever layer it belongs to.
+If a new value is ``a * old + x``, and neither ``a`` nor ``x`` depends on the old value, it can be
+computed for any lane from the ``a`` and ``x`` of all lanes. The kind of layer does not matter.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from .batched import NotVectorisable, named, nodes_in
 
 aten = torch.ops.aten
 _IN_TRAINING = aten._native_batch_norm_legit_functional.default
-# By normalization, the argument that tells whether it looks at its own batch alone.
+# For each normalization, the index of the argument that says whether it only uses its own batch.
 _TRAINS: dict[Any, int] = {_IN_TRAINING: 5, aten.native_batch_norm_backward.default: 7}
 
 
 def running_statistic(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return the normalization that a running statistic comes from, and what it was before."""
+    """Return the normalization that computes a running statistic, and the node of the old value."""
     if node.target is not operator.getitem:
         return None
     source, at = node.args
@@ -35,7 +36,7 @@ def running_statistic(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def reads(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose values decide about this one's."""
+    """Return the nodes whose values affect this node's value."""
     if node.target in SHAPE_ONLY:
         return []
     in_training = _TRAINS.get(node.target)
@@ -50,7 +51,9 @@ def reads(node: fx.Node) -> list[fx.Node]:
 
 
 def widened(value: torch.Tensor) -> torch.Tensor:
-    """Return what the changes of many lanes are computed from: they round once, not at each."""
+    """Return a value for computing the changes of many lanes. They are rounded once, and not in
+    each lane.
+    """
     return value.to(_wide(value.dtype))
 
 
@@ -59,18 +62,21 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class Affine(NamedTuple):
-    """``factor * old + term``: numbers, or tensors with lanes in front, one if all are alike."""
+    """``factor * old + term``: numbers or tensors with lanes in front, or one if all lanes
+    are equal.
+    """
 
     factor: Any
     term: Any
 
 
-# A value, or one of several, with lanes in front and at least so many dimensions after that.
+# Returns a value, or one of several, with lanes in front and at least this number of dimensions
+# after that.
 Operand = Callable[[fx.Node, int, Any], torch.Tensor]
 
 
 class Chain:
-    """What leads from a buffer's old value to the new one."""
+    """The nodes between a buffer's old value and the new one."""
 
     def __init__(self, name: str, old: fx.Node, new: fx.Node) -> None:
         self.name, self.old, self.new = name, old, new
@@ -80,7 +86,7 @@ class Chain:
                 self.nodes.add(node)
 
     def operands(self) -> set[fx.Node]:
-        """Return the nodes that factor and term are made of, if the change is affine."""
+        """Return the nodes from which factor and term are computed, if the change is affine."""
 
         def parents(node: fx.Node) -> list[fx.Node]:
             if node is self.old or node not in self.nodes:
@@ -170,7 +176,8 @@ def _chosen(node: fx.Node, which: Affine, *both: Affine) -> Affine:
 
 
 _SAME = SAME_NUMBERS | {aten.copy.default}
-# By operator, what it makes of the forms of its arguments, and which must not read the old value.
+# For each operator, the form of its result by those of its arguments, and which arguments must not
+# depend on the old value.
 _AFFINE: dict[Any, Callable[..., Affine]] = {
     aten.add.Tensor: _added,
     aten.sub.Tensor: _added,
@@ -184,7 +191,7 @@ _AFFINE: dict[Any, Callable[..., Affine]] = {
 _APART: dict[Any, int] = {aten.div.Tensor: 1, aten.lerp.Tensor: 2, aten.where.self: 0}
 
 
-# Both take the old value as (replicas, ...), and the form of a step.
+# Both take the old value with shape (replicas, ...), and the form of a step.
 
 
 def after_all(old: torch.Tensor, form: Affine, lanes: Lanes) -> torch.Tensor:
@@ -207,7 +214,7 @@ def after_all(old: torch.Tensor, form: Affine, lanes: Lanes) -> torch.Tensor:
 
 
 def _by_products(old: torch.Tensor, factor: torch.Tensor, term: Any) -> torch.Tensor:
-    later = factor.flip(0).cumprod(0).flip(0)  # of this step and those after it
+    later = factor.flip(0).cumprod(0).flip(0)  # the product over this step and all later ones
     kept = later[0] * old
     if _is(term, 0):
         return kept
@@ -216,7 +223,7 @@ def _by_products(old: torch.Tensor, factor: torch.Tensor, term: Any) -> torch.Te
 
 
 def before_each(old: torch.Tensor, form: Affine, lanes: Lanes) -> torch.Tensor:
-    """Return what each lane sees, with lanes in front."""
+    """Return what each lane reads, with lanes in front."""
     factor, term = (_in_steps(part, lanes) for part in form)
     if isinstance(factor, torch.Tensor):
         raise NotVectorisable("what it was before has a factor that differs between micro-batches")
@@ -243,7 +250,7 @@ def _seen(old: torch.Tensor, factor: Any, term: Any, shape: tuple[int, ...]) -> 
 
 
 def _in_steps(part: Any, lanes: Lanes) -> Any:
-    """(lanes, ...) as (steps, replicas, ...)."""
+    """Reshape (lanes, ...) to (steps, replicas, ...)."""
     if not isinstance(part, torch.Tensor):
         return part
     return part[None] if len(part) == 1 else part.reshape(lanes.steps, -1, *part.shape[1:])

@@ -1,4 +1,6 @@
-"""What of a graph differs between lanes, and what is wanted with lanes or as a sum over them."""
+"""Find out what differs between lanes in a graph, and what is needed with lanes or as a
+sum over them.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,17 @@ _CARRIED = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
 
 
 class Demand:
-    """A sum that can be pushed back to products is not wanted with lanes first."""
+    """The values that are needed. A sum that can be computed inside products does not need its
+    operand with lanes.
+    """
 
     def __init__(self, graph: Graph, lanes: Lanes) -> None:
         self.graph, self.slots = graph, graph.arguments
         self.chains = self._find_chains()
         self.varying = self._find_varying(lanes)
-        self.wanted: set[fx.Node] = set()  # with lanes
+        self.wanted: set[fx.Node] = set()  # needed with lanes
         self.summed: set[fx.Node] = set()
-        self.unfolded: set[fx.Node] = set()  # their gradients of weights are wanted lane by lane
+        self.unfolded: set[fx.Node] = set()  # gradients of weights are needed for each lane
         self._pushed: dict[fx.Node, bool] = {}
         self._find_wanted()
 
@@ -81,7 +85,7 @@ class Demand:
             self.summed.update(totals.linear_in(node, self.varies))
 
     def pushes(self, node: fx.Node) -> bool:
-        """Whether a sum over lanes can be pushed back to products or other sums."""
+        """Return whether a sum over lanes can be computed inside products or other sums."""
         if node not in self._pushed:
             linear = totals.linear_in(node, self.varies)
             self._pushed[node] = bool(

@@ -1,8 +1,8 @@
-"""The types that numbers bring into an operator, which lanes must not change.
+"""Keep the types that numbers give to the result of an operator, which lanes must not change.
 
-A tensor without dimensions gives its type to a result only where nothing with dimensions has one of
-its category: ``half * number`` is half, whatever the number's type. In lanes the number has a
-dimension, so it is cast before to what the operator computes in.
+A tensor without dimensions determines the type of a result only if no tensor with dimensions has
+the same category: ``half * number`` is half, whatever the type of the number. In lanes, the number
+has a dimension. It is therefore first cast to the type in which the operator computes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 
 aten = torch.ops.aten
 
-# These read a second operand without dimensions in float32, where the first is narrower.
+# These read a second operand without dimensions in float32 if the first one is narrower.
 _READING_WIDE = {aten.mul.Tensor, aten.div.Tensor}
 _NARROW = {torch.float16, torch.bfloat16}
 
@@ -24,7 +24,9 @@ _NARROW = {torch.float16, torch.bfloat16}
 def computed(
     node: fx.Node, args: Sequence[Any], varying: Sequence[bool], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a pointwise operator over lanes, on arguments cast as it casts those of a lane."""
+    """Call a pointwise operator over lanes, after casting its arguments as it casts those of a
+    single lane.
+    """
     target: Any = node.target
     of_lane = [_value(each) for each in node.args]
     tensors = [value for value in of_lane if value is not None]

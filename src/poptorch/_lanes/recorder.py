@@ -1,4 +1,4 @@
-"""Operators that run on tensors without data become nodes at the end of a graph."""
+"""Record operators that run on tensors without data as nodes at the end of a graph."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _Order = Callable[..., tuple[int, ...]]
 
 
 class Writes(Exception):  # noqa: N818 (the caller computes it without writes)
-    """An operator would write into a tensor, which nodes of a pure graph do not."""
+    """An operator would write to a tensor, which is not allowed in a pure graph."""
 
 
 class Recorder:
-    """What is computed within ``recording()`` is added to a graph, once."""
+    """Adds what is computed within ``recording()`` to a graph, and equal computations only once."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
-        self.like: fx.Node | None = None  # whose notes new nodes get
+        self.like: fx.Node | None = None  # new nodes get the notes of this node
         self._pauses = False
         self._nodes: dict[int, fx.Node] = {}
-        self._values: list[Any] = []  # tensors are known by identity: they stay
+        self._values: list[Any] = []  # keeps tensors alive, because they are identified by id
         self._made: dict[Any, Any] = {}
         self._orders: dict[fx.Node, tuple[fx.Node, tuple[int, ...]]] = {}
 
@@ -41,7 +41,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block another graph is made, whose tensors this one does not know."""
+        """Build another graph within the block, whose tensors this one does not know."""
         self._pauses = True
         try:
             yield
@@ -98,7 +98,7 @@ class Recorder:
         return self._again(self.node_of(value))
 
     def _permuted(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor:
-        """Two changes of the order of dimensions that undo each other are none."""
+        """Drop two permutations that undo each other."""
         node = self.node_of(args[0])
         base, before = self._orders.get(node, (node, tuple(range(args[0].dim()))))
         order = tuple(before[dim] for dim in ORDERS[func](*args))
@@ -109,7 +109,7 @@ class Recorder:
         return value  # type: ignore[no-any-return]
 
     def _viewed(self, func: Any, value: torch.Tensor, size: Any) -> torch.Tensor:
-        """A view of a view is one of what that shows."""
+        """Replace a view of a view by one view."""
         result: torch.Tensor = func(value, size)
         node = self.node_of(value)
         while node.target in _VIEWS:
@@ -124,20 +124,24 @@ class Recorder:
         return self._once(key, lambda: self.call(func, (base, size), {}, result))  # type: ignore[no-any-return]
 
     def _again(self, node: fx.Node) -> torch.Tensor:
-        """Return another tensor for the same node: views are not what they show."""
+        """Return another tensor for the same node, because a view is not the object that
+        it shows.
+        """
         value: torch.Tensor = aten.alias.default(node.meta["val"])
         self.know(value, node)
         return value
 
 
 def _of_types(func: Any) -> bool:
-    """Whether an operator returns no tensor, but a type or a number, as ``promote_types`` does."""
+    """Return whether an operator returns a type or a number instead of a tensor, as
+    ``promote_types`` does.
+    """
     returns = func._schema.returns
     return bool(returns) and not any("Tensor" in str(each.type) for each in returns)
 
 
 def _swapped(x: torch.Tensor, first: int, second: int) -> tuple[int, ...]:
-    order = list(range(max(x.dim(), 1)))  # a number takes dimension 0, too
+    order = list(range(max(x.dim(), 1)))  # a number accepts dimension 0, too
     order[first], order[second] = order[second], order[first]
     return tuple(order[: x.dim()])
 

@@ -1,6 +1,8 @@
-"""Lanes: a graph of one micro-batch -> one of several side by side, without user code.
+"""Turn a graph of one micro-batch into a graph of several side by side, called lanes, without user
+code.
 
-A value is shared by all lanes, or has them as its first dimension. Gradients are sums over lanes.
+A value is either shared by all lanes, or has the lanes as its first dimension. Gradients are sums
+over lanes.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from .demand import Demand
 from .recorder import Recorder
 
 aten = torch.ops.aten
-EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # what forward changes, each replica by itself
+EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # kinds that forward changes, separately in each replica
 
 
 def side_by_side(graph: Graph, lanes: Lanes) -> Graph:
-    """Return the graph of so many micro-batches, or raise ``NotVectorisable``."""
+    """Return the graph of several micro-batches, or raise ``NotVectorisable``."""
     return _Lanes(graph, lanes).made()
 
 
 def one_by_one(graph: Graph, replicas: int) -> Graph:
-    """Return the same graph, of which every replica has its own value of what forward changes."""
+    """Return the same graph with separate values in every replica of what forward changes."""
     if replicas == 1:
         return graph
     written = {slot.key for slot in graph.outputs if slot.kind in EVOLVING}
@@ -60,7 +62,7 @@ def one_by_one(graph: Graph, replicas: int) -> Graph:
 
 
 def sequential_exchange(graph: Graph, replicas: int, why: str) -> Error:
-    """Return the error of replicas that exchange something and cannot run side by side."""
+    """Return the error for replicas that exchange tensors and cannot run side by side."""
     parts = [part for part in graph.module.modules() if isinstance(part, fx.GraphModule)]
     found = (node for part in parts for node in part.graph.nodes if node.target is exchange)
     *_, name, where = next(found).args
@@ -85,8 +87,8 @@ class _Lanes:
         self._inputs: dict[fx.Node, torch.Tensor] = {}
         self._values: dict[fx.Node, Any] = {}
         self._totals: dict[fx.Node, Any] = {}
-        self._copies: dict[fx.Node, fx.Node] = {}  # of what lanes share
-        self._open: list[Chain] = []  # whose old values are being made
+        self._copies: dict[fx.Node, fx.Node] = {}  # copies of shared values
+        self._open: list[Chain] = []  # chains whose old values are being computed
         self._draws = {node: at for at, node in enumerate(filter(draws, graph.operators))}
         self._parts: dict[str, Any] = dict(graph.module.named_children())  # bodies of loops
 
@@ -121,7 +123,7 @@ class _Lanes:
         return slot
 
     def _evolves(self, slot: Slot) -> bool:
-        """Whether each replica has a value of its own."""
+        """Return whether each replica has its own value."""
         written = slot.kind in EVOLVING and slot.key in self._written
         return written and self._lanes.replicas > 1
 
@@ -135,7 +137,7 @@ class _Lanes:
         return own
 
     def _value(self, node: fx.Node) -> Any:
-        """Return a value with lanes in front, or the one that they share."""
+        """Return a value with lanes in front, or the value that lanes share."""
         if node not in self._values:
             before, self._recorder.like = self._recorder.like, node
             try:
@@ -174,7 +176,7 @@ class _Lanes:
         return batched(call) if folded is None else self._folded(call, folded)
 
     def _folded(self, call: Call, entry: Rows) -> Any:
-        """Return what an operator makes of which some results are sums over lanes."""
+        """Return the results of an operator, some of which are sums over lanes."""
         both = totals.divided(call, entry)
         if both is None:
             return entry(call)
@@ -189,11 +191,11 @@ class _Lanes:
         )
 
     def _loop(self, node: fx.Node) -> Any:
-        """Return what a loop makes of values in lanes: its body gets lanes, too."""
+        """Return the results of a loop over values in lanes. Its body gets lanes, too."""
         test, body, changed, others = (list(nodes_in(arg)) for arg in node.args)
         inputs, count = [*changed, *others], len(changed)
         own = [each in self._demand.varying for each in inputs]
-        while True:  # until what is shared stays so
+        while True:  # until no more values turn out to differ
             step = self._part(body[0], own, own[:count])
             varying = Demand(step, self._lanes).varying
             after = [old or new in varying for old, new in zip(own, step.returned, strict=False)]
@@ -218,7 +220,7 @@ class _Lanes:
         ]
 
     def _part(self, attribute: fx.Node, own: list[bool], results: list[bool]) -> Graph:
-        """Return a loop's test or body, what has lanes marked as batches and outputs are."""
+        """Return a loop's test or body with lanes, in which batches and outputs are marked."""
         module = copied(self._parts[str(attribute.target)])
         for node in module.graph.nodes:
             node.target = view_of(node.target)
@@ -230,7 +232,7 @@ class _Lanes:
         return Graph("part", module, _ends(given, Kind.BATCH), _ends(made, Kind.OUTPUT))
 
     def _added(self, attribute: fx.Node, part: Graph) -> fx.Node:
-        """Let the graph hold a loop's part with lanes, and read it."""
+        """Add a loop's part with lanes to the graph, and a node that reads it."""
         name = f"{attribute.target}_in_lanes"
         before = self._parts[str(attribute.target)].graph.output_node().args[0]
         with self._recorder.paused():
@@ -288,7 +290,9 @@ class _Lanes:
         return own if self._evolves(self._demand.slots[node]) else own[None]
 
     def _sequence(self, slot: Slot) -> Lanes:
-        """In which order micro-batches change a value, and of how many replicas each by itself."""
+        """Return the order in which micro-batches change a value, and for how many replicas
+        separately.
+        """
         return self._lanes if self._evolves(slot) else Lanes(self._count)
 
     def _total(self, node: fx.Node) -> Any:
@@ -354,7 +358,7 @@ def drawn(call: Call, number: int) -> torch.Tensor:
         raise NotVectorisable("its random numbers cannot be drawn separately for each micro-batch")
     value = call.node.meta["val"]
     if kind[0] == streams.SHARES:
-        like = call.lanes(0).contiguous()  # as what is drawn always is
+        like = call.lanes(0).contiguous()  # because drawn tensors always are contiguous
     else:
         strides = [value.numel(), *value.stride()]
         like = torch.empty_strided([call.count, *value.shape], strides, dtype=value.dtype)

@@ -1,4 +1,4 @@
-"""Sums over lanes, pushed back through linear operators to one product over all rows."""
+"""Compute sums over lanes inside linear operators, as one product over all rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .batched import FOLDED, Call, Rows, Rule, nodes_in, sum_dtype
 
 aten = torch.ops.aten
 
-# These are linear in their first argument while the others are shared.
+# These are linear in their first argument if the others are shared.
 _LINEAR = {
     *SAME_NUMBERS, aten.t.default, aten.permute.default, aten.transpose.int, aten.expand.default,
     aten.slice.Tensor, aten.select.int, aten.slice_backward.default, aten.select_backward.default,
@@ -40,7 +40,9 @@ def _sums_in_half(node: fx.Node, entry: Rows) -> bool:
 
 
 def divided(call: Call, entry: Rows) -> tuple[Call, Call] | None:
-    """Return a call for what has lanes and one for sums, in float32; None if one makes both."""
+    """Return a call for results with lanes and one for sums, in float32; None if one call computes
+    both.
+    """
     if not _sums_in_half(call.node, entry):
         return None
     *rest, wanted = call.args
@@ -51,7 +53,7 @@ def divided(call: Call, entry: Rows) -> tuple[Call, Call] | None:
 
 
 def sum_of(node: fx.Node, varies: Varies) -> bool:
-    """Whether one of several results is a sum already."""
+    """Return whether one of several results already is a sum."""
     if node.target is not operator.getitem:
         return False
     source, at = node.args
@@ -60,13 +62,15 @@ def sum_of(node: fx.Node, varies: Varies) -> bool:
 
 
 def contraction(node: fx.Node, varies: Varies) -> Rule | None:
-    """Return how lanes become more rows, or more of what is summed over anyway, if they can."""
+    """Return how to treat lanes as more rows, or as part of a sum that is computed anyway, if this
+    is possible.
+    """
     fits = _FIT.get(node.target)
     return _CONTRACTIONS.get(node.target) if fits is None or fits(node, varies) else None
 
 
 def linear_in(node: fx.Node, varies: Varies) -> list[fx.Node]:
-    """The varying inputs, if the node is linear in them; none otherwise."""
+    """Return the varying inputs if the node is linear in them, and none otherwise."""
     inputs = [each for each in nodes_in(node.args) if varies(each)]
     if any(varies(each) for each in nodes_in(node.kwargs)):
         return []
@@ -78,13 +82,13 @@ def linear_in(node: fx.Node, varies: Varies) -> list[fx.Node]:
 
 
 def in_all(node: fx.Node) -> bool:
-    """Whether a node is linear in all operands together; a number that is added is none."""
+    """Return whether a node is linear in all operands together. Adding a number is not linear."""
     sums = node.target in (aten.add.Tensor, aten.sub.Tensor)
     return node.target is aten.cat.default or (sums and isinstance(node.args[1], fx.Node))
 
 
 def _of_one(call: Call) -> Any:
-    """A product in which one operand is shared is that of the other's sum."""
+    """Compute a product with one shared operand from the sum of the other operand."""
     at = call.varying.index(True)
     total = call.args[at].sum(0, dtype=call.args[at].dtype)
     return call.node.target(*call.args[:at], total, *call.args[at + 1 :])  # type: ignore[operator]
@@ -115,7 +119,7 @@ def _sum(call: Call) -> Any:
 
 
 def _added_rows(call: Call) -> Any:
-    """``index_add(zeros, 0, places, rows)``."""
+    """Rewrite ``index_add(zeros, 0, places, rows)``."""
     return call.args[0].index_add(0, call.rows(2), call.rows(3))
 
 
@@ -137,7 +141,7 @@ _CONTRACTIONS: dict[Any, Rule] = {
     aten.index_add.default: _added_rows,
 }
 _FIT: dict[Any, Callable[[fx.Node, Varies], bool]] = {
-    # Without scaling by how often a row is looked up.
+    # Only without scaling by the number of look-ups of a row.
     aten.embedding_dense_backward.default: lambda node, _: not node.args[4],
     aten.index_add.default: _adds_rows_to_zeros,
 }

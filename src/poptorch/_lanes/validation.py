@@ -1,4 +1,4 @@
-"""Whether a graph of several micro-batches computes what that of one does, one after another."""
+"""Compare a graph of several micro-batches with the graph of one, run for one after another."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from .._ir.loops import Lanes
 from .._ir.slots import Kind, Slot
 from .._ops import streams
 
-_NUDGE = 1e-6  # of inputs; what it changes is how far rounding inside may reach
+_NUDGE = 1e-6  # a small change of inputs; its effect shows how far rounding errors can grow
 
-Rows = Mapping[str, Sequence[torch.Tensor]]  # by slot key the value of each micro-batch
+Rows = Mapping[str, Sequence[torch.Tensor]]  # for each slot key, the value of each micro-batch
 
 
 def differences(
     one: Graph, several: Graph, lanes: Lanes, given: Tensors, rows: Rows | None = None
 ) -> list[Difference]:
-    """Run both on the same micro-batches; compare each output, gradient and buffer.
+    """Run both graphs on the same micro-batches, and compare each output, gradient and buffer.
 
     Args:
-        given: by slot key the values that are not random, such as those of constants.
+        one: the graph of one micro-batch.
+        several: the graph of several.
+        lanes: how micro-batches become lanes.
+        given: by slot key, values that are not random, such as those of constants.
         rows: the micro-batches, in the order of the lanes; None for random ones.
     """
     generator = torch.Generator().manual_seed(0)
@@ -77,7 +80,9 @@ def _by_slot(
 
 
 def _share(rounding: float) -> float:
-    """Orders of summation differ: what sums may differ by, as a share of what is added up."""
+    """Return the relative tolerance for sums whose order differs, as a share of the summed
+    magnitudes.
+    """
     return max(16 * rounding, min(256 * rounding, 1e-3))
 
 
@@ -124,13 +129,13 @@ def _one_after_another(
     rows: Rows,
     seeds: list[int],
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """By key the results, and how large what was added up is."""
+    """Return by key the results, and the magnitude of what was summed."""
     own = {slot.key for slot in several.inputs if slot.lanes and not _own(slot)}
     states = [dict(state) for _ in range(lanes.replicas)]
     types = {slot.key: slot.dtype for slot in several.outputs}
     gradients = {slot.key for slot in graph.gradients}
     results: dict[str, list[torch.Tensor]] = {slot.key: [] for slot in graph.outputs}
-    sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # and how large what they add up is
+    sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # sums, and the sums of magnitudes
     for lane in range(lanes.count):
         replica = lane % lanes.replicas
         values = states[replica] | {key: each[lane] for key, each in rows.items()}
@@ -160,7 +165,7 @@ def _one_after_another(
 def _added(
     before: tuple[torch.Tensor, torch.Tensor] | None, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sums of a gradient and of its size, one micro-batch after another."""
+    """Return the sums of a gradient and of its magnitude, over one micro-batch after another."""
     if before is None:
         return value.clone(), value.abs()
     total, size = before
