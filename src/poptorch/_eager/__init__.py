@@ -1,4 +1,4 @@
-"""Comparison of a captured micro-batch with eager PyTorch, on the user's own first batch."""
+"""Compare a captured micro-batch with eager PyTorch, on the user's first batch."""
 
 from .check import Check, Finding, Skipped
 from .update import EagerOptimizer, update_differences

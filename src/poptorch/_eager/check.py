@@ -1,4 +1,4 @@
-"""Comparing a captured micro-batch with what eager PyTorch does with the user's own module."""
+"""Compare a captured micro-batch with what eager PyTorch computes with the user's own module."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from .draws import Disagreement, Draw, Drawn, counted, used
 from .parting import Found, Values, first_parting, sizes
 from .replay import replay
 
-# Rounding steps of the narrowest type, as a share of the largest value, that results may differ by
-# without a closer look, which takes as long as the first one: some for types that round finely.
+# Results may differ by this number of rounding steps of the narrowest type, as a share of the
+# largest value, without a second check, which takes as long as the first. Types with fine rounding
+# may differ by the second number.
 _ROUNDINGS, _FINE_ROUNDINGS, _FINE = 4, 32, 1e-5
 _SHOWN = 4
 
@@ -34,18 +35,20 @@ DrawsOf = Callable[[Graph, Drawn, int], list[Draw]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found; the parts of a message."""
+    """What a check found: the parts of a message."""
 
     got: str
     where: str | None
 
 
 class Skipped(Exception):  # noqa: N818 (nothing went wrong)
-    """The check cannot be made: the message says why."""
+    """The check cannot be made. The message says why."""
 
 
 def _assignment(root: nn.Module, changed: Place) -> str | None:
-    """Return the line of the module's class that assigns to an attribute outside ``__init__``."""
+    """Return the line of the module's class that assigns to an attribute outside of
+    ``__init__``.
+    """
     kind = type(root.get_submodule(changed.path))
     try:
         lines, first = inspect.getsourcelines(kind.forward)
@@ -57,7 +60,7 @@ def _assignment(root: nn.Module, changed: Place) -> str | None:
 
 
 def _others(kept: torch.Tensor) -> torch.Tensor:
-    """Return other numbers, if the values are any."""
+    """Return other values, if there are numbers among them."""
     value = kept.detach()
     return value * 1.5 + 0.25 if value.is_floating_point() or value.is_complex() else value
 
@@ -82,7 +85,7 @@ def _why_not(request: Request, micro: Micro) -> str | None:
 
 
 class Check:
-    """The comparison of one micro-batch; its methods raise ``Skipped`` if it cannot be made.
+    """The comparison of one micro-batch. Its methods raise ``Skipped`` if it cannot be made.
 
     Args:
         before: the attributes of the model before it was captured.
@@ -107,11 +110,11 @@ class Check:
         return _finding(found, self) if found else None
 
     def next_run(self) -> Finding | None:
-        """Tell whether ``forward`` changed attributes that decide what it computes the next time.
+        """Return a finding if ``forward`` changed attributes that affect what it computes next.
 
-        It runs once more from what the first run left, if that changed any. On the same inputs and
-        weights it may well compute the same from what it kept of them, such as a copy of a weight.
-        Values that depend on them are therefore other ones by then.
+        If the first run changed attributes, it runs once more from there. With the same inputs and
+        weights it might compute the same from values that it stored, such as a copy of a weight.
+        The second run therefore uses other values for those.
         """
         changed = self.before.changed(self.attributes)
         if not changed:
@@ -144,14 +147,14 @@ class Check:
             raise Skipped(f"eager PyTorch raises {described(error)}") from error
 
     def first_batch(self, narrow: bool) -> list[torch.Tensor]:
-        """Return the first one; a model with weights of 64 bits gets its inputs as they are."""
+        """Return the first batch. A model with 64-bit weights gets its inputs unchanged."""
         assert self.request.sample is not None
         (batch,) = self.request.sample(1)
         pairs = zip(batch, self.request.batch, strict=True)
         return [tensor.to(slot.dtype) if narrow else tensor for tensor, slot in pairs]
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """Return the inputs of the graph by key: the host's tensors themselves where types fit."""
+        """Return the inputs of the graph by key: the host tensors themselves if the types match."""
         batch = self.first_batch(narrow=True)
         values: dict[str, torch.Tensor] = {slots.REPLICA.key: torch.zeros(())}
         values |= {slot.key: torch.ones(()) for slot in self.request.inputs if not slot.shape}
@@ -163,7 +166,9 @@ class Check:
         return values
 
     def differences(self, draws: DrawsOf = counted) -> list[Difference]:
-        """Compare one run; ``draws`` says which random values of it are those of the graph."""
+        """Compare one run; ``draws`` returns which of its random values belong to the draws of the
+        graph.
+        """
         eager = self.run_plainly()
         self.attributes = eager.attributes
         drawn = draws(self.micro.graph, eager.drawn, self.micro.drawn)
@@ -195,7 +200,7 @@ class Check:
     def _pairs(
         self, eager: plain.Results, found: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Yield a name, the key of a slot and what eager PyTorch has for it."""
+        """Yield a name, the key of a slot, and the value of eager PyTorch for it."""
         given = {slot.path: slot for slot in self.request.state}
         for slot in self.micro.graph.outputs:
             if slot.kind in (Kind.LOSS, Kind.OUTPUT):

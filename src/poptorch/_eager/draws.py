@@ -1,4 +1,6 @@
-"""The random values that eager PyTorch draws, in order, and handing them to a captured graph."""
+"""Record the random values that eager PyTorch draws, in order, and pass them to a captured
+graph.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .._ops.draws import ORDER, draw_of, drawing
 
 
 class Disagreement(Exception):  # noqa: N818 (it is on its way to becoming a finding)
-    """Graph and eager PyTorch do not draw the same: the message says what."""
+    """The graph and eager PyTorch do not draw the same values. The message says how they differ."""
 
     def __init__(self, what: str, node: fx.Node | None = None) -> None:
         super().__init__(what)
@@ -27,22 +29,22 @@ class Disagreement(Exception):  # noqa: N818 (it is on its way to becoming a fin
 class Draw:
     operator: str
     values: tuple[torch.Tensor, ...]
-    certain: bool  # else forward may have made the generator, so that the values are constants
+    certain: bool  # False if forward may have made the generator, so that the values are constants
 
 
 class Drawn:
-    """What eager PyTorch drew, as a capture counts it.
+    """What eager PyTorch drew, counted as in a capture.
 
-    A draw from a restored state repeats an earlier one. What is drawn from a state that ``forward``
-    has set itself is a constant of the program. Neither counts.
+    A draw from a restored state repeats an earlier one, and a draw from a state that ``forward``
+    has set itself is a constant of the program. Neither is counted.
 
     Args:
-        users: generators that the model holds.
+        users: generators in the model.
     """
 
     def __init__(self, users: Iterable[torch.Generator]) -> None:
         self._all: list[Draw] = []
-        self._made: set[bytes] = set()  # states that something was drawn from
+        self._made: set[bytes] = set()  # states from which something was drawn
         self._new = {_state(torch.default_generator), *map(_state, users)}
         self._kept: list[tuple[torch.Generator, torch.Tensor]] = []
         self._seen = {_key(torch.default_generator), *map(_key, users)}
@@ -73,12 +75,12 @@ class Drawn:
             self._all.append(Draw(operator, copies, self._certain))
 
     def put_back(self) -> None:
-        """Let generators of the user go on where they were."""
+        """Restore the states of the user's generators."""
         for generator, state in self._kept:
             generator.set_state(state)
 
     def counted(self, count: int) -> list[Draw] | None:
-        """Return the draws, if there are as many as a capture counted; else None."""
+        """Return the draws if their number is the one that a capture counted; else None."""
         certain = [draw for draw in self._all if draw.certain]
         return next((each for each in (self._all, certain) if len(each) == count), None)
 
@@ -87,7 +89,7 @@ class Drawn:
 
 
 def _key(generator: torch.Generator) -> int:
-    """Torch makes new Python objects for one generator."""
+    """Return the key of a generator, for which torch makes new Python objects each time."""
     return generator._cdata  # type: ignore[attr-defined, no-any-return]
 
 
@@ -96,7 +98,7 @@ def _state(generator: torch.Generator) -> bytes:
 
 
 def counted(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
-    """Return the draws in order; raise a Disagreement if the capture counted other ones."""
+    """Return the draws in order. Raise a Disagreement if the capture counted other draws."""
     found = drawn.counted(captured)
     if found is None:
         node = next((node for node, _ in drawing(graph.module.graph)), None)
@@ -109,9 +111,10 @@ def counted(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
 
 
 def used(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
-    """Return the draws as ``counted`` does, of a run that may lack those whose values no one uses.
+    """Return the draws as ``counted`` does, for a run that may lack draws whose values are not
+    used.
 
-    When ``forward`` makes a layer in its first run, only that run draws the layer's initial values.
+    If ``forward`` makes a layer in its first run, only that run draws the layer's initial values.
     """
     numbers = sorted({draw.number for _, draw in drawing(graph.module.graph)})
     found = drawn.counted(len(numbers))

@@ -1,7 +1,7 @@
-"""Finding the first layer whose values eager PyTorch and the captured graph do not agree on.
+"""Find the first layer for which eager PyTorch and the captured graph have different values.
 
-What a layer returns, and the gradient of that, are looked for among the values of the graph. They
-are compared by a few sums each, as keeping all of them would take a second set of activations.
+The output of each layer, and its gradient, are searched among the values of the graph. They are
+compared by a few sums each, because keeping all values would need a second set of activations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch.fx.node import map_aggregate
 
 from .._ir.blocks import label_of
 
-_CLOSE = 100  # rounding steps that sums of equal values may differ by, as a share of their size
+# number of rounding steps by which sums of equal values may differ, relative to their magnitude
+_CLOSE = 100
 
 
 class _Sums(NamedTuple):
@@ -51,7 +52,7 @@ def _sums(value: torch.Tensor) -> _Sums:
 
 @dataclass(eq=False)
 class Values:
-    """Sums of what layers return, in order, and of the gradients of that."""
+    """Sums of the outputs of layers, in order, and of their gradients."""
 
     outputs: list[tuple[str, _Sums]] = field(default_factory=list)
     gradients: list[tuple[str, _Sums]] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Values:
 
 @dataclass(eq=False)
 class Found:
-    """Sums of the values of a graph, of those sizes that layers return."""
+    """Sums of the values of a graph that have the size of a layer's output."""
 
     counts: frozenset[int]
     forward: list[_Sums] = field(default_factory=list)
@@ -87,7 +88,7 @@ def sizes(values: Values) -> frozenset[int]:
 
 
 def first_parting(eager: Values, graph: Found, rounding: float) -> tuple[str, bool] | None:
-    """Return the path of the first layer that parts, and whether its gradient does; else None."""
+    """Return the path of the first layer that differs, and whether its gradient does; else None."""
     share = _CLOSE * rounding
     is_there = _lookup(graph.forward, share)
     for path, sums in eager.outputs:

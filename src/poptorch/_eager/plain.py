@@ -1,6 +1,7 @@
-"""One micro-batch in eager PyTorch: the user's own module, its own parameters, autograd's backward.
+"""Run one micro-batch in eager PyTorch, with the user's module, parameters, and autograd's
+backward.
 
-Everything that the user's code changes meanwhile is put back, also after an error or Ctrl-C.
+Everything that the user's code changes meanwhile is restored, also after an error or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from .._ops.context import PlainRun, running_plainly
 from .draws import Drawn
 from .undoing import Writes, arguments_written, gradients_of, random_states
 
-Heard = Callable[[str, torch.Tensor], None]  # is told of a path and a value
+Heard = Callable[[str, torch.Tensor], None]  # called with a path and a value
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What eager PyTorch made of one micro-batch."""
+    """The results of one micro-batch in eager PyTorch."""
 
     outputs: list[torch.Tensor]
     gradients: Mapping[str, torch.Tensor | None]  # of the trained parameters, by path
@@ -43,7 +44,7 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Listener:
-    """Is told what each layer returns, and the gradient of that."""
+    """Receives what each layer returns, and its gradient."""
 
     output: Heard
     gradient: Heard
@@ -51,9 +52,9 @@ class Listener:
 
 @dataclass(eq=False)
 class Loss:
-    """Where the captured loss is among what ``forward`` makes."""
+    """Where the captured loss is among the values that ``forward`` computes."""
 
-    output: int | None = None  # its place among the returned tensors
+    output: int | None = None  # its index among the returned tensors
     marked: int | None = None  # or among the values that losses and ``identity_loss`` returned
     seed: torch.Tensor = field(default_factory=lambda: torch.ones(()))  # its gradient
 
@@ -88,7 +89,7 @@ def run(
             OverwriteContextManager.active(),
             _without_dynamo(),
         ):
-            warnings.simplefilter("ignore")  # the capture has shown them
+            warnings.simplefilter("ignore")  # the capture has already shown the warnings
             outputs, _ = trees.flatten(request.call(batch), "output")
             if loss is not None:
                 _backward(outputs, loss, marked)
@@ -134,11 +135,13 @@ def _put_back(writes: Writes, drawn: Drawn) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_dynamo() -> Iterator[None]:
-    """Torch's compiler does not work under a mode; what it skips once, it skips for good."""
+    """Disable torch's compiler. It does not work under a mode, and remembers forever what it skips
+    once.
+    """
     if "torch._dynamo" in sys.modules:
         with torch.compiler.set_stance("force_eager"):
             yield
-    else:  # asking for the stance would import it, which takes a second
+    else:  # asking for the setting would import it, which takes a second
         with changed([(torch, "compile", by_thread(_as_it_is, torch.compile))]):
             yield
 
@@ -174,7 +177,7 @@ def _told(root: nn.Module, listener: Listener | None) -> Iterator[None]:
 @functools.cache
 def _watching() -> Callable[[Writes, Drawn], contextlib.AbstractContextManager[object]]:
     class Watching(private.TorchDispatchMode):  # type: ignore[misc]
-        """Keeps what is going to be written, and notes what is drawn."""
+        """Copies what is about to be written, and records draws."""
 
         supports_higher_order_operators = True
 
@@ -202,7 +205,7 @@ def _watching() -> Callable[[Writes, Drawn], contextlib.AbstractContextManager[o
 
 
 class _marking(TorchFunctionMode):  # noqa: N801 (it is used as a function)
-    """Notes the values of torch's loss functions, as a capture does."""
+    """Record the values of torch's loss functions, as a capture does."""
 
     def __init__(self, marked: PlainRun) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Running a captured graph on the values that eager PyTorch had, its random draws included."""
+"""Run a captured graph on the values of eager PyTorch, including its random draws."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def replay(
     """Return a graph's results by slot key.
 
     Args:
+        graph: the captured graph.
         values: its inputs by slot key.
+        drawn: the random values.
         nudge: let every operator round its results once more, at random.
-        seen: is called with each operator and its result.
+        seen: called with each operator and its result.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -46,7 +48,7 @@ def replay(
 
     interpreter = OneByOne(accept_strides(graph.copy().module), call)
     inputs = [values[slot.key] for slot in graph.inputs]
-    as_recorded = torch.autocast("cpu", enabled=False)  # the graph has the casts
+    as_recorded = torch.autocast("cpu", enabled=False)  # the graph contains the casts
     with torch.no_grad(), running_plainly(PlainRun()), as_recorded:
         results = interpreter.run(*inputs)
     return {slot.key: value for slot, value in zip(graph.outputs, results, strict=True)}

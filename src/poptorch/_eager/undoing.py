@@ -1,8 +1,8 @@
-"""Letting a model run once more as if it had not: what its code changes is put back.
+"""Run a model again without a lasting effect: restore what its code changes.
 
-Put back are tensors of the model (also those in plain attributes), ``.grad`` and all random states;
-attributes are a matter of ``_capture.PythonState``. Tensors are copied when they are first written,
-so that no second copy of the weights is made.
+This covers tensors of the model (also those in plain attributes), ``.grad`` and all random states;
+``_capture.PythonState`` covers attributes. Tensors are copied when they are first written, so that
+there is no second copy of the weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from .._ir.operators import Operator
 
 
 class Writes:
-    """Notices which of some tensors are written, and keeps the values that they had before.
+    """Notices which of some tensors are written, and keeps their old values.
 
-    Buffers are copied at once: some operators, batch norms for one, write without saying so.
+    Buffers are copied immediately, because some operators, such as batch norms, write to them
+    without declaring it.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> None:
         self._tensors = [each for each in tensors if not each.is_meta]
-        self._aliases = [each.detach() for each in self._tensors]  # keep the memory where it is
+        self._aliases = [each.detach() for each in self._tensors]  # keep the memory alive
         self._places: dict[int, list[int]] = {}
         for at, alias in enumerate(self._aliases):
             self._places.setdefault(_memory(alias), []).append(at)
@@ -49,7 +50,7 @@ class Writes:
         return changed or self._was_moved(at)
 
     def _was_moved(self, at: int) -> bool:
-        """Whether somebody assigned to ``.data``: no operator does that."""
+        """Return whether user code assigned to ``.data``, which operators do not do."""
         tensor, alias = self._tensors[at], self._aliases[at]
         return _region(tensor) != _region(alias)
 
@@ -72,7 +73,7 @@ def _nothing(_: object) -> Iterator[None]:
 def _memory(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # sparse and other tensors without one storage
+    except (RuntimeError, NotImplementedError):  # sparse and other tensors without a single storage
         return 0
 
 
@@ -81,7 +82,7 @@ def _region(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def arguments_written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an operator is going to write into."""
+    """Yield the tensors to which an operator is about to write."""
     if not isinstance(func, Operator) or not func._schema.is_mutable:
         return
     for at, argument in enumerate(func._schema.arguments):
@@ -94,8 +95,10 @@ def arguments_written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tenso
 
 @contextlib.contextmanager
 def random_states() -> Iterator[None]:
-    """Within the block torch's generator starts at a fixed seed; afterwards all are as before."""
-    pythons, numpy = random.getstate(), sys.modules.get("numpy")  # which few models use
+    """Within the block, torch's generator starts from a fixed seed. Afterwards all generators are
+    as before.
+    """
+    pythons, numpy = random.getstate(), sys.modules.get("numpy")  # few models use it
     numpys = None if numpy is None else numpy.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -109,7 +112,7 @@ def random_states() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gradients_of(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Within the block no parameter has a gradient; afterwards each has what it had."""
+    """Within the block, no parameter has a gradient. Afterwards each has its earlier gradient."""
     before = [(each, each.grad) for each in parameters]
     try:
         for parameter, _ in before:

@@ -1,7 +1,7 @@
-"""Comparing some updates of a weight with those that the user's own optimizer makes.
+"""Compare some updates of weights with those that the user's own optimizer makes.
 
-One weight of each parameter group and type is enough: all others of the group are updated by the
-same formula. Copies of it go through three updates, as what an optimizer keeps shows from the
+One weight of each parameter group and type is enough, because the same formula updates all others.
+Copies of it go through three updates, because state that an optimizer keeps has an effect from the
 second one on.
 """
 
@@ -25,7 +25,8 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
 
 _UPDATES = 3
-_ROUNDINGS = 64  # that as many updates may add up to, with orders of operations that differ
+# number of roundings that may add up over the updates, because the orders of operations differ
+_ROUNDINGS = 64
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -33,9 +34,9 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 class EagerOptimizer:
     """The user's optimizer, as it was read when the model was wrapped."""
 
-    optimizer: torch.optim.Optimizer  # of which copies are made
+    optimizer: torch.optim.Optimizer  # copies of it are used
     hypers: Mapping[str, float]  # values of the program's variables, by slot key
-    names: Mapping[str, str]  # of state: torch's names by those of the program
+    names: Mapping[str, str]  # torch's names of state, by those of the program
 
 
 def update_differences(
@@ -43,7 +44,8 @@ def update_differences(
 ) -> list[Difference]:
     """Return where weights or state differ after some updates.
 
-    A traced update is the optimizer's own code, and may need all weights: it is not compared.
+    A traced update is not compared, because it is the optimizer's own code, and may need all
+    weights.
     """
     if spec.own is not None:
         return []
@@ -51,7 +53,7 @@ def update_differences(
     for group, slot in _representatives(request, spec):
         tensor = request.tensors[slot.path].tensor
         kept = eager.optimizer.state.get(tensor, {})
-        if _has_stepped(kept):  # the program goes on with what it has
+        if _has_stepped(kept):  # the program continues with this state
             continue
         given = tensor.detach().to(slot.dtype)
         generator = torch.Generator().manual_seed(0)
@@ -69,7 +71,7 @@ def update_differences(
 
 
 def _representatives(request: Request, spec: OptimSpec) -> Iterator[tuple[int, Slot]]:
-    """Yield the smallest weight of each group and type, with the number of its group."""
+    """Yield the smallest weight of each group and type, with the index of its group."""
     by_path = {slot.path: slot for slot in request.state if slot.path in request.trained}
     for at, group in enumerate(spec.groups):
         smallest: dict[torch.dtype, Slot] = {}
@@ -84,7 +86,7 @@ def _size(slot: Slot) -> int:
 
 
 def _has_stepped(state: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's state of a weight is more than what its constructor makes."""
+    """Return whether an optimizer has more state for a weight than its constructor makes."""
     return bool(state) and float(state.get("step", 1)) != 0
 
 
@@ -99,7 +101,7 @@ def _in_eager(
     kind = type(eager.optimizer)
     twin: Any = kind.__new__(kind)
     twin.__dict__.update(vars(eager.optimizer))
-    twin.__dict__.pop("step", None)  # what a scheduler has put around it
+    twin.__dict__.pop("step", None)  # a scheduler's wrapper
     twin.__dict__.update({name: OrderedDict() for name in _HOOKS})
     twin.param_groups = [{**eager.optimizer.param_groups[group], "params": [weight]}]
     twin.state = defaultdict(dict)
@@ -125,7 +127,7 @@ def _by_program(
         replace(each, params=(slot.path,) if at == group else ())
         for at, each in enumerate(spec.groups)
     )
-    # The norm that gradients are clipped by is that of all weights, so neither side clips here.
+    # Gradients are clipped by the norm over all weights, so neither side clips here.
     settings = tuple(each for each in spec.settings if each[0] != "max_grad_norm")
     alone = replace(spec, groups=groups, settings=settings, common=())
     lowered = _update.lower(alone, [slot])

@@ -1,4 +1,4 @@
-"""The active block while ``forward`` is captured, and the labels that nodes get from it."""
+"""Track the active block while ``forward`` is captured, and label nodes with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, marks
 from .._ir.operators import functions_before, reachable
 
 Heard = Callable[[nn.Module, Any, str], None]
-_DEPTH = "poptorch_backward"  # the note of how many of autograd's functions are being called
+_DEPTH = "poptorch_backward"  # the note of how many autograd functions are being called
 
 _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=None)
 
@@ -28,8 +28,9 @@ _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=N
 class Recorder:
     def __init__(self) -> None:
         self.visits: list[Visit] = []
-        self.annotations: list[int] = []  # numbers of the BeginBlocks, in the order of first calls
-        self.heard: Heard | None = None  # is told of what modules return
+        # numbers of the BeginBlocks, in the order of their first calls
+        self.annotations: list[int] = []
+        self.heard: Heard | None = None  # called with what modules return
         self.set(Label())
 
     def start(self, block: str, ipu: int | None) -> None:
@@ -84,7 +85,7 @@ def note(**values: Any) -> None:
 
 @contextlib.contextmanager
 def noted(**values: Any) -> Iterator[None]:
-    """Notes under other keys that are made meanwhile stay."""
+    """Add notes within the block. Notes with other keys that are made meanwhile stay."""
     note(**values)
     try:
         yield
@@ -93,7 +94,7 @@ def noted(**values: Any) -> Iterator[None]:
 
 
 def _notes() -> dict[str, Any]:
-    # Looked up each time: a trace within the trace leaves another dict in its place.
+    # Looked up each time, because a nested trace replaces the dict.
     notes: dict[str, Any] = fx_traceback.get_current_meta().get("custom", {})
     return notes
 
@@ -121,7 +122,7 @@ def recording(root: nn.Module) -> Iterator[Recorder]:
         if mine.heard is not None:
             mine.heard(module, output, mine.label.scope)
 
-    # Hooks of all modules: none is touched.
+    # Hooks for all modules, so that no module changes.
     entered = register_module_forward_pre_hook(only_here(enter))
     left = register_module_forward_hook(only_here(leave), always_call=True)
     try:
@@ -154,9 +155,10 @@ def copy_to_backward(graph: fx.Graph) -> None:
 
 
 def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """By node of the backward pass the forward node that it differentiates."""
+    """Return for each node of the backward pass the forward node that it differentiates."""
     forward: dict[int, fx.Node] = {}
-    for node in graph.nodes:  # later nodes with the same number made no function of their own
+    # later nodes with the same number have no autograd function of their own
+    for node in graph.nodes:
         if "seq_nr" in node.meta and not label_of(node).backward:
             forward.setdefault(node.meta["seq_nr"], node)
     numbers, differentiated = sorted(forward), {}

@@ -1,4 +1,4 @@
-"""``poptorch.autocast``: torch's own, which a capture may switch off or give other rules."""
+"""Provide ``poptorch.autocast``: torch's autocast, which a capture may disable or change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
     ``options.Precision.autocastPolicy`` chooses the functions.
 
     Args:
-        enabled: False switches an outer one off within the block.
+        enabled: False disables an outer autocast within the block.
         dtype: the half type, ``torch.float16`` or ``torch.bfloat16``.
     """
 
@@ -38,7 +38,7 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
     def __enter__(self) -> autocast:
         active, rules = autocast_settings.get()
         with contextlib.ExitStack() as stack:
-            # Casts are recorded, so that remembering them from call to call has no point.
+            # Casts are recorded, so caching them between calls is useless.
             stack.enter_context(
                 torch.autocast(
                     "cpu", self._dtype, enabled=self._enabled and active, cache_enabled=False
@@ -87,7 +87,9 @@ _in_force: ContextVar[tuple[_ByRules, ...]] = ContextVar("poptorch_autocast_rule
 
 
 def rules_in_force() -> tuple[_ByRules, ...]:
-    """Return what a checkpoint has to apply when it runs again, as it does torch's autocast."""
+    """Return the rules that a checkpoint must apply when it runs again, as it does with torch's
+    autocast.
+    """
     return _in_force.get()
 
 

@@ -1,4 +1,4 @@
-"""What operators need to know while a model is being captured: whether it is, and who listens."""
+"""Tell operators whether a model is being captured, and by which capture."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .._base.errors import Error
 from .._base.threads import holding
 from . import annotate
 
-GROUP = "poptorch_multi_conv"  # the note of which group a convolution belongs to
+GROUP = "poptorch_multi_conv"  # the note of the group to which a convolution belongs
 
 
 @dataclass(frozen=True, eq=False)
 class Replicas:
     count: int = 1
-    processes: int = 1  # that have as many each
+    processes: int = 1  # each has this number of replicas
 
     @property
     def total(self) -> int:
@@ -49,12 +49,12 @@ class Capture(abc.ABC):
     training: bool
     differentiates: bool = False  # gradients are recorded in inference, too
     replicas: Replicas = field(default_factory=Replicas)
-    exchanging: bool = False  # replicas exchange something, so that they must run side by side
+    exchanging: bool = False  # replicas exchange tensors, so they must run side by side
     losses: list[Candidate] = field(default_factory=list)
     differentiated: list[torch.Tensor] = field(default_factory=list)  # by forward itself
     ends: dict[fx.Node, Candidate] = field(default_factory=dict)  # where gradients end
     groups: dict[int, Group] = field(default_factory=dict)
-    numbers: Iterator[int] = field(default_factory=itertools.count)  # of prints without a title
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # for prints without a title
     _group_is_open: bool = False
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
@@ -87,7 +87,7 @@ class Capture(abc.ABC):
 
     @abc.abstractmethod
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Within the block code runs for real, as if no model were being captured."""
+        """Run code for real within the block, as if no model were being captured."""
 
     @abc.abstractmethod
     def body(
@@ -96,14 +96,16 @@ class Capture(abc.ABC):
         inputs: Sequence[torch.Tensor],
         keeps_inputs: bool = False,
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        """A graph of a loop's or branch's body; outer tensors are its last arguments.
+        """Record the graph of a loop's or branch's body. Outer tensors are its last arguments.
 
-        ``keeps_inputs``: the body may not write to its inputs; else it gets copies.
+        With ``keeps_inputs``, the body must not write to its inputs. Otherwise it gets copies.
         """
 
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of what a function under ``vmap`` sees a part of: gradients flow through it."""
+    """Return the whole tensor of which a function under ``vmap`` sees a part, because gradients
+    flow through it.
+    """
     while private.is_batchedtensor(tensor):
         tensor = private.get_unwrapped(tensor)
     return tensor
@@ -122,7 +124,7 @@ def listening(capture: Capture | None) -> contextlib.AbstractContextManager[None
 
 @dataclass(eq=False)
 class PlainRun:
-    """A run of the model in eager PyTorch that a captured program is compared with."""
+    """A run of the model in eager PyTorch with which a captured program is compared."""
 
     losses: list[torch.Tensor] = field(default_factory=list)  # in the order of ``Capture.losses``
 
@@ -135,12 +137,16 @@ def plain_run() -> PlainRun | None:
 
 
 def running_plainly(run: PlainRun) -> contextlib.AbstractContextManager[None]:
-    """Within the block operators compute as outside a model, but ``isRunningOnIpu`` is true."""
+    """Within the block, operators compute as outside of a model, but ``isRunningOnIpu``
+    returns True.
+    """
     return holding(_plain_run, run)
 
 
 Rules = tuple[tuple[str, ...], ...]
-"""Names of functions: computed in half, in float, with mixed operands in float and in half."""
+"""Names of functions that are computed in half, in float, with mixed operands in float,
+and in half.
+"""
 
 autocast_settings: ContextVar[tuple[bool, Rules]]
 autocast_settings = ContextVar("poptorch_autocast", default=(True, ()))

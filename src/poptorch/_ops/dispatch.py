@@ -1,4 +1,4 @@
-"""A function in the place of the operators that are called within a block."""
+"""Intercept the operators that are called within a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._base import private
 
 
 def answering(answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-    """Return the context; ``answer`` gets operator and arguments, and may call it."""
+    """Return the context. ``answer`` gets the operator and its arguments, and may call it."""
 
     class Mode(private.TorchDispatchMode):  # type: ignore[misc]
         supports_higher_order_operators = True

@@ -1,7 +1,7 @@
-"""Control flow, operators that do more than compute, and the order they keep.
+"""Define control flow and operators with effects, and keep the order of effects.
 
 An operator with an effect takes ``Tensor[] after``: results that must exist before it runs. This
-chain keeps effects in order under every compiler; unused ones are dead code like any other.
+chain keeps effects in order with every compiler. Unused ones are removed like other dead code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .library import define
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[..., list[torch.Tensor]]
-# Whether bodies are graphs already: user code calls these operators with functions of its own.
+# Whether bodies are already graphs. User code calls these operators with functions.
 recording: ContextVar[bool] = ContextVar("poptorch_recording", default=False)
 
 
@@ -64,7 +64,7 @@ def is_control_flow(node: fx.Node) -> bool:
 
 
 def _fresh(tensors: Tensors) -> list[torch.Tensor]:
-    """Copies: what enters and leaves these operators must not share memory."""
+    """Return copies, because what enters and leaves these operators must not share memory."""
     return [tensor.clone() for tensor in tensors]
 
 

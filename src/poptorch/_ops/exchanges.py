@@ -1,4 +1,5 @@
-"""Exchanges between replicas, as formulas over all their tensors: (steps, replicas, ...).
+"""Define exchanges between replicas as formulas over the tensors of all replicas: (steps, replicas,
+...).
 
 Source: W. Gropp et al., "Using MPI", chapter on collective operations.
 """
@@ -28,7 +29,7 @@ def _own(x: torch.Tensor, processes: int) -> torch.Tensor:
     return x.narrow(1, _job.current().index * size, size).clone()
 
 
-# (steps, replicas of this process, ...) to (steps, replicas of all, ...), and back.
+# From (steps, replicas of this process, ...) to (steps, all replicas, ...), and back.
 _OF_ALL = define(
     "of_all_processes",
     "(Tensor x, int processes) -> Tensor",
@@ -45,12 +46,12 @@ Formula = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _gathered(x: torch.Tensor) -> torch.Tensor:
-    """Every replica gets the tensors of all ..."""
+    """Every replica gets the tensors of all replicas ..."""
     return x.unsqueeze(1).expand(x.shape[0], x.shape[1], *x.shape[1:])
 
 
 def _own_part(gradient: torch.Tensor) -> torch.Tensor:
-    """... and its gradient is its own part of its result's."""
+    """... and its gradient is its own part of the result's gradient."""
     return gradient.diagonal(0, 1, 2).movedim(-1, 1)
 
 
@@ -59,7 +60,7 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 
 def _all_reduce(size: int, stride: int, in_backward: int) -> tuple[Formula, Formula]:
-    """Sum, of tensors or of gradients, over groups of every ``stride``-th replica."""
+    """Sum tensors or gradients over groups of every ``stride``-th replica."""
 
     def summed(x: torch.Tensor) -> torch.Tensor:
         grouped = x.reshape(x.shape[0], -1, size, stride, *x.shape[2:])
@@ -69,7 +70,9 @@ def _all_reduce(size: int, stride: int, in_backward: int) -> tuple[Formula, Form
 
 
 def _exchanged(x: torch.Tensor) -> torch.Tensor:
-    """Block i of a replica's leading dimension goes to replica i, as the block of the sender."""
+    """Send block i of a replica's leading dimension to replica i, as the block with the sender's
+    number.
+    """
     steps, replicas, size, *rest = x.shape
     blocks = x.reshape(steps, replicas, replicas, size // replicas, *rest)
     return blocks.transpose(1, 2).flatten(2, 3)
@@ -91,7 +94,8 @@ def _formula(kind: str, settings: Sequence[int], backward: bool, processes: int 
 
 
 def _one_replica(x: torch.Tensor, *how: Any) -> torch.Tensor:
-    if listener() is not None:  # a capture on the values of the first inputs: all have the same
+    # in a capture on the values of the first inputs, all replicas have the same values
+    if listener() is not None:
         kind, settings, replicas, processes, backward, *_ = how
         of_all = x.expand(1, replicas * processes, *x.shape)
         return _formula(kind, settings, backward)(of_all)[0, 0].clone()
@@ -134,18 +138,20 @@ exchange = define(
     setup_context=_keep_settings,
     vmap=_in_a_transform,
 )
-"""What a replica gets: it stands in the graph of one until all are side by side."""
+"""The result of one replica. This operator is in the graph of one replica until all are
+side by side.
+"""
 
 
 def over_lanes(x: torch.Tensor, *how: Any) -> torch.Tensor:
-    """Exchange what lanes have, (steps x replicas, ...)."""
+    """Exchange values in lanes, (steps x replicas, ...)."""
     kind, settings, replicas, processes, backward, *_ = how
     formula = _formula(kind, settings, backward, processes)
     return formula(x.reshape(-1, replicas, *x.shape[1:])).flatten(0, 1)
 
 
 def alone(x: torch.Tensor, kind: str, settings: Sequence[int], processes: int) -> torch.Tensor:
-    """Exchange what the only replica of each process has."""
+    """Exchange values between processes with one replica each."""
     forward, backward = (_formula(kind, settings, way, processes) for way in (False, True))
     value = forward(x.detach()[None, None])[0, 0]
     return with_surrogate_gradient(value, x, lambda gradient: backward(gradient[None, None])[0, 0])

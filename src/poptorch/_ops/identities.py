@@ -1,4 +1,4 @@
-"""Identities that mean something: ``nop``, hints that a capture reads, other gradients."""
+"""Define identities with a meaning: ``nop``, hints for a capture, and replaced gradients."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _identity(name: str, arguments: str = "") -> Any:
 nop = _identity("nop")
 hint = _identity("hint", ", str kind, str value, str where")
 
-# A value as it is at a moment of the backward pass: nothing computed from it can be moved to before
-# that moment, or be taken for what was computed in the forward pass.
+# A value at some moment of the backward pass. What is computed from it cannot be moved to an
+# earlier time, or be identified with a value from the forward pass.
 after_gradient = define("after_gradient", "(Tensor x, Tensor gradient) -> Tensor", _copy, _copy)
 
 Rule = Callable[[torch.Tensor], torch.Tensor]
 
 
-# What forward computes and what backward does are two plain functions of tensors.
+# Forward and backward are two separate functions of tensors.
 class _SurrogateGradient(torch.autograd.Function):
     generate_vmap_rule = True
 

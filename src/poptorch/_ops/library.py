@@ -1,4 +1,4 @@
-"""Defining operators of the ``poptorch`` library, which traced graphs call by name."""
+"""Define operators of the ``poptorch`` library, which traced graphs call by name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def define(
     vmap: Callable[..., Any] | None = None,
     tags: Sequence[torch.Tag] = (),
 ) -> Any:
-    """Define a functional operator; results share no memory, ``fake`` gives strides, too.
+    """Define a functional operator. Its results share no memory, and ``fake`` also gives strides.
 
-    The rest is as for ``torch.library``; without ``vmap`` it is called once per sample.
+    The rest is as for ``torch.library``. Without ``vmap``, it is called once per sample.
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=tags)
@@ -38,7 +38,7 @@ def define(
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy that lies in memory in order, as ``torch.empty`` of its shape does."""
+    """Return a contiguous copy, like a tensor from ``torch.empty`` with this shape."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

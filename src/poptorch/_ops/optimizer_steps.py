@@ -1,9 +1,10 @@
-"""The steps of our optimizers as operators: ``poptorch::adam_step`` changes one weight by Adam.
+"""Define the steps of our optimizers as operators: ``poptorch::adam_step`` updates one weight with
+Adam.
 
-A formula is written here and nowhere else. An update holds one call per weight. A backend may run
-that call as a kernel of torch, or write it out in torch's operators (``written_out.py``).
-Gradients come clipped, without loss scaling, and with the sign that descends. Numbers are Python
-numbers if they are compiled in, and 0-d tensors if they are inputs of the program.
+Each formula is only defined here. An update contains one call per weight. A backend may run that
+call with a kernel of torch, or write it out in torch's operators (``written_out.py``). Gradients
+are clipped, have no loss scaling, and have the sign for descending. Numbers are Python numbers if
+they are compiled in, and 0-d tensors if they are inputs of the program.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True)
 class Operands:
-    """What a call of a step reads: tensors, or the nodes that stand for them in a graph."""
+    """The operands of a step: tensors, or the nodes that represent them in a graph."""
 
     weight: Any
     gradient: Any
@@ -42,8 +43,8 @@ class Operands:
 class Step:
     """A formula as an operator, whose results are the new weight and its new moments.
 
-    ``reads`` names the numbers that the formula reads, ``usual`` those that may be missing, with
-    their values then.
+    ``reads`` names the numbers that the formula reads. ``usual`` contains default values of numbers
+    that may be missing.
     """
 
     def __init__(self, name: str, formula: Formula, reads: Collection[str], **usual: float) -> None:
@@ -53,7 +54,7 @@ class Step:
     def __call__(
         self, weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
     ) -> Stepped:
-        """Take a step by one call of the operator."""
+        """Make a step with one call of the operator."""
         read = {name: values[name] for name in self._reads if name in values}
         variables = {name: value for name, value in read.items() if isinstance(value, Tensor)}
         constants = {name: float(read[name]) for name in read if name not in variables}
@@ -68,7 +69,7 @@ class Step:
         return new_weight, dict(zip(moments, new_moments, strict=True))
 
     def written_out(self, *args: Any) -> list[Tensor]:
-        """Compute the operator's results from its arguments by torch's operators."""
+        """Compute the operator's results from its arguments with torch's operators."""
         given = self.operands(args)
         weight, moments = self._formula(given.weight, given.gradient, given.moments, given.numbers)
         return [weight, *(moments[name] for name in given.moments)]
@@ -105,7 +106,7 @@ def _blend(old: Tensor, new: Tensor, share: Scalar) -> Tensor:
     return torch.lerp(old, new, share)
 
 
-# SGD: as in torch, and unlike the original, the first gradient enters the velocity undamped.
+# SGD. As in torch, and unlike the original algorithm, the first gradient is not dampened.
 
 
 def _sgd(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
@@ -137,9 +138,9 @@ SGD = Step(
 )
 
 
-# SGD whose velocity also sums the gradients, one tensor per weight. Between updates it already
-# holds the momentum and decay part of the next update, computed with the hyper-parameters of the
-# last one: this is why a change acts one step late on that part.
+# SGD with a velocity that also sums the gradients, in one tensor per weight. Between updates, the
+# tensor already contains the momentum and decay terms of the next update, computed with the
+# hyper-parameters of the last one. Changes therefore affect these terms one step later.
 
 
 def _combined(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
@@ -182,10 +183,10 @@ _OF_ADAM = ("first_share", "second_share", "root_factor", "eps")
 ADAM = Step("adam_step", _adam, (*_OF_ADAM, "descent"), weight_decay=0.0, shrink=1.0)
 
 
-# LAMB: AdamW's direction, as long per tensor as the weight allows.
+# LAMB: the direction of AdamW, scaled per tensor by the norm of the weight.
 
-SQUARES = 2  # sums of squares that ``lamb_squares`` returns
-_OF_WHOLE = tuple(f"square_{at}" for at in range(SQUARES))  # these, of whole weights
+SQUARES = 2  # number of sums of squares from ``lamb_squares``
+_OF_WHOLE = tuple(f"square_{at}" for at in range(SQUARES))  # the same sums over whole weights
 
 
 def _lamb(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
@@ -197,7 +198,8 @@ def _lamb(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -
     (long, short), limit = norms, values["max_weight_norm"]
     long = torch.minimum(long, limit) if isinstance(limit, Tensor) else long.clamp(max=limit)
     trust = torch.where((long > 0) & (short > 0), long / short, 1.0)
-    factor = (values["descent"] * trust).as_strided((), ())  # compilers compute it once
+    # in memory, so that compilers compute it once
+    factor = (values["descent"] * trust).as_strided((), ())
     return torch.addcmul(weight, direction, factor), moments
 
 
@@ -206,7 +208,7 @@ def lamb_squares(
 ) -> list[Tensor]:
     """Return the sums of squares of a part of a weight, and of its direction."""
     moments, direction = _lamb_direction(weight, gradient, moments, values)
-    # Behind the last element of a weight there is padding: with an eps of 0, it is 0 / 0.
+    # A weight is padded at its end. With an eps of 0, the padding would give 0 / 0.
     nothing = (moments["first"] == 0) & (moments["second"] == 0) & (weight == 0)
     direction = torch.where(nothing, 0.0, direction)
     return [(each * each).sum() for each in (weight, direction)]

@@ -1,6 +1,6 @@
-"""Pure forms of operators that write: they change copies, which are further results.
+"""Provide pure forms of operators that write: they change copies, which are additional results.
 
-Torch makes its own operators pure, and those of other libraries only within its compiler.
+Torch makes its own operators pure, but those of other libraries only within its compiler.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from .._base.errors import Error
 from .._ir.operators import Operator
 from .library import NAMESPACE, define
 
-_ALIAS = re.compile(r"\(\w+!?\)(?= )")  # that an argument is written
+_ALIAS = re.compile(r"\(\w+!?\)(?= )")  # says that an argument is written
 _OF_TORCH = ("aten", "prims", "prim", NAMESPACE)
 
 
 def foreign(target: Any) -> bool:
-    """Whether it is an operator of another library that writes to an argument."""
+    """Return whether an operator of another library writes to an argument."""
     if not isinstance(target, Operator) or target.namespace in _OF_TORCH:
         return False
     return bool(target._schema.is_mutable)
 
 
 def call(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Do what the operator does, by its pure form and plain copies into what it writes to."""
+    """Do the same as the operator, with its pure form and copies to the arguments that it
+    writes.
+    """
     arguments = operator._schema.arguments
     given = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
     values = [given.get(a.name, a.default_value) for a in arguments]
@@ -43,7 +45,9 @@ def call(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def check(operator: Any, where: str | None) -> None:
-    """Refuse an operator that writes to more than single tensors, or returns views of others."""
+    """Refuse an operator that writes to other arguments than single tensors, or returns
+    views of them.
+    """
     schema = operator._schema
     written = [schema.arguments[at] for at in _written(operator)]
     kinds = {str(each.type) for each in (*written, *schema.returns)}
@@ -67,7 +71,7 @@ def pure_form(operator: Any) -> Any:
     schema, written = operator._schema, _written(operator)
 
     def kernel(*args: Any) -> Any:
-        # Torch leaves out what is as by default.
+        # Torch omits arguments with default values.
         values = [*args, *(a.default_value for a in schema.arguments[len(args) :])]
         for at in written:
             values[at] = values[at].clone()

@@ -1,4 +1,6 @@
-"""Random streams: what a replica draws at a step depends on nothing that runs concurrently."""
+"""Draw from random streams: a replica's numbers at a step do not depend on what runs
+concurrently.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from .library import define
 
 aten = torch.ops.aten
 
-_lanes: list[torch.Generator] = []  # in use by one program at a time, as torch's generator is
+_lanes: list[torch.Generator] = []  # used by one program at a time, like torch's generator
 
 
 def next_key(state: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -39,7 +41,7 @@ def _generators(count: int) -> list[torch.Generator]:
     return _lanes[:count]
 
 
-SHARES = "shares"  # the kind that draws ones, whose tensor has the chance of each
+SHARES = "shares"  # the kind that draws ones, with the probability of each in a tensor
 
 _Fill = Callable[[torch.Tensor, torch.Tensor, float, float, torch.Generator], object]
 _FILLS: dict[str, _Fill] = {
@@ -69,7 +71,7 @@ draw = define(
     lambda like, *_: torch.empty_like(like),
     tags=(torch.Tag.nondeterministic_seeded,),
 )
-"""Draws lane by lane; ``number`` keeps two draws of a graph from being taken for one."""
+"""Draws lane by lane. ``number`` distinguishes two draws in a graph."""
 
 
 def lane_by_lane(target: Any, args: Sequence[Any]) -> tuple[str, float, float] | None:

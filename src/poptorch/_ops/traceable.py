@@ -1,4 +1,4 @@
-"""Operators of torch in a form that can be traced: one node, whose results have known shapes."""
+"""Provide traceable forms of torch's operators: one node, whose results have known shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _ctc(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     gradient = aten._ctc_loss_backward.Tensor(
         torch.ones_like(losses), *args[:4], losses, workspace, *args[4:]
     )
-    if args[-1]:  # ``zero_infinity``: torch's operator leaves it to its caller
+    if args[-1]:  # ``zero_infinity``: torch's operator leaves this to its caller
         losses = losses.masked_fill(losses.isinf(), 0.0)
     return losses, gradient.contiguous()
 
@@ -34,7 +34,7 @@ def _ctc_backward(ctx: Any, outer: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return outer[:, None] * gradient, None, None, None, None, None
 
 
-# The gradient of each sample's loss is computed along with it.
+# The gradient of each sample's loss is computed together with the loss.
 ctc_losses = define(
     "ctc_losses",
     "(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank,"
@@ -45,8 +45,8 @@ ctc_losses = define(
     setup_context=_keep_gradient,
 )
 
-# Torch tells the shapes of grouped products for bfloat16 only, and wants rows that begin at
-# multiples of 16 bytes. How many rows belong to a group is known only when the program runs.
+# Torch knows the shapes of grouped products only for bfloat16, and requires rows that start at
+# multiples of 16 bytes. The number of rows in a group is known only when the program runs.
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -85,21 +85,24 @@ grouped_product = define(
     backward=_grouped_backward,
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
-"""Groups end at ``ends``, ascending: of rows of ``a``, columns of ``b``, or of what is summed over.
+"""Groups end at ``ends``, ascending. They are groups of rows of ``a``, of columns of ``b``, or of
+the summed dimension.
 
-(rows, inner) or (groups, rows, inner) with (groups, inner, columns) or (inner, columns) give
-(rows, columns), zero where no group is, or of two matrices (groups, rows, columns).
+(rows, inner) or (groups, rows, inner) with (groups, inner, columns) or (inner, columns) give (rows,
+columns), which is zero outside of groups. Two matrices give (groups, rows, columns).
 """
 
-# Taken apart into its steps an LSTM of two layers and 32 steps is a graph of thousands of nodes,
-# which takes minutes to compile and runs no faster. oneDNN's layer is opaque to tracing: it keeps a
-# workspace for its backward pass, of a size that only it knows. Here that is one more result.
+# Divided into its steps, an LSTM with two layers and 32 steps is a graph of thousands of nodes,
+# which takes minutes to compile and is no faster. oneDNN's layer cannot be traced, because it keeps
+# a workspace of unknown size for its backward pass. Here, the workspace is an additional result.
 Tensors = tuple[torch.Tensor, ...]
 _LSTM = 2  # the library's number for this kind of layer
 
 
 def lstm(*args: Any, any_type: bool = False) -> Any:
-    """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` where the library has no layer."""
+    """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` if the library does not support the
+    layer.
+    """
     x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
     plain = has_biases and len(weights) == 4 * num_layers * directions  # no projections
@@ -128,7 +131,8 @@ def _layer(*args: Any) -> Tensors:
     operands = [tensor.detach().contiguous() for tensor in given]
     hidden = operands[2].shape[1]
     geometry: tuple[Any, ...] = (reverse, [], _LSTM, hidden, 1, True, False, False, keep)
-    with torch.set_grad_enabled(keep):  # the library keeps its workspace only while this is on
+    # the library keeps its workspace only while gradients are enabled
+    with torch.set_grad_enabled(keep):
         y, h, c, workspace = aten.mkldnn_rnn_layer.default(*operands, *geometry)
     return y.contiguous(), h.clone(), c.clone(), workspace
 
@@ -147,7 +151,7 @@ def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: b
         shapes = (steps, batch, width), (four, width), (four, hidden), (four,), (four,), one, one
         return _layer(*map(torch.zeros, shapes), reverse, True)[-1].numel()
 
-    with ThreadPoolExecutor(1) as thread:  # where nothing is being traced
+    with ThreadPoolExecutor(1) as thread:  # a thread in which nothing is being traced
         return thread.submit(ask).result()
 
 
@@ -161,7 +165,8 @@ def _layer_backward(*args: Any) -> Tensors:
     gradients = aten.mkldnn_rnn_layer_backward.default(
         *inputs, *tensors[10:], *grads, *geometry, workspace
     )
-    x_grad, w_x_grad, w_h_grad, b_grad, _, h_before, c_before = gradients  # both biases have one
+    # both biases have the same gradient
+    x_grad, w_x_grad, w_h_grad, b_grad, _, h_before, c_before = gradients
     states = (h_before.reshape(h.shape).clone(), c_before.reshape(c.shape).clone())
     return (*(grad.contiguous() for grad in (x_grad, w_x_grad, w_h_grad, b_grad)), *states)
 
@@ -206,7 +211,7 @@ lstm_layer = define(
 def _within(x: torch.Tensor, least: float, most: float, zero: bool, what: str) -> torch.Tensor:
     if x.numel():
         low, high = (extreme.item() for extreme in torch.aminmax(x))
-        if not (least <= low and high <= most):  # not a number is neither
+        if not (least <= low and high <= most):  # also catches NaN
             raise IndexError(f"{what}: {low} to {high} is out of range, {least:g} to {most:g}")
         if not zero and not x.all():
             raise RuntimeError(f"ZeroDivisionError in {what}")

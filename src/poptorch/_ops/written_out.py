@@ -1,4 +1,4 @@
-"""Steps of optimizers in a graph written out in operators of torch, as their formulas say."""
+"""Write out the optimizer steps in a graph in operators of torch, according to their formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .optimizer_steps import BY_OPERATOR
 
 
 def written_out(graph: Graph) -> Graph:
-    """Return a graph whose steps of optimizers are operators of torch."""
+    """Return a graph in which operators of torch replace the optimizer steps."""
     if not any(node.target in BY_OPERATOR for node in graph.operators):
         return graph
     copied = graph.copy()
@@ -29,7 +29,7 @@ def written_out(graph: Graph) -> Graph:
 
 
 def write_out(graph: fx.Graph) -> None:
-    """Replace each step of an optimizer by operators of torch, in place."""
+    """Replace each optimizer step by operators of torch, in place."""
     for node in list(graph.nodes):
         if node.target in BY_OPERATOR:
             results = insert(node, BY_OPERATOR[node.target].written_out, *node.args)
@@ -41,7 +41,9 @@ def write_out(graph: fx.Graph) -> None:
 
 
 def erase(node: fx.Node, goes: Callable[[fx.Node], bool]) -> None:
-    """Erase a node, and with it those of its operands that nothing else reads and that may go."""
+    """Erase a node, and those of its operands that nothing else reads and for which
+    ``goes`` is true.
+    """
     unread = [node]
     while unread:
         node = unread.pop()
@@ -51,7 +53,7 @@ def erase(node: fx.Node, goes: Callable[[fx.Node], bool]) -> None:
 
 
 def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx.Node]:
-    """Insert before a node what a function computes from nodes of its graph; return its results.
+    """Insert before a node what a function computes from nodes of its graph. Return the results.
 
     The function returns a tensor or a list of tensors.
     """
@@ -78,7 +80,7 @@ def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx
 
 @dataclass(frozen=True)
 class _Given:
-    """A tensor that lies in memory in order, as those of a state do."""
+    """A contiguous tensor, as those of a state are."""
 
     number: int
     shape: tuple[int, ...]
@@ -88,7 +90,7 @@ class _Given:
 @dataclass(frozen=True)
 class _Call:
     function: Callable[..., Any]
-    text: str  # of the arguments
+    text: str  # the arguments, as text
     args: Any = field(compare=False)
 
 
@@ -114,8 +116,8 @@ _SMALL = (2, 3, 5, 7)
 def _operators(call: _Call) -> _Operators:
     """Return the operators of a call.
 
-    Those of element-wise formulas, and of formulas that reduce a tensor to a number, are the same
-    for tensors of any shape. One small shape is therefore traced for all shapes with as many
+    For element-wise formulas, and formulas that reduce a tensor to a number, they are the same for
+    tensors of any shape. Therefore one small shape is traced for all shapes with the same number of
     dimensions, which saves most of the time for a model whose weights have many shapes.
     """
     shape = _shape(call)
@@ -128,7 +130,7 @@ def _operators(call: _Call) -> _Operators:
 
 
 def _shape(call: _Call) -> tuple[int, ...] | None:
-    """Return the shape that all tensors of a call have which are no numbers."""
+    """Return the common shape of all tensors of a call that are not numbers."""
     shapes: set[tuple[int, ...]] = set()
     fx.node.map_aggregate(
         call.args, lambda each: shapes.add(each.shape) if isinstance(each, _Given) else None

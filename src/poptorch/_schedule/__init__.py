@@ -1,4 +1,4 @@
-"""Strategies to schedules: making them and proving them."""
+"""Make schedules from execution strategies, and check them."""
 
 from .check import ScheduleError, check
 from .make import make

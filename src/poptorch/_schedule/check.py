@@ -1,4 +1,6 @@
-"""Proof of a schedule: right place, nothing missing or doubled, everything in order."""
+"""Check a schedule: each action is on the right chip, nothing is missing or repeated, and the order
+is right.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,17 @@ from .._ir.schedule import Action, Schedule, Traffic, Workload
 
 
 class ScheduleError(AssertionError):
-    """The text shows the grid with the faulty cell marked."""
+    """The schedule is wrong. The text shows the grid with the wrong cell marked."""
 
     def __init__(self, schedule: Schedule, reason: str, cell: tuple[int, int] | None) -> None:
         self.reason = reason
-        self.cell = cell  # (chip, column); None where something is missing altogether
+        self.cell = cell  # (chip, column); None if something is missing altogether
         where = f" at chip {cell[0]}, column {cell[1]}" if cell else ""
         super().__init__(f"{reason}{where}\n{schedule.grid(cell)}")
 
 
 def check(schedule: Schedule, workload: Workload) -> None:
-    """Check that every action is done once, on its chip, after what it needs."""
+    """Check that every action is done once, on its chip, and after everything that it needs."""
     if sorted(schedule.rows) != workload.chips:
         chips = ", ".join(map(str, workload.chips))
         raise ScheduleError(schedule, f"there must be one row for each of the chips {chips}", None)
@@ -65,9 +67,12 @@ def _needs(action: Action, workload: Workload) -> Iterator[Action]:
 
 
 def _before_load(loading: StagePass, micro_batch: int, workload: Workload) -> Iterator[Action]:
-    """What it brings back must have been stored: for this micro-batch, or for all before it."""
+    """Check that what an action loads was stored before, for this micro-batch or for all
+    earlier ones.
+    """
     for storing in workload.fetches.get(loading, ()):
-        if not loading.is_update:  # a pass that comes later stored it a micro-batch ago
+        # a pass that comes later in this cycle stored it for the previous micro-batch
+        if not loading.is_update:
             at = micro_batch if storing < loading else micro_batch - 1
         else:
             at = 0 if storing.is_update else workload.micro_batches - 1

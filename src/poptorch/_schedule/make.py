@@ -1,4 +1,6 @@
-"""Workload + strategy -> Schedule. Source: PopTorch user guide, "Parallel execution"."""
+"""Make a schedule from a workload and a strategy. Source: PopTorch user guide, "Parallel
+execution".
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _LATE = (Liveness.OffChipAfterFwd, Liveness.OffChipAfterFwdNoOverlap)
 
 
 def make(workload: Workload, placement: Placement, spread: bool = False) -> Schedule:
-    """Return the schedule; ``spread``: of stages that several processes share."""
+    """Return the schedule. ``spread`` says whether several processes share the stages."""
     grid = _Grid(workload)
     if placement.strategy is Strategy.PIPELINED and placement.interleaved:
         _interleaved(workload, grid, spread)
@@ -30,7 +32,7 @@ def make(workload: Workload, placement: Placement, spread: bool = False) -> Sche
 
 
 class _Grid:
-    """A schedule in the making: actions are put into the earliest column that is allowed."""
+    """An unfinished schedule. Each action is added in the earliest column that is allowed."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -62,7 +64,9 @@ class _Grid:
 
 
 def _grouped(workload: Workload, grid: _Grid) -> None:
-    """Not GPipe, which does all forward passes of an update first: it alternates in every cycle."""
+    """Alternate forward and backward passes in every cycle, unlike GPipe, which does all forward
+    passes of an update first.
+    """
     stages, count = len(workload.stages), workload.micro_batches
     delays = {each: each.delay(stages) for each in workload.passes}
     for cycle in range(count + max(delays.values())):
@@ -74,10 +78,12 @@ def _grouped(workload: Workload, grid: _Grid) -> None:
 
 
 def _interleaved(workload: Workload, grid: _Grid, spread: bool) -> None:
-    """1F1B: backward goes first; stage s of n runs at most n - s ahead (PipeDream, 2019).
+    """Schedule 1F1B: backward passes first, and stage s of n runs at most n - s micro-batches ahead
+    (PipeDream, 2019).
 
-    One more where values take time from process to process: then the next stage need not wait for
-    each (eager 1F1B; Zhuang et al., "On Optimizing the Communication of Model Parallelism", 2022).
+    If values need time between processes, it runs one more ahead, so that the next stage need not
+    wait for each value (eager 1F1B; Zhuang et al., "On Optimizing the Communication of Model
+    Parallelism", 2022).
     """
     spare = 1 if spread else 0
     done: Counter[StagePass] = Counter()  # every pass handles its micro-batches in order
@@ -88,7 +94,8 @@ def _interleaved(workload: Workload, grid: _Grid, spread: bool) -> None:
         for chip in workload.chips:
             here = [each for each in ready if workload.chip_of(each) == chip]
             if here:
-                # Backward before forward; of several stages on a chip, the furthest micro-batch.
+                # Backward before forward; of several stages on a chip, the one with the furthest
+                # micro-batch.
                 chosen.append(min(here, key=lambda p: (not p.backward, done[p], -p.stage)))
         assert chosen, "a pipeline can always go on with its oldest micro-batch"
         for stage_pass in chosen:
@@ -119,7 +126,7 @@ def _sharded(workload: Workload, grid: _Grid) -> None:
 
 
 def _phased(workload: Workload, placement: Placement, grid: _Grid) -> None:
-    """Phase by phase, forward and then back; chips of one phase work side by side.
+    """Run phase by phase, forward and then backward. The chips of one phase work side by side.
 
     Serial phases follow one another. Parallel phases alternate between two groups of chips: one
     loads and stores while the other computes.

@@ -1,4 +1,4 @@
-"""Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
+"""Run plans with backends. ``protocol`` defines the interface for backends of other packages."""
 
 from .._ir.backend_names import AUTO, OPTIMISE
 from .process import keep_freed_memory, release_freed_memory

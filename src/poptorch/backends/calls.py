@@ -1,6 +1,6 @@
-"""Fewer calls for the interpreter: how it rewrites a prepared graph.
+"""Rewrite a prepared graph so that the interpreter makes fewer calls.
 
-Bits stay, except those of Adam's steps: see ``fused_steps``.
+Results are bit-identical, except those of Adam's steps; see ``fused_steps``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _leave_out_transposes(graph: fx.Graph) -> None:
 
 
 class _Storages:
-    """Which values of a graph share memory, and when each is read last."""
+    """Records which values of a graph share memory, and when each is read last."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.order = {node: at for at, node in enumerate(graph.nodes)}
@@ -49,14 +49,17 @@ class _Storages:
         return {user for part in self._parts[self.root[node]] for user in part.users}
 
     def compute_into(self, value: fx.Node, place: fx.Node, last: fx.Node) -> bool:
-        """Compute a value where another lies that nothing reads after it but ``last``."""
+        """Compute a value in the memory of another one that nothing reads later, except
+        for ``last``.
+        """
         into = _writing(value, place)
         if into is None or self.root[value] is not value:
             return False
         shared = [n for n in value.all_input_nodes if self.root[n] is self.root[place]]
         late = any(self.order[n] > self.order[value] for n in self.readers(place) - {last})
         if late or any(node is not place for node in shared):
-            return False  # the second: elements are read at other places than they are written
+            # the second condition: elements are read at other positions than they are written
+            return False
         value.target, value.kwargs = into, {**value.kwargs, "out": place}
         root = self.root[place]
         for part in self._parts.pop(value):
@@ -66,10 +69,10 @@ class _Storages:
 
 
 def _compute_in_place(graph: fx.Graph) -> None:
-    """Compute new values where they are kept, and others where an operand lies that is not needed.
+    """Compute new values of state in place, and other values in the memory of operands that are no
+    longer needed.
 
-    What is kept changes only after the last operator that may fail: a call that fails changes
-    nothing.
+    State changes only after the last operator that may fail, so a failing call changes nothing.
     """
     storages = _Storages(graph)
     late = set(itertools.takewhile(_cannot_fail, reversed(graph.nodes)))
@@ -86,7 +89,7 @@ def _compute_in_place(graph: fx.Graph) -> None:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Whether an operator's result is memory of its own; some return their operand."""
+    """Return whether an operator's result has new memory. Some operators return their operand."""
     own = is_pointwise(node) and not may_view(node)
     return node.target in _PRODUCTS or (own and node.target is not aten.conj_physical.default)
 
@@ -98,7 +101,9 @@ def _cannot_fail(node: fx.Node) -> bool:
 
 
 def _writing(node: fx.Node, place: fx.Node) -> Any:
-    """Return the form of a pointwise operator that writes its result into a tensor like it."""
+    """Return the form of a pointwise operator that writes its result to a tensor of the
+    same kind.
+    """
     if not is_pointwise(node) or may_view(node) or "out" in node.kwargs:
         return None
     values = node.meta.get("val"), place.meta.get("val")

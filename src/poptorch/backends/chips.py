@@ -1,4 +1,6 @@
-"""Chips that hold tensors of their own: with CUDA devices each has one, in turn, and a stream."""
+"""Represent chips with their own tensors. CUDA devices are assigned to them in rotation, with a
+stream each.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .driver import Keys
 
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
-Name = tuple[str, int]  # of a tensor on a chip: slot key and step; 0 for state
+Name = tuple[str, int]  # a tensor on a chip: slot key and step, which is 0 for state
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Device:
     stream: Any = None
 
     def working(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(self.stream)  # nothing changes where it is None
+        return torch.cuda.stream(self.stream)  # has no effect if it is None
 
     def copy_of(self, value: torch.Tensor, copy: bool = True) -> torch.Tensor:
         return value.to(self.torch_device, non_blocking=True, copy=copy)
@@ -42,12 +44,12 @@ def devices(chips: int) -> list[Device]:
     if not count:
         return [Device(torch.device("cpu"))] * chips
     physical = [torch.device("cuda", chip % count) for chip in range(chips)]
-    stream: Any = torch.cuda.Stream  # it has no types
+    stream: Any = torch.cuda.Stream  # this class has no type annotations
     return [Device(each, stream(each)) for each in physical]
 
 
 def synchronise(devices: Sequence[Device]) -> None:
-    """Let what comes next on any device wait for what was begun on all of them."""
+    """Make later work on any device wait for all work that was started."""
     streams = [device.stream for device in devices if device.stream is not None]
     events = [stream.record_event() for stream in streams]
     for stream in streams:
@@ -56,7 +58,7 @@ def synchronise(devices: Sequence[Device]) -> None:
 
 
 class NotOnChip(AssertionError):  # noqa: N818 (it says what is the case)
-    """A pass reads a tensor that is not on its chip: the plan is wrong."""
+    """A pass reads a tensor that is not on its chip, so the plan is wrong."""
 
 
 @dataclass
@@ -84,7 +86,9 @@ class Chip:
 
 
 class Replica:
-    """One copy of those chips of a model that are here, as number ``first + number`` of all."""
+    """One copy of the chips of a model that are in this process; its number among all is ``first +
+    number``.
+    """
 
     def __init__(
         self,
@@ -123,7 +127,7 @@ class Replica:
             slot.key: slot for graph in self._staged.graphs.values() for slot in graph.outputs
             if slot.is_state and slot.key in state.tensors and self._homes(slot.key)
         }  # fmt: skip
-        for key, slot in written.items():  # what replicas have together is the same in all
+        for key, slot in written.items():  # state that replicas share is the same in all of them
             state.read(slot, self.number).copy_(self.read(key))
 
     def read(self, key: str) -> torch.Tensor:
@@ -137,7 +141,7 @@ class Replica:
         return [self._chips[chip] for chip in self._staged.homes[key] if chip in self._chips]
 
     def gradients(self) -> list[str]:
-        """Keys of what is added up over replicas before the update."""
+        """Return the keys of tensors that are summed over replicas before the update."""
         inputs = {
             slot.key for each, graph in self._staged.graphs.items() for slot in graph.inputs
             if each.is_update and slot.kind in _GRADIENTS
@@ -148,7 +152,7 @@ class Replica:
         return chip.streaming if key in self._off_chip else chip.memory
 
     def do(self, action: Action, step: int, batch: Sequence[torch.Tensor]) -> None:
-        """Do one action, if its chip is here; its tensors have to be on it."""
+        """Do one action, if its chip is in this process. Its tensors must be on the chip."""
         stage_pass, workload = action.stage_pass, self._staged.workload
         chip = self._chips.get(workload.chip_of(stage_pass))
         if chip is None:
@@ -210,13 +214,13 @@ class Replica:
         synchronise(devices)
         for target, name, value in self._sent:
             self.take_in([target], name, value)
-        synchronise(devices)  # memory that is freed now may be used again anywhere
+        synchronise(devices)  # memory that is freed now may be reused on any device
         self._sent.clear()
 
     def take_in(
         self, chips: Sequence[int], name: Name, value: torch.Tensor, own: bool = False
     ) -> None:
-        """Let chips have a value, or copies of it; ``own``: nobody else has the value."""
+        """Give a value or copies of it to chips. With ``own``, nothing else refers to the value."""
         for number in chips:
             chip = self._chips[number]
             with chip.device.working():

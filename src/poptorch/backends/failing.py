@@ -1,4 +1,4 @@
-"""Which operator failed while a program ran, and the user's line that called it."""
+"""Find the operator that failed while a program ran, and the user's line that called it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from .._ir.blocks import line_of
 from .._ir.graph import Graph
 from .._ops.effects import is_effect
 
-_TRAILER = re.compile("\n+(?:Exception raised from|While executing)")  # torch's inside
+_TRAILER = re.compile("\n+(?:Exception raised from|While executing)")  # torch's internals
 
 
 def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Exception:
-    """Return what to raise for a graph that failed: our error of torch's, or the user's own.
+    """Return the exception to raise for a graph that failed: our explanation of torch's error, or
+    the user's exception.
 
-    Compiled code does not say which operator it was, so that the graph is interpreted then.
+    Compiled code does not say which operator failed, so the graph is interpreted to find it.
     """
     if isinstance(error, Error) or is_users(error):
         return error
@@ -48,7 +49,9 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
 
 
 def is_users(error: Exception) -> bool:
-    """Whether code of the user's raised it, as a function that the program calls."""
+    """Return whether the user's code raised the error, for example in a function that the program
+    calls.
+    """
     return any(
         source.is_user_file(frame.f_code.co_filename)
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -67,7 +70,7 @@ def _failed(error: Exception) -> fx.Node | None:
 
 
 def _running(frame: FrameType, line: int) -> fx.Node | None:
-    """Return the node that a frame runs, of a graph's code or of an interpreter."""
+    """Return the node that a frame runs, in a graph's code or in an interpreter."""
     if isinstance(node := frame.f_locals.get("n"), fx.Node):
         return node
     module = frame.f_locals.get("self")

@@ -1,4 +1,6 @@
-"""Executables on a device with memory of its own: state lies there, inputs and results travel."""
+"""Run executables on a device with its own memory: state stays there, and inputs and results are
+copied.
+"""
 
 from __future__ import annotations
 

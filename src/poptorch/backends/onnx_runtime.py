@@ -1,7 +1,7 @@
-"""The onnxruntime backend: inference by ONNX Runtime, an extra of this package.
+"""Provide the backend ``onnxruntime``: inference with ONNX Runtime, an extra of this package.
 
-A graph is exported once. Its weights become constants of a session, which folds them and lays them
-out for its kernels; when they change on the device, the next call makes a new session.
+A graph is exported once. Its weights become constants of a session, which folds them and chooses
+their layout. When the weights on the device change, the next call makes a new session.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class OnnxRuntime:
         progress(1.0)
         return self.assemble(plan, functions, time.perf_counter() - start)
 
-    # For those who keep compiled graphs: see ``backends.Builder``.
+    # For the cache of compiled graphs; see ``backends.Builder``.
 
     def warm(self) -> None:
         import onnxruntime
         import onnxscript  # noqa: F401
 
-        onnxruntime.set_default_logger_severity(3)  # errors: they are raised, too
+        onnxruntime.set_default_logger_severity(3)  # only errors, which are raised, too
 
     def prepared(self, plan: Plan) -> Plan:
-        """Return the same plan; refuse one that does more than evaluate a model."""
+        """Return the same plan. Refuse a plan that does more than evaluate a model."""
         graphs = plan.program.graphs.values()
         changed = [
             slot.key for graph in graphs
@@ -77,7 +77,7 @@ class OnnxRuntime:
         return plan
 
     def build(self, graph: Graph) -> Code:
-        """Export a graph, and make a session, so that what has no kernel shows."""
+        """Export a graph and make a session, which shows which operators have no kernel."""
         self.warm()
         model = Model(_exported(graph))
         model.session([torch.zeros(slot.shape, dtype=slot.dtype) for slot in graph.inputs])
@@ -95,7 +95,7 @@ class OnnxRuntime:
 
 
 def _exported(graph: Graph) -> bytes:
-    """Return a graph as an ONNX model that lacks the values of its constants."""
+    """Return a graph as an ONNX model without the values of its constants."""
     import onnx
 
     module, _ = without_writes(graph)
@@ -135,7 +135,9 @@ def _exported(graph: Graph) -> bytes:
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Without what nobody here can act on: operators of packages that are not installed."""
+    """Suppress advice that users cannot follow: about operators of packages that are not
+    installed.
+    """
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -148,7 +150,7 @@ def _without_advice() -> Iterator[None]:
 
 
 class Model:
-    """An exported graph, from whose arguments sessions take constants and inputs."""
+    """An exported graph. Sessions take constants and inputs from its arguments."""
 
     def __init__(self, code: bytes) -> None:
         import onnx
@@ -162,7 +164,7 @@ class Model:
         return self.session(arguments)(arguments)
 
     def session(self, arguments: Sequence[torch.Tensor]) -> Compiled:
-        """Return the graph's function for these constants, which are copied where it pays."""
+        """Return the graph's function for these constants, which are copied if this saves time."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -189,8 +191,8 @@ class Sessions(LoopExecutable):
         self._prepares, self._threads = True, _OwnThreads()
 
     def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
-        """Make sessions for the weights of now."""
-        self._functions = {}  # old ones go before new ones come
+        """Make sessions for the present weights."""
+        self._functions = {}  # release old sessions before new ones are made
         for name, graph in self._program.graphs.items():
             arguments = [state.read(s) if s.is_state else torch.empty(0) for s in graph.inputs]
             model = self._models[name]
@@ -200,7 +202,7 @@ class Sessions(LoopExecutable):
 
 
 class _OwnThreads(Threads):
-    """ONNX Runtime's: as many as torch's when a session is made."""
+    """ONNX Runtime's own threads: the number of torch's threads when a session is made."""
 
     def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)

@@ -1,7 +1,8 @@
-"""This process among those that share the stages of its replicas, and what goes between them.
+"""Exchange values between the processes that share the stages of a model.
 
-A value is sent as soon as it is made, and waited for when it is read. Nobody waits for more than
-what an earlier column of the schedule does elsewhere, so whoever is furthest behind can go on.
+A value is sent as soon as it is computed, and waited for when it is read. A process only waits for
+what other processes do in earlier columns of the schedule, so the process that is furthest behind
+can always continue.
 """
 
 from __future__ import annotations
@@ -26,26 +27,28 @@ from .chips import Name, Replica
 
 _VALUES = "the tensors that stages exchange"
 _RESULTS = "the results of a call"
-# A value leaves its process when there is room for it. There is so many columns before it is made:
-# a process that is behind by fewer holds nobody up.
+# A value can only leave its process when there is a buffer for it. The buffer exists this number of
+# columns before the value: a process that is behind by fewer columns delays nobody.
 _AHEAD = 2
-_TOGETHER = 4  # messages whose end is waited for at once: a wait takes 0.2 ms
+_TOGETHER = 4  # number of messages to wait for at once, because a wait takes 0.2 ms
 
 
 class Transit(NamedTuple):
-    """A value of one micro-batch that goes to another process."""
+    """A value of one micro-batch that is sent to another process."""
 
     slot: Slot
     maker: Action
-    source: int  # which of the processes of this model
+    source: int  # index of the sending process in this model
     target: int
-    chips: list[int]  # that read it there
-    made: int  # columns of the schedule
+    chips: list[int]  # chips that read the value in the other process
+    made: int  # column of the schedule
     read: int
 
 
 def transits(staged: Staged) -> list[Transit]:
-    """Return all values that go from process to process, in the order in which they are made."""
+    """Return all values that are sent between processes, in the order in which they are
+    computed.
+    """
     streaming, reads = staged.workload.streaming, defaultdict[tuple[str, int, int], list[int]](list)
     keys = {
         each: {*values_read(graph), *streaming.loads.get(each, ()), *streaming.stores.get(each, ())}
@@ -67,7 +70,7 @@ def transits(staged: Staged) -> list[Transit]:
 
 
 def _readers(staged: Staged, after: StagePass) -> dict[tuple[Slot, int], list[int]]:
-    """Return what leaves its process after a pass and for which one: chips that read it there."""
+    """Return the values that leave their process after a pass, and the chips that read them."""
     readers: dict[tuple[Slot, int], list[int]] = {}
     for transfer in staged.transfers:
         target = staged.parts[transfer.target]
@@ -77,14 +80,14 @@ def _readers(staged: Staged, after: StagePass) -> dict[tuple[Slot, int], list[in
 
 
 class Peers:
-    """This process among others; schedules and shapes are the same everywhere."""
+    """This process among the others. Schedules and shapes are the same in all of them."""
 
     def __init__(self, staged: Staged, spec: Spec) -> None:
         self._staged = staged
         self.part, self._parts = spec.target.part, spec.target.parts
         first = spec.process - self.part
         self.members = range(first, first + self._parts)
-        # Those that run the same chips of other replicas, which add up the same gradients.
+        # The processes that run the same chips of other replicas, and sum the same gradients.
         self._twins = range(self.part, spec.processes, self._parts)
         self._makers = staged.makers()
         self.numbered = list(enumerate(transits(staged) if self._parts > 1 else ()))
@@ -120,12 +123,12 @@ class Peers:
             )
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """A call: when one process leaves it in the middle, no other can go on."""
+        """Run a call. If one process fails in the middle, no other can continue."""
         alone = self._parts == 1
         return contextlib.nullcontext() if alone else _job.current().unbroken(_VALUES)
 
     def exchange(self) -> contextlib.AbstractContextManager[None]:
-        """A part of the schedule, which all processes do."""
+        """Run a part of the schedule in which all processes take part."""
         alone = self._parts == 1
         return contextlib.nullcontext() if alone else _job.current().exchange(_VALUES)
 
@@ -146,13 +149,13 @@ class Peers:
 class _Message:
     transit: Transit
     replica: Replica
-    value: torch.Tensor  # which nobody frees or writes to before it has come or gone
-    other: int  # the process at its other end
+    value: torch.Tensor  # must not be freed or written before the transfer ends
+    other: int  # the other process
     work: Any
 
 
 class Passing:
-    """What goes to and from other processes in one run of the schedule."""
+    """The messages to and from other processes in one run of the schedule."""
 
     def __init__(
         self, peers: Peers, replicas: Sequence[Replica], step: Callable[[int], int]
@@ -167,7 +170,9 @@ class Passing:
         self._going: list[_Message] = []
 
     def begin(self, column: int) -> None:
-        """Make room for what is made soon, and free that of what others have read by now."""
+        """Allocate buffers for values that are computed soon, and release those that
+        others have read.
+        """
         while self._expected and self._expected[0][1].made <= column + _AHEAD:
             number, transit = self._expected.popleft()
             other = self._members[transit.source]
@@ -180,7 +185,7 @@ class Passing:
             self._let_go(gone)
 
     def take_in(self, column: int, replica: Replica) -> None:
-        """Wait for what a replica reads in a column."""
+        """Wait for the values that a replica reads in a column."""
         due = [m for m in self._coming if m.transit.read <= column and m.replica is replica]
         for message in due:
             _job.current().received(message.work, _VALUES, message.other)
@@ -190,7 +195,7 @@ class Passing:
             )
 
     def deliver(self, action: Action, replica: Replica) -> None:
-        """Send what an action has made."""
+        """Send what an action has computed."""
         for number, transit in self._made[action]:
             other, value = self._members[transit.target], replica.leaving[self._name(transit)]
             work = _job.current().send(value, other, self._tag(number, replica))
@@ -198,7 +203,7 @@ class Passing:
         replica.leaving.clear()
 
     def end(self) -> None:
-        """Wait until all has gone that was sent."""
+        """Wait until everything was sent."""
         self._let_go([*self._going])
 
     def _let_go(self, messages: Sequence[_Message]) -> None:

@@ -1,4 +1,6 @@
-"""The last step before code: new values are copied into the state's tensors, which stay."""
+"""Prepare a graph for code: new values are copied to the tensors of the state, which stay the same
+objects.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ aten = torch.ops.aten
 
 
 def written(graph: Graph) -> list[int | None]:
-    """For each output the input that it replaces in place, None for what is returned."""
+    """Return for each output the input that it replaces in place, or None for returned values."""
     places = {slot.key: at for at, slot in enumerate(graph.inputs)}
     replacing = (slot.is_state or slot.kind is Kind.BATCH for slot in graph.outputs)
     return [
@@ -36,11 +38,13 @@ def prepare(graph: Graph) -> fx.GraphModule:
 
 
 def without_writes(graph: Graph) -> tuple[fx.GraphModule, list[int]]:
-    """Return a graph's results, then new values; and which inputs these have to be written into."""
+    """Return a graph that returns its results and then the new values, and the inputs that these
+    replace.
+    """
     graph = graph.copy()
     (output,) = graph.module.graph.find_nodes(op="output")
     results, values, places = [], [], []
-    roots: set[fx.Node] = set()  # what is returned already
+    roots: set[fx.Node] = set()  # values that are already returned
     for place, node in zip(written(graph), graph.returned, strict=True):
         root = storage_root(node)
         # An input, or a view of one, must be read before any write.
@@ -57,7 +61,7 @@ def without_writes(graph: Graph) -> tuple[fx.GraphModule, list[int]]:
 
 
 def write_last(module: fx.GraphModule, places: Sequence[int]) -> None:
-    """Copy the last of a graph's results into its inputs, by number, when all else is done."""
+    """Copy the last results of a graph to its inputs, by number, at the end of the graph."""
     inputs = module.graph.find_nodes(op="placeholder")
     (output,) = module.graph.find_nodes(op="output")
     count = len(output.args[0]) - len(places)
@@ -71,7 +75,9 @@ def write_last(module: fx.GraphModule, places: Sequence[int]) -> None:
 
 
 def accept_strides(module: fx.GraphModule) -> fx.GraphModule:
-    """Let views take any strides: those of a convolution's gradients depend on the processor."""
+    """Make views accept any strides, because those of a convolution's gradients depend on the
+    processor.
+    """
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = view
     module.recompile()
@@ -79,7 +85,7 @@ def accept_strides(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """``aten.view``, of a copy where the strides leave no other way."""
+    """Return ``aten.view``, of a copy if the strides do not allow a view."""
     try:
         return tensor.view(size)
     except RuntimeError:
@@ -94,7 +100,7 @@ def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
 
 
 def at_home(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """Return a graph, which was traced for the host, for another device."""
+    """Return a graph for another device that was traced for the host."""
     if device.type == "cpu":
         return module
     graph = fx.Graph()

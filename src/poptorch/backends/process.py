@@ -1,4 +1,6 @@
-"""What running a program sets for the whole process: the number of threads, and freed memory."""
+"""Set what is global to the process while a program runs: the number of threads, and freed
+memory.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +19,41 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Numbers = Generator[tuple[int, int], list[float], None]
 
-TRIAL, ROUNDS = 0.25, 2  # seconds of trying, and how often each number is tried at least
-CLEAR = 0.8  # what several threads take of one's time where one round of trying is enough
-AGAIN = 50  # times as long as it took to try, until it is tried anew: a neighbour may be gone
-# Seconds of a call below which several threads are not tried. A perceptron's row whose weights fit
-# two cores' caches and not one's takes 0.07 ms with two and 0.17 with one.
+# seconds of trying, and the minimum number of trials for each number of threads
+TRIAL, ROUNDS = 0.25, 2
+# one trial is enough if several threads take at most this share of the time of one thread
+CLEAR = 0.8
+# trials are repeated after this multiple of their duration, because a busy neighbour may be gone
+AGAIN = 50
+# Calls that are shorter than this number of seconds are not tried with several threads. A row of a
+# perceptron whose weights fit the caches of two cores, but not of one, takes 0.07 ms with two
+# threads and 0.17 ms with one.
 SHORT = 5e-5
-COLLAPSED, WINDOW = 3, 10  # the median of so many calls is so many times what it was
+# trials are repeated if the median of ``WINDOW`` calls is ``COLLAPSED`` times the earlier time
+COLLAPSED, WINDOW = 3, 10
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's malloc.h
-_KEPT = (1 << 31) - 1  # bytes at most that stay at the heap's end: glibc takes no more
+# largest number of bytes that stay at the heap's end; glibc accepts no larger one
+_KEPT = (1 << 31) - 1
 
 
 class Threads:
-    """Runs the calls of one executable on the process's number of threads, or one.
+    """Runs the calls of one executable with the process's number of threads, or with one thread.
 
-    Small graphs run best on one; with a busy neighbour so do large ones, whose barriers wait for
-    the displaced thread. The shortest calls take one. For others both are tried, and the faster
-    stays until calls collapse, or has run for so long that trying anew costs little. Nothing is
-    tried where deterministic results are asked for: the number shows in the last bits of sums.
+    Small graphs run best on one thread. With a busy neighbour, large graphs do so, too, because
+    their barriers wait for the displaced thread. The shortest calls use one thread. For other calls
+    both numbers are tried, and the faster one stays until calls become much slower, or until the
+    program has run for so long that trying again costs little. Nothing is tried if the user asks
+    for deterministic results, because the number of threads changes the last bits of sums.
 
-    A handler of a signal may raise anywhere here: the process's number stays as it was.
+    A signal handler may raise anywhere here. The process's number of threads then stays as it was.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._user = 0  # the process's number that everything was found for
-        self.chosen = 0  # the number of the next call
-        self.decision = ""  # in words, with what it comes from
+        self._user = 0  # the process's number of threads for which everything was found out
+        self.chosen = 0  # number of threads for the next call
+        self.decision = ""  # the decision and its reason, in words
 
     def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         user = torch.get_num_threads()
@@ -65,7 +74,7 @@ class Threads:
         self.decision, self._numbers = "", self._found(user)
         self.chosen, self._calls = next(self._numbers)
         self._seconds = list[float]()
-        self._user = user  # from here on
+        self._user = user  # now the new number is in use
 
     def _go_on(self) -> None:
         with interrupts.deferred():
@@ -73,8 +82,8 @@ class Threads:
             self._seconds = []
 
     def _found(self, user: int) -> Numbers:
-        """Yield a number of threads and for how many calls; what is sent are their seconds."""
-        yield user, 1  # the first call of all pays for caches and says nothing
+        """Yield a number of threads and of calls; the seconds of these calls are sent back."""
+        yield user, 1  # the very first call fills caches, so its time is ignored
         while True:
             middle, spent = yield from _tried(user)
             best = min(middle, key=middle.__getitem__)
@@ -94,16 +103,17 @@ class Threads:
 
 
 def _tried(user: int) -> Generator[tuple[int, int], list[float], tuple[dict[int, float], float]]:
-    """Try one thread and ``user`` in turn; return the median seconds of each, and all of them.
+    """Try one thread and ``user`` threads, alternating. Return the median seconds of each, and all
+    times.
 
-    A neighbour slows the larger number down most. So that one is believed at once where it is much
-    faster: a call of seconds is not tried for long.
+    A neighbour slows down the larger number most. If that number is much faster anyway, it is
+    chosen immediately, so that a call of several seconds is not tried for long.
     """
     spent, times = 0.0, dict[int, list[float]]({1: [], user: []})
     while spent < TRIAL or (len(times[user]) < ROUNDS and times[user][0] > CLEAR * times[1][0]):
         for number, seconds in times.items():
             runs = yield number, 1
-            if runs[0] < TRIAL:  # the first wakes sleeping threads
+            if runs[0] < TRIAL:  # the first run wakes sleeping threads
                 runs += yield number, 1
             seconds.append(min(runs))
             spent += sum(runs)
@@ -123,10 +133,10 @@ def use_one() -> None:
 
 
 def alone(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function while one thread runs this thread's operators.
+    """Call a function while one thread runs the operators of this thread.
 
-    Compiled code asks for its own number, unless regions may not nest. Torch's own function also
-    sets with how many other threads of the process begin.
+    Compiled code sets its own number of threads, unless parallel regions must not be nested.
+    Torch's function also sets the initial number for other threads of the process.
     """
     user, openmp = torch.get_num_threads(), _openmp()
     if openmp is None:
@@ -154,18 +164,20 @@ def _openmp() -> ctypes.CDLL | None:
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed, for the next step; return whether it does.
+    """Make glibc keep freed memory for the next step. Return whether it does.
 
-    Otherwise the next step gets the same pages one fault at a time: 9.3 ms instead of 5.4 for the
-    tutorial's CNN, 8 micro-batches of 16; 92 and 86 for a BERT of 4 layers (processor time). Large
-    blocks come from the heap, too: where each is mapped anew, a step of GPT-2 with 124 million
-    weights takes 1.25 times as long, and 0.93 of the memory.
+    Otherwise the next step gets the same pages one fault at a time. This costs 9.3 ms instead of
+    5.4 for the tutorial's CNN (8 micro-batches of 16), and 92 instead of 86 for a BERT with 4
+    layers, in processor time. Large blocks also come from the heap. If each were mapped separately,
+    a step of GPT-2 with 124 million weights would take 1.25 times as long, and 0.93 of the memory.
     """
     return bool(env.get("POPTORCH_KEEP_FREED_MEMORY")) and _set_thresholds()
 
 
 def release_freed_memory() -> None:
-    """Give back what was kept, when a program goes; others get theirs anew."""
+    """Release what was kept when a program is removed. Other programs allocate their
+    memory again.
+    """
     library = ctypes.CDLL(None)
     if env.get("POPTORCH_KEEP_FREED_MEMORY") and hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

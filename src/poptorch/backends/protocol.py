@@ -1,4 +1,6 @@
-"""What a backend is: something that compiles a Plan into an Executable. A public seam."""
+"""Define the interface of backends, which compile a Plan to an Executable. Other packages may
+implement it.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,21 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 @runtime_checkable
 class Executable(Protocol):
-    """A compiled Plan. One whose ``device`` is no CPU gets the state there, the batch from here."""
+    """A compiled Plan. If its ``device`` is not a CPU, it gets the state on that device, and the
+    batch on the host.
+    """
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Do one call of the wrapped model.
+        """Make one call of the wrapped model.
 
         Args:
-            state: the device's tensors; updated in place.
-            batch: the flat combined inputs; dimension 0 holds every micro-batch, in the order
-                iteration, accumulation, input group, sample. One that ``forward`` modifies in
-                place is modified here too.
+            state: the device's tensors, which are updated in place.
+            batch: the flat combined inputs. Dimension 0 contains all micro-batches in the order
+                iteration, accumulation, input group, sample. If ``forward`` modifies an input in
+                place, it is modified here, too.
 
         Returns:
-            One tensor per emitted slot, new ones, shaped as the output mode says.
+            One new tensor per emitted slot, with the shape for the output mode.
         """
         ...
 
@@ -39,12 +43,15 @@ class Executable(Protocol):
         ...
 
 
-# Does a call as the last one was done, in a shorter way; None where something has changed since.
+# Repeats the last call with a new batch, with less work; returns None if something has changed
+# since.
 Again = Callable[[State, Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
 
 
 def repeating(executable: Executable) -> Again | None:
-    """Return how an executable does such calls of a program that writes no state, if it can now."""
+    """Return the function for repeated calls of a program that writes no state, if the executable
+    has one now.
+    """
     return getattr(executable, "repeating", None)
 
 
@@ -55,7 +62,7 @@ class Failure:
     Attributes:
         graph: the name of the graph.
         undone: whether the state and the batch are as before the call.
-        exchanged: whether other processes had taken part in the call by then.
+        exchanged: whether other processes had already taken part in the call.
     """
 
     graph: str
@@ -64,27 +71,27 @@ class Failure:
 
 
 def failure_of(executable: Executable) -> Failure | None:
-    """Return how its last call failed; None where no graph did, or where it does not say."""
+    """Return how the last call failed; None if no graph failed or the executable does not say."""
     return getattr(executable, "failure", None)
 
 
 def device_of(executable: Executable) -> torch.device:
-    """Return where an executable wants the device's tensors: the CPU, if it does not say."""
+    """Return the device for the executable's tensors; the CPU if it does not say."""
     return getattr(executable, "device", torch.device("cpu"))
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """A way to run Plans. Register one under the entry point group ``poptorch.backends``."""
+    """A way to run Plans. Register it under the entry point group ``poptorch.backends``."""
 
     name: str
 
     def unavailable(self) -> str | None:
-        """Return why it cannot work on this machine, or None when it can."""
+        """Return why the backend cannot work on this machine, or None if it can."""
         ...
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
-        """Compile every graph of a plan, reporting the share done as a number from 0 to 1."""
+        """Compile every graph of a plan, and report the progress as a number from 0 to 1."""
         ...
 
 
@@ -93,8 +100,8 @@ class Code:
     """A compiled graph.
 
     Attributes:
-        run: from the prepared graph's arguments to what it returns.
-        kept: what ``Builder.load`` makes the function from, or None if nothing can be kept.
+        run: maps the arguments of the prepared graph to its results.
+        kept: what ``Builder.load`` makes the function from, or None if it cannot be stored.
     """
 
     run: Compiled
@@ -103,7 +110,9 @@ class Code:
 
 @runtime_checkable
 class Builder(Protocol):
-    """A backend that compiles graph by graph; its graphs are kept and used again by any plan."""
+    """A backend that compiles graph by graph. Its compiled graphs are cached and can be used by any
+    plan.
+    """
 
     name: str
 
@@ -116,15 +125,15 @@ class Builder(Protocol):
         ...
 
     def load(self, code: bytes) -> Compiled:
-        """Return the function of a graph that was built before, in little time.
+        """Return the function of a graph that was compiled before, in little time.
 
         Raises:
-            Exception: it does not work here; the graph is built again then.
+            Exception: it does not work here. The graph is then compiled again.
         """
         ...
 
     def prepared(self, plan: Plan) -> Plan:
-        """Return a plan with the graphs that ``build`` shall get: the same or equal ones."""
+        """Return a plan with the graphs that ``build`` will get: the same or equivalent ones."""
         ...
 
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
@@ -132,5 +141,7 @@ class Builder(Protocol):
         ...
 
     def conditions(self, graph: Graph) -> Mapping[str, str]:
-        """Return what a graph's code depends on besides it and the versions of both libraries."""
+        """Return what a graph's code depends on, in addition to the graph and the versions of both
+        libraries.
+        """
         ...

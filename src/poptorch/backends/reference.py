@@ -1,4 +1,6 @@
-"""The reference backend: runs a graph operator by operator. It defines what programs mean."""
+"""Provide the reference backend, which runs a graph operator by operator. It defines what programs
+mean.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"}
 
 
 class Reference:
-    """``device``: of torch, on which operators run."""
+    """``device``: the torch device on which operators run."""
 
     name = "reference"
     executable = LoopExecutable
@@ -69,7 +71,9 @@ class Reference:
 
 
 def _code(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return a prepared graph's forward; it calls what operators call: 1 us less for each."""
+    """Return the forward function of a prepared graph. It calls operators directly, which saves 1
+    us for each.
+    """
     graph = copied(module).graph
     kernels = dict[Any, functools.partial[Any]]()
     for node in graph.nodes:
@@ -86,9 +90,9 @@ def _code(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _below_autograd(module: fx.GraphModule) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return what keeps autograd out, which records nothing anyway.
+    """Return a context that bypasses autograd, which records nothing anyway.
 
-    Only if all operators are torch's: others may ask for gradients inside.
+    This is possible only if all operators are torch's, because others may need gradients inside.
     """
     functions = {node.target for node in module.graph.nodes if node.op == "call_function"}
     functions -= {operator.getitem, view, *STEPS}
@@ -149,7 +153,7 @@ def _checked(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 class Checked(Reference):
-    """Names the first operator whose result is no number, or infinite, while its operands are.
+    """Reports the first operator with NaN or infinite results, although its operands are finite.
 
     A call that fails leaves the device's tensors as they were. Source: PopTorch user guide, "Half /
     float 16 support".

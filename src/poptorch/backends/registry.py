@@ -1,4 +1,4 @@
-"""Which backends there are, and which one a program gets."""
+"""Find backends by name, and choose the one for a program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._ir import backend_names
 from .._ir.backend_names import AUTO, OPTIMISE
 from .protocol import Backend
 
-BEST = "inductor"  # what both mean; they differ in when it compiles
+BEST = "inductor"  # the backend for both names, which differ in when it compiles
 
 
 @functools.cache
@@ -27,7 +27,9 @@ def available() -> dict[str, Backend]:
 
 
 def choose(name: str) -> Backend:
-    """Return the backend of a name, or with a warning the reference one if it cannot work."""
+    """Return the backend with a name, or, with a warning, the reference backend if it
+    cannot work.
+    """
     wanted = BEST if backend_names.known(name) in (AUTO, OPTIMISE) else name
     backends = available()
     backend = backends[wanted]

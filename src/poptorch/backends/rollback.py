@@ -1,8 +1,8 @@
-"""Calls that happen wholly or not at all: what is kept of the state, and put back when one fails.
+"""Make calls atomic: keep copies of the state that a call changes, and restore them if it fails.
 
-In training the unit is the update, in inference the call. Only what the micro-batches of an update
-change is copied, and everything that a graph changes which writes in place and may yet fail, for a
-value or for memory. Whether inputs are in range is looked at before: a batch in each call, a buffer
+In training the unit is the update, and in inference the call. It copies only what the micro-batches
+of an update change, and what a graph changes in place while it may still fail because of a value or
+for lack of memory. Whether inputs are in range is checked before: a batch in each call, a buffer
 when it is new.
 """
 
@@ -21,12 +21,17 @@ from .._ir.slots import Kind, Slot
 from .protocol import Failure
 
 _LAST = ("step", "update")  # the graphs that end an update
-# A call under torch.inference_mode allocates what later calls write, too.
+# A call under torch.inference_mode also allocates what later calls write.
 _like = torch.inference_mode(False)(torch.empty_like)
 
 
 class Rollback:
-    """``by_call``: the unit is the call, always. ``in_place``: failed graphs wrote a part."""
+    """Copies state and restores it.
+
+    Args:
+        by_call: the unit always is the call.
+        in_place: graphs that failed may have written some of their results.
+    """
 
     def __init__(
         self, program: Program, checked: bool, by_call: bool = False, in_place: bool = False
@@ -37,7 +42,7 @@ class Rollback:
         self._updates = program.loops.iterations if self._training else 1
         self._random = program.random
         self._users = [g for graph in program.graphs.values() for g in graph.generators.values()]
-        self._states: list[torch.Tensor] = []  # of the user's generators
+        self._states: list[torch.Tensor] = []  # states of the user's generators
         slots = program.state_slots()
         needed = preconditions(program.graphs, checked) if in_place else {}
         every = [*chain.from_iterable(filter(None, needed.values()))]
@@ -49,7 +54,8 @@ class Rollback:
         self._tight = self._changed(program, program.graphs if in_place else ())
         self._keys = self._usual
         self._differ = self._tight != self._usual
-        self._in_range: tuple[object, list[int]] | None = None  # a state, versions of its tensors
+        # a state, and the versions of its tensors
+        self._in_range: tuple[object, list[int]] | None = None
         self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
         self._generator: torch.Tensor | None = None
         self._done = self._kept = 0
@@ -60,7 +66,7 @@ class Rollback:
         self.exchanged = False
 
     def _changed(self, program: Program, torn: Collection[str]) -> list[str]:
-        """Return what has to be copied: what changes before the last results are there."""
+        """Return what must be copied: state that changes before the last results are computed."""
         slots = program.state_slots()
         changed = {
             key
@@ -82,7 +88,7 @@ class Rollback:
         self._keep(state)
 
     def _hold(self, state: State, batch: Sequence[torch.Tensor]) -> bool:
-        """Tell whether inputs are in range; state is looked at again when something wrote it."""
+        """Return whether inputs are in range. State is checked again only after a write to it."""
         kept = [(each, state.values[each.slot.key]) for each in self._of_state]
         seen = weakref.ref(state), [value._version for _, value in kept]
         if self._in_range != seen:
@@ -127,14 +133,14 @@ class Rollback:
 
     @property
     def _is_torn(self) -> bool:
-        """Whether the graph that failed writes in place, and no copy of what it writes exists."""
+        """Return whether the failed graph writes in place, and what it writes was not copied."""
         if not self._in_place or self.running is None:
             return False
         return not self._written[self.running].issubset((*self._keys, *self._sums))
 
     @property
     def failure(self) -> Failure | None:
-        """Say how the call failed that was rolled back last."""
+        """Return how the call failed that was last rolled back."""
         if self.running is None:
             return None
         undone = not (self._kept or self._is_torn or self._changes_batch)
@@ -142,7 +148,7 @@ class Rollback:
 
 
 class Snapshot:
-    """All that a program changes, as it was before a call: state, random numbers, the batch."""
+    """Everything that a program changes, as before a call: state, random numbers, the batch."""
 
     def __init__(self, program: Program) -> None:
         slots = program.state_slots()
@@ -155,7 +161,7 @@ class Snapshot:
         self._values: dict[str, torch.Tensor] = {}
 
     def size(self, state: State, batch: Sequence[torch.Tensor]) -> int:
-        """Return the bytes that ``keep`` takes."""
+        """Return how many bytes ``keep`` needs."""
         state_bytes = sum(state.values[key].nbytes for key in self._keys)
         return state_bytes + sum(batch[at].nbytes for at in self._inputs)
 
@@ -192,7 +198,7 @@ TORN = (
 
 
 def note(done: int, updates: int) -> str:
-    """Say how much of a failed call holds; 0 of 0 in inference."""
+    """Return a note about how much of a failed call took effect; 0 of 0 in inference."""
     if not done:
         return "poptorch: the model, its optimizer and its random state are as before this call"
     return (

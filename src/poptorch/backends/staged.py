@@ -1,7 +1,8 @@
-"""The staged backend: does a schedule's actions one by one, each on a chip with its own tensors.
+"""Provide the backend ``staged``: it runs a schedule action by action, on chips with their own
+tensors.
 
-It proves plans rather than saving time. Stages draw from streams of their own: all but the first
-draw other numbers than in the fused run.
+It checks plans and saves no time. Each stage draws from its own random stream, so all stages except
+the first draw other numbers than in the fused program.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _check_results(plan: Plan, staged: Staged) -> None:
 
 
 def _columns(staged: Staged, chips: Sequence[int]) -> list[Column]:
-    """Return the columns in which these chips do something, with what they do."""
+    """Return the columns in which these chips do something, with their actions."""
     columns: dict[int, list[Action]] = {}
     for column, chip, action in staged.schedule.cells():
         if chip in chips:
@@ -112,7 +113,7 @@ class StagedExecutable:
                     for flush in range(flushes):
                         self._flush(flush, replicas, slices)
                     interrupts.check()
-            except BaseException as error:  # so far nothing was written
+            except BaseException as error:  # nothing was written so far
                 state.rng = before
                 error.add_note(note(0, 0))
                 raise
@@ -123,7 +124,7 @@ class StagedExecutable:
         return self._collected(replicas)
 
     def _flush(self, flush: int, replicas: Sequence[Replica], slices: Slices) -> None:
-        """Do the whole schedule once: an update in training, all iterations in inference."""
+        """Run the whole schedule once: an update in training, all iterations in inference."""
         loops = self._plan.program.loops
         passing = Passing(self._peers, replicas, lambda micro: loops.step(flush, micro))
         before = [each for each in self._columns if each[0] < self._update]
@@ -141,7 +142,7 @@ class StagedExecutable:
         replicas: Sequence[Replica],
         slices: Slices,
     ) -> None:
-        """Do what chips of this process do in some columns."""
+        """Run the actions of this process's chips in some columns."""
         loops = self._plan.program.loops
         with self._peers.exchange():
             for column, actions in columns:

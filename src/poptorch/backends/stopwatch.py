@@ -1,4 +1,6 @@
-"""Times of a call's actions, and of operators that run one by one; on GPUs of asking for them."""
+"""Measure the times of a call's actions, and of operators that run one by one. On GPUs this
+measures their launch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from .._base.threads import holding
 from .._ir.blocks import label_of, line_of, pass_of
 from .._ir.operators import name_of
 
-MOST_SPANS = 4000  # operators of a call that are kept one by one
+MOST_SPANS = 4000  # largest number of operators in a call that are recorded individually
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Spent:
 
 @dataclass
 class Stopwatch:
-    # By name: a graph of the program, or an action of the schedule.
+    # By name of a graph, or of an action of the schedule.
     actions: dict[str, Spent] = field(default_factory=dict)
     operators: dict[Timed, Spent] = field(default_factory=dict)
     # The first of both: name, start by ``time.perf_counter``, seconds, whether it is an action.
@@ -76,7 +78,7 @@ def action(name: str, do: Callable[..., Any], *args: object) -> Any:
 
 
 def run(module: fx.GraphModule, forward: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Run a graph's code; where a stopwatch is on, the graph operator by operator."""
+    """Run a graph's code; while a stopwatch is on, operator by operator."""
     watch = current.get()
     if watch is None:
         return forward(*arguments)
@@ -84,11 +86,11 @@ def run(module: fx.GraphModule, forward: Callable[..., Any], arguments: Sequence
 
 
 class OneByOne(fx.Interpreter):
-    """Lets a function call each operator, with its node and arguments."""
+    """Runs a graph, calling a function with each operator, its node and its arguments."""
 
     def __init__(self, module: fx.GraphModule, call: Callable[[fx.Node, Any, Any], Any]) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # errors are those of the code
+        self.extra_traceback = False  # errors should be those of the code
         self._call = call
 
     def run_node(self, n: fx.Node) -> Any:
@@ -101,7 +103,8 @@ def _kind(node: fx.Node) -> Timed:
     label, where = label_of(node), pass_of(node)
     if where is not None:
         direction = str(where.direction)
-    elif label.visit is None and not label.module:  # the optimizer's, of no block and no module
+    # belongs to the optimizer, without block and module
+    elif label.visit is None and not label.module:
         direction = "U"
     else:
         direction = "B" if label.backward else "F"

@@ -1,4 +1,4 @@
-"""The inductor backend: every graph through torch's compiler."""
+"""Provide the backend ``inductor``, which compiles every graph with torch's compiler."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Inductor:
             progress(done / len(plan.program.graphs))
         return self.assemble(plan, functions, time.perf_counter() - start)
 
-    # For those who keep compiled graphs: see ``backends.Builder``.
+    # For the cache of compiled graphs; see ``backends.Builder``.
 
     def warm(self) -> None:
         private.demand(private.COMPILER)
 
     def build(self, graph: Graph) -> Code:
-        """Compile one graph; the code is run, so that its folder is this user's alone."""
+        """Compile one graph. Because the code is run, its folder must belong to this user alone."""
         with of_torchs_compiler(), _without_torchs_advice():
             with timing.part("import of the compiler"):
                 private.demand(private.COMPILER)
@@ -84,7 +84,7 @@ class Inductor:
         }
 
 
-_ADVICE = {  # by the name of the logger that gives it
+_ADVICE = {  # by the name of the logger
     "torch.utils.cpp_extension": "No CUDA runtime",
     "torch._inductor.ir": "is missing a c-shim implementation",
 }
@@ -92,10 +92,10 @@ _ADVICE = {  # by the name of the logger that gives it
 
 @contextlib.contextmanager
 def _without_torchs_advice() -> Iterator[None]:
-    """Without what nobody here can act on, met while torch's compiler is imported and runs.
+    """Suppress advice that users cannot follow, while torch's compiler is imported and runs.
 
-    These are its own deprecations, that there is no GPU for a torch that could use one, and that
-    operators on complex numbers call eager kernels.
+    This concerns torch's own deprecations, a missing GPU for a torch that could use one, and
+    operators on complex numbers that call eager kernels.
     """
     loggers = [logging.getLogger(name) for name in _ADVICE]
 

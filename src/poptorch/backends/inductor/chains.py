@@ -1,4 +1,4 @@
-"""One library of the pieces of a graph, and the calls of these: C++ that calls each n times."""
+"""Build one library from the pieces of a graph, with C++ code that calls each piece n times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 _PREFIX = re.compile(r"^(?=#include <torch/csrc/inductor/cpp_prefix.h>)", re.MULTILINE)
 _KERNEL = re.compile(r"\bcpp_fused_\w+(?=\()")
 
-# Handles are numbers of values; a call gives away those that nobody needs any more.
+# Handles are numbers of values. A call releases those that are no longer needed.
 _CALLING = """
 struct Piece {{
     void (*run)(AtenTensorHandle*, AtenTensorHandle*);
@@ -68,18 +68,18 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
 
 @dataclass(frozen=True)
 class Source:
-    """The C++ that torch's compiler writes for a graph."""
+    """The C++ code that torch's compiler writes for a graph."""
 
-    main: str  # allocates and calls kernels
+    main: str  # the code that allocates and calls kernels
     kernels: str
 
 
 def unbuilt(handles: Any) -> Any:
-    """Stand for the entry of a graph that is not built by itself."""
+    """Replace the entry of a graph that is not built separately."""
 
 
 def collecting(sources: list[Source]) -> Callable[..., Any]:
-    """Return what takes a graph's source in the place of what builds and loads it."""
+    """Return a function that receives a graph's source instead of building and loading it."""
 
     def load(usual: Callable[..., Any], argtypes: Any, main_code: str, **rest: Any) -> Any:
         sources.append(Source(main_code, rest["kernel_code"] or ""))
@@ -102,10 +102,10 @@ def load(chain: Chain, sources: Sequence[Source]) -> Any:
 
 
 def joined(chain: Chain, sources: Sequence[Source]) -> tuple[str, str]:
-    """Return one source that calls kernels, and one with all kernels, equal ones once."""
+    """Return a source that calls kernels, and one with all kernels, without duplicates."""
     includes: dict[str, None] = {}
     mains: list[str] = []
-    kernels: dict[str, str] = {}  # texts with another name for each
+    kernels: dict[str, str] = {}  # kernel texts, with different names for each
     for number, source in enumerate(sources):
         main = source.main
         for text in _PREFIX.split(source.kernels)[1:]:
@@ -156,7 +156,7 @@ def _calling(chain: Chain) -> str:
 
 
 def _last_uses(chain: Chain) -> dict[int, tuple[int, int]]:
-    """Return by slot the call, and the input of it, that needs a value last."""
+    """Return for each slot the call, and its input, that needs a value last."""
     uses = [*(call.inputs for call in chain.calls), chain.results]
     return {
         part.slot: (call, at) for call, parts in enumerate(uses) for at, part in enumerate(parts)

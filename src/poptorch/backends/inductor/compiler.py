@@ -1,4 +1,4 @@
-"""One graph through torch's code generator."""
+"""Compile one graph with torch's code generator."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from .writes import keep_dependencies, place_writes
 
 aten = torch.ops.aten
 
-# Random numbers equal the reference backend's. Layouts stay as traced: channels-last leaves few
-# channels innermost, which cannot be vectorised (the tutorial CNN: 0.97 times eager with it, 1.29
-# without). So does the order, as traced but for ``writes``: moved to their first use, gradients of
-# weights would keep the activations of the whole backward pass (a BERT of 4 layers 50 MiB instead
-# of 40; the CNN, 8 micro-batches of 16, 10 instead of 7 and 1.2 times as long).
+# Random numbers equal those of the reference backend. Layouts stay as traced, because channels-last
+# puts few channels innermost, which cannot be vectorised (the tutorial CNN: 0.97 times the speed of
+# eager with it, 1.29 without). The order also stays as traced, except for ``writes``. If gradients
+# of weights were moved to their first use, they would keep the activations of the whole backward
+# pass (50 MiB instead of 40 for a BERT with 4 layers; 10 instead of 7 for the CNN with 8
+# micro-batches of 16, which takes 1.2 times as long).
 SETTINGS: Mapping[str, Any] = {
     "fallback_random": True,
     "layout_optimization": False,
@@ -57,7 +58,7 @@ def rules(graph: fx.Graph) -> Decompositions:
 
 
 def _packed_rules(graph: fx.Graph) -> Decompositions:
-    """Packed weights are read with any layout of the other operand."""
+    """Let packed weights be read together with any layout of the other operand."""
     if not is_packed(graph):
         return {}
     register()
@@ -67,15 +68,16 @@ def _packed_rules(graph: fx.Graph) -> Decompositions:
 def compile_graph(
     module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
 ) -> Code:
-    """Compile a graph whose last results are written into inputs, by number.
+    """Compile a graph whose last results are written to inputs, by number.
 
-    The others have the strides of the traced ones.
+    The other results have the strides of the traced ones.
     """
     module = refusing(module)
     for quick in (_compile_repeats, _compile_quickly):
         try:
             code = quick(module, places, examples)
-        except Exception as error:  # whatever it is, the plain way tells whether it is ours
+        # compiling the plain graph shows whether our changes caused the error
+        except Exception as error:
             log.engine.debug("Compiling without an optimisation: %s", str(error).partition("\n")[0])
             _let_go(error)
         else:
@@ -100,7 +102,7 @@ def _compile_quickly(
 def _compile_repeats(
     module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
 ) -> Code | None:
-    """Compile what repeats once, all in one library; None where that does not pay."""
+    """Compile repeated pieces once, all in one library; None if this saves too little."""
     chain = cut(module, places, examples) if callable_from_cpp(module) else None
     if chain is None or private.optional("load_pybinding_async") is None:
         return None
@@ -117,7 +119,9 @@ def _compile_repeats(
 
 
 def _lies_right(compiled: Any, piece: Piece) -> bool:
-    """Whether results lie as the next piece reads them: random numbers lie row by row."""
+    """Return whether results have the layout that the next piece expects. Random numbers are
+    row-major.
+    """
     results = piece.module.graph.output_node().args[0]
     return all(
         size == 1 or stride == int(made)
@@ -129,14 +133,18 @@ def _lies_right(compiled: Any, piece: Piece) -> bool:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Drop what torch keeps of an error: its frames hold the user's model and devices."""
+    """Drop what torch stores in an error, because its frames refer to the user's model and
+    devices.
+    """
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 
 def callable_from_cpp(module: fx.GraphModule) -> bool:
-    """Tell whether the C++ wrapper can call all operators: a list from Python ends the process."""
+    """Return whether the C++ wrapper can call all operators. A list from Python would end
+    the process.
+    """
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     nodes = [n for graph in graphs for n in graph.nodes if isinstance(n.target, Operator)]
     return all(
@@ -161,22 +169,23 @@ def _compile(
     plain: bool,
     sources: list[chains.Source] | None = None,
 ) -> Any:
-    """Compile once, or only write the C++ for ``sources``.
+    """Compile once, or only write the C++ code for ``sources``.
 
-    ``plain``: nothing that only saves time takes the place of what torch does.
+    With ``plain``, nothing replaces torch's functions just to save time.
 
-    Code that allocates and calls kernels is C++ where it can be, one source with all of them: 4.2 s
-    of processor time instead of 9.5 for the tutorial's CNN, 17 instead of 42 for a ResNet-18; a
-    call costs 0.04 ms less.
+    Code that allocates and calls kernels is C++ if possible, in one source with all kernels. This
+    takes 4.2 s of processor time instead of 9.5 for the tutorial's CNN, and 17 instead of 42 for a
+    ResNet-18. A call takes 0.04 ms less.
     """
     mode, inputs = fakes(examples)
     cpp_wrapper = not plain and callable_from_cpp(module)
     settings = {
         **SETTINGS,
         **({} if plain else shortcuts.settings()),
-        **({"size_asserts": False} if is_packed(module.graph) else {}),  # they have no strides
+        # packed weights have no strides
+        **({"size_asserts": False} if is_packed(module.graph) else {}),
         "cpp_wrapper": cpp_wrapper,
-        "fx_graph_cache": False,  # what is one library is kept elsewhere
+        "fx_graph_cache": False,  # what is one library is cached elsewhere
         "post_grad_custom_post_pass": place_writes if plain else _rewrite,
         "pre_fusion_custom_pass": keep_dependencies,
     }
@@ -193,7 +202,7 @@ def _compile(
                 needed = {} if plain else shortcuts.patterns(lowered.graph)
                 with private.V.set_fake_mode(mode), private.standing_in(needed):
                     joint_graph_passes(lowered)
-            (output,) = lowered.graph.find_nodes(op="output")  # the strides of all are kept
+            (output,) = lowered.graph.find_nodes(op="output")  # the strides of all results are kept
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
             are_two = sources is not None or shortcuts.are_two(lowered.graph)
             with private.settings({"cpp_wrapper_build_separate": are_two}):
@@ -212,12 +221,16 @@ def _rewrite(graph: fx.Graph) -> None:
 
 
 def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
-    """Of ``add(x, mm(a, b), alpha=f)`` torch 2.13 makes ``addmm`` and forgets the factor."""
+    """Compute without ``addmm``, because torch 2.13 makes it from ``add(x, mm(a, b), alpha=f)`` and
+    forgets the factor.
+    """
     return NotImplemented if alpha == 1 else first + second * alpha
 
 
 def _select(tensor: torch.Tensor, dim: int, index: int) -> torch.Tensor:
-    """Loops select so. Torch's compiler has no code for it: a slow call and a line in the log."""
+    """Select a slice for a loop. Torch's compiler has no code for the original operator, which
+    would be a slow call with a line in the log.
+    """
     return tensor.select(dim, index).clone()
 
 
@@ -227,7 +240,9 @@ def _put(
     values: torch.Tensor,
     accumulate: bool = False,
 ) -> Any:
-    """Torch 2.13 writes in place into what was expanded, all rows of which are one in memory."""
+    """Copy expanded tensors first. Torch 2.13 writes to them in place, although all rows
+    share memory.
+    """
     lies = zip(tensor.shape, tensor.stride(), strict=True)
     if all(stride or size == 1 for size, stride in lies):
         return NotImplemented

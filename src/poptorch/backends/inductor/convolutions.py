@@ -1,4 +1,4 @@
-"""Convolutions as products of gathered windows, where that beats the library's."""
+"""Compute convolutions as products of gathered windows if this is faster than the library."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from .windows import (
 aten = torch.ops.aten
 _FEW_CHANNELS = 8
 _BLOCK = 16
-_GATHERED, _FEW_GATHERED = 8 << 20, 5 << 17  # bytes of windows, at most: of many images, of a few
+# largest number of bytes of windows, for many images and for a few
+_GATHERED, _FEW_GATHERED = 8 << 20, 5 << 17
 
 
 class Convolutions:
     """The rules for the convolutions of one graph, by operator.
 
-    oneDNN works on blocks of 16 channels: with very few most of a block is padding, and each call
-    repacks its operands. A product of the weights with the gathered windows wastes nothing: without
-    it a step of the tutorial's CNN (1 and 5 input channels) takes 1.75 times as long with a
-    micro-batch of 16, 1.45 with 8 of them. Windows that outgrow the caches lose that (8 channels,
-    batch 128: 60 ms instead of 33), those of a few images sooner.
+    oneDNN works on blocks of 16 channels. With very few channels, most of a block is padding, and
+    each call repacks its operands. A product of the weights with the gathered windows wastes
+    nothing. Without it, a step of the tutorial's CNN (1 and 5 input channels) takes 1.75 times as
+    long with a micro-batch of 16, and 1.45 times with 8 of them. This is lost if the windows are
+    larger than the caches (8 channels, batch 128: 60 ms instead of 33), and even earlier with few
+    images.
 
-    Convolutions that fill the blocks run channels-last, which needs no repacking (a step of a
-    ResNet-18's shape takes 1.06 times as long without); so do the first layers of a network of
-    such, as what stands where layouts meet cannot be vectorised (1.29 times).
+    Convolutions that fill the blocks run channels-last, which needs no repacking (without it, a
+    step with the shape of a ResNet-18 takes 1.06 times as long). The first layers of such a network
+    do so, too, because operators between two layouts cannot be vectorised (1.29 times).
 
-    A call of oneDNN takes about 40 us before it computes: what is small is a product of gathered
-    windows, too, channels innermost. One image takes that ResNet 0.86 ms instead of 1.3, a step
-    with one 4.3 instead of 5.2.
+    A call of oneDNN takes about 40 us before it computes. Small convolutions are therefore also
+    products of gathered windows, with channels innermost. This ResNet then takes 0.86 ms instead of
+    1.3 for one image, and 4.3 instead of 5.2 for a training step with one.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -60,7 +62,7 @@ class Convolutions:
     def gathered(
         self, x: torch.Tensor, weight: torch.Tensor, *geometry: Any
     ) -> BatchLast | ChannelsLast | None:
-        """Return the product that takes a convolution's place; None if the library does better."""
+        """Return the product that replaces a convolution; None if the library is faster."""
         stride, padding, dilation, transposed, _output_padding, groups = geometry
         if transposed or groups > 1 or not x.dim() == weight.dim() > 2 or x.dtype != torch.float32:
             return None
@@ -112,7 +114,7 @@ class BatchLast:
     """The product with the batch innermost, and its gradients."""
 
     windows: Windows
-    over = 1  # the dimension of a flat gradient that is not the channels'
+    over = 1  # the dimension of a flat gradient that is not the channels
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -123,7 +125,7 @@ class BatchLast:
         return y if bias is None else y + bias.view(-1, *(1,) * len(windows.space))
 
     def flat(self, grad: torch.Tensor) -> torch.Tensor:
-        """(batch, output, *count) to (output, windows * batch)."""
+        """Reshape (batch, output, *count) to (output, windows * batch)."""
         outputs = grad.shape[1]
         return stored(batch_last(grad), outputs, grad.numel() // outputs)
 
@@ -153,7 +155,7 @@ class ChannelsLast:
         return channels_first(y if bias is None else y + bias)
 
     def flat(self, grad: torch.Tensor) -> torch.Tensor:
-        """(batch, output, *count) to (batch * windows, output)."""
+        """Reshape (batch, output, *count) to (batch * windows, output)."""
         outputs = grad.shape[1]
         return stored(channels_last(grad), grad.numel() // outputs, outputs)
 
@@ -170,12 +172,14 @@ class ChannelsLast:
 
 
 def taps_first(dims: int) -> tuple[int, ...]:
-    """Return the order of a weight's dimensions, of so many, as ``ChannelsLast`` reads them."""
+    """Return the dimension order in which ``ChannelsLast`` reads a weight with this number of
+    dimensions.
+    """
     return *range(2, dims), 1, 0
 
 
 def _by_tap(weight: torch.Tensor) -> torch.Tensor:
-    """(output, input, *kernel) to (taps * input, output)."""
+    """Reshape (output, input, *kernel) to (taps * input, output)."""
     return weight.permute(taps_first(weight.dim())).reshape(-1, weight.shape[0])
 
 

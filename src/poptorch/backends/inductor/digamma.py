@@ -1,7 +1,7 @@
-"""The derivative of ``lgamma`` by operators that vector instructions have.
+"""Compute the derivative of ``lgamma`` with operators that have vector instructions.
 
-Torch's own is a function of one number, and what is fused with it works on one at a time, too:
-likelihoods of counts spend most of a step there. 256,000 numbers take 0.9 ms instead of 9.1.
+Torch's function takes one number, and everything that is fused with it is then also computed one by
+one. Likelihoods of counts spend most of a step there. 256,000 numbers take 0.9 ms instead of 9.1.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-_STEPS = 10  # as many as torch takes at most
+_STEPS = 10  # the largest number that torch takes
 # Bernoulli numbers over 2 n, for n from 7 to 1: M. Abramowitz, I. Stegun, 6.3.18.
 _SERIES = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 
 
 def digamma(x: torch.Tensor) -> Any:
-    """By recurrence to where the asymptotic series holds, and by reflection below zero."""
+    """Use the recurrence up to where the asymptotic series holds, and reflection below zero."""
     if not x.is_floating_point():
         return NotImplemented
     positive = torch.where(x < 0, 1 - x, x)

@@ -1,8 +1,8 @@
-"""Factors and offsets of channels go into the weights of the product before them.
+"""Fold factors and offsets of channels into the weights of the preceding product.
 
-``(x w + b) s + t`` is ``x (w s) + (b s + t)`` where s and t have a number for each column of w, and
-a batch norm with given statistics is such a line. Proof: where each value comes from, and that
-nothing else reads what disappears.
+``(x w + b) s + t`` is ``x (w s) + (b s + t)`` if s and t have one number for each column of w. A
+batch norm with given statistics has this form. The condition is checked on the graph: where each
+value comes from, and that nothing else reads what is removed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
-_CHANNELS = 1  # the dimension of products that counts them
+_CHANNELS = 1  # the dimension of products that contains the channels
 
 
 def fold(graph: fx.Graph, fixed: set[fx.Node]) -> None:
-    """Rewrite a graph, of which some values depend on weights alone."""
+    """Rewrite a graph in which some values depend only on weights."""
     folding = _Folding(graph, fixed)
     for norm in graph.find_nodes(
         op="call_function", target=aten._native_batch_norm_legit_no_training.default
@@ -29,7 +29,7 @@ def fold(graph: fx.Graph, fixed: set[fx.Node]) -> None:
 
 
 def call(like: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """Add an operator before another one, labelled like it."""
+    """Add an operator before another one, with the same labels."""
     with like.graph.inserting_before(like):
         node = like.graph.call_function(target, args)
     node.meta = like.meta.copy()
@@ -38,7 +38,7 @@ def call(like: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def is_float(*nodes: Any) -> bool:
-    """Whether all that are given are tensors of float32."""
+    """Return whether all given values are tensors of float32."""
     values = [node.meta.get("val") for node in nodes if node is not None]
     return all(isinstance(v, torch.Tensor) and v.dtype is torch.float32 for v in values)
 
@@ -54,7 +54,7 @@ class _Folding:
         return node
 
     def make_line(self, norm: fx.Node) -> None:
-        """Put a factor and an offset in the place of a batch norm with given statistics."""
+        """Replace a batch norm with given statistics by a factor and an offset."""
         x, weight, bias, mean, variance, _, eps = norm.args
         read = {user.args[1] for user in norm.users}
         given = [each for each in (weight, bias, mean, variance) if each is not None]
@@ -81,7 +81,7 @@ class _Folding:
         norm.graph.erase_node(norm)
 
     def absorb(self, node: fx.Node) -> None:
-        """Let a product that nothing else reads absorb a factor or an offset."""
+        """Fold a factor or an offset into a product that nothing else reads."""
         if node.target not in (aten.mul.Tensor, aten.add.Tensor) or node.kwargs:
             return
         pairs: Any = (node.args, node.args[::-1])
@@ -130,7 +130,7 @@ class _Folding:
 
 
 def operands(product: fx.Node) -> tuple[Any, Any, Any] | None:
-    """Return what is multiplied by which weight, and the bias; None for other operators."""
+    """Return the operand, the weight and the bias of a product; None for other operators."""
     match product:
         case fx.Node(target=aten.convolution.default, args=(x, weight, bias, *_, transposed, _, _)):
             return None if transposed else (x, weight, bias)

@@ -1,9 +1,9 @@
-"""Fewer headers for the C++ that torch writes: what loops over numbers never use is left out.
+"""Compile torch's C++ code with fewer headers: what loops over numbers never use is left out.
 
-Of the 3.5 s that g++ takes for a perceptron, 2.6 read headers: printing, schemas, half precision,
-complex and random numbers, special functions, rare instructions. A folder that it searches first
-has short files in their place. Classes of vectors and reductions are torch's, line by line, so
-results are the same bits.
+Of the 3.5 s that g++ takes for a perceptron, 2.6 s are spent reading headers: printing, schemas,
+half precision, complex and random numbers, special functions, rare instructions. A folder that g++
+searches first contains short replacements. Vector classes and reductions are torch's, line by line,
+so results are bit-identical.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from .library import generator
 from .toolchain import has_vectors
 
 HERE = Path(torch.__file__).parent / "include"
-OWN = Path(__file__).with_name("include")  # files that take the place of torch's, by their names
-OPTIONS = "-std=c++17 -g0 "  # the newer library's headers are longer; nobody reads line numbers
+OWN = Path(__file__).with_name("include")  # files that replace torch's files with the same names
+# the newer standard library has longer headers; line numbers are not needed
+OPTIONS = "-std=c++17 -g0 "
 
-# A source that names one of these needs torch's own headers.
+# A source that contains one of these names needs torch's own headers.
 _BEYOND = re.compile(
     r"bfloat16|BFloat16|float16|\b[Hh]alf\b|[Ff]loat8|complex|int8|u?int16|signed char|q[u]?int|"
     r"_cpu\(\w*seed|rand\w*_cpu|Philox|erfinv|erfcx|gamma|\bi[01]e?\b|bessel|zeta|angle|ndtri|"
@@ -74,7 +75,7 @@ def _without(text: str, *headers: str) -> str:
 
 
 def _cut(text: str, start: str, end: str) -> str:
-    """Leave out what lies between the lines that two patterns begin."""
+    """Remove everything between the lines that match two patterns."""
     found = re.search(rf"^{start}.*?(?=^{end})", text, re.MULTILINE | re.DOTALL)
     if found is None:
         raise LookupError(f"no {start!r} before {end!r}")
@@ -98,7 +99,7 @@ _OTHER_NUMBERS = re.compile(
 
 
 def _conversions(text: str) -> str:
-    """Leave out specialisations for numbers that have only names."""
+    """Remove specialisations for number types that are only declared."""
     structs = re.compile(r"^template <[^{}]*?^struct .*?^\};\n", re.MULTILINE | re.DOTALL)
     text = structs.sub(lambda s: "" if _OTHER_NUMBERS.search(s[0]) else s[0], text)
     return _without(text, *(f"{_VECTORS}{form}/{form}_bfloat16.h" for form in _FORMS))
@@ -147,15 +148,18 @@ _OF_INSTRUCTIONS = (
 _INTRINSIC = re.compile(
     r"^extern __inline\b.*?^(_(?!_attribute__)\w+)\s*\(.*?^\}\n", re.MULTILINE | re.DOTALL
 )
-_MACRO = re.compile(r"^#define (_\w+)\((?:.*\\\n)*.*\n", re.MULTILINE)  # the same without -O
-_PASTED = re.compile(r"_mm\d*_(?:add|mul|and|or|min|max)_\w+")  # reductions put these together
+# the definitions that are used without -O
+_MACRO = re.compile(r"^#define (_\w+)\((?:.*\\\n)*.*\n", re.MULTILINE)
+# names that reductions assemble from parts
+_PASTED = re.compile(r"_mm\d*_(?:add|mul|and|or|min|max)_\w+")
 _NAMES = re.compile(r"\b_[a-z]\w+")
 
 
 def _intrinsics(compilers: Path, others: Iterable[str]) -> dict[str, str]:
-    """Return g++'s headers of vector instructions with those that other headers call.
+    """Return g++'s headers of vector instructions with only those instructions that other headers
+    use.
 
-    A tenth of 4,900: to read the rest takes 0.2 of the 1.8 s of a perceptron.
+    These are a tenth of 4,900. Reading the others takes 0.2 of the 1.8 s for a perceptron.
     """
     paths = map(compilers.joinpath, _OF_INSTRUCTIONS)
     given = {path.name: path.read_text() for path in paths if path.is_file()}
@@ -180,7 +184,7 @@ def _intrinsics(compilers: Path, others: Iterable[str]) -> dict[str, str]:
 
 
 def texts(compilers: Path) -> dict[str, str]:
-    """Return the files of the folder by name, made from torch's and the compiler's."""
+    """Return the files of the folder by name, made from torch's and the compiler's headers."""
     own = filter(Path.is_file, OWN.rglob("*"))
     ours = {
         **dict.fromkeys(_EMPTY, "#pragma once\n"),
@@ -207,7 +211,7 @@ def _digest(compilers: Path) -> str:
 
 
 def folder(compiler: str) -> Path | None:
-    """Return the folder, written if it is not there; None where torch's headers are others."""
+    """Return the folder, and write it if necessary; None if torch has other headers."""
     if not has_vectors():
         return None
     try:
@@ -222,7 +226,7 @@ def folder(compiler: str) -> Path | None:
 
 
 def _write(place: Path, files: Mapping[str, str]) -> None:
-    """Write the folder, which is whole when it appears, and which nobody else can write to."""
+    """Write the folder. It is complete when it appears, and nobody else can write to it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as new:
         for name, text in files.items():
@@ -235,15 +239,15 @@ def _write(place: Path, files: Mapping[str, str]) -> None:
         try:
             os.rename(Path(new, "of"), place)
         except OSError:
-            if not _is_there(place):  # another process was not quicker
+            if not _is_there(place):  # another process may have been faster
                 raise
 
 
 def _is_there(place: Path) -> bool:
-    """Tell whether the folder is there; refuse one in which somebody else wrote a file.
+    """Return whether the folder exists. Refuse one in which somebody else wrote a file.
 
-    What these headers say is compiled and run. The folder above it may have been open to others
-    when it was written.
+    These headers are compiled and run, and the folder above may have been open to others when it
+    was written.
     """
     if not os.path.lexists(place):
         return False
@@ -254,19 +258,20 @@ def _is_there(place: Path) -> bool:
 
 
 def suffice(source: str) -> bool:
-    """Tell by the names in a source whether the folder has all that it needs."""
+    """Return whether the folder has everything that a source needs, by the names in the source."""
     return _INCLUDED.issuperset(_INCLUDE.findall(source)) and not _BEYOND.search(source)
 
 
 _CHANGING = ("_cflags_args", "_include_dirs_args", "_libraries_args")
 _TORCHS = re.compile(r"(?:-l(?:torch\w*|c10) )+")
-_refused: list[str] = []  # sources that the folder did not suffice for, although it should
+# sources for which the folder was not sufficient, although it should have been
+_refused: list[str] = []
 
 
 def _library(place: Path, compiler: str) -> Path:
-    """Return an empty library of the name of torch's, which is in the process that loads the code.
+    """Return an empty library with the name of torch's, which is already loaded in the process.
 
-    To read what is in torch's takes 0.3 of the 2.0 s of a perceptron.
+    Reading torch's library takes 0.3 of the 2.0 s for a perceptron.
     """
     path = place / "libtorch_python.so"
     if not path.exists():
@@ -279,11 +284,13 @@ def _library(place: Path, compiler: str) -> Path:
 
 
 def build(builder: Any, given_up: Callable[[], bool] = lambda: False) -> None:
-    """Build as torch does, from the folder first where that suffices for the source.
+    """Build as torch does, but first with the folder if it is sufficient for the source.
 
-    Whoever ends the C++ compiler says by ``given_up`` that another try is of no use.
+    ``given_up`` returns True if the C++ compiler was ended on purpose, so that another attempt is
+    useless.
     """
-    path = Path(builder._sources_args)  # of one source; several paths, and object files, are none
+    # a single source; several paths or object files do not match
+    path = Path(builder._sources_args)
     place = None if _refused else folder(builder._compiler)
     if place is None:
         builder.build()
@@ -296,7 +303,7 @@ def build(builder: Any, given_up: Callable[[], bool] = lambda: False) -> None:
         library = f"-Wl,--no-as-needed {_library(place, builder._compiler)} "
         builder._libraries_args = _TORCHS.sub(library, builder._libraries_args, 1)
         builder.build()
-    except Exception as error:  # torch's headers have changed, or the compiler is at fault
+    except Exception as error:  # torch's headers have changed, or the compiler has failed
         if given_up():
             raise
         log.engine.debug("Compiling with all of torch's headers: %s", error)

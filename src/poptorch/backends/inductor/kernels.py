@@ -1,6 +1,7 @@
-"""The kernels of a graph that Python calls, as with a function on the host, in one library.
+"""Build all kernels of a graph that Python calls, for example because of a host function, in one
+library.
 
-Torch compiles each by itself, and reads its headers for each.
+Torch compiles each kernel separately, and reads the headers for each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WHOLE = re.compile(
     rf'(?P<includes>(?:\s*#include [^\n]*\n)*)\s*extern "C"\s+void\s+{ENTRY}\((?P<rest>.*)\Z',
     re.DOTALL,
 )
-# Which of them is called is the first argument; the others are read by what the kernel takes.
+# The first argument selects the kernel, and the others are read by the kernel's parameters.
 _CALLING = """
 #include <utility>
 template <size_t... at, typename... T>
@@ -36,9 +37,11 @@ static void call(PyObject* args) {{
 
 
 def together() -> Callable[..., Any]:
-    """Return what takes the kernels of one graph, and compiles them when the first is asked for."""
+    """Return a collector for the kernels of one graph, which compiles them when the first one is
+    needed.
+    """
     waiting: list[str] = []
-    libraries: list[Any] = []  # by number of kernel
+    libraries: list[Any] = []  # by number of the kernel
 
     def kernel(usual: Callable[..., Any], self: Any, argtypes: Any, source_code: str) -> Any:
         future = private.optional("LambdaFuture")
@@ -65,7 +68,7 @@ def _load(sources: list[str], first: int) -> Any:
     numbers = range(first, first + len(sources))
     cases = (f"    case {n}: call({ENTRY}_{n}, args); break;" for n in numbers)
     suffix = cache.suffix_template.format(
-        arg_len="PyTuple_GET_SIZE(args)",  # each kernel has its own number
+        arg_len="PyTuple_GET_SIZE(args)",  # each kernel has its own number of arguments
         call_entry_func="call(args); Py_RETURN_NONE;",
         entry_func=ENTRY,
         extra_parse_arg=_CALLING.format(cases="\n".join(cases)),

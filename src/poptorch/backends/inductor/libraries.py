@@ -1,16 +1,17 @@
-"""Which library computes a large product in float32: measured once for a processor, then kept.
+"""Choose the library for each large product in float32: measure once per processor, then remember.
 
-Whether ATen's BLAS (MKL) or oneDNN is faster depends on the processor, the sizes, and how operands
-lie: on an AMD EPYC with AVX512 oneDNN takes 0.6 to 1.1 of MKL's time; with AVX2 alone, 1.3 for
-large weights; on an Intel Xeon with AMX 1.0 to 1.3, and 2.5 for 3072 columns. Where both are about
-as fast, ATen's is taken, as eager torch does. Inductor's own template is for constant weights only,
-and takes 1.2 to 1.5 of MKL's time with AVX2 alone.
-One row may be a product of loops: on the EPYC they take half of MKL's time, with AVX2 alone 0.5 to
-0.9. Few rows wait for the weights, which other layers' have driven out of a core's caches: chosen
-by such, a BERT's row takes 0.84 of the time that weights in the caches had led to.
+Whether ATen's BLAS (MKL) or oneDNN is faster depends on the processor, the sizes, and the layout of
+operands. On an AMD EPYC with AVX512, oneDNN takes 0.6 to 1.1 of MKL's time; with only AVX2, 1.3 for
+large weights. On an Intel Xeon with AMX, it takes 1.0 to 1.3, and 2.5 for 3072 columns. If both are
+about equally fast, ATen is chosen, as in eager torch. Inductor's own template is for constant
+weights only, and takes 1.2 to 1.5 of MKL's time with only AVX2. A product with one row can also be
+computed by loops. On the EPYC these take half of MKL's time, and with only AVX2 0.5 to 0.9. With
+few rows, the product waits for weights that other layers have driven out of the caches. Measured
+with such weights, the choice takes 0.84 of the time for a BERT's row, compared with a choice for
+weights in the caches.
 
-A table in the user's cache has a row for each class of shapes that was met. It is made before the
-first code with that class is, and does not change, so that results are the same bits on a machine.
+A table in the user's cache has a row for each class of shapes. The row is written before the first
+code for that class is compiled, and does not change, so results are bit-identical on one machine.
 """
 
 from __future__ import annotations
@@ -43,29 +44,34 @@ _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-ca
 BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
 TURNED, LOOPS = f"{BLAS} with weights row by row", "loops"
 
-SMALLEST = 1 << 22  # multiplications: of fewer, a call costs more than a library saves
-_SMALLEST_ROW = 1 << 18  # the same, of one row
-_LONGEST, _LARGEST = 4096, 1 << 32  # a dimension, and multiplications, of what is measured
+# multiplications; in a smaller product, a call costs more than a faster library saves
+SMALLEST = 1 << 22
+_SMALLEST_ROW = 1 << 18  # the same for a product with one row
+# the largest dimension, and number of multiplications, that are measured
+_LONGEST, _LARGEST = 4096, 1 << 32
 _MANY_ROWS, _FEWEST_ROWS = 128, 4
 LARGE_PRODUCT, LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
-SECONDS, OF_ONE = 1.0, 0.05  # at most for all classes of a graph; for one, after a few rounds
-ROUNDS = 2, 12  # of runs in turn
-_PATIENCE = 30.0  # seconds for another process that measures
-_BETTER = 0.9  # of the usual one's time, twice: another that takes less is taken for good
-_UNCACHED = 16 << 20  # bytes of weights: when they come again, a core's own caches have none
-_ALONE = 0.9  # of each thread's time is spent on a core, where nobody else wants it
+# most seconds for all classes of a graph, and for one class after a few rounds
+SECONDS, OF_ONE = 1.0, 0.05
+ROUNDS = 2, 12  # minimum and maximum number of alternating runs
+_PATIENCE = 30.0  # how many seconds to wait for another process that measures
+_BETTER = 0.9  # a library that twice takes less than this share of the usual one's time is chosen
+# bytes of weights; when weights of this size are read again, they are no longer in a core's caches
+_UNCACHED = 16 << 20
+_ALONE = 0.9  # each thread has a core for this share of the time if no other process needs it
 
 
 PREPARED = "np"
 
 
 class Shape(NamedTuple):
-    """A class of products: sizes are rounded, to 1 or 1.5 times a power of two."""
+    """A class of products. Sizes are rounded to 1 or 1.5 times a power of two."""
 
     rows: int
     inner: int
     columns: int
-    lies: str  # "nt": the first row by row, the second column by column; "np": that is prepared
+    # "nt": the first operand row-major, the second column-major; "np": the second is prepared
+    lies: str
 
     @property
     def work(self) -> int:
@@ -76,7 +82,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(a: Matrix, b: Matrix) -> Shape | None:
-    """Return the class of a product; None for a small one, and where operands have gaps."""
+    """Return the class of a product; None for a small one, or if operands have gaps."""
     lies = _lies(a) + _lies(b)
     sizes = *a[0], b[0][1]
     if len(lies) < 2:
@@ -86,7 +92,7 @@ def shape_of(a: Matrix, b: Matrix) -> Shape | None:
 
 
 def is_row(rows: int, lies: str) -> bool:
-    """Return whether it may be a product of loops: one row, columns that lie each in one piece."""
+    """Return whether loops may compute it: one row, and contiguous columns."""
     return rows == 1 and lies[1] == "t"
 
 
@@ -112,7 +118,9 @@ def _rounded(size: int) -> int:
 
 
 def by_rule(shape: Shape) -> str:
-    """Return who computes what was not measured: never far off where somebody has measured."""
+    """Return the library for a class that was not measured. The rule is never far from the measured
+    choices.
+    """
     if shape.lies == PREPARED:
         return ONEDNN
     if shape.lies[0] == "t" or shape.work >= _HUGE:
@@ -139,7 +147,7 @@ def products(graph: Graph) -> Counter[tuple[tuple[int, ...], Shape]]:
 
 
 def choices(graph: Graph, measures: bool = False) -> dict[Shape, str]:
-    """Return the library of each class of a graph; ``measures``: of those that nobody has met."""
+    """Return the library of each class in a graph; with ``measures``, measure new classes."""
     work = Counter[Shape]()
     for (_, shape), times in products(graph).items():
         work[shape] += times * shape.work
@@ -147,7 +155,7 @@ def choices(graph: Graph, measures: bool = False) -> dict[Shape, str]:
 
 
 def chosen(work: Counter[Shape], measures: bool) -> dict[Shape, str]:
-    """Return the library of each class, of which the one with most work is measured first."""
+    """Return the library of each class. The class with the most work is measured first."""
     if not work:
         return {}
     table = Table()
@@ -158,7 +166,7 @@ def chosen(work: Counter[Shape], measures: bool) -> dict[Shape, str]:
 
 
 def said(graphs: Iterable[Graph]) -> tuple[str, ...]:
-    """Return a line for each library: which of the large products it computes."""
+    """Return a line for each library with the large products that it computes."""
     by: dict[str, list[str]] = {}
     for graph in graphs:
         libraries = choices(graph)
@@ -175,7 +183,7 @@ _known: dict[str, dict[str, str]] = {}  # what this process has read or measured
 
 
 class Table:
-    """The libraries of classes, of this processor with this number of threads."""
+    """The libraries of classes, for this processor with this number of threads."""
 
     def __init__(self) -> None:
         threads = torch.get_num_threads()
@@ -192,14 +200,15 @@ class Table:
         return self._rows.get(str(shape))
 
     def rows(self) -> list[Shape]:
-        """Return the classes that are in the table."""
+        """Return the classes in the table."""
         names = (name.split() for name in self._kept().get(self.conditions, {}))
         return [Shape(*map(int, sizes.split("x")), lies) for sizes, lies in names]  # type: ignore[call-arg,arg-type]
 
     def measure(self, shapes: Iterable[Shape], again: bool = False) -> dict[Shape, str]:
-        """Choose libraries, and say what was measured; who comes first chooses for all processes.
+        """Choose libraries, and return what was measured. The first process chooses for all
+        processes.
 
-        Nothing that goes wrong here is in the way of a program.
+        Errors here do not affect a program.
         """
         told: dict[Shape, str] = {}
         try:
@@ -230,7 +239,7 @@ class Table:
                 other = LOOPS if LOOPS in times else ONEDNN
                 told[shape] = f"{other} takes {times[other] / times[BLAS]:.2f} of {BLAS}'s time"
                 log.engine.debug("Matrix products %s: %s", shape, told[shape])
-            else:  # what the last one of its kind took
+            else:  # as long as the last measurement of this kind
                 chosen, told[shape] = met.get(kind) or by_rule(shape), "not measured"
             self._rows[str(shape)] = chosen
         return told
@@ -252,15 +261,17 @@ def _is_better(library: str, times: Mapping[str, float], shape: Shape) -> bool:
 
 
 def _usual(shape: Shape) -> str:
-    """Return ATen's; of few rows with a prepared weight oneDNN's, whose call joins what follows."""
+    """Return ATen; for few rows with a prepared weight, oneDNN, whose call includes what
+    follows.
+    """
     return ONEDNN if shape.lies == PREPARED and shape.rows < _MANY_ROWS else BLAS
 
 
 def times_of(shape: Shape) -> dict[str, float]:
-    """Return the seconds of each library: minima of runs in turn.
+    """Return the seconds of each library: the minimum of alternating runs.
 
-    A neighbour adds to those of several threads, and most to those that wait at most barriers. Then
-    one thread, by the time that it had a core for, shows which kernel is better.
+    A neighbour increases the times of several threads, mostly of those that wait at many barriers.
+    In that case one thread, measured by the processor time it had, shows which kernel is better.
     """
     runs, threads = _runs(shape), torch.get_num_threads()
     with torch.no_grad():
@@ -299,9 +310,9 @@ def _runs(shape: Shape) -> Mapping[str, Run]:
 
 
 def _cores(runs: Mapping[str, Run]) -> float:
-    """Return how many cores work for the one that takes most; MKL's takes one for a row.
+    """Return how many cores the slowest library uses; MKL uses one core for one row.
 
-    Before that, libraries make what they make once for a shape.
+    Before that, let libraries prepare what they prepare once per shape.
     """
     cores = []
     for run in runs.values():
@@ -334,7 +345,7 @@ _COMMON = [
 
 
 def calibrate() -> dict[Shape, str]:
-    """Measure common classes, and choose again for those of the table."""
+    """Measure common classes, and choose again for those in the table."""
     table = Table()
     common = (Shape(*sizes, lies) for sizes in _COMMON for lies in ("nn", "nt", "tn", PREPARED))
     shapes = {*table.rows(), *(shape for shape in common if shape.work >= SMALLEST)}

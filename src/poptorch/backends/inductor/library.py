@@ -1,8 +1,8 @@
-"""Compiled graphs as shared libraries: what is kept of a compilation, and how it is loaded again.
+"""Store and load compiled graphs as shared libraries.
 
-Torch's own artefacts (``CompiledArtifact.save``) hold source code, which is compiled again where
-torch's cache is not there (the tutorial's CNN in a new process: 85 to 107 s instead of 2.2 to 2.9),
-take twice as long a call, and are pickles.
+Torch's own artefacts (``CompiledArtifact.save``) contain source code. They compile it again if
+torch's cache is missing (85 to 107 s instead of 2.2 to 2.9 for the tutorial's CNN in a new
+process), make calls twice as long, and are pickles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ ENTRY = "inductor_entry_cpp"
 
 @functools.cache
 def generator() -> str:
-    """Return a digest of what makes code: code that it would no longer make is not used again."""
+    """Return a digest of everything that generates code. Code is not reused if it would be
+    generated differently now.
+    """
     digest, here = hashlib.sha256(), Path(__file__).parent
     own = *here.glob("*.py"), *filter(Path.is_file, here.glob("include/**/*"))
     for path in (here.parent / "prepare.py", *sorted(own)):
@@ -32,11 +34,12 @@ def generator() -> str:
 
 
 def code_of(compiled: Any) -> Code:
-    """Return torch's compiled graph: its library alone where it is no more than that.
+    """Return the code of a graph that torch compiled: only its library, if the graph needs nothing
+    else.
 
-    What torch does around a library costs 3 us of each call.
+    What torch does around a library takes 3 us of each call.
     """
-    whole = Code(lambda arguments: compiled(list(arguments)), None)  # which empties its list
+    whole = Code(lambda arguments: compiled(list(arguments)), None)  # torch empties this list
     entry = entry_of(compiled)
     path = getattr(getattr(entry, "__self__", None), "__file__", None)
     if path is None or getattr(entry, "__name__", None) != ENTRY:
@@ -45,7 +48,9 @@ def code_of(compiled: Any) -> Code:
 
 
 def entry_of(compiled: Any) -> Any:
-    """Return what a compiled graph calls with its inputs; None where that is not all it does."""
+    """Return the function that a compiled graph calls with its inputs; None if the graph does more
+    than that.
+    """
     function = compiled.current_callable
     if not inspect.isfunction(function) or not private.has(private.KEPT_CODE):
         return None
@@ -61,7 +66,7 @@ def code_with(entry: Any) -> Code:
 
 def load(code: bytes) -> Compiled:
     private.demand(private.KEPT_CODE)
-    # The library finds torch's accessor of tensors by this variable, as torch's own loader sets it.
+    # The library finds torch's accessor of tensors in this variable, which torch's own loader sets.
     address = str(private.torchinductor_pyobject_tensor_data_ptr)
     env.put("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", address)
     with temporary_folders.folder_meanwhile("poptorch-code-") as folder:

@@ -1,7 +1,8 @@
-"""From a pure graph to what the code generator takes: primitive operators, and writes at the end.
+"""Lower a pure graph for the code generator: primitive operators, and writes at the end.
 
-torch's compiler would trace it again through its autograd layer and wrap every call in that layer's
-checks: a warm compile of the tutorial's CNN takes 0.3 s instead of 1.5, a call 0.03 ms less.
+torch's compiler would trace the graph again through its autograd layer, and wrap every call in that
+layer's checks. Bypassing it, a warm compilation of the tutorial's CNN takes 0.3 s instead of 1.5,
+and a call takes 0.03 ms less.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def lower(
     rules: Decompositions,
     decompositions: Decompositions,
 ) -> fx.GraphModule:
-    """Rewrite a graph in the operators that the code generator knows, all writes at its end.
+    """Rewrite a graph in the operators of the code generator, with all writes at its end.
 
-    ``rules``: by operator of the graph a faster way to compute it, with any strides.
-    ``decompositions``: by operator, wherever it turns up, how others compute it. Functions of both
-    may return ``NotImplemented``.
+    ``rules``: for an operator of the graph, a faster way to compute it, with any strides.
+    ``decompositions``: for an operator anywhere, how others compute it. Functions of both may
+    return ``NotImplemented``.
     """
     replay = OrderedReplay(module, rules)
     with torch.no_grad():
@@ -53,7 +54,8 @@ def lower(
     return lowered
 
 
-_LEAST_SPREAD = 8  # elements that are computed with each of a small operand
+# minimum number of elements that are computed from each element of a small operand
+_LEAST_SPREAD = 8
 _COSTLY = {
     aten.rsqrt.default, aten.sqrt.default, aten.reciprocal.default, aten.div.Tensor,
     aten.exp.default, aten.log.default, aten.lgamma.default, aten.digamma.default,
@@ -62,10 +64,10 @@ _COSTLY = {
 
 
 def _store_before_spreading(graph: fx.Graph) -> None:
-    """Store small results of costly operators that large pointwise operators use.
+    """Store small results of expensive operators that large pointwise operators use.
 
-    The code generator would compute them again for each element, as the inverse root of a variance.
-    A step of the tutorial's CNN takes 1.05 times as long without this.
+    The code generator would compute them again for each element, for example the inverse root of a
+    variance. Without this, a step of the tutorial's CNN takes 1.05 times as long.
     """
     chosen: dict[fx.Node, None] = {}
 
@@ -101,11 +103,11 @@ def _behind_views(node: fx.Node) -> fx.Node:
     return node
 
 
-# Operators that work element by element run in the order in which their operands lie in memory. The
-# rules put the batch innermost, and the code generator stores values in the order of their logical
-# dimensions: it would transpose activations before their next use, and back. Without this a step of
-# the tutorial's CNN, 8 micro-batches of 16, takes 1.09 times as long. What is not known to work on
-# any layout gets its operands as they lay when the graph was traced.
+# Pointwise operators run in the memory order of their operands. The rules put the batch innermost,
+# but the code generator stores values in the order of their logical dimensions. It would transpose
+# activations before their next use, and back. Without this, a step of the tutorial's CNN (8
+# micro-batches of 16) takes 1.09 times as long. Operators that may not work with any layout get
+# their operands in the layout of the trace.
 
 # Correct for every layout of their operands, by their decompositions or because they are views.
 _ANY_LAYOUT = {
@@ -126,7 +128,7 @@ _VIEWS = {aten.view.default, aten._unsafe_view.default}
 
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions from outermost to innermost; None where they overlap or have gaps."""
+    """Return the dimensions from outermost to innermost; None if elements overlap or have gaps."""
     strides = value.stride()
     order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], d)))
     return order if value.permute(order).is_contiguous() else None
@@ -164,7 +166,8 @@ class OrderedReplay(fx.Interpreter):
 
 
 def _is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
-    if torch.Tag.nondeterministic_seeded in target.tags:  # draws go to elements in traced order
+    # draws are assigned to elements in the traced order
+    if torch.Tag.nondeterministic_seeded in target.tags:
         return False
     if target in _CASTS:
         return kwargs.get("memory_format") in (None, torch.preserve_format)
@@ -172,7 +175,9 @@ def _is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _once(target: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute with each element that is one in memory once: of distributions, parameters repeat."""
+    """Compute only once with elements that share memory, for example the repeated parameters of
+    distributions.
+    """
     once = value[tuple(slice(None if step else 1) for step in value.stride())]
     return target(once, *args, **kwargs).expand(value.shape)
 

@@ -1,10 +1,10 @@
-"""Weights as the kernels of inference read them best, for products and convolutions.
+"""Store weights in the layout that inference kernels read best, for products and convolutions.
 
-Measured on an AMD EPYC (Zen 4), one and two threads, against ATen: convolutions of 16 to 128
-channels, channels-last as these are, take 0.45 to 0.95 of the time in oneDNN's own layouts. So do
-products of two rows or more there, where weights are large or rows many. An Intel Xeon (Sapphire
-Rapids) takes 0.8 of it with MKL and weights row by row, 1.0 to 2 with oneDNN's: the table knows.
-One row reads the plain weight. MKL's packed layout gains less.
+Measured on an AMD EPYC (Zen 4) with one and two threads, relative to ATen: channels-last
+convolutions of 16 to 128 channels take 0.45 to 0.95 of the time in oneDNN's own layouts. So do
+products with two rows or more, if weights are large or rows many. On an Intel Xeon (Sapphire
+Rapids), MKL with row-major weights takes 0.8 of the time, and oneDNN's layouts 1.0 to 2; the table
+of libraries decides. A product with one row reads the plain weight. MKL's packed layout gains less.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .libraries import LARGE_PRODUCT, ONEDNN, TURNED, Shape, class_of
 
 aten = torch.ops.aten
 _FEWEST_ROWS = 2
-_SMALLEST_WEIGHT = 1 << 16  # elements: of fewer, only large products are prepared
+# elements; of smaller weights, only those of large products are prepared
+_SMALLEST_WEIGHT = 1 << 16
 
 
 def _multiply(x: Any, weight: Any, bias: Any, activation: str, how: str) -> torch.Tensor:
@@ -66,8 +67,8 @@ def _convolution_like(
     return torch.empty_like(result, memory_format=torch.channels_last)
 
 
-# Torch's own operators have no shapes for all that is used here, and its lowering of products takes
-# weights that are constants of the graph, none that are inputs.
+# Torch's own operators do not provide shapes for everything used here, and its lowering of products
+# supports only weights that are constants of the graph, not inputs.
 PRODUCT = library.define(
     "packed_product",
     "(Tensor x, Tensor weight, Tensor? bias, str activation, str how) -> Tensor",
@@ -85,7 +86,7 @@ CONVOLUTION = library.define(
 
 @functools.cache
 def register() -> None:
-    """Tell torch's compiler how to call oneDNN for them."""
+    """Tell torch's compiler how to call oneDNN for these operators."""
     private.register_lowering(PRODUCT, type_promotion_kind=None)(_lowered_product)
     private.register_lowering(CONVOLUTION, type_promotion_kind=None)(_lowered_convolution)
 
@@ -119,17 +120,17 @@ def _lowered_convolution(x: Any, other: Any, weight: Any, bias: Any, *rest: Any)
 
 
 def is_packed(graph: fx.Graph) -> bool:
-    """Whether inputs of a graph are packed: such tensors have no strides."""
+    """Return whether inputs of a graph are packed. Such tensors have no strides."""
     return any(node.target in (PRODUCT, CONVOLUTION) for node in graph.nodes)
 
 
 def is_packing(node: fx.Node) -> bool:
-    """Whether a node's value is a packed weight, which only these operators can read."""
+    """Return whether a node's value is a packed weight, which only these operators can read."""
     return getattr(node.target, "namespace", None) == "mkldnn"
 
 
 def pack(graph: fx.Graph, fixed: set[fx.Node]) -> None:
-    """Pack weights that are known, where that pays."""
+    """Pack known weights if this saves time."""
     packing = _Packing(graph, fixed)
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         packing.pack_convolution(node)
@@ -184,7 +185,7 @@ class _Packing:
                 self._lay(node, operands(node)[1], by_row=True)  # type: ignore[index]
 
     def _products(self) -> list[fx.Node]:
-        """Return the products in float32 with a weight that is known."""
+        """Return the products in float32 with a known weight."""
         both = (aten.addmm.default, aten.mm.default)
         nodes = chain(*(self._graph.find_nodes(op="call_function", target=each) for each in both))
         every = ((node, operands(node)) for node in nodes)
@@ -203,21 +204,21 @@ class _Packing:
         node.replace_all_uses_with(call(node, PRODUCT, x, packed, bias, activation, how))
 
     def _lay(self, node: fx.Node, weight: fx.Node, by_row: bool) -> None:
-        """Let rows or columns of a weight lie each in one piece."""
+        """Make rows or columns of a weight contiguous."""
         if weight.meta["val"].stride()[by_row] == 1:
             return
         copy = _copy(node, weight if by_row else call(node, aten.t.default, weight))
         node.replace_input_with(weight, copy if by_row else call(node, aten.t.default, copy))
 
     def _lay_taps(self, node: fx.Node, weight: fx.Node) -> None:
-        """Let a weight lie as the product of gathered windows reads it."""
+        """Store a weight in the layout of the product of gathered windows."""
         order = taps_first(weight.meta["val"].dim())
         copy = _copy(node, call(node, aten.permute.default, weight, order))
         back = tuple(map(order.index, range(len(order))))
         node.replace_input_with(weight, call(node, aten.permute.default, copy, back))
 
     def _pack(self, node: fx.Node, reorder: Any, weight: Any, *how: Any) -> fx.Node:
-        """Return the packed weight, the same for those who read it alike."""
+        """Return the packed weight, which is shared by operators that read the same layout."""
         key = weight, reorder, str(how)
         if key not in self._packed:
             graph, value = node.graph, weight.meta["val"].contiguous()
@@ -231,7 +232,7 @@ class _Packing:
 
 
 def _copy(like: fx.Node, source: fx.Node) -> fx.Node:
-    """Add a copy that lies row by row."""
+    """Add a row-major copy."""
     copy = call(like, aten.clone.default, source)
     copy.kwargs = {"memory_format": torch.contiguous_format}
     copy.meta["val"] = source.meta["val"].contiguous()
@@ -243,7 +244,9 @@ def _both(sizes: Any) -> list[int]:
 
 
 def _sum_of(product: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """Return the sum that alone reads a product, and what it adds; else the product itself."""
+    """Return the sum that is the only reader of a product, and its other operand; else the product
+    itself.
+    """
     user = next(iter(product.users))
     if len(product.users) == 1 and user.target is aten.add.Tensor and not user.kwargs:
         others = [each for each in user.args if each is not product]
@@ -260,7 +263,9 @@ def _sum_of(product: fx.Node) -> tuple[fx.Node, fx.Node | None]:
 
 
 def _absorbed(value: fx.Node, known: Mapping[Any, str]) -> tuple[str, Mapping[str, Any]]:
-    """Take out the activation that alone reads a value, perhaps reshaped; return what it was."""
+    """Remove the activation that is the only reader of a value, perhaps after a reshape. Return its
+    kind.
+    """
     last = value
     while len(last.users) == 1:
         (user,) = last.users

@@ -1,7 +1,9 @@
-"""What compiled inference computes from weights alone: anew when they change, not in each call.
+"""Compute values of compiled inference that depend only on weights when these change, not in each
+call.
 
-A batch norm with given statistics is a factor and an offset for each channel, and both go into the
-weights of the product before it. Products and convolutions get weights in oneDNN's own layouts.
+A batch norm with given statistics is a factor and an offset for each channel, and both are folded
+into the weights of the preceding product. Products and convolutions get weights in oneDNN's own
+layouts.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _TURNS = (aten.t.default, aten.permute.default)
 
 
 def prepared(program: Program, callable_from_cpp: Callable[[fx.GraphModule], bool]) -> Program:
-    """Return an inference program with a graph that runs when weights change, if any pays."""
+    """Return an inference program with a graph that runs when weights change, if this
+    saves time.
+    """
     if [*program.graphs] != ["forward"]:
         return program
     forward = program.graphs["forward"].copy()
@@ -49,7 +53,7 @@ def prepared(program: Program, callable_from_cpp: Callable[[fx.GraphModule], boo
 
 
 def _fixed(graph: Graph) -> set[fx.Node]:
-    """Return the values that depend on weights and constants alone."""
+    """Return the values that depend only on weights and constants."""
     arguments, updates = graph.arguments, graph.updates
     fixed = {
         node
@@ -63,7 +67,9 @@ def _fixed(graph: Graph) -> set[fx.Node]:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether an operator gives the same again; those of other libraries may do anything."""
+    """Return whether an operator always gives the same result. Operators of other libraries may do
+    anything.
+    """
     if not isinstance(node.target, Operator):
         return node.target is operator.getitem
     of_torch = node.target.namespace in ("aten", "prims", "mkldnn")
@@ -71,7 +77,9 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _hoisted(graph: Graph, fixed: set[fx.Node]) -> list[fx.Node]:
-    """Return the computed ones that the rest reads, no more bytes of them than weights have."""
+    """Return the computed values that the rest reads, if they take no more bytes than the
+    weights.
+    """
     weights = {node for node in graph.placeholders if node in fixed}
     computed = {
         node
@@ -98,7 +106,7 @@ def _below(node: fx.Node, weights: set[fx.Node]) -> set[fx.Node]:
 
 
 def _own(node: fx.Node) -> fx.Node:
-    """Return what a view repeats or turns: that takes less memory, or lies as it shall."""
+    """Return the value that a view repeats or reorders, if storing that needs less memory."""
     source, value = node.args[0] if may_view(node) else None, node.meta.get("val")
     given = source.meta.get("val") if isinstance(source, fx.Node) else None
     if not isinstance(given, torch.Tensor) or not isinstance(value, torch.Tensor):
@@ -131,7 +139,7 @@ def _prepare(graph: Graph, hoisted: list[fx.Node]) -> Graph:
 
 
 def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
-    """Return the graph with prepared values as inputs, without weights that it does not use."""
+    """Return the graph with prepared values as inputs, and without weights that it does not use."""
     own, places, written = graph.module.graph, graph.arguments, graph.updates
     first = next(node for node in own.nodes if node.op != "placeholder")
     for node, slot in zip(hoisted, prepare.outputs, strict=True):
@@ -149,7 +157,7 @@ def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
 
 
 class Preparing(LoopExecutable):
-    """Runs a prepared program; a weight that only its copy is made of gives its memory back."""
+    """Runs a prepared program. The memory of a weight is released if only its copy is used."""
 
     def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
         prepare = self._program.prepare
@@ -164,7 +172,9 @@ class Preparing(LoopExecutable):
 
 
 class _Preparation(fx.Interpreter):
-    """Runs ``prepare``; each weight goes when it is copied, so that all never lie there twice."""
+    """Runs ``prepare``. Each weight is released when it was copied, so that there are never two
+    copies of all weights.
+    """
 
     def __init__(self, program: Program, prepare: Graph, state: State) -> None:
         super().__init__(prepare.module)
@@ -184,7 +194,9 @@ class _Preparation(fx.Interpreter):
 
 
 def copied_alone(program: Program) -> dict[fx.Node, tuple[Slot, list[fx.Node]]]:
-    """Return the copies of weights that nothing else reads, and the views that they are of."""
+    """Return the copies of weights that nothing else reads, and the views from which they
+    are made.
+    """
     prepare = program.prepare
     if prepare is None:
         return {}

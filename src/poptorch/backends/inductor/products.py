@@ -1,4 +1,6 @@
-"""Products call the library that was measured to be faster; attention as products or loops."""
+"""Call the library that was measured to be faster for products, and compute attention as products
+or loops.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ from .windows import stored
 aten = torch.ops.aten
 
 _chosen = ContextVar[Mapping[Shape, str] | None]("libraries of the graph", default=None)
-LONGEST = 256  # positions of attention: with more, little is gained, and the scores take memory
-_SHORTEST = 32  # elements of a column: sums of fewer are not vectorised
+LONGEST = 256  # positions of attention; with more, little is gained, and the scores take memory
+_SHORTEST = 32  # elements of a column; shorter sums are not vectorised
 
 
 @contextlib.contextmanager
 def choosing(chosen: Mapping[Shape, str]) -> Iterator[None]:
-    """Let products that are compiled now call these libraries; of others a rule decides."""
+    """Use these libraries for products that are compiled within the block. A rule decides about
+    others.
+    """
     token = _chosen.set(chosen)
     try:
         yield
@@ -35,7 +39,9 @@ def choosing(chosen: Mapping[Shape, str]) -> Iterator[None]:
 
 
 def choose_library(graph: fx.Graph) -> None:
-    """Put operators of ours in the place of products; lowered, they choose by the final layout."""
+    """Replace products by our operators. When they are lowered, they choose a library by the final
+    layout.
+    """
     if not private.has(private.PRODUCTS):
         return
     for usual, ours in _operators().items():
@@ -69,7 +75,7 @@ def _lowered(usual: Any, *operands: Any) -> Any:
 
 
 def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
-    """Return a call of oneDNN without copies of operands; None where ATen is as good."""
+    """Return a call of oneDNN without copies of operands; None if ATen is equally good."""
     if a.get_dtype() != torch.float32 or a.get_device().type != "cpu":
         return None
     kernel = private.ExternKernel
@@ -86,7 +92,7 @@ def _matrix(operand: Any) -> Matrix:
 
 
 def library_of(a: Matrix, b: Matrix) -> str | None:
-    """Return who computes a product; None where ATen does, whatever it calls."""
+    """Return the library for a product; None for ATen, whatever it calls."""
     shape = shape_of(a, b)
     if shape is None:
         return None
@@ -103,10 +109,10 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Return what one query of each head finds, and the logarithms of the sums, as loops.
+    """Return the result for one query of each head, and the logarithms of the sums, with loops.
 
-    ATen calls a library for each head. A step of a GPT-2 with 8 rows takes 0.8 of the time, where
-    one thread computes and nothing else does.
+    ATen calls a library for each head. A step of a GPT-2 with 8 rows takes 0.8 of the time, if one
+    thread computes and the machine is idle otherwise.
     """
     several = query.shape[2] != 1 or query.shape[1] != key.shape[1]
     if several or query.dtype != torch.float32 or dropout_p or is_causal:
@@ -116,7 +122,8 @@ def attention(
     if attn_mask is not None:
         scores = scores + attn_mask.mT
     most = scores.amax(2, keepdim=True)
-    most = torch.where(most == -torch.inf, 0.0, most)  # a query that may see nothing finds zeros
+    # a query that may attend to nothing gets zeros
+    most = torch.where(most == -torch.inf, 0.0, most)
     weights = torch.exp(scores - most)
     total = weights.sum(2, keepdim=True)
     total = torch.where(total == 0, 1.0, total)
@@ -137,11 +144,11 @@ def attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Return the gradients of query, key and value, as the operator of ATen does.
+    """Return the gradients of query, key and value, as ATen's operator does.
 
-    In bfloat16, over short sequences, five products over all heads at once: ATen multiplies small
-    blocks, head by head. It rounds what ATen rounds. A step of a BERT of 4 layers takes 76 ms
-    instead of 90; in float32 nothing is gained.
+    In bfloat16 over short sequences, this makes five products over all heads at once, whereas ATen
+    multiplies small blocks head by head. It rounds where ATen rounds. A step of a BERT with 4
+    layers takes 76 ms instead of 90. In float32 there is no gain.
     """
     narrow, heads = query.dtype, query.shape[1] == key.shape[1]
     long = max(query.shape[2], key.shape[2]) > LONGEST
@@ -162,9 +169,9 @@ def attention_backward(
 
 
 def row_product(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """Return the product of one row as loops, which the code generator joins with what follows.
+    """Return the product of one row as loops, which the code generator fuses with what follows.
 
-    Columns must lie each in one piece; a library computes a large one where it is faster.
+    Columns must be contiguous. A library computes a large product if it is faster.
     """
     fits = a.shape[0] == 1 and b.stride()[0] == 1 and b.shape[0] >= _SHORTEST
     if not fits or a.dtype != torch.float32 or a.device.type != "cpu":
@@ -175,7 +182,7 @@ def row_product(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def row_product_and(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **scales: Any) -> Any:
-    """Return it and an addend, as ``addmm`` does."""
+    """Return the product plus an addend, as ``addmm`` does."""
     product = NotImplemented if scales else row_product(a, b)
     return NotImplemented if product is NotImplemented else product + bias
 

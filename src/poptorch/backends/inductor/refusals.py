@@ -1,4 +1,4 @@
-"""Values that eager kernels refuse and compiled code would take: a node looks at them first."""
+"""Check values that eager kernels refuse but compiled code would accept, with additional nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..._ops.traceable import within
 
 
 def refusing(module: fx.GraphModule) -> fx.GraphModule:
-    """Let a graph raise where one that eager kernels run would."""
+    """Make a graph raise errors where eager kernels would raise them."""
     found = list(indices.refusals(module.graph))
     if not found:
         return module

@@ -1,6 +1,7 @@
-"""Where a graph repeats itself, as the layers of a transformer do, and how it is cut there.
+"""Find repeated parts of a graph, such as the layers of a transformer, and cut the graph there.
 
-A cut is right whatever repeats: pieces are equal if all that they compute, read and write is.
+A cut is correct whatever repeats: pieces are equal only if everything that they compute, read and
+write is equal.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from .writes import hoist
 
 aten = torch.ops.aten
 
-# Operators that are compiled once less before a cut pays. A BERT of two layers saves 78, and is
-# lowered in 1.8 s of processor time instead of 3.1. Calls of pieces take 0.06 ms of a step: nothing
-# where operators write so many bytes, 6 per cent of a GPT-2 of two layers, 64 wide.
+# The minimum number of operators that a cut must save from being compiled. A BERT with two layers
+# saves 78, and is lowered in 1.8 s of processor time instead of 3.1. Calls of pieces take 0.06 ms
+# of a step. This is nothing if operators write this number of bytes, but 6 per cent for a GPT-2
+# with two layers, 64 wide.
 LEAST_SAVED, _OF_LARGE, _LARGE = 500, 50, 1 << 25
-_OF_ONE = 30  # repeat
+_OF_ONE = 30  # operators in one repeated piece
 _LEAST_PERIOD, _DISTANCES, _LONGEST = 12, 16, 4
 
 _PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
 }  # fmt: skip
-# The parts of a tensor that bundles small weights: each layer reads another.
+# The parts of a tensor that bundles small weights. Each layer reads another part.
 _PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A value, or a view of it: sizes, strides, offset, or -1 for where the value begins."""
+    """A value, or a view of one: sizes, strides and offset; -1 means the beginning of the value."""
 
     slot: int
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
@@ -46,11 +48,11 @@ class Part:
 @dataclass(frozen=True, eq=False)
 class Piece:
     module: fx.GraphModule
-    places: tuple[int, ...]  # inputs that the last results are written into
+    places: tuple[int, ...]  # inputs to which the last results are written
     values: tuple[Any, ...]  # examples of the inputs
 
     def signature(self) -> str:
-        """Tell all that it computes: pieces with the same one are the same."""
+        """Return everything that the piece computes. Pieces with equal signatures are equal."""
         names = {node: f"%{at}" for at, node in enumerate(self.module.graph.nodes)}
         nodes = (_text(node, names) for node in self.module.graph.nodes)
         return "\n".join((repr(self.places), *nodes))
@@ -65,7 +67,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Chain:
-    """Pieces and their calls in order; slots begin with the whole graph's inputs."""
+    """Pieces and their calls in order. The first slots are the inputs of the whole graph."""
 
     pieces: tuple[Piece, ...]
     calls: tuple[Call, ...]
@@ -81,7 +83,7 @@ class Chain:
 
 
 def _text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
-    """Describe what a node computes, from what, and how its result lies in memory."""
+    """Describe what a node computes, from what, and the memory layout of its result."""
     function = node.target if node.op == "call_function" else node.op
     name: Any = names.get
     arguments = "" if _is_part(node) and not names else fx.map_arg((node.args, node.kwargs), name)
@@ -99,13 +101,14 @@ def _described(value: Any) -> Any:
 def cut(
     module: fx.GraphModule, places: Sequence[int], examples: Sequence[torch.Tensor]
 ) -> Chain | None:
-    """Cut a graph whose last results are written into inputs; None where that does not pay."""
+    """Cut a graph whose last results are written to inputs; None if this saves too little."""
     module = copied(module)
     for node, example in zip(module.graph.find_nodes(op="placeholder"), examples, strict=True):
         node.meta["val"] = example
     nodes = module.graph.nodes
     if any(n.op == "get_attr" or n.target is aten.convolution.default for n in nodes):
-        return None  # bodies of loops; and layouts of images are chosen for a graph as a whole
+        # bodies of loops are not cut, and layouts of images are chosen for a graph as a whole
+        return None
     write_last(module, places)
     hoist(module.graph)
     order = [n for n in module.graph.nodes if n.op == "call_function" and not _is_part(n)]
@@ -133,7 +136,7 @@ class Repeat:
 
 
 def _repeats(order: Sequence[fx.Node]) -> list[Repeat]:
-    """Find repeats of operators, in order: each the longest one in what is left."""
+    """Find repeated operators, in order: each time the longest repetition in what is left."""
     kinds: dict[str, int] = {}
     keys = [kinds.setdefault(_text(node, {}), len(kinds)) for node in order]
     index = {node: at for at, node in enumerate(order)}
@@ -150,7 +153,7 @@ def _repeats(order: Sequence[fx.Node]) -> list[Repeat]:
 
 
 def _runs(keys: Sequence[int], low: int, high: int) -> list[tuple[int, int, int]]:
-    """Return (start, period, end) of what repeats, the longest first."""
+    """Return (start, period, end) of repetitions, the longest first."""
     last: dict[int, int] = {}
     distances: Counter[int] = Counter()
     for at in range(low, high):
@@ -171,7 +174,9 @@ def _runs(keys: Sequence[int], low: int, high: int) -> list[tuple[int, int, int]
 def _turned(
     order: Sequence[fx.Node], index: Mapping[fx.Node, int], start: int, period: int, end: int
 ) -> Repeat | None:
-    """Choose where a repeat begins: most often, before a product, where the least is handed on."""
+    """Choose where a repetition starts: if possible before a product, where the fewest values are
+    passed on.
+    """
     best, least = None, (0, True, math.inf)
     for first in range(start, min(start + period, end - 2 * period + 1)):
         border, count = first + period, (end - first) // period
@@ -191,7 +196,9 @@ def _turned(
 
 
 def _is_part(node: fx.Node) -> bool:
-    """Whether it is a part of an input; a piece that does not write it gets it as a view."""
+    """Return whether the node is a part of an input. A piece that does not write it gets
+    it as a view.
+    """
     return node.target in _PARTS and node.all_input_nodes[0].op == "placeholder"
 
 
@@ -202,7 +209,9 @@ def _base(node: fx.Node) -> fx.Node:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    """Whether a view is all of a computed value in another shape, which pieces get it in."""
+    """Return whether a view is all of a computed value in another shape. Pieces get the value in
+    that shape.
+    """
     base = _base(node)
     both = _value(node), _value(base)
     alike = len({(value.numel(), value.dtype) for value in both}) == 1
@@ -211,20 +220,23 @@ def _is_whole(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether it is made again, for nothing, where it is used."""
+    """Return whether the node is a view that costs nothing, so that it is made again where
+    it is used.
+    """
     single = isinstance(_value(node), torch.Tensor) and len(node.all_input_nodes) == 1
     is_call = node.op == "call_function" and isinstance(node.target, Operator)
     return is_call and single and may_view(node) and isinstance(node.args[0], fx.Node)
 
 
 class _Interval:
-    """Operators that run together; their inputs and the views of these, copied on the way."""
+    """Operators that run together. Views of their inputs are copied to the piece."""
 
     def __init__(self, nodes: Sequence[fx.Node], repeated: bool) -> None:
         self.nodes, self.own, self.repeated = nodes, set(nodes), repeated
         self.written = {n.args[0] for n in nodes if n.target is aten.copy_.default}
         self.graph = fx.Graph()
-        self.inputs: dict[fx.Node, fx.Node] = {}  # of the whole graph to their placeholders
+        # from nodes of the whole graph to their placeholders
+        self.inputs: dict[fx.Node, fx.Node] = {}
         self.copies: dict[fx.Node, fx.Node] = {}
         self.writes: list[tuple[fx.Node, fx.Node]] = []  # placeholder, value
         for node in nodes:
@@ -273,7 +285,7 @@ class _Cutter:
         self.given = module.graph.find_nodes(op="placeholder")
         self.returned: Sequence[fx.Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
         self.intervals: list[_Interval] = []
-        self.groups: list[list[_Interval]] = []  # that shall return alike
+        self.groups: list[list[_Interval]] = []  # intervals that must return the same
         done = 0
         for repeat in (*repeats, Repeat(len(order), 0, 0)):
             if repeat.start > done:

@@ -1,7 +1,7 @@
-"""What makes compiling quicker: stand-ins for functions of torch's, each a switch of its own.
+"""Make compiling faster with replacements for functions of torch, each of which can be disabled.
 
-Processor time of the tutorial CNN's first program, 10.6 s, torch 2.13: without ``stride`` 4 s more,
-without ``check_build`` 3, without ``_entry`` 2.
+Processor time for the first program of the tutorial's CNN: 10.6 s with torch 2.13; 4 s more without
+``stride``, 3 s more without ``check_build``, 2 s more without ``_entry``.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from . import headers, kernels
 from .toolchain import has_vectors
 
 aten = torch.ops.aten
-LARGE = 1000  # operators
-_LOOKING = 0.05  # seconds between two looks for compilers to end
+LARGE = 1000  # number of operators
+_LOOKING = 0.05  # seconds between two checks whether compilers have ended
 
 
 def are_two(graph: fx.Graph) -> bool:
-    """Tell whether the wrapper shall be a C++ source of its own, which gets -O1.
+    """Return whether the wrapper should be a separate C++ source, which is compiled with -O1.
 
-    With -O3, like the kernels, it takes 13.8 of 18.4 s for a BERT of 4 layers, of its own 5.0 and
-    1.4 for reading torch's headers again. A call is no slower.
+    With -O3, like the kernels, it takes 13.8 of 18.4 s for a BERT with 4 layers. Separately it
+    takes 5.0 s, and 1.4 s for reading torch's headers again. Calls are not slower.
     """
     return len(graph.nodes) >= LARGE
 
 
 def settings() -> Mapping[str, Any]:
-    """Headers compiled in advance take about 6 s, once per machine, and save 1.1 s a source."""
+    """Disable precompiled headers. They take about 6 s to compile, once per machine, and save 1.1 s
+    per source.
+    """
     return {"cpp_cache_precompile_headers": False} | ({"vec_isa_ok": True} if has_vectors() else {})
 
 
@@ -49,7 +51,7 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
     cores.idle()
 
     def build(usual: Callable[..., None], lock_path: str, cpp_builders: Any) -> None:
-        """Build sources side by side where a core is idle; torch's function finds it done."""
+        """Build sources in parallel if a core is idle. Torch's function then finds the results."""
         *parts, last = cpp_builders  # the last one links the others, if there are any
         with FileLock(f"{lock_path}.parts"), timing.part("C++ compiler"):
             if len(parts) > 1 and cores.idle() >= IDLE:
@@ -69,13 +71,15 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
         "cpp_pybinding": kernels.together(),
         "get_torch_related_args": _paths,
     }
-    if has_vectors():  # torch asks the processor, too, then tries it out in a library
+    if has_vectors():  # torch also asks the processor, and then tries it out in a library
         named["check_build"] = lambda usual, self, code: True
     return named
 
 
 def build_together(builders: Sequence[Any]) -> None:
-    """Build sources side by side; if that is interrupted, no compiler goes on, and nobody waits."""
+    """Build sources in parallel. If this is interrupted, all compilers end, and nothing waits for
+    them.
+    """
     given_up = threading.Event()
     with ThreadPoolExecutor(len(builders)) as pool:
         builds = [pool.submit(headers.build, each, given_up.is_set) for each in builders]
@@ -84,14 +88,14 @@ def build_together(builders: Sequence[Any]) -> None:
                 build.result()
         except BaseException:
             given_up.set()
-            with interrupts.deferred():  # as another Ctrl-C would leave some of them
+            with interrupts.deferred():  # because another Ctrl-C could leave some of them running
                 while concurrent.futures.wait(builds, _LOOKING).not_done:
                     _end_compilers(builders)
             raise
 
 
 def _end_compilers(builders: Sequence[Any]) -> None:
-    """End this process's C++ compilers of some sources, and what they have started."""
+    """End this process's C++ compilers of some sources, and their child processes."""
     sources = {str(each._sources_args) for each in builders}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -100,7 +104,9 @@ def _end_compilers(builders: Sequence[Any]) -> None:
 
 
 def _paths(usual: Callable[..., Any], include_pytorch: bool, aot_mode: bool) -> Any:
-    """Return torch's headers, folder and libraries, which torch finds with setuptools: 0.06 s."""
+    """Return torch's headers, folder and libraries. Torch uses setuptools to find them, which takes
+    0.06 s.
+    """
     if aot_mode:
         return usual(include_pytorch, aot_mode)
     torchs = Path(torch.__file__).parent
@@ -109,16 +115,16 @@ def _paths(usual: Callable[..., Any], include_pytorch: bool, aot_mode: bool) -> 
 
 
 def _entry(usual: Callable[..., None], self: Any) -> None:
-    """Torch begins the wrapper's only long function, which need not be optimised much."""
+    """Begin the wrapper's only long function, which needs little optimisation."""
     self.prefix.writeline('__attribute__((optimize("O1")))')
     usual(self)
 
 
 def split_if_alike(usual: Callable[..., Any], self: Any, nodes: Any) -> Any:
-    """Split the loops of nodes as torch does, or leave them: to split them only saves time.
+    """Split the loops of nodes as torch does, or leave them, because splitting only saves time.
 
-    That all are split alike is an assertion of torch's, before it changes any of them. It fails for
-    the group norms of a small ResNet.
+    Torch asserts that all of them are split in the same way, before it changes any. The assertion
+    fails for the group norms of a small ResNet.
     """
     try:
         return usual(self, nodes)
@@ -127,10 +133,11 @@ def split_if_alike(usual: Callable[..., Any], self: Any, nodes: Any) -> Any:
 
 
 def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | None = None) -> Any:
-    """Return how far an index moves when a variable grows by one, as torch's own function does.
+    """Return how far an index moves when a variable increases by one, like torch's function.
 
     Torch simplifies a difference. Nearly all indices are sums of numbers times variables, or times
-    quotients and remainders of one, which stay as they are or grow with it in a vector.
+    quotients and remainders of a variable, which are constant or increase with the variable in a
+    vector.
     """
     import sympy
 
@@ -146,7 +153,9 @@ def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | No
 
 
 def _grown(value: Any, var: Any, vec_length: int | None) -> Any:
-    """Return how much larger a variable, quotient or remainder is for the next; None: not known."""
+    """Return the increase of a variable, quotient or remainder in one step; None if it is
+    not known.
+    """
     if value == var:
         return 1
     kind, (of, *numbers) = type(value), value.args or (None,)
@@ -163,7 +172,7 @@ def _grown(value: Any, var: Any, vec_length: int | None) -> Any:
 
 
 def simplify(usual: Callable[..., Any], self: Any, expr: Any, var_ranges: Any) -> Any:
-    """Simplify an index; only quotients and remainders need the ranges of variables."""
+    """Simplify an index. Only quotients and remainders need the ranges of variables."""
     import sympy
 
     simple = self.simplify(expr)
@@ -171,7 +180,9 @@ def simplify(usual: Callable[..., Any], self: Any, expr: Any, var_ranges: Any) -
 
 
 def patterns(graph: fx.Graph) -> Mapping[str, Callable[..., Any]]:
-    """Let torch trace its patterns, 0.2 s, where one may apply: a softmax or a permutation."""
+    """Let torch trace its patterns, which takes 0.2 s, only if one may apply: for a softmax or a
+    permutation.
+    """
     wanted = any(
         node.target is aten.randperm.default
         or (node.target is aten.div.Tensor and _target(node.args[0]) is aten.exp.default)

@@ -1,4 +1,4 @@
-"""The C++ compiler and the processor that code is generated for."""
+"""Describe the C++ compiler, and the processor for which code is generated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..._base import env, log, private
 from ..._base.errors import Error
 from ..._base.folders import temporary
 
-_SHOWN = 5  # lines of a C++ compiler's complaint
+_SHOWN = 5  # lines of a C++ compiler's error output
 
 
 def obstacle() -> str | None:
@@ -60,7 +60,7 @@ def _facts() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return what the processor calls itself; empty where it is not known."""
+    """Return the model name of the processor; empty if it is not known."""
     names = ("model name", "cpu family", "model", "stepping")
     return " ".join(_facts().get(name, "") for name in names).strip()
 
@@ -70,7 +70,9 @@ def has_vectors() -> bool:
 
 
 def instructions() -> str:
-    """Name the instructions that the processor has and torch may use: code uses all of them."""
+    """Return the instruction sets that the processor has and torch may use. Code uses all
+    of them.
+    """
     flags = _facts().get("flags") or _facts().get("Features", "")
     capability = torch.backends.cpu.get_cpu_capability()
     digest = hashlib.sha256(flags.encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
-"""Sliding windows, and pooling over them, with the batch or many channels innermost: every shift of
-a window moves by whole vectors, without masks or shuffles.
+"""Compute sliding windows, and pooling over them, with the batch or many channels innermost.
+
+Every shift of a window then moves by whole vectors, without masks or shuffles.
 """
 
 from __future__ import annotations
@@ -19,35 +20,37 @@ LEAST_INNERMOST = 8  # elements; fewer do not fill a vector
 
 
 def stored(value: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Return the value as a row-major buffer, where most are computed anew at each use."""
+    """Return the value as a row-major buffer. Most values are computed again at each use."""
     value = value.contiguous()
     strides = torch.empty(shape, device="meta").stride()
     return torch.as_strided(value, shape, strides)
 
 
 def batch_last(value: torch.Tensor) -> torch.Tensor:
-    """(batch, channel, *space) to (channel, *space, batch)."""
+    """Permute (batch, channel, *space) to (channel, *space, batch)."""
     return value.permute(*range(1, value.dim()), 0)
 
 
 def batch_first(value: torch.Tensor) -> torch.Tensor:
-    """(channel, *space, batch) to (batch, channel, *space)."""
+    """Permute (channel, *space, batch) to (batch, channel, *space)."""
     return value.permute(-1, *range(value.dim() - 1))
 
 
 def channels_last(value: torch.Tensor) -> torch.Tensor:
-    """(batch, channel, *space) to (batch, *space, channel)."""
+    """Permute (batch, channel, *space) to (batch, *space, channel)."""
     return value.movedim(1, -1)
 
 
 def channels_first(value: torch.Tensor) -> torch.Tensor:
-    """(batch, *space, channel) to (batch, channel, *space)."""
+    """Permute (batch, *space, channel) to (batch, channel, *space)."""
     return value.movedim(-1, 1)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of one size at regular steps over the padded space; one entry per dimension each."""
+    """Windows of one size at regular steps over the padded space. Each field has one entry per
+    dimension.
+    """
 
     space: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -74,14 +77,14 @@ class Windows:
         return [n + 2 * p - d * (k - 1) - 1 for n, k, p, d in sizes]
 
     def padded(self, value: torch.Tensor, fill: float) -> torch.Tensor:
-        """(outer, *space, inner) with the border that windows may look at."""
+        """Return (outer, *space, inner) with the border that windows may read."""
         if not any(self.padding):
             return value
         border = [0, 0, *(p for padding in reversed(self.padding) for p in (padding, padding))]
         return F.pad(value, border, value=fill)
 
     def shifted(self, padded: torch.Tensor, tap: Sequence[int]) -> torch.Tensor:
-        """For one tap: its element of every window, (outer, *count, inner)."""
+        """Return, for one tap, its element of every window: (outer, *count, inner)."""
         for dim, (t, c, s, d) in enumerate(
             zip(tap, self.count, self.stride, self.dilation, strict=True), 1
         ):
@@ -90,18 +93,22 @@ class Windows:
         return padded
 
     def columns(self, value: torch.Tensor) -> torch.Tensor:
-        """(channel, *space, batch) to (channel * taps, windows * batch), zeros at the border."""
+        """Convert (channel, *space, batch) to (channel * taps, windows * batch), with zeros at the
+        border.
+        """
         view = self._seen(value)
         rows = value.shape[0] * torch.Size(self.kernel).numel()
         return stored(view.clone(), rows, view.numel() // rows)
 
     @property
     def are_elements(self) -> bool:
-        """Whether each window is one element, and each element a window."""
+        """Return whether each window is one element, and each element one window."""
         return max(*self.kernel, *self.stride) == 1 and not any(self.padding)
 
     def rows(self, value: torch.Tensor) -> torch.Tensor:
-        """(batch, *space, channel) to (batch * windows, taps * channel), zeros at the border."""
+        """Convert (batch, *space, channel) to (batch * windows, taps * channel), with zeros at the
+        border.
+        """
         if self.are_elements:
             return value.reshape(-1, value.shape[-1])
         view, dims = self._seen(value), len(self.space)
@@ -111,7 +118,7 @@ class Windows:
         return stored(gathered, view.numel() // columns, columns)
 
     def _seen(self, value: torch.Tensor) -> torch.Tensor:
-        """(outer, *space, inner) to (outer, *kernel, *count, inner)."""
+        """Convert (outer, *space, inner) to (outer, *kernel, *count, inner)."""
         padded = self.padded(value, 0.0)
         padded = stored(padded, *padded.shape)
         steps = padded.stride()[1:-1]
@@ -121,9 +128,11 @@ class Windows:
         return torch.as_strided(padded, shape, (padded.stride(0), *strides, 1))
 
     def fold(self, contributions: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Add up what the windows say of each element, a tensor per tap: ``shifted`` reversed."""
-        # Taps that differ by a multiple of the stride meet in the same phase of the space; within a
-        # phase they are shifts of one another.
+        """Sum the contributions of windows to each element, given a tensor per tap: the reverse of
+        ``shifted``.
+        """
+        # Taps that differ by a multiple of the stride belong to the same phase of the space. Within
+        # a phase they are shifts of one another.
         phases: dict[tuple[int, ...], torch.Tensor] = {}
         size = tuple(
             -(-(n + 2 * p) // s)
@@ -160,9 +169,10 @@ class Windows:
 
 @dataclass(frozen=True)
 class _Pool:
-    """One maximum pooling, by comparisons: a step of the tutorial's CNN takes 1.73 times as long
-    with ATen's branch per element, which random data mispredicts; 2.00 times with 8 micro-batches
-    of 16.
+    """One maximum pooling, by comparisons.
+
+    With ATen's branch per element, which random data mispredicts, a step of the tutorial's CNN
+    takes 1.73 times as long; 2.00 times with 8 micro-batches of 16.
     """
 
     windows: Windows
@@ -184,7 +194,7 @@ class _Pool:
         return _Pool(windows, channels_last)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, channel, *space) to (outermost, *space, innermost)."""
+        """Permute (batch, channel, *space) to (outermost, *space, innermost)."""
         return channels_last(x) if self.channels_last else batch_last(x)
 
     def leave(self, y: torch.Tensor) -> torch.Tensor:
@@ -196,7 +206,9 @@ class _Pool:
 
 
 def _winner(taps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the number of the tap that ATen's loop would pick: the first largest, the last NaN."""
+    """Return the number of the tap that ATen's loop would choose: the first maximum, or
+    the last NaN.
+    """
     best, winner = taps[0], torch.zeros_like(taps[0], dtype=torch.int32)
     for number, value in enumerate(taps[1:], 1):
         better = (value > best) | (value != value)
@@ -217,7 +229,7 @@ def max_pool(x: torch.Tensor, *geometry: Any) -> Any:
 
 
 def _positions(windows: Windows, winner: torch.Tensor) -> torch.Tensor:
-    """From tap numbers to row-major positions in the unpadded space."""
+    """Convert tap numbers to row-major positions in the unpadded space."""
     winner = winner.long()
     position = torch.zeros_like(winner)
     for dim, (n, c, s, p) in enumerate(
@@ -231,7 +243,9 @@ def _positions(windows: Windows, winner: torch.Tensor) -> torch.Tensor:
 
 
 def max_pool_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
-    """Find the winner again: a few vector instructions, where keeping it costs memory traffic."""
+    """Find the maximum again. This takes a few vector instructions, whereas storing it costs memory
+    traffic.
+    """
     *geometry, _indices = rest
     pool = _Pool.of(x, *geometry)
     if pool is None:

@@ -1,7 +1,9 @@
-"""Writes in place: updates of the state run early, kernels wait for what they read.
+"""Write in place as early as possible: updates of the state run early, and kernels wait for what
+they read.
 
-Each weight is updated right after its gradient, of which one is in memory then instead of all.
-Steps as traced take 1.00 to 1.07 times as long: it is the memory that pays for this.
+Each weight is updated directly after its gradient is computed, so that only one gradient is in
+memory at a time. Without this, steps take 1.00 to 1.07 times as long; the purpose is to save
+memory.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _COPIES = (aten.copy_.default, aten.clone.default)
 
 
 def place_writes(graph: fx.Graph) -> None:
-    """Let each write run as early as it may; torch drops copies that keep what it overwrites."""
+    """Run each write as early as possible. Torch removes copies that keep what a write
+    overwrites.
+    """
     _keep_old_values(graph)
     hoist(graph)
     graph.lint()
@@ -41,7 +45,9 @@ def _keep_old_values(graph: fx.Graph) -> None:
 
 
 def hoist(graph: fx.Graph) -> None:
-    """Move what follows the last product, and leads to writes only, to its earliest place."""
+    """Move nodes that follow the last product, and only lead to writes, to their earliest
+    positions.
+    """
     nodes = list(graph.nodes)
     inputs = sum(node.op == "placeholder" for node in nodes)
     place = {node: (index, 0) for index, node in enumerate(nodes)}
@@ -80,10 +86,10 @@ def _readers(write: fx.Node) -> set[fx.Node]:
 
 
 def keep_dependencies(nodes: list[Any]) -> list[Any]:
-    """Let each of a scheduler's nodes read with new loops what it read with the old ones.
+    """Make the new loops of a scheduler's nodes depend on the same reads as the old ones.
 
-    Where torch 2.13 makes a kernel's loops anew, to fuse them, it takes tensors' names from before
-    any write: kernels may run too early. Later releases do what is done here.
+    When torch 2.13 makes a kernel's loops again to fuse them, it uses tensors' names from before
+    any write, so that kernels may run too early. Later releases do the same as this function.
     """
     for node in nodes:
         for part in node.get_nodes():
