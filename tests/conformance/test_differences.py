@@ -88,7 +88,7 @@ SHOWN = {
     "a loss is a number": "session/test_outputs.py::test_shapes_contents_and_counters_of_outputs",
     "Python in `forward` runs at every call": "capture/test_explain.py::test_python_in_forward_and_hooks_runs_at_capture_only",
     "a replaced or parametrized layer, another `forward`, number format, `requires_grad` or block takes effect at the next call": "session/test_guards.py::test_changes_are_told_once_in_one_message",
-    "optimizer hooks run at each step, and hooks that you add to parameters or layers later take effect": "session/test_guards.py::test_hooks_of_an_optimizer_are_told",
+    "hooks that you add to optimizers, parameters or layers later take effect": "session/test_guards.py::test_hooks_that_an_optimizer_gets_later_are_told",
     "a tensor that `forward` stores in an attribute can be read": "conformance/test_differences.py::test_stored_tensors_hold_no_values",
     "weights and buffers that you change are used in the next step": "session/test_guards.py::test_changes_are_told_once_in_one_message",
     "Adam counts the steps of each weight": "optim/test_classes.py::test_state_of_another_shape_and_weights_that_joined_later",

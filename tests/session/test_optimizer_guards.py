@@ -226,7 +226,6 @@ def test_what_waits_for_another_set_optimizer_is_not_hidden_by_the_first(caplog)
 
 
 WRAPPED_WITH = {
-    "hooks": (lambda o: (before_each_step(o), after_each_step(o)), "1 before each step, 1 after"),
     "a step": (bound_step, r"the replacement does not run \(.*lambda"),
 }
 

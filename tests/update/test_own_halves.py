@@ -9,10 +9,11 @@ from torch import nn
 import poptorch
 from helpers import own_optimizers as own
 from helpers.closeness import near, relative
-from helpers.wrapping import options
+from helpers.wrapping import Having, options
 
 T = torch.optim
 STEPS, ROWS = 4, 16
+RATE = 0.02099609375  # in bfloat16, too
 # For `weight.add_(update, alpha=...)` in a half type, PyTorch's portable kernels round the scaled
 # update before they add it. Its vector kernels, and our programs, round the sum alone.
 ROUNDED_ONCE = pytest.mark.skipif(
@@ -141,3 +142,42 @@ def test_a_rate_that_scales_a_product_in_half_changes_without_another_program():
     pair.steps(1)
     assert pair.program() is before
     pair.assert_alike(**near(1, 2, dtype=torch.bfloat16))
+
+
+def weighted_sum(model, x):
+    return poptorch.identity_loss((model.weight * x).float().sum(), reduction="sum")
+
+
+def muon_step(weight, gradient, train, **settings):
+    """Return a weight after one step of Muon that gets a given gradient."""
+    weight = nn.Parameter(weight.clone())
+    optimizer = T.Muon([weight], weight_decay=0.0, **settings)
+    model = Having(weighted_sum, weight=weight)
+    train(model, optimizer, gradient)
+    return weight.detach()
+
+
+def train_in_eager(model, optimizer, gradient):
+    model(gradient).backward()
+    optimizer.step()
+
+
+def train_by_program(model, optimizer, gradient):
+    poptorch.trainingModel(model, options().checkAgainstEager("off"), optimizer)(gradient)
+
+
+@pytest.mark.parametrize("shape", [(5, 20), (24, 6)])
+def test_muon_on_bfloat16_weights_is_no_further_from_float64_than_eager_torch(shape):
+    # PyTorch rounds `weight.add_(update, alpha=-lr)` twice where its vector kernels do not apply:
+    # for transposed updates, and for the last elements. Our programs round once everywhere.
+    torch.manual_seed(0)
+    weight, gradient = torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()
+    ratio = max(1.0, shape[0] / shape[1]) ** 0.5  # by which Muon scales the rate: 1 or 2
+    update = muon_step(torch.zeros_like(weight), gradient, train_in_eager, lr=1 / ratio)
+
+    ours = muon_step(weight, gradient, train_by_program, lr=RATE)
+    eager = muon_step(weight, gradient, train_in_eager, lr=RATE)
+
+    exact = weight.double() + RATE * ratio * update.double()
+    assert torch.equal(ours, exact.bfloat16())
+    assert ((ours - exact).abs() <= (eager - exact).abs()).all()

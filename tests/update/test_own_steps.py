@@ -538,3 +538,31 @@ def test_code_of_a_step_means_what_it_means_in_eager_torch(function):
     for _ in range(7):
         pair.step()
     pair.assert_alike()
+
+
+class ClippingByHand(T.Optimizer):
+    """Asks whether the norm of all gradients is above a limit, and then for each weight."""
+
+    def __init__(self, params, limit=0.1):
+        super().__init__(params, {"lr": 0.1})
+        self.limit = limit
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = [p for group in self.param_groups for p in group["params"]]
+        total = torch.sqrt(sum(p.grad.pow(2).sum() for p in weights))
+        if total > self.limit:
+            for p in weights:
+                p.grad.mul_(self.limit / total)
+        for p in weights:
+            if p.norm() > 1:
+                p.mul_(0.9)
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.3, 100.0])
+def test_a_branch_may_ask_about_all_weights(limit):
+    pair = Pair(lambda model: ClippingByHand(model.parameters(), limit))
+    for _ in range(4):
+        pair.step()
+    pair.assert_alike()

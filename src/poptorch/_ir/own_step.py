@@ -50,6 +50,7 @@ class OwnParam:
     shape: tuple[int, ...]
     dtype: torch.dtype
     attributes: Mapping[str, Any]
+    identity: int = 0  # of the user's tensor; 0 where this stands for several
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,14 @@ class OwnGroup:
 
 
 @dataclass(frozen=True)
+class StepHooks:
+    """What runs before and after each step, in this order."""
+
+    before: tuple[Callable[..., Any], ...] = ()
+    after: tuple[Callable[..., Any], ...] = ()
+
+
+@dataclass(frozen=True)
 class OwnOptimizer:
     """One optimizer of the user's: what another one over other tensors is made of."""
 
@@ -68,6 +77,7 @@ class OwnOptimizer:
     attributes: Mapping[str, Any]
     groups: tuple[int, ...]  # which of the OwnStep's
     state: Mapping[str, Any]  # by path of a parameter: what is kept for it already
+    hooks: StepHooks = StepHooks()
 
 
 @dataclass(frozen=True)

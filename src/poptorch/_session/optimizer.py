@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,17 @@ from .._base.errors import Error
 from .._base.plainly import plainly
 from .._compile import agreement
 from .._eager import EagerOptimizer
+from .._ir.own_step import StepHooks
 from .._ir.slots import narrowed, unchanged
 from .._ir.spec import OptimSpec, Spec
 from .._residency import Lock
 from .._update import discover
 from ..enums import ReductionType
 from ..optim.freeze import freeze, path_of
-from ..optim.joint import members_of
+from ..optim.joint import Joint, members_of
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
+from ..optim.step_hooks import note_hooks, present_hooks
 from .guards import shorten
 from .model import Paths, Task
 from .optimizer_guards import OptimizerGuards, warn_of_steps
@@ -43,7 +45,8 @@ class SessionOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, lock: Lock) -> None:
         self.lock = lock
-        self._snapshot = _snapshot(optimizer)
+        self._hooks = _hooks_of(optimizer)
+        self._snapshot = _snapshot(optimizer, self._hooks)
         self._state = _state_of(optimizer, self._snapshot)  # errors are reported immediately
         self.given = optimizer
         self.spec: OptimSpec | None = None  # the compiled form
@@ -72,7 +75,8 @@ class SessionOptimizer:
         """Return the form to compile, from the hyper-parameters that were read before."""
         state = self._state
         if self.spec is None and isinstance(state, TorchState) and state.was_loaded:
-            self._snapshot = _snapshot(self.given)  # a loaded state includes hyper-parameters
+            # a loaded state includes hyper-parameters
+            self._snapshot = _snapshot(self.given, self._hooks)
             self.guards.expect()
         _check_membership(self._snapshot, paths)
         frozen, values = self._frozen(self._snapshot, paths, spec, self.spec)
@@ -116,7 +120,8 @@ class SessionOptimizer:
 
     def adopt(self, optimizer: torch.optim.Optimizer, paths: Paths, relaxed: bool = False) -> None:
         """Use another optimizer, or the same one with other values."""
-        snapshot, spec = _snapshot(optimizer), self._settings
+        hooks = self._hooks if optimizer is self.given else _hooks_of(optimizer)
+        snapshot, spec = _snapshot(optimizer, hooks), self._settings
         if self.spec is None or spec is None:
             freeze(snapshot, {})
         else:
@@ -131,7 +136,7 @@ class SessionOptimizer:
                 if self._store is not None:
                     self._store.write_hypers(asked)
         self._watch.check(optimizer, relaxed)
-        self._snapshot = snapshot
+        self._snapshot, self._hooks = snapshot, hooks
         if self.spec is not None:
             self.paths = paths
         if optimizer is self.given:
@@ -146,7 +151,7 @@ class SessionOptimizer:
         if self.spec is None or self._settings is None:
             return True
         try:
-            snapshot = _snapshot(self.given)
+            snapshot = _snapshot(self.given, self._hooks)
             spec, asked = self._frozen(snapshot, self.paths, self._settings, self.spec)
         except (Error, AttributeError):  # setOptimizer reports what is wrong
             return True
@@ -378,20 +383,32 @@ def _state_of(optimizer: torch.optim.Optimizer, snapshot: Any) -> optim.Optimize
     return TorchState(members_of(optimizer), NAMES[algorithm], counted=algorithm != "sgd")
 
 
-def _snapshot(optimizer: torch.optim.Optimizer) -> Any:
+def _hooks_of(optimizer: Any) -> list[StepHooks]:
+    """Return the hooks of each optimizer that the user passed."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return []  # code that reads it will refuse it
+    return [present_hooks(each) for each in members_of(optimizer)]
+
+
+def _snapshot(optimizer: torch.optim.Optimizer, hooks: Sequence[StepHooks]) -> Any:
     """Return a copy that can be read like the optimizer and does not follow its changes.
 
     The parameters are shared. Compiling decides which of them are trained.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         return optimizer  # code that reads it will refuse it
-    first = members_of(optimizer)[0]
-    twin: Any = type(first).__new__(type(first))
-    twin.__dict__.update(first.__dict__)
+    twins = [_twin(*each) for each in zip(members_of(optimizer), hooks, strict=True)]
+    return twins[0] if len(twins) == 1 else Joint(twins)
+
+
+def _twin(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> Any:
+    twin: Any = type(optimizer).__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
     twin.param_groups = [
         {name: value if name == "params" else copy.deepcopy(value) for name, value in group.items()}
         for group in optimizer.param_groups
     ]
+    note_hooks(twin, hooks)
     if isinstance(optimizer, optim.Optimizer):
         twin.variable_attrs = copy.deepcopy(optimizer.variable_attrs)
     return twin

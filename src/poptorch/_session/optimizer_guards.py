@@ -8,27 +8,24 @@ optimizer again: if the result is the same update with the same numbers, nothing
 from __future__ import annotations
 
 import copy
-import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from .._base import log
 from ..optim.joint import members_of
 from ..optim.optimizer import VariableAttributes
+from ..optim.step_hooks import constants_of, present_hooks
 from .guards import Guard, is_same, shorten
 
 _NUMBERS = "call executor.setOptimizer(optimizer), also after each scheduler.step()"
 _PARAMETERS = "call destroy() on the executor, then executor.setOptimizer(optimizer)"
 _STEPS = (
     "the compiled program makes the steps, and one call may make several. Call this code "
-    "after the executor, or move it into forward"
+    "after the executor, or move it into forward. Hooks that are registered before you wrap the "
+    "model are part of the steps"
 )
 _GONE = object()
 # What torch stores in an optimizer besides settings. Groups and ``step`` have their own rows.
@@ -102,6 +99,7 @@ def _entries(optimizer: torch.optim.Optimizer) -> list[str]:
 def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
     """Return the row about attributes, and about entries that not all groups had."""
     known = {"params", *_entries(optimizer)}
+    hooks = [present_hooks(member) for member in members_of(optimizer)]
 
     def read() -> dict[str, Any]:
         own = {
@@ -116,7 +114,8 @@ def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
             for name, value in group.items()
             if name not in known
         }
-        return own | groups
+        used = {name: value for each in hooks for name, value in constants_of(each).items()}
+        return own | groups | used
 
     def keep(held: dict[str, Any]) -> dict[str, Any]:
         return {name: _copied(value) for name, value in held.items()}
@@ -189,7 +188,6 @@ def _around(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     """Yield everything that calling ``step`` would run, with its place, except torch's own
     hooks.
     """
-    before, after = _of_all_optimizers()
     for member in members_of(optimizer):
         yield "step", type(member).step
         step = vars(member).get("step")
@@ -197,16 +195,9 @@ def _around(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
             step = _watched_by_scheduler(step, member)
         if step is not None:
             yield "step", step
-        hooks = (
-            ("before", before),
-            ("before", member._optimizer_step_pre_hooks),
-            ("after", member._optimizer_step_post_hooks),
-            ("after", after),
-        )
-        for place, known in hooks:
-            for hook in known.values():
-                if not str(getattr(hook, "__module__", "")).startswith("torch."):
-                    yield place, hook
+        hooks = present_hooks(member)
+        yield from (("before", hook) for hook in hooks.before)
+        yield from (("after", hook) for hook in hooks.after)
 
 
 def _watched_by_scheduler(step: Any, member: torch.optim.Optimizer) -> Any:
@@ -217,29 +208,9 @@ def _watched_by_scheduler(step: Any, member: torch.optim.Optimizer) -> Any:
     return None if inner is type(member).step else inner
 
 
-@functools.cache
-def _of_all_optimizers() -> tuple[Mapping[int, Any], Mapping[int, Any]]:
-    """Return the hooks for all optimizers that run before and after each step."""
-    registering = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
-    handles = [register(lambda *_: None) for register in registering]
-    found = [handle.hooks_dict_ref() for handle in handles]
-    for handle in handles:
-        handle.remove()
-    before, after = found
-    assert before is not None
-    assert after is not None
-    return before, after
-
-
 def warn_of_steps(optimizer: torch.optim.Optimizer) -> None:
     """Warn about parts of an optimizer that do not run."""
     around = [*_around(optimizer)]
-    before, after = (sum(place == each for place, _ in around) for each in ("before", "after"))
-    if before or after:
-        log.python.warning(
-            f"Optimizer hooks do not run ({before} before each step, {after} after each "
-            f"step): {_STEPS}"
-        )
     own = {type(member).step for member in members_of(optimizer)}
     replaced = [step for place, step in around if place == "step" and step not in own]
     if replaced:

@@ -2,7 +2,8 @@
 
 A question about one weight, such as whether its norm is 0, has an answer for each weight. One run
 tries one answer for all weights at once. A question about numbers, such as whether this is the
-tenth step, has one answer for all weights.
+tenth step, has one answer for all weights. So has a question about several weights, such as whether
+the norm of all gradients is above a limit.
 """
 
 from __future__ import annotations
@@ -115,10 +116,8 @@ class Choices:
             raise _too_many(f"it has more than {MOST} combinations of branches")
 
     def _decide(self, condition: Tensor, sources: Sources, identifier: Identifier) -> bool:
-        weights = sorted({key for role, key in sources if role == WEIGHT})
-        if len(weights) > 1:
-            raise _too_many(f"a choice between values of {len(weights)} weights")
-        owner = weights[0] if weights else COMMON
+        weights = {key for role, key in sources if role == WEIGHT}
+        owner = weights.pop() if len(weights) == 1 else COMMON
         return self._ways.setdefault(owner, _Way()).answer(condition, identifier)
 
     def _joined(self, taken: list[_Taken], depth: int = 0) -> dict[str, Tensor]:

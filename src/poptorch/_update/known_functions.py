@@ -26,6 +26,7 @@ READS = {
     Tensor.allclose: "allclose()",
 }
 GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+GET_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 MADE_OF_NOTHING = {

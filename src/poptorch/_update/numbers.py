@@ -8,7 +8,7 @@ answers an ``if``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from .known_functions import (
     FILLING,
     FROM_VALUES,
     GET_DATA,
+    GET_GRADIENT,
     ITEMS,
     MADE_OF_NOTHING,
     READS,
@@ -32,8 +33,8 @@ from .known_functions import (
 )
 from .lists_of_tensors import one_by_one
 from .origins import HYPER, Identifier, Origins, Sources
-from .value_reads import ValueNeeded
-from .values import as_number, is_number, tensors_in
+from .value_reads import ValueNeeded, foreign_tensor
+from .values import as_number, is_number, replaced, tensors_in
 
 Again = Callable[[Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
@@ -45,6 +46,9 @@ class Numbers(TorchFunctionMode):
         super().__init__()
         self._decide = decide
         self.again: Again | None = None  # may answer for an operator that another weight had
+        self.hosts: dict[int, Tensor] = {}  # stand-ins by identity of the user's parameters
+        self.reached: set[int] = set()  # identities of those that code has used
+        self.without_values: type | None = None  # class of all tensors of a step, if it is known
         self.origins = Origins()
         self._arithmetic = Arithmetic(self.origins)
         self._computed: dict[Identifier, Tensor] = {}  # numbers that were computed before
@@ -53,6 +57,7 @@ class Numbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        args, kwargs = self._of_run(func, args, kwargs)
         if func in TRUTHS:
             return self._truth(args[0])
         if func in ITEMS and isinstance(args[0], Tensor) and args[0].dim() == 0:
@@ -82,6 +87,32 @@ class Numbers(TorchFunctionMode):
 
     def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(func, (), args, kwargs)
+
+    # The user's own tensors, which code can reach through a model or a closure.
+
+    def _of_run(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments with what stands for the user's parameters in their place."""
+        if not any(map(self._is_host, tensors_in((args, kwargs)))):
+            return args, kwargs
+        self._check_hosts(func, [*tensors_in((args, kwargs))])
+        args, kwargs = replaced((args, kwargs), lambda each: self.hosts.get(id(each), each))
+        return args, kwargs
+
+    def _is_host(self, tensor: Tensor) -> bool:
+        kind = self.without_values
+        return id(tensor) in self.hosts or (kind is not None and not isinstance(tensor, kind))
+
+    def _check_hosts(self, func: Any, tensors: Sequence[Tensor]) -> None:
+        """Refuse tensors whose values, or gradients, the program would take as constants."""
+        self.reached.update(id(each) for each in tensors if id(each) in self.hosts)
+        strangers = [each for each in tensors if self._is_host(each) and id(each) not in self.hosts]
+        if not strangers or (title_of(func) in ABOUT and func != GET_GRADIENT):
+            return
+        if func == GET_GRADIENT and not strangers[0].requires_grad:
+            return
+        raise foreign_tensor(strangers[0], is_gradient=func == GET_GRADIENT)
 
     # Computations.
 

@@ -117,6 +117,7 @@ class _Discovery:
         self.there: set[Place] = set()  # state that exists before the first step
         self.layouts: dict[str, Any] = {}
         self.wholes = Wholes(self.origins)
+        self.mode.without_values = private.optional("FakeTensor")
         self.mode.again = self.repeats = Repeats(without_values, self.wholes)
 
     def result(self) -> OptimSpec:
@@ -135,6 +136,7 @@ class _Discovery:
                     got=", ".join(differing[:5]),
                     fix="create all entries of the state in the first step",
                 )
+            self._note_reached()
             same = self.origins.identifier
             alike = all(same(first[key]) == same(later[key]) for key in later)
             kinds = self._kinds(first, later)
@@ -142,6 +144,11 @@ class _Discovery:
         complete = all(place in self.initial for place in self.leaves)
         self.own = replace(self.own, signatures=self._signatures(kinds), examples=examples)
         return self._spec(not (alike and complete))
+
+    def _note_reached(self) -> None:
+        """Weights that code reaches by themselves cannot be a part of a bundle."""
+        reached = self.mode.reached
+        self.wholes.add(path for path, param in self.params.items() if param.identity in reached)
 
     def _kinds(self, first: Mapping[str, Tensor], later: Mapping[str, Tensor]) -> dict[str, _Kind]:
         """Return for each weight its kind. Weights of the same kind have the same update."""
@@ -298,7 +305,7 @@ class _Discovery:
         return ""
 
     def _inputs(self, first: bool, trained: Collection[str]) -> Inputs:
-        inputs = Inputs()
+        inputs = Inputs(hosts=self.mode.hosts)
         enter = self.origins.enter
         for path, param in self.params.items():
             if path in trained:

@@ -32,6 +32,7 @@ from .._ir.own_step import (
     of_optimizer,
     substituted,
 )
+from .hook_calls import call_step, unhooked_step
 from .value_reads import ValueNeeded, value_needed
 
 
@@ -43,6 +44,7 @@ class Inputs:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[Place, Tensor] = field(default_factory=dict)
     hypers: dict[Place, Tensor] = field(default_factory=dict)
+    hosts: dict[int, Tensor] = field(default_factory=dict)  # filled by the run
 
 
 class _Entry(dict[Any, Any]):
@@ -72,16 +74,25 @@ class _States(collections.defaultdict[Any, Any]):
     records.
     """
 
-    def __init__(self, make: Callable[[Any], dict[Any, Any]]) -> None:
+    def __init__(self, make: Callable[[Any], dict[Any, Any]], hosts: Mapping[int, Tensor]) -> None:
         super().__init__(dict)
-        self._make = make
+        self._make, self._hosts = make, hosts
 
     def __missing__(self, key: Any) -> Any:
+        if id(key) in self._hosts:
+            return self[self._hosts[id(key)]]
         made = self._make(key)
         super().__setitem__(key, made)
         return made
 
+    def __contains__(self, key: Any) -> bool:
+        return super().__contains__(self._hosts.get(id(key), key))
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self._hosts.get(id(key), key), default)
+
     def __setitem__(self, key: Any, value: Any) -> None:
+        key = self._hosts.get(id(key), key)
         entry = self._make(key)
         entry.update(value)
         super().__setitem__(key, entry)
@@ -141,6 +152,8 @@ class Run:
         self._put, self._read = put, read
         self.stand_ins: dict[str, Tensor] = {}
         self._paths: dict[int, str] = {}
+        self._hosts = inputs.hosts  # stand-ins by identity of the user's parameters
+        self._hosts.clear()
         self.groups: list[_Group] = []
         self.objects: list[Any] = []
         self.given: dict[str, dict[str, Any]] = {}
@@ -150,9 +163,9 @@ class Run:
             self.groups.append(self._group(at, group))
         for number, optimizer in enumerate(self._own.optimizers):
             self.objects.append(self._object(number, optimizer))
-        for each in self.objects:
+        for each, optimizer in zip(self.objects, self._own.optimizers, strict=True):
             with _explained(each):
-                _call_step(each)
+                call_step(each, optimizer.hooks, unhooked_step(each))
 
     def _group(self, at: int, group: OwnGroup) -> _Group:
         owner = of_group(at)
@@ -205,6 +218,8 @@ class Run:
             made.grad = self._inputs.gradients[param.path]
             self.stand_ins[param.path] = made
         self._paths[id(made)] = param.path
+        if param.identity:
+            self._hosts[param.identity] = made
         return made
 
     def _object(self, number: int, optimizer: OwnOptimizer) -> Any:
@@ -219,7 +234,7 @@ class Run:
         self.given[owner] = dict(given)
         made.__dict__.update(given)
         made.param_groups = [self.groups[at] for at in optimizer.groups]
-        made.state = _States(self._new_entry)
+        made.state = _States(self._new_entry, self._hosts)
         for param in (p for at in optimizer.groups for p in self._own.groups[at].params):
             layout = self._own.layouts.get(param.path) if param.path else None
             known = optimizer.state.get(param.path) if self._first else layout
@@ -274,10 +289,3 @@ def _explained(optimizer: Any) -> Iterator[None]:
             raise value_needed(what, raising_line(error)) from error
         error.add_note(composed(note, "", raising_line(error), fix))
         raise
-
-
-def _call_step(optimizer: Any) -> None:
-    step = type(optimizer).step
-    if getattr(step, "hooked", False):  # torch's wrapper, which calls hooks and measures the time
-        step = step.__wrapped__
-    step(optimizer)

@@ -113,7 +113,7 @@ class _Update:
         return results
 
     def _inputs(self, first: bool) -> Inputs:
-        inputs, enter = Inputs(), self.origins.enter
+        inputs, enter = Inputs(hosts=self.mode.hosts), self.origins.enter
         for slot in self.weights:
             path, key = slot.path, self.gradients[slot.path].key
             weight = self.tensors[slot.key].clone()

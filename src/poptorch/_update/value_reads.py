@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from torch import Tensor
+
 from .._base.errors import Error
 from .origins import HYPER, Origins
 
@@ -28,6 +30,21 @@ def value_needed(what: str, line: str | None) -> Error:
         fix=(
             "compute with tensors: torch.where, x ** 0.5 for math.sqrt(x), torch.clamp",
             "or use another optimizer: one of poptorch.optim, or any of torch.optim except LBFGS",
+        ),
+    )
+
+
+def foreign_tensor(tensor: Tensor, is_gradient: bool) -> Error:
+    what = "the gradient of a tensor" if is_gradient else "a tensor"
+    return Error(
+        "The optimizer's step uses a tensor that is not part of the step",
+        got=(
+            f"{what} of shape {tuple(tensor.shape)} that is neither a parameter of the optimizer "
+            "nor in its state"
+        ),
+        fix=(
+            "store the tensor in the state of a parameter: optimizer.state[parameter]['name']",
+            "or create the optimizer from all parameters that the step uses",
         ),
     )
 

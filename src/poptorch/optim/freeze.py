@@ -14,14 +14,16 @@ import torch
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._ir import slots
-from .._ir.own_step import OwnStep
+from .._ir.own_step import OwnStep, StepHooks
 from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._residency import unwatched
 from . import KINDS
 from .arguments import number, pair_of_betas
+from .joint import members_of
 from .kind import Kind, agreed
 from .optimizer import Optimizer
 from .own import frozen_like, full_name, own_settings, own_step, own_values, refuse
+from .step_hooks import hooks_of, refuse_hooks
 
 HyperValues = dict[str, float]
 _NO_PART_OF_A_STEP = {
@@ -165,7 +167,10 @@ def _steps_as(optimizer: torch.optim.Optimizer, kind: Kind) -> bool:
     its step.
     """
     if isinstance(optimizer, Optimizer):
+        refuse_hooks(optimizer, full_name(optimizer.__class__))
         return True
+    if any(hooks_of(each) != StepHooks() for each in members_of(optimizer)):
+        return False
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
         return False
     cls = optimizer.__class__

@@ -22,6 +22,7 @@ from .._ir.own_step import (
     OwnParam,
     OwnStep,
     Place,
+    StepHooks,
     flat,
     of_group,
     of_optimizer,
@@ -29,13 +30,14 @@ from .._ir.own_step import (
 )
 from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .joint import members_of
+from .step_hooks import digest_of, hooks_of
 
 ALIKE = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 """Attributes that choose between implementations of the same step."""
 _NOT_READ = {"params", "param_names"}
 _OF_TORCH = {
     "state", "param_groups", "defaults", "step", "loss_scaling", "_opt_called",
-    "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",
+    "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "_hooks_when_set",
 }  # fmt: skip
 _REFUSED = {
     "LBFGS": "it calls the model again within a step, until values on the host say that it is done",
@@ -95,7 +97,8 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
         attributes = _leaves(own, of_optimizer(number), numbers, _is_rate)
         attributes["defaults"] = {**member.defaults, **ALIKE}
         indices = tuple(range(first, len(groups)))
-        optimizers.append(OwnOptimizer(type(member), attributes, indices, state))
+        hooks = hooks_of(member)
+        optimizers.append(OwnOptimizer(type(member), attributes, indices, state, hooks))
     return OwnStep(tuple(optimizers), tuple(groups), numbers)
 
 
@@ -111,6 +114,7 @@ def _param(parameter: Any, path: str) -> OwnParam:
         tuple(parameter.shape),
         parameter.dtype,
         dict(getattr(parameter, "__dict__", {})),
+        id(parameter),
     )
 
 
@@ -128,6 +132,8 @@ def _leaves(value: Any, owner: str, numbers: Numbers, whole: Callable[[str], Any
     """
 
     def leaf(name: str, each: Any) -> Any:
+        if isinstance(each, torch.nn.Parameter):
+            return each  # a run takes what stands for it
         if isinstance(each, torch.Tensor):
             if each.numel() == 1 and not each.is_complex():
                 numbers[owner, name] = float(each)
@@ -158,7 +164,12 @@ def frozen_like(own: OwnStep, compiled: OptimSpec, index: int, group: OptimGroup
 def own_settings(own: OwnStep) -> dict[str, Setting]:
     """Return the attributes of the optimizer objects that are constants of the step."""
     changing = {kept.place for kept in own.kept or ()}
-    return {
+    hooks: dict[str, Setting] = {
+        f"{of_optimizer(number)}.hooks": digest_of(optimizer.hooks)
+        for number, optimizer in enumerate(own.optimizers)
+        if optimizer.hooks != StepHooks()
+    }
+    return hooks | {
         f"{of_optimizer(number)}.{name}": own.constant((of_optimizer(number), name), value)
         for number, optimizer in enumerate(own.optimizers)
         for name, value in optimizer.attributes.items()

@@ -11,6 +11,7 @@ import torch
 
 from .._base import log
 from .._base.errors import Error, InvalidValue
+from .._ir.own_step import StepHooks
 from .._ir.spec import OptimGroup, OptimSpec
 from ..enums import MeanReductionStrategy
 from . import KINDS
@@ -58,7 +59,9 @@ def check_replacement(
     if compiled == new:
         return False
     if compiled.algorithm != new.algorithm:
-        got = f"{new.algorithm}; compiled: {compiled.algorithm}"
+        hooked = new.own is not None and any(e.hooks != StepHooks() for e in new.own.optimizers)
+        now = f"{new.algorithm} with hooks" if hooked else new.algorithm
+        got = f"{now}; compiled: {compiled.algorithm}"
         raise _refused("The type of the optimizer", got)
     if len(compiled.groups) != len(new.groups):
         got = f"{len(new.groups)}; compiled: {len(compiled.groups)}"
