@@ -227,6 +227,22 @@ CASES = {
         tolerance=relative(50, 10, torch.float64),
     ),
     "nadam, traced, clipped": Case(_clipped_nadam, accumulation=2),
+    "nadam in parts, traced": Case(
+        lambda p: torch.optim.NAdam(p, lr=0.01),
+        lambda replicas: Net(400),
+        accumulation=2,
+        options=_in_parts,
+        tolerance=relative(16),
+    ),
+    "adafactor not in parts, traced": Case(
+        lambda p: torch.optim.Adafactor(p, lr=0.01),
+        lambda replicas: Net(400),
+        options=_in_parts,
+        tolerance=relative(32),
+    ),
+    "nadam not in parts, traced, clipped": Case(
+        _clipped_nadam, lambda replicas: Net(400), options=_in_parts, tolerance=relative(16)
+    ),
     "lamb in parts": Case(
         lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
         lambda replicas: Net(400),

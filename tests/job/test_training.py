@@ -18,7 +18,8 @@ from helpers.job_killed import digests
 pytestmark = pytest.mark.slow
 FEW = {
     2: ["sgd, sum", "sgd, combined, chunks", "adamw, clipped, anchors",
-        "adamw in parts, clipped, float64", "lamb in parts",
+        "adamw in parts, clipped, float64", "lamb in parts", "nadam in parts, traced",
+        "adafactor not in parts, traced",
         "complex, adamw in parts, clipped", "groups over processes",
         "exchanges over processes", "machines", SAVED, "stages, sharded, batch norm"],
     4: ["adam in parts", "stages of two models"],
@@ -132,6 +133,8 @@ def test_two_processes_train_as_one(tmp_path) -> None:
     alone = {name: compare(results, name) for name in FEW[2]}
     check_stages(results, alone[SAVED], tmp_path / "saved.poptorch")
     assert "because updated weights or their gradients are anchored" in printed
+    assert "Adafactor.step does not update every weight element by element" in printed
+    assert "gather param.* over 2 processes" in program(results, "nadam in parts, traced")
     assert "reduce accum.* sum over 2 processes" in program(results, "sgd, sum")
     for name, regions in {"sgd, sum": 1, "adamw, clipped, anchors": 2, "machines": 0}.items():
         assert [own[name]["kept"]["regions"] for own in results] == [regions, regions], name

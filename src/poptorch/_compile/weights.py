@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import _update
@@ -18,6 +19,7 @@ from .lower import lower
 FEWEST = 16  # small weights that a bundle pays for
 LARGEST = 1 << 15  # elements: gathering a gradient is a pass over it, which large ones do not repay
 FEWEST_ELEMENTS = 8192  # of a weight in parts, but for minElementsForReplicatedTensorSharding
+_BY_ELEMENT = "{}.step does not update every weight element by element"
 _WHOLE, _PART = "~whole.", "~part."
 
 
@@ -80,16 +82,12 @@ def sharded(
     least = FEWEST_ELEMENTS if least is None else least
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     small = f"no weight has {least} elements (minElementsForReplicatedTensorSharding)"
-    traced = "" if optim.own is None else f"the update is traced from {optim.algorithm}.step"
-    why = traced or _hindrance(spec, optim.clips, by_stages) or ("" if members else small)
+    why = _hindrance(spec, optim.clips, by_stages) or ("" if members else small)
+    if optim.own is not None:
+        members = _update.alike(optim, members)
+        why = why or _hindrance_of_traced(optim, members)
     if why:
-        log.python.warning(
-            (
-                "useReplicatedTensorSharding has no effect: every process keeps the complete "
-                "optimizer state, because %s"
-            ),
-            why,
-        )
+        _warn_that_state_is_whole(why)
         return optim, ()
     processes = spec.loops.processes
     of_each = optim.algorithm == "lamb"  # it needs the norm of each weight
@@ -103,7 +101,33 @@ def sharded(
     )
     parts = {shard.whole.slot.path: shard.part.path for shard in shards}
     groups = [replace(g, params=tuple(parts.get(p, p) for p in g.params)) for g in flat.groups]
-    return replace(flat, groups=tuple(groups)), shards
+    flat = replace(flat, groups=tuple(groups))
+    if optim.own is None:
+        return flat, shards
+    narrow = slots.narrowed if spec.precision.narrow_64bit else slots.unchanged
+    over = _update.over_bundles(flat, [replace(s.whole, slot=s.part) for s in shards], narrow)
+    if over is None:
+        _warn_that_state_is_whole(_BY_ELEMENT.format(optim.algorithm))
+        return optim, ()
+    return over, shards
+
+
+def _hindrance_of_traced(optim: OptimSpec, members: Sequence[Slot]) -> str:
+    if not members:
+        return _BY_ELEMENT.format(optim.algorithm)
+    return (
+        f"max_grad_norm is set for {optim.algorithm}, whose step is traced" if optim.clips else ""
+    )
+
+
+def _warn_that_state_is_whole(why: str) -> None:
+    log.python.warning(
+        (
+            "useReplicatedTensorSharding has no effect: every process keeps the complete "
+            "optimizer state, because %s"
+        ),
+        why,
+    )
 
 
 def _hindrance(spec: Spec, clips: bool, by_stages: bool) -> str:
