@@ -1,4 +1,4 @@
-"""PopART's enums that scripts pass to ``options._Popart.set``. PopART itself is not used.
+"""Provide PopART's enums that scripts pass to ``options._Popart.set``. PopART itself is not used.
 
 The table of options (``docs/reference/options_table.md``) says what each key does, and
 ``options.withoutEffect()`` lists the keys that have no effect. Members have PopART's numbers.
@@ -51,7 +51,7 @@ class SubgraphCopyingStrategy(IntEnum):
 
 
 class SyntheticDataMode(IntEnum):
-    """``syntheticDataMode``: what stands for data; ``Options.enableSyntheticData`` acts here."""
+    """``syntheticDataMode``: what replaces data; use ``Options.enableSyntheticData`` here."""
 
     Off = 0
     Zeros = 1

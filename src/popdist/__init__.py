@@ -1,7 +1,8 @@
-"""PopDist's functions, based on torch.distributed: the rank of this process, the size of the job.
+"""Provide PopDist's functions, based on torch.distributed: the rank of this process, the size of
+the job.
 
-Outside of a job there is one instance with one replica. ``poprun`` starts jobs; ``torchrun`` and
-``mpirun`` do as well. Source: PopDist and PopRun user guide.
+Outside of a job there is one instance with one replica. ``poprun`` starts jobs, and so do
+``torchrun`` and ``mpirun``. Source: PopDist and PopRun user guide.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = [
 
 
 def isPopdistEnvSet() -> bool:
-    """Tell whether a launcher (poprun, torchrun, OpenMPI) has started this process."""
+    """Return whether a launcher (poprun, torchrun, OpenMPI) has started this process."""
     return _job.in_job()
 
 
@@ -34,7 +35,7 @@ def init() -> None:
     Outside of a job this has no effect.
 
     Raises:
-        poptorch.Error: it cannot reach them.
+        poptorch.Error: the other processes cannot be reached.
     """
     here = _job.membership()
     if here.count > 1:

@@ -1,4 +1,4 @@
-"""``popdist.poptorch.Options``: options of one process of a job, as set by the launcher."""
+"""Provide ``popdist.poptorch.Options``: options of one process of a job, as set by the launcher."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ def _refuse(name: str, instead: str) -> NoReturn:
 
 
 class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
-    """The place of this process in its job, which the launcher has decided."""
+    """The index of this process in its job, which the launcher has set."""
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """Refused: a RuntimeError."""
+        """Raise a ``RuntimeError``, because the launcher sets this."""
         _refuse(
             "Distributed.configureProcessId", ("use poprun --num-instances, which sets this number")
         )
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """Refused: a RuntimeError."""
+        """Raise a ``RuntimeError``, because the launcher sets this."""
         _refuse(
             "Distributed.setEnvVarNames", ("use poprun --num-instances, which sets this number")
         )
 
     def stageProcesses(self, processes: int) -> Self:
-        """Refused, unless it is what the launcher says: ``popdist`` counts replicas by it."""
+        """Raise a ``RuntimeError``, unless the number is the launcher's, by which ``popdist``
+        counts replicas.
+        """
         if processes != popdist.getNumStageProcesses():
             _refuse(
                 "Distributed.stageProcesses",
@@ -43,7 +45,7 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
         return super().stageProcesses(processes)  # type: ignore[no-any-return]
 
     def disable(self) -> Self:
-        """Refused: a RuntimeError."""
+        """Raise a ``RuntimeError``, because the launcher sets this."""
         _refuse(
             "Distributed.disable", ("use poptorch.Options in a process that is not part of a job")
         )
@@ -74,7 +76,7 @@ class Options(poptorch.Options):
         self.Distributed.__class__ = _Distributed
 
     def useIpuId(self, ipu_id: int) -> Self:
-        """Refused.
+        """Raise an error, because the launcher sets this.
 
         Raises:
             RuntimeError: always.
@@ -82,7 +84,7 @@ class Options(poptorch.Options):
         _refuse("useIpuId", "remove this call: processes use any free devices of the pod")
 
     def replicationFactor(self, replication_factor: int) -> Self:
-        """Refused.
+        """Raise an error, because the launcher sets this.
 
         Raises:
             RuntimeError: always.

@@ -1,9 +1,9 @@
-"""The commands of the package poptorch, started without torch.
+"""Start the commands of the package poptorch without importing torch.
 
 ``import poptorch`` imports torch, which takes one to two seconds of processor time. A help page or
-a list of devices needs neither. So the commands begin here: the package is found but not run, and
-its parts can be imported one by one. ``poptorch._cli.commands.complete`` runs it when a command
-needs all of it.
+a list of devices does not need it. Commands therefore start here: the package is located but not
+run, and its parts can be imported one by one. ``poptorch._cli.commands.complete`` runs the whole
+package when a command needs it.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
-"""Graph networks with fixed shapes: padded batches of graphs for wrapped models.
+"""Pad batches of graphs to fixed shapes, so that wrapped models can process them.
 
-Needs the package torch_geometric, and no plug-in of it. Source: PopTorch user guide, "PopTorch
-ops".
+This needs the package torch_geometric, but none of its plug-ins. Source: PopTorch user guide,
+"PopTorch ops".
 """
 
 import warnings as _warnings
@@ -9,7 +9,7 @@ import warnings as _warnings
 from poptorch import __version__, _OverwriteContextManager  # type: ignore[attr-defined]
 
 try:
-    with _warnings.catch_warnings():  # it scripts two classes of its own, whoever imports it
+    with _warnings.catch_warnings():  # importing torch_geometric always scripts two of its classes
         _warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated")
         import torch_geometric as _torch_geometric  # noqa: F401
 except ModuleNotFoundError as _error:

@@ -1,4 +1,4 @@
-"""Graphs in fixed sizes: random nodes and edges left out, and graphs of padding added."""
+"""Fit graphs to fixed sizes: leave out random nodes and edges, and add graphs of padding."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from .fixed_size_options import FixedSizeOptions
 
 Levels = Mapping[tuple[Any, str], str]
 Counts = Mapping[Any, int]  # by type
-Masks = dict[Any, torch.Tensor]  # of one graph, by type
-SPLITS = ("train_mask", "val_mask", "test_mask")  # never true of padding
+Masks = dict[Any, torch.Tensor]  # for one graph, by type
+SPLITS = ("train_mask", "val_mask", "test_mask")  # never True for padding
 
 
 def padding_graphs(
     model: Any, sizes: FixedSizeOptions, levels: Levels, missing: Mapping[str, Counts], count: int
 ) -> list[Any]:
-    """Return ``count`` graphs like ``model``, the missing nodes and edges divided evenly."""
+    """Return ``count`` graphs like ``model`` that contain the missing nodes and edges,
+    divided evenly.
+    """
     nodes = {kind: shares(total, count) for kind, total in missing["nodes"].items()}
     edges: dict[Any, list[int]] = {}
     for kind, total in missing["edges"].items():
@@ -115,9 +117,9 @@ def missing(what: str, allowed: Counts, samples: Sequence[Any]) -> dict[Any, int
 class Trimmer:
     """Decides which nodes and edges of some graphs stay.
 
-    Of each graph one node (edge) of every type, drawn at random, is protected, and of the first
-    graph the first nodes where asked for; among all others the surplus is drawn. One node less
-    than allowed stays where an edge of padding will need a node.
+    One random node (edge) of every type is protected in each graph, and also the first nodes of the
+    first graph if requested. The others to leave out are drawn at random. If an edge of padding
+    needs a node, one node less than allowed stays.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Trimmer:
         self._drop_dangling()
 
     def _without_room(self, edges_too: bool) -> set[Any]:
-        """Types of nodes that are full while edges of padding need one of them."""
+        """Return types of nodes that are full although edges of padding need one of them."""
         needed: set[Any] = set()
         for kind, most in self._most_edges.items():
             count = _count(self._edges, kind)
@@ -167,7 +169,9 @@ def _whole(counts: Counts) -> Masks:
 
 
 def _shrink(masks: Sequence[Masks], kind: Any, limit: int, first: int = 0) -> None:
-    """Drop what is too much; of the first graph the first ones stay, of others one at least."""
+    """Leave out the surplus. The first ones of the first graph stay, and at least one of each other
+    graph.
+    """
     surplus = _count(masks, kind) - limit
     if surplus <= 0:
         return

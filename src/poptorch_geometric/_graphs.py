@@ -1,4 +1,5 @@
-"""Graphs with types and without seen alike: stores by type, counts, levels of attributes.
+"""Handle graphs with and without types in the same way: stores by type, counts, levels of
+attributes.
 
 A homogeneous graph has one type of nodes and one of edges, both called None, and one store.
 """
@@ -35,7 +36,8 @@ def ends(kind: Any) -> tuple[Any, Any]:
 
 def node_counts(sample: Any) -> dict[Any, int]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a guess, where nothing has nodes' rows
+        # torch_geometric guesses if no attribute has a row per node
+        warnings.simplefilter("ignore", UserWarning)
         return {kind: store.num_nodes or 0 for kind, store in node_stores(sample).items()}
 
 
@@ -44,7 +46,7 @@ def edge_counts(sample: Any) -> dict[Any, int]:
 
 
 def stores(sample: Any) -> dict[Any, Any]:
-    """Return every store once, by its key: None is the graph's own."""
+    """Return every store once, by its key; None is the store of the graph."""
     if not is_hetero(sample):
         return {None: sample.node_stores[0]}
     return {None: sample.stores[0], **node_stores(sample), **edge_stores(sample)}
@@ -59,7 +61,9 @@ def total(sizes: int | Mapping[Any, int]) -> int:
 
 
 def ranges(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the numbers of several ranges one after another, and which range each is of."""
+    """Return the numbers in several ranges one after another, and the index of the range
+    for each.
+    """
     owner = torch.repeat_interleave(lengths)
     first = (starts - (lengths.cumsum(0) - lengths))[owner]
     return first + torch.arange(len(owner)), owner
@@ -70,7 +74,9 @@ def of_type(kind: Any) -> str:
 
 
 def levels(samples: Sequence[Any], excluded: Sequence[str]) -> dict[tuple[Any, str], str]:
-    """Decide over all samples whether a tensor, by store and name, is of nodes, edges or graphs."""
+    """Decide, from all samples, whether a tensor, by store and name, belongs to nodes, edges or
+    graphs.
+    """
     found = {}
     nodes, edges = list(map(node_counts, samples)), list(map(edge_counts, samples))
     each = list(map(stores, samples))

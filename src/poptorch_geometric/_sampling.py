@@ -1,4 +1,4 @@
-"""Neighbour sampling in torch, where no package with a compiled sampler is installed.
+"""Sample neighbours with torch, if no package with a compiled sampler is installed.
 
 Source: Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs" (2017); for
 weighted draws Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006).
@@ -27,7 +27,7 @@ from . import _graphs
 
 @dataclass
 class _Incoming:
-    """The edges of one type, sorted by where they lead."""
+    """The edges of one type, sorted by their targets."""
 
     first: Tensor
     source: Tensor
@@ -41,7 +41,9 @@ class _Incoming:
 
 @dataclass
 class _Met:
-    """The nodes of one type that were met, in order; with a seed each where trees are disjoint."""
+    """The sampled nodes of one type, in order. With disjoint trees, each has the number of
+    its seed.
+    """
 
     size: int
     keys: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -64,7 +66,7 @@ class _Met:
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]
-    """Samples as torch_geometric's ``NeighborSampler`` does, in torch alone."""
+    """Samples like torch_geometric's ``NeighborSampler``, but only with torch."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         weight_attr: str | None = None,
     ) -> None:
         self._typed = _graphs.is_hetero(data)
-        # Of no nodes 1: keys are divided by it.
+        # 1 if there are no nodes, because keys are divided by it.
         self._counts = {kind: max(n, 1) for kind, n in _graphs.node_counts(data).items()}
         self._subgraph = SubgraphType(subgraph_type)
         self._replace, self._disjoint = replace, disjoint or time_attr is not None
@@ -155,7 +157,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     def _draw(
         self, kind: Any, fronts: Mapping[Any, Tensor], fanout: int, times: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys of sources, keys of targets and numbers of the edges that are drawn."""
+        """Return keys of sources, keys of targets and numbers of the sampled edges."""
         source, target = _graphs.ends(kind)
         edges, front, size = self._edges[kind], fronts[target], self._counts[target]
         seeds = front // size if self._disjoint else None
@@ -181,7 +183,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         fanout: int,
         count: int,
     ) -> Tensor:
-        """Return which candidates are drawn: at most ``fanout`` of each owner; sorted by owner."""
+        """Return the sampled candidates, sorted by owner: at most ``fanout`` for each owner."""
         lengths = torch.bincount(owner, minlength=count)
         before = lengths.cumsum(0) - lengths
         if self._replace and not (self._last and when is not None):
@@ -252,7 +254,7 @@ def _attribute(store: Any, name: str | None, order: Tensor) -> Tensor | None:
 def _with_replacement(
     edges: _Incoming, slots: Tensor, lengths: Tensor, before: Tensor, fanout: int
 ) -> Tensor:
-    """Draw ``fanout`` candidates of every owner that has any."""
+    """Draw ``fanout`` candidates for every owner that has any."""
     some = lengths.nonzero()[:, 0].repeat_interleave(fanout)
     weights = torch.ones(len(slots)) if edges.weight is None else edges.weight[slots]
     sums = torch.cat([torch.zeros(1, dtype=torch.float64), weights.double().cumsum(0)])

@@ -1,4 +1,4 @@
-"""Functions of torch_geometric that give way to those of fixed shapes while a model is captured."""
+"""Replace functions of torch_geometric by functions with fixed shapes while a model is captured."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _chebyshev_norm(
 
 
 def _hetero_batch_norm(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    # What is remembered of absent types stays.
+    # What was stored for absent types stays.
     types = module.num_types
     if not module.training and module.track_running_stats:
         mean, var = module.running_mean, module.running_var
@@ -87,7 +87,7 @@ def _mask_label(module: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     return torch.cat([x, known], dim=-1) if module.method == "concat" else x + known
 
 
-# Functions by where torch_geometric has those of the same names, wherever else it imports them.
+# Functions by the module of torch_geometric that defines those with the same names.
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "utils": (
         _static.scatter,
@@ -110,7 +110,8 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
 
 
 METHODS: tuple[tuple[Any, str, Any], ...] = (
-    (torch_geometric.backend, "use_segment_matmul", False),  # or sizes of segments decide
+    # otherwise the sizes of segments would decide
+    (torch_geometric.backend, "use_segment_matmul", False),
     (torch_geometric.nn.ChebConv, "__norm__", _chebyshev_norm),
     (torch_geometric.nn.MessagePassing, "_index_select", _static.index_select),
     (torch_geometric.nn.aggr.Aggregation, "assert_sorted_index",
@@ -130,7 +131,7 @@ METHODS: tuple[tuple[Any, str, Any], ...] = (
 
 @contextlib.contextmanager
 def substituted() -> Iterator[None]:
-    """Other threads go on with the usual functions."""
+    """Replace the functions within the block, for this thread only."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(holding(_static.absent, False))
         mode: Any = OfThread(True, False)
@@ -150,7 +151,7 @@ def _in_this_thread(replacement: Any, usual: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _places(modules: int) -> tuple[tuple[Any, str, Any], ...]:
-    """Find every name in torch_geometric that is one of the functions, of so many modules."""
+    """Find all names in torch_geometric's modules that refer to one of the functions."""
     wanted: dict[Any, Any] = {}
     for path, replacements in FUNCTIONS.items():
         module = importlib.import_module(f"torch_geometric.{path}")

@@ -1,4 +1,4 @@
-"""Graphs put together and padded to fixed sizes. Source: PopTorch user guide, "PopTorch ops"."""
+"""Combine graphs and pad them to fixed sizes. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FixedSizeCollater:
     Args:
         fixed_size_options: the sizes; ``to_hetero`` converts them if samples have types.
         add_masks_to_batch: add ``graphs_mask``, ``nodes_mask`` and ``edges_mask``: True for the
-            samples, False for the padding behind them.
+            samples, False for the padding that follows them.
         trim_nodes, trim_edges: leave out random nodes or edges if there are too many.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
     """
@@ -58,7 +58,7 @@ class FixedSizeCollater:
             samples: a list of graphs of one class; nothing in it is changed.
 
         Raises:
-            TypeError: it is no list.
+            TypeError: the samples are not in a list.
             RuntimeError: there are too many graphs, nodes or edges, or no graph or node is left for
                 padding.
             AssertionError: graphs have different classes, labels ``y`` belong neither to nodes nor
@@ -131,14 +131,15 @@ class FixedSizeCollater:
 
 
 def _as_micro_batch(batch: Any) -> Any:
-    """Let a batch of graphs remember its own numbers, where others will follow it."""
+    """Let a batch of graphs store its own numbers, because other batches will follow it."""
     if not isinstance(batch, BaseData):
         return batch
     nodes, edges = _graphs.node_counts(batch), _graphs.edge_counts(batch)
     for name, counts in (("num_nodes", nodes), ("num_edges", edges)):
         for kind, count in counts.items():
             _graphs.set_attribute(batch, kind, name, count)
-    for name in ("_slice_dict", "_inc_dict"):  # places of parts, which they will not be at
+    # positions of parts, which change when batches are joined
+    for name in ("_slice_dict", "_inc_dict"):
         vars(batch.stores[0]).pop(name, None)
     return batch
 
@@ -148,7 +149,7 @@ class CombinedBatchingCollater:
 
     Args:
         collater: makes a batch of the samples of one micro-batch.
-        mini_batch_size: samples of a micro-batch; by default all.
+        mini_batch_size: number of samples in a micro-batch; by default all.
         fills: allow fewer samples in the last micro-batch; it gets more padding.
     """
 
@@ -205,7 +206,9 @@ def _check(samples: Any) -> None:
 
 
 def _check_edges(at: int, kind: Any, edge_index: torch.Tensor, counts: Mapping[Any, int]) -> None:
-    """Refuse edges of nodes that there are not: in a batch they would join nodes of others."""
+    """Refuse edges with nodes that do not exist. In a batch they would connect nodes of
+    other graphs.
+    """
     for row, end in zip(edge_index, _graphs.ends(kind), strict=True):
         least, most = (int(bound) for bound in torch.aminmax(row))
         if least < 0 or most >= counts.get(end, 0):

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch_geometric.data import Batch, Data, HeteroData
 
-# torch_geometric derives these from Batch and from the class of the samples when first asked for.
+# torch_geometric makes these classes from Batch and from the class of the samples when they are
+# first used.
 DataBatch: Any = type(Batch(_base_cls=Data))
 HeteroDataBatch: Any = type(Batch(_base_cls=HeteroData))
 
@@ -16,7 +17,7 @@ def _batch_class(samples: type) -> Any:
     return type(Batch(_base_cls=samples))
 
 
-# They are in no module's namespace under their own name, where pickle would look for them.
+# Pickle cannot find them, because no module contains them under their own names.
 copyreg.pickle(type(DataBatch), lambda _: (_batch_class, (Data,)))
 copyreg.pickle(type(HeteroDataBatch), lambda _: (_batch_class, (HeteroData,)))
 
@@ -24,12 +25,12 @@ copyreg.pickle(type(HeteroDataBatch), lambda _: (_batch_class, (HeteroData,)))
 class SeedBatch(DataBatch):  # type: ignore[misc]
     """A batch whose ``batch_size`` is the number of its seeds.
 
-    Of other batches torch_geometric's ``batch_size`` is another name of ``num_graphs``.
+    In other batches, torch_geometric's ``batch_size`` is another name for ``num_graphs``.
     """
 
     @property
     def batch_size(self) -> int:
-        """How many of the first nodes are seeds."""
+        """The number of seeds, which are the first nodes."""
         return int(self["batch_size"])
 
     def __reduce__(self) -> Any:
@@ -37,12 +38,13 @@ class SeedBatch(DataBatch):  # type: ignore[misc]
 
 
 def with_seeds(batch: Any) -> Any:
-    object.__setattr__(batch, "__class__", SeedBatch)  # past the batch's own, for attributes
+    # bypasses the batch's own method, which is for attributes
+    object.__setattr__(batch, "__class__", SeedBatch)
     return batch
 
 
 def call_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls another one the first time and returns None from then on."""
+    """Return a function that calls ``function`` the first time, and returns None from then on."""
     called = False
 
     @functools.wraps(function)

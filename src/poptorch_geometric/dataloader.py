@@ -1,4 +1,4 @@
-"""Loaders of graphs for wrapped models. Source: PopTorch user guide, "PopTorch ops"."""
+"""Load graphs for wrapped models. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Combining:
 
 
 def with_options(plain: Any, after: str, **defaults: Any) -> Callable[..., None]:
-    """Return the constructor of ``plain`` with the parameter ``options``, and other defaults."""
+    """Return the constructor of ``plain`` with the parameter ``options`` and other defaults."""
     parameters = []
     for each in inspect.signature(plain.__init__).parameters.values():
         parameters.append(each.replace(default=defaults.get(each.name, each.default)))
@@ -70,7 +70,7 @@ class DataLoader(Combining, pyg_dataloader.DataLoader, poptorch.dataloader.DataL
         batch_size: graphs in a micro-batch.
         shuffle: take a new order at every iteration.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
-        options: default ``poptorch.Options()``; frozen from now on.
+        options: default ``poptorch.Options()``; this call freezes them.
         kwargs: further arguments of ``poptorch.DataLoader``; a ``collate_fn`` is dropped.
     """
 
@@ -86,15 +86,15 @@ class FixedSizeDataLoader(
 
     Args:
         dataset: single graphs, by index.
-        batch_size: graphs in a micro-batch. One is padding: 4 are 3 samples.
+        batch_size: graphs in a micro-batch, one of which is padding: 4 means 3 samples.
         shuffle: take a new order at every iteration.
         fixed_size_options: the sizes; by default any samples fit into them.
-        fixed_size_strategy: ``PadToMax`` takes ``batch_size - 1`` samples, ``StreamPack`` up to
-            that, as many as fit.
+        fixed_size_strategy: ``PadToMax`` takes ``batch_size - 1`` samples; ``StreamPack`` takes
+            up to that number, if they fit.
         over_size_strategy: what to do with samples that do not fit.
         add_pad_masks: add masks that are True for everything but padding.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
-        options: default ``poptorch.Options()``; frozen from now on.
+        options: default ``poptorch.Options()``; this call freezes them.
         kwargs: other arguments of ``poptorch.DataLoader``. With ``PadToMax`` a ``batch_sampler``
             chooses the samples of each micro-batch.
 

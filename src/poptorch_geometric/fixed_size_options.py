@@ -1,4 +1,6 @@
-"""To what sizes batches of graphs are padded. Source: PopTorch user guide, "PopTorch ops"."""
+"""Choose the sizes to which batches of graphs are padded. Source: PopTorch user guide,
+"PopTorch ops".
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from poptorch.poptorch_core import Error, InvalidValue
 from . import _graphs
 
 Sizes = int | dict[Any, int]
-MANY = 10_000  # samples, from which on looking at them is shown
+MANY = 10_000  # from this number of samples on, a progress bar is shown
 
 
 def validate_num_graphs(num_graphs: int) -> None:
     """Check a number of graphs.
 
     Raises:
-        ValueError: fewer than 2; one place is for padding.
+        ValueError: the number is below 2. One graph is for padding.
     """
     if num_graphs < 2:
         raise InvalidValue(
@@ -79,11 +81,11 @@ class FixedSizeOptions:
         return _graphs.total(self.num_edges or 0)
 
     def is_hetero(self) -> bool:
-        """Tell whether nodes and edges are given by type."""
+        """Return whether the numbers of nodes and edges are given by type."""
         return isinstance(self.num_nodes, dict) and isinstance(self.num_edges, dict)
 
     def to_hetero(self, node_types: Sequence[Any], edge_types: Sequence[Any]) -> Self:
-        """Give every type the present number; change these options and return them."""
+        """Use the present numbers for every type. Change these options and return them."""
         if not isinstance(self.num_nodes, dict):
             self.num_nodes = dict.fromkeys(node_types, self.num_nodes)
         if not isinstance(self.num_edges, dict):
@@ -103,7 +105,7 @@ class FixedSizeOptions:
         Args:
             dataset: single graphs, with a length.
             batch_size: graphs in a micro-batch, the padding graph included.
-            sample_limit: look at so many samples only.
+            sample_limit: inspect at most this number of samples.
             progress_bar: show a bar; by default from 10,000 samples on.
 
         Raises:
@@ -122,7 +124,7 @@ class FixedSizeOptions:
 
         Args:
             loader: yields graphs or batches. It is iterated again until the limit is reached.
-            sample_limit: look at so many batches.
+            sample_limit: inspect this number of batches.
         """
         batches = itertools.islice(_again_and_again(loader), sample_limit)
         nodes, edges, graphs = _room(batches, 1, "loader")
@@ -130,7 +132,9 @@ class FixedSizeOptions:
 
 
 def _room(samples: Iterable[Any], real: int, what: str) -> tuple[Sizes, Sizes, int]:
-    """Return sizes for ``real`` of the largest samples and padding, and the most graphs of one."""
+    """Return sizes for ``real`` of the largest samples and padding, and the largest number of
+    graphs in a sample.
+    """
     nodes: dict[Any, int] = {}
     edges: dict[Any, int] = {}
     graphs = 0
@@ -164,7 +168,7 @@ def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def suited(sizes: FixedSizeOptions, sample: Any) -> FixedSizeOptions:
-    """Convert the sizes, in place, if the sample has types and they have not."""
+    """Convert the sizes in place if the sample has types but the sizes do not."""
     if _graphs.is_hetero(sample) and not sizes.is_hetero():
         sizes.to_hetero(sample.node_types, sample.edge_types)
     return sizes

@@ -42,7 +42,7 @@ class NoMasker(Masker):
 
 
 class LayerMasker(abc.ABC):
-    """Wrap a layer: it takes ``mask=`` and sees what a masker leaves.
+    """Wrap a layer: it takes ``mask=`` and sees only the entries that a masker does not hide.
 
     Args:
         masker: hides the entries.
@@ -81,7 +81,7 @@ class PreLayerMasker(LayerMasker):
 
 
 def _before(layer: Layer, hide: Callable[..., Any]) -> DecoratedLayer:
-    @functools.wraps(layer, updated=())  # of a module only the name, not its attributes
+    @functools.wraps(layer, updated=())  # copies only the name of a module, not its attributes
     def masked(*args: Any, mask: Mask | None = None) -> Any:
         return layer(*hide(args, mask))
 

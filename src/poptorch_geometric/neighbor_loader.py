@@ -1,4 +1,4 @@
-"""Loaders of sampled neighbourhoods. Source: PopTorch user guide, "PopTorch ops"."""
+"""Load sampled neighbourhoods. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from .pyg_dataloader import OverSizeStrategy, Plain, refuse
 
 __all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
 
-# Of a sample's seeds, or of its hops: neither of nodes nor of edges, and never padded.
+# Attributes of a sample's seeds or hops, which belong neither to nodes nor to edges, and are never
+# padded.
 UNPADDED = ("batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges")
 
 
@@ -32,17 +33,17 @@ class PyGFixedSizeNeighborLoader(Plain):
 
     A neighbourhood is one graph; a second one is padding. The seeds are its first ``batch_size``
     nodes (of their type), in the order of ``input_id``. Trimming never removes them. ``n_id`` and
-    ``e_id`` are padded like other attributes, ``batch_size`` and ``input_id`` are not.
-    Without torch_geometric's compiled sampler, one in torch samples.
+    ``e_id`` are padded like other attributes, ``batch_size`` and ``input_id`` are not. If
+    torch_geometric's compiled sampler is not installed, a sampler in torch is used.
 
     Args:
-        data: the whole graph, with types or without.
+        data: the whole graph, with or without types.
         num_neighbors, input_nodes, input_time, subgraph_type, replace, directed, disjoint,
             temporal_strategy, time_attr, transform, transform_sampler_output, is_sorted,
             weight_attr: as for torch_geometric's ``NeighborLoader``. With ``disjoint`` too,
             ``batch`` has the numbers of graphs.
         filter_per_worker: has no effect: workers always filter.
-        batch_size: seeds of a micro-batch.
+        batch_size: number of seeds in a micro-batch.
         neighbor_sampler: another sampler, a ``BaseSampler`` of torch_geometric.
         over_size_strategy: what to do with neighbourhoods that do not fit.
         fixed_size_options: the sizes, for 2 graphs; by default those of up to 1000 samples.

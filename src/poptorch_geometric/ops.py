@@ -1,8 +1,8 @@
-"""Operators and layers of fixed shapes, for eager use and inside wrapped models.
+"""Provide operators and layers with fixed shapes, for eager use and inside wrapped models.
 
-Shapes never depend on values. Searches return as many neighbours as you ask for, -1 for missing
-ones. Layers have the arguments, weights and results of torch_geometric's.
-Source: PopTorch user guide, "PopTorch ops".
+Shapes never depend on values. Searches return the requested number of neighbours, with -1 for
+missing ones. Layers have the arguments, weights and results of torch_geometric's. Source: PopTorch
+user guide, "PopTorch ops".
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _distances(
     batch_y: torch.Tensor | None,
     cosine: bool = False,
 ) -> torch.Tensor:
-    """Return [M, N], infinite between examples."""
+    """Return distances of shape [M, N], which are infinite between examples."""
     x, y = _points(x, batch_x), _points(y, batch_y)
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
         raise AssertionFailure(
@@ -221,7 +221,7 @@ def _within(distances: torch.Tensor, r: float, most: int) -> torch.Tensor:
 
 
 def _nearest(distances: torch.Tensor, k: int) -> torch.Tensor:
-    """Return [2, M * k]: rows and their nearest columns, -1 where there is none."""
+    """Return [2, M * k]: rows and their nearest columns, -1 for missing ones."""
     rows, columns = distances.shape
     least, near = distances.topk(min(k, columns), largest=False)
     near = near.masked_fill(torch.isinf(least), -1)
@@ -239,10 +239,10 @@ def _edges(pairs: torch.Tensor, flow: str) -> torch.Tensor:
 
 
 class Aggregation(pyg.aggr.Aggregation):  # type: ignore[misc]
-    """The base class of aggregations. It does not check that numbers are sorted."""
+    """The base class of aggregations. It does not check whether numbers are sorted."""
 
     def assert_sorted_index(self, index: torch.Tensor | None) -> None:
-        """Do nothing: a check would make the program depend on the numbers."""
+        """Do nothing, because a check would make the program depend on the numbers."""
 
 
 class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
@@ -256,7 +256,7 @@ class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
         Args:
             x: [nodes, channels].
             batch: [nodes], the example of each node.
-            batch_size: how many examples there are; a wrapped model needs it.
+            batch_size: the number of examples, which a wrapped model needs.
         """
         if batch is None:
             batch, batch_size = torch.zeros(len(x), dtype=torch.int64, device=x.device), 1
@@ -292,7 +292,7 @@ class HeteroLinear(pyg.HeteroLinear):  # type: ignore[misc]
 
         Args:
             x: [rows, channels].
-            type_vec: [rows], the type of each.
+            type_vec: [rows], the type of each row.
         """
         chosen = torch.nn.functional.one_hot(type_vec.long(), self.num_types).to(x.dtype)
         out: torch.Tensor = torch.einsum(
@@ -302,7 +302,7 @@ class HeteroLinear(pyg.HeteroLinear):  # type: ignore[misc]
 
 
 class ClusterGCNConv(pyg.ClusterGCNConv):  # type: ignore[misc]
-    """Adds to the weight of each self-loop its share of the diagonal."""
+    """Adds the diagonal's share to the weight of each self-loop."""
 
     propagate_type = {"x": torch.Tensor, "edge_weight": torch.Tensor}
 
@@ -317,7 +317,8 @@ class ClusterGCNConv(pyg.ClusterGCNConv):  # type: ignore[misc]
         if self.add_self_loops:
             edge_index, _ = _static.add_remaining_self_loops(edge_index, None, 1.0, nodes)
         if self.add_self_loops and not _static.may_be_absent():
-            edge_index = edge_index[:, (edge_index >= 0).all(0)]  # eagerly, where lists may shrink
+            # in eager mode, lists may become shorter
+            edge_index = edge_index[:, (edge_index >= 0).all(0)]
         row, col = edge_index
         inverse = 1.0 / _static.degree(col, nodes, x.dtype).clamp(min=1.0)
         weight = inverse[col] + torch.where(row == col, self.diag_lambda * inverse[col], 0.0)

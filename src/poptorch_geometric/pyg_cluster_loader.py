@@ -1,4 +1,4 @@
-"""Loader of clusters of one large graph. Source: PopTorch user guide, "PopTorch ops"."""
+"""Load clusters of one large graph. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ClusterData", "FixedSizeClusterLoader"]
 
 
 ROUNDS = 20
-SLACK = 1.1  # the largest part, over the average
+SLACK = 1.1  # the largest part relative to the average
 
 
 class FixedSizeClusterLoader(Plain):
@@ -73,22 +73,23 @@ def check_two_graphs(loader: str, sizes: FixedSizeOptions) -> None:
 
 
 class ClusterData(torch_geometric.loader.ClusterData):  # type: ignore[misc]
-    """torch_geometric's ``ClusterData``; without METIS it uses ``parts``."""
+    """torch_geometric's ``ClusterData``, which uses ``parts`` if METIS is not available."""
 
     def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         try:
             cluster: Tensor = super()._metis(edge_index, num_nodes)
             return cluster
-        except ImportError:  # documented: neither pyg-lib nor torch-sparse
+        # neither pyg-lib nor torch-sparse is installed, as the documentation allows
+        except ImportError:
             return parts(edge_index, num_nodes, self.num_parts)
 
 
 def parts(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
     """Return the part of each node, without METIS.
 
-    It cuts the nodes, in breadth-first order, into equal parts. Then it moves a few at a time to
-    the parts of their neighbours. Source, for the aim: Karypis and Kumar, "A fast and high quality
-    multilevel scheme for partitioning irregular graphs" (1998).
+    It divides the nodes, in breadth-first order, into equal parts. Then it moves a few nodes at a
+    time to the parts of their neighbours. The objective is that of Karypis and Kumar, "A fast and
+    high quality multilevel scheme for partitioning irregular graphs" (1998).
     """
     both = torch.cat([edge_index, edge_index.flip(0)], dim=1)
     order = _breadth_first(both, num_nodes)
@@ -102,7 +103,7 @@ def parts(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
 
 
 def _breadth_first(edges: Tensor, num_nodes: int) -> Tensor:
-    """Nodes in the order in which a search from an outermost node meets them."""
+    """Return nodes in the order of a breadth-first search from an outermost node."""
     degree = torch.bincount(edges[0], minlength=num_nodes)
     targets = edges[1, edges[0].argsort()]
     starts = degree.cumsum(0) - degree
@@ -120,7 +121,7 @@ def _breadth_first(edges: Tensor, num_nodes: int) -> Tensor:
 
 
 def _fronts(neighbours: Callable[[Tensor], Tensor], seed: int, met: Tensor) -> list[Tensor]:
-    """Nodes at each distance from one of them; ``met`` is filled in."""
+    """Yield the nodes at each distance from a node, and add them to ``met``."""
     fronts, front = [], torch.tensor([seed])
     while len(front):
         met[front] = True
@@ -131,7 +132,9 @@ def _fronts(neighbours: Callable[[Tensor], Tensor], seed: int, met: Tensor) -> l
 
 
 def _move(edges: Tensor, part: Tensor, count: int, most: int) -> bool:
-    """Move nodes to the part of most of their neighbours, in place; tell whether one moved."""
+    """Move nodes to the part of most of their neighbours, in place. Return whether one was
+    moved.
+    """
     pairs, weights = torch.unique(edges[0] * count + part[edges[1]], return_counts=True)
     node, target = pairs // count, pairs % count
     own = torch.zeros(len(part), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""torch_geometric's collater, without a data set."""
+"""Provide torch_geometric's collater, without a data set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders of graphs on torch's own loader. Source: PopTorch user guide, "PopTorch ops"."""
+"""Load graphs with torch's own loader. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
 
 
 class Plain(torch.utils.data.DataLoader[Any]):
-    """On torch's own loader. Subclasses may make collaters of their own."""
+    """A loader based on torch's. Subclasses may create their own collaters."""
 
     def _create_collater(self, **collater_args: Any) -> Any:
-        """Return what makes a micro-batch of a list of samples."""
+        """Return the collater that makes a micro-batch from a list of samples."""
         return FixedSizeCollater(**collater_args)
 
     def _fixed(
@@ -68,7 +68,7 @@ class Plain(torch.utils.data.DataLoader[Any]):
         )
 
     def _combined(self, collater: Any, size: int | None) -> Any:
-        """Return what makes a batch, of so many samples in each micro-batch."""
+        """Return the collater of a batch with this number of samples in each micro-batch."""
         return collater
 
 

@@ -1,4 +1,4 @@
-"""Batches that are filled with graphs. Source: PopTorch user guide, "PopTorch ops"."""
+"""Fill batches with graphs. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Limit = int | Mapping[Any, int]
 
 
 class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
-    """Yield the indices of one micro-batch after another; fill each one greedily.
+    """Yield the indices of one micro-batch after another, each filled greedily.
 
     A micro-batch takes samples while graphs, nodes and edges fit. It leaves some nodes and edges
     for each padding graph. The order is kept. All arguments can be read as attributes.
@@ -34,8 +34,8 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
             than graphs, or ``base_sampler`` has no samples.
     """
 
-    _trims = False  # whether samples that are too large are micro-batches of their own
-    reads_to_count = True  # a loader need not ask for the length just to tell about a remainder
+    _trims = False  # whether samples that are too large become separate micro-batches
+    reads_to_count = True  # a loader should not read the length just to warn about a remainder
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
         return 0 <= left <= min(_room(self.max_num_nodes, nodes), _room(self.max_num_edges, edges))
 
     def __len__(self) -> int:
-        """How many micro-batches one iteration has.
+        """Return the number of micro-batches in one iteration.
 
         Raises:
-            NotImplementedError: the order is random, and the number with it.
+            NotImplementedError: the order is random, so the number is, too.
         """
         if isinstance(self.base_sampler, torch.utils.data.RandomSampler):
             raise Unsupported(
@@ -137,7 +137,7 @@ def _largest(samples: Any, counts: Callable[[Any], dict[Any, int]]) -> int:
 
 
 def _room(limit: Limit, taken: Mapping[Any, int]) -> int:
-    """How many more fit, of all types; below zero where one type has too many."""
+    """Return how many more fit, of all types; negative if there are too many of one type."""
     if isinstance(limit, Mapping):
         for kind, count in taken.items():
             if kind not in limit:

@@ -1,4 +1,4 @@
-"""Graphs as arguments and results of wrapped models."""
+"""Support graphs as arguments and results of wrapped models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PyGArgsParser(ICustomArgParser):
         """Yield the tensors.
 
         Raises:
-            ValueError: data of another kind, such as ``TemporalData``.
+            ValueError: the data has another class, such as ``TemporalData``.
         """
         for store, name in _places(struct):
             yield store[name]
@@ -45,7 +45,7 @@ class PyGArgsParser(ICustomArgParser):
 
         Args:
             batches: the micro-batches.
-            joined: from ``reconstruct``, of the last micro-batch and the joined tensors.
+            joined: what ``reconstruct`` made from the last micro-batch and the joined tensors.
         """
         for key, store in _graphs.stores(joined).items():
             for name, value in list(store.items()):
@@ -74,6 +74,6 @@ def _places(struct: Any) -> list[tuple[Any, str]]:
 def registerCustomArgParsers() -> None:
     """Allow wrapped models and loaders to take graphs and batches of graphs."""
     parser = PyGArgsParser()
-    # In this order: unpickling the first makes the classes of batches exist.
+    # In this order, because unpickling the first one creates the classes of batches.
     for kind in (BaseData, DataBatch, HeteroDataBatch, SeedBatch):
         registerCustomArgParser(kind, parser)

@@ -1,4 +1,4 @@
-"""Helpers for models and for tests of models. Source: PopTorch user guide, "PopTorch ops"."""
+"""Help to write and test models. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
 
     Args:
         model: each layer gets a hook.
-        dim_size: rows. Layers with more target nodes use that number.
+        dim_size: the number of rows. Layers with more target nodes use their number of target
+            nodes.
     """
 
     def hook(module: Any, inputs: Any) -> Any:
@@ -37,13 +38,13 @@ def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
 
 
 class TrainingStepper:
-    """Train a model eagerly and wrapped, and compare.
+    """Train a model in eager PyTorch and wrapped, and compare the results.
 
     Args:
         model: returns ``(out, loss)``. Two copies of it are trained.
         lr: the learning rate.
         optimizer: called as ``optimizer(parameters, lr=lr)`` for each copy.
-        options: of the wrapped model; default ``poptorch.Options()``.
+        options: options of the wrapped model; default ``poptorch.Options()``.
         rtol, atol: tolerances; by default those of ``torch.testing.assert_close``.
         enable_fp_exception: enable ``Precision.enableFloatingPointExceptions``.
         equal_nan: treat NaN as equal to NaN.
@@ -52,7 +53,7 @@ class TrainingStepper:
         cpu_model, ipu_model: the copies; the second one is wrapped.
         training_model: the wrapper that trains; None without parameters.
         inference_model: another wrapper, for inference.
-        optimizer: of the wrapped model; None without parameters.
+        optimizer: the optimizer of the wrapped model; None without parameters.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class TrainingStepper:
 
         Args:
             batch: the arguments, a tuple.
-            ipu_batch: other arguments for the wrapped model. Then the first rows of the outputs are
-                compared.
+            ipu_batch: other arguments for the wrapped model. In this case, the first rows of the
+                outputs are compared.
 
         Raises:
-            AssertionError: something differs, the message names it; or there are no parameters.
+            AssertionError: something differs, which the message names, or there are no parameters.
         """
         assert self.training_model is not None, "Nothing to train: the model has no parameters"
         cpu_loss = ipu_loss = None
@@ -107,7 +108,7 @@ class TrainingStepper:
         self._compare("loss", ipu_loss, cpu_loss)
 
     def cpu_step(self, batch: Any) -> tuple[Any, torch.Tensor]:
-        """Do an eager step; return ``(out, loss)``."""
+        """Make a step in eager PyTorch; return ``(out, loss)``."""
         self.cpu_model.train()
         self._cpu_optimizer.zero_grad()
         out, loss = self.cpu_model(*batch)
@@ -116,7 +117,7 @@ class TrainingStepper:
         return out, loss
 
     def ipu_step(self, batch: Any, copy_weights: bool = True) -> tuple[Any, torch.Tensor]:
-        """Do a step of the wrapped model; return ``(out, loss)``.
+        """Make a step of the wrapped model; return ``(out, loss)``.
 
         Args:
             copy_weights: copy the parameters to the host.

@@ -1,9 +1,9 @@
-"""The names of libpva over the profile reports and traces that poptorch writes.
+"""Provide libpva's interface to the profile reports and traces that poptorch writes.
 
-Scripts that walk a report with ``pva`` run on ``profile.json`` (or ``profile.pop``, its copy). Its
-figures are estimates for IPUs, and on traces that ``PVTI_OPTIONS`` has written, which were measured
-here. What the cost model does not know is not made up.
-Source: libpva's public documentation; PopVision tutorials.
+Scripts that read a report with ``pva`` work with ``profile.json`` (or ``profile.pop``, its copy),
+whose figures are estimates for IPUs. They also read traces that ``PVTI_OPTIONS`` has written, which
+were measured on this machine. Figures that the cost model does not know are missing. Source:
+libpva's public documentation; PopVision tutorials.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Program:
     """A part of the program.
 
     Attributes:
-        type: what it is.
-        name: of the operator, pass or loop.
+        type: the kind of program.
+        name: name of the operator, pass or loop.
         children: its parts, in order.
-        computeset: what is computed, of ``OnTileExecute``: ``name`` of the operator, ``vertices``,
-            one for each time that the operator stands in the pass.
+        computeset: what an ``OnTileExecute`` computes: the ``name`` of the operator, and
+            ``vertices``, one for each occurrence of the operator in the pass.
         vars: tensors by name; the cost model does not list them by program.
-        count: how often a ``Repeat`` runs its parts.
-        cycles: estimated, of one run.
+        count: how many times a ``Repeat`` runs its parts.
+        cycles: estimated cycles of one run.
     """
 
     class Type(enum.StrEnum):
@@ -73,12 +73,12 @@ class Program:
     cycles: float = 0.0
 
     def accept(self, visitor: ProgramVisitor) -> None:
-        """Have a visitor visit this program."""
+        """Let a visitor visit this program."""
         getattr(visitor, f"visit{self.type}")(self)
 
 
 class ProgramVisitor:
-    """Walks a program: override what is of interest. What has parts visits them."""
+    """Traverses a program. Override the methods that you need. Programs with parts visit these."""
 
     def visitSequence(self, program: Program) -> None:
         """Visit the parts of a sequence, or of a loop, once."""
@@ -98,7 +98,7 @@ class ProgramVisitor:
 
 
 def _passes(priced: Mapping[str, Any]) -> dict[str, Program]:
-    """The programs of the passes: for every operator exchange, computing, waiting."""
+    """Return the programs of the passes: exchange, computation and waiting for every operator."""
     steps: dict[str, list[Program]] = {}
     kinds = Program.Type
     for each in priced["operators"]:
@@ -114,14 +114,14 @@ def _passes(priced: Mapping[str, Any]) -> dict[str, Program]:
 
 
 class Compilation:
-    """What compiling found out."""
+    """The results of compiling."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content, self._priced = content, content["estimated"]
 
     @property
     def target(self) -> Values:
-        """What was compiled for: one replica's IPUs, but for ``numReplicas``."""
+        """The target of compilation: the IPUs of one replica, except for ``numReplicas``."""
         chip, chips = self._content["target"], len(self._priced["chips"])
         tiles, kind = chips * chip["tiles"], IPU.Architecture(f"Ipu{chip['generation']}")
         memory, replicas = tiles * chip["tile_bytes"], self._priced["replicas"]
@@ -136,14 +136,14 @@ class Compilation:
 
     @cached_property
     def programs(self) -> list[Program]:
-        """The program: what a call does."""
+        """The program of one call."""
         parts = tuple(own for _, own in sorted(_passes(self._priced).items()))
         loop = Program(Program.Type.Repeat, "schedule", parts, count=self._priced["runs"])
         return [Program(Program.Type.Sequence, "call", (loop,))]
 
     @cached_property
     def tiles(self) -> list[Values]:
-        """The tiles of a replica's IPUs, each at the fullest moment of its IPU."""
+        """The tiles of a replica's IPUs, each at the moment when its IPU uses most memory."""
         padding = 1 + DEFAULT.gaps
         sizes = (size for chip in self._priced["chips"] for size in chip["tiles"])
         totals = (Values(includingGaps=size, excludingGaps=size / padding) for size in sizes)
@@ -151,7 +151,7 @@ class Compilation:
 
     @property
     def alwaysLiveVariables(self) -> list[Values]:
-        """What is on the chips all the time, by category, with the tensors of the state."""
+        """What is on the chips permanently, by category, with the tensors of the state."""
         return [
             Values(name=f"IPU {chip['chip']}: {name}", size=size)
             for chip in self._priced["chips"]
@@ -171,14 +171,14 @@ class Compilation:
 
 
 class Execution:
-    """What a call does, as it was estimated."""
+    """The estimated execution of a call."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content, self._priced = content, content["estimated"]
 
     @cached_property
     def steps(self) -> list[Values]:
-        """The actions of one run of the schedule; other IPUs have no cycles in them."""
+        """The actions of one run of the schedule. In each, other IPUs have no cycles."""
         passes, chips = _passes(self._priced), range(len(self._priced["chips"]))
         made = []
         for action in self._priced["schedule"]:
@@ -191,7 +191,7 @@ class Execution:
 
     @property
     def totalCycles(self) -> float:
-        """Of one call."""
+        """The cycles of one call."""
         return float(self._priced["cycles"])
 
     @property
@@ -201,7 +201,7 @@ class Execution:
         return [Values(name=f"call {number}") for number in range(calls)]
 
     def blocks(self, tile: int) -> Iterator[Values]:
-        """Yield what a tile does, step by step, in cycles after the schedule's beginning.
+        """Yield what a tile does, step by step, in cycles after the beginning of the schedule.
 
         Args:
             tile: its number; all tiles of an IPU do the same.
@@ -221,14 +221,14 @@ class Report:
     """A profile report.
 
     Args:
-        content: of ``profile.json``.
+        content: the content of ``profile.json``.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
         self.compilation = Compilation(content)
         self.execution = Execution(content)
-        # Nothing was instrumented: the figures are estimates.
+        # Nothing was instrumented, because the figures are estimates.
         self.instrumentationSettings = Values(
             computeInstrumentationLevel="Off", externalExchangeInstrumentationLevel="Off"
         )
@@ -236,7 +236,7 @@ class Report:
 
     @property
     def version(self) -> Values:
-        """The version of poptorch, which takes Poplar's place."""
+        """The version of poptorch, in place of Poplar's."""
         text = self._content["poptorch"]
         major, minor, point = ([int(part) for part in re.findall(r"\d+", text)] + [0, 0, 0])[:3]
         return Values(major=major, minor=minor, point=point, packageHash="", string=text)
@@ -244,7 +244,7 @@ class Report:
     poplarVersion = version
 
     def listPrintLength(self, length: int) -> None:
-        """Set how many operators printing shows."""
+        """Set how many operators are printed."""
         self._shown = length
 
     def __str__(self) -> str:
@@ -254,7 +254,7 @@ class Report:
 
 
 class OperationAnalysis:
-    """The operators of a report, the dearest first; their figures are those of a call."""
+    """The operators of a report, the most expensive first. Figures are per call."""
 
     def __init__(self, report: Report) -> None:
         rows = report._content["estimated"]["operators"]
@@ -279,20 +279,20 @@ def openReport(
 
     Args:
         profile_path: ``profile.json`` or ``profile.pop``, or their directory.
-        debug_path: accepted; the report itself has what debug information there is.
+        debug_path: has no effect; the report itself contains the debug information.
 
     Raises:
-        poptorch.Error: there is none, or it has another form.
+        poptorch.Error: there is no report, or it has another form.
     """
     return Report(profile.read(profile_path))
 
 
 class Event:
-    """A stretch of time on a thread.
+    """A period of time on a thread.
 
     Attributes:
         label: what was done.
-        channel: what it belongs to.
+        channel: the channel of the event.
         timestamp: seconds after the trace began.
         duration: seconds.
     """
@@ -303,7 +303,7 @@ class Event:
         self._children: list[Event] = []
 
     def children(self) -> list[Event]:
-        """Return the events inside this one, without those inside them."""
+        """Return the direct children: events inside this one, without those inside them."""
         return self._children
 
     def __repr__(self) -> str:
@@ -312,7 +312,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread; ``events`` are those that are inside no other event."""
+    """A thread. ``events`` are those that are not inside another event."""
 
     tid: int
     events: list[Event]
@@ -345,7 +345,7 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
     """Open a trace in the Trace Event Format.
 
     Raises:
-        poptorch.Error: there is none.
+        poptorch.Error: there is no trace.
     """
     try:
         rows = json.loads(archive.read_text(path))["traceEvents"]
@@ -362,7 +362,7 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _nested(rows: list[dict[str, Any]]) -> list[Event]:
-    """Put events inside those that were going on when they began."""
+    """Nest events in those that were active when they began."""
     outer: list[Event] = []
     stack: list[Event] = []
     for row in sorted(rows, key=lambda each: (each["ts"], -each["dur"])):

@@ -1,3 +1,3 @@
-"""What every room may use: errors, the environment table, source locations, the log."""
+"""Provide what every room may use: errors, environment variables, source locations, the log."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,6 @@
-"""Files of named parts: a zip with digests, whole or not there."""
+"""Read and write files of named parts: zip files with digests, which are complete or do
+not exist.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from .errors import AssertionFailure
 
 FORMAT = 3
 HEADER = "header.json"
-LARGEST_LIST = 4 << 20  # bytes of a file's list of parts: of some ten thousand
-LARGEST_JSON = 64 << 20  # bytes; as values of Python it is up to twenty times as large
+LARGEST_LIST = 4 << 20  # bytes of a file's list of parts, enough for some ten thousand parts
+LARGEST_JSON = 64 << 20  # bytes; as Python values, JSON needs up to twenty times as much
 
 
 class InvalidFile(AssertionFailure):
-    """A file that is damaged, incomplete, or nothing that this library wrote."""
+    """A file that is damaged, incomplete, or was not written by this library."""
 
 
 def refuse(path: str | os.PathLike[str], why: str, fix: str | None = None) -> NoReturn:
@@ -56,7 +58,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
                 parts = {name: archive.read(name) for name in digests}
         except InvalidFile:
             raise
-        except Exception as error:  # zipfile and json raise many kinds at damage
+        except Exception as error:  # zipfile and json raise many types of errors for damaged files
             refuse(
                 path,
                 (
@@ -71,10 +73,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def from_json(data: bytes) -> Any:
-    """Return what JSON from a file says.
+    """Return the value of JSON from a file.
 
     Raises:
-        ValueError: it is no JSON, too long, or values are too deep inside others.
+        ValueError: the data is not JSON, is too long, or is nested too deeply.
     """
     if len(data) > LARGEST_JSON:
         raise ValueError(f"{len(data)} bytes of JSON")
@@ -85,7 +87,9 @@ def from_json(data: bytes) -> Any:
 
 
 def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
-    """Return the text of a regular file of at most so many bytes; a pipe might never end."""
+    """Return the text of a regular file with at most ``most`` bytes, because a pipe might
+    never end.
+    """
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -97,7 +101,9 @@ def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
 
 
 class _Careful(io.BufferedReader):
-    """Bounds one read: ``zipfile`` reads the list of parts before anybody can see its length."""
+    """Limits one read, because ``zipfile`` reads the list of parts before its length can
+    be checked.
+    """
 
     most: int | None = LARGEST_LIST
 
@@ -108,12 +114,12 @@ class _Careful(io.BufferedReader):
 
 
 def _opened(path: str | os.PathLike[str]) -> _Careful:
-    # Not waiting, because opening a pipe would wait for somebody to write to it.
+    # Open without waiting, because opening a pipe would wait for a writer.
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
-    except OSError as error:  # no permission, links without an end, ...
+    except OSError as error:  # no permission, a cycle of links, ...
         refuse(path, error.strerror or str(error))
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_size > resources.memory_size():
@@ -131,7 +137,9 @@ def _opened(path: str | os.PathLike[str]) -> _Careful:
 def _check_sizes(
     path: str | os.PathLike[str], entries: Sequence[zipfile.ZipInfo], size: int
 ) -> None:
-    """Parts that overlap or are compressed could be far larger than the file."""
+    """Refuse parts that overlap or are compressed, because they could be far larger than
+    the file.
+    """
     for entry in entries:
         if entry.filename == HEADER and entry.file_size > LARGEST_LIST:
             refuse(path, "its header is too long")

@@ -1,4 +1,6 @@
-"""The table of environment variables, also the guide's; only this file reads ``os.environ``."""
+"""Define the table of environment variables, from which a page is generated. Only this file reads
+``os.environ``.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,9 @@ _OF_ONE_HOST = {
 
 
 def shared() -> dict[str, str]:
-    """Return the variables of the table, and Python's, that processes on other hosts need too."""
+    """Return the variables that processes on other hosts also need: those of the table,
+    and Python's.
+    """
     names = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", *TABLE} - _OF_ONE_HOST
     return {name: value for name, value in os.environ.items() if name in names}
 
@@ -190,7 +194,9 @@ def is_set(name: str) -> bool:
 
 
 def inherited() -> frozenset[tuple[str, str]]:
-    """Return all variables that a process started now would have, but for addresses in this one."""
+    """Return all variables that a process started now would inherit, except for addresses in this
+    process.
+    """
     return frozenset((k, v) for k, v in os.environ.items() if not k.startswith("_TORCHINDUCTOR"))
 
 

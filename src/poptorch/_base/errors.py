@@ -1,4 +1,6 @@
-"""Errors of four parts: title, got, where, fix; builtins too, where PopTorch raised these."""
+"""Define errors with four parts: title, got, where, fix. They also are builtin errors where
+PopTorch raised those.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,28 @@ from . import source
 
 LONG_MESSAGES, MAX_LINES = "poptorch_error-", 80
 PYTHON_ERROR = "poptorch_py_error"
-_MORE = " " * 10  # before the second and later lines of a part
-_SHOWN_LINES = 8  # of these in a message that is cut
+_MORE = " " * 10  # indentation of the second and later lines of a part
+_SHOWN_LINES = 8  # number of these lines in a message that is shortened
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_HALVES = range(0xD800, 0xE000)  # of characters: no file takes one alone, JSON does
+# surrogate characters: files cannot contain a single one, but JSON can
+_HALVES = range(0xD800, 0xE000)
 _ESCAPED = {code: ascii(chr(code))[1:-1] for code in {*_CONTROL, *_HALVES} - {*b"\t\n"}}
 
 
 def visible(text: str) -> str:
-    """Escape what moves a terminal's cursor or hides text: names in others' files may hold it."""
+    """Escape characters that move a terminal's cursor or hide text, which names in files
+    may contain.
+    """
     return text.translate(_ESCAPED)
 
 
 def one_line(text: str) -> str:
-    """Escape line ends and tabs, too: a name in a table or a list stays in its place."""
+    """Also escape line ends and tabs, so that a name stays in its place in a table or a list."""
     return visible(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
 class Error(Exception):
-    """Any failure of the library, of a compilation or of a run.
+    """Any error of the library, in compilation or while a program runs.
 
     Attributes:
         type: which layer failed, for instance ``"poptorch_py_error"``.
@@ -58,7 +63,8 @@ class Error(Exception):
         super().__init__(title)
 
     def __init_subclass__(cls) -> None:
-        if cls.__module__.startswith("poptorch."):  # tracebacks show the name that users import
+        # tracebacks then show the name that users import
+        if cls.__module__.startswith("poptorch."):
             cls.__module__ = "poptorch"
 
     def __str__(self) -> str:
@@ -111,7 +117,7 @@ def _shortened(message: str) -> str:
         return message
     try:
         path = _written(message)
-    except OSError:  # nowhere to write: the whole text is better than a part
+    except OSError:  # there is no place to write to, and the whole text is better than a part of it
         return message
     kept: list[str] = []
     run = 0
@@ -124,9 +130,9 @@ def _shortened(message: str) -> str:
     return "\n".join([*kept[:MAX_LINES], f"See {path} for details"])
 
 
-@functools.lru_cache(maxsize=16)  # a loop may meet one error again and again
+@functools.lru_cache(maxsize=16)  # a loop may raise the same error again and again
 def _written(message: str) -> str:
-    """Write a message where nobody else can have put a link, or read it; return the file."""
+    """Write a message to a file that nobody else can read or replace by a link. Return the file."""
     handle, path = tempfile.mkstemp(prefix=LONG_MESSAGES, suffix=".log")
     with os.fdopen(handle, "w") as file:
         file.write(message + "\n")
@@ -134,7 +140,7 @@ def _written(message: str) -> str:
 
 
 class RecoverableError(Error):
-    """A device failure that a reset can fix; ``recovery_action`` names the reset."""
+    """A device failure that a reset can fix. ``recovery_action`` names the reset."""
 
     def __init__(self, title: str, *, recovery_action: str = "", **parts: Any) -> None:
         super().__init__(title, **parts)
@@ -146,36 +152,36 @@ class UnrecoverableError(Error):
 
 
 class AssertionFailure(Error, AssertionError):  # noqa: N818 (the builtin is AssertionError)
-    """A rule of use was broken where PopTorch asserted (argument binding, option types)."""
+    """A rule of use was violated where PopTorch asserted (argument binding, option types)."""
 
 
 class OperatorError(Error, RuntimeError):
-    """An operator of a program failed, where PyTorch raises RuntimeError."""
+    """An operator of a program failed where PyTorch raises RuntimeError."""
 
 
 class OperatorIndexError(OperatorError, IndexError):
-    """An operator of a program refused an index, where PyTorch raises IndexError."""
+    """An operator of a program refused an index where PyTorch raises IndexError."""
 
 
 class StateError(Error, RuntimeError):
-    """The objects are in a state that forbids the request where PopTorch raised RuntimeError."""
+    """The state of the objects does not allow the request, where PopTorch raised RuntimeError."""
 
 
 class InvalidValue(Error, ValueError):  # noqa: N818 (the builtin's own name is ValueError)
-    """A value outside the accepted set where PopTorch raised ValueError."""
+    """A value is outside the accepted set, where PopTorch raised ValueError."""
 
 
 class InvalidType(Error, TypeError):  # noqa: N818 (the builtin's own name is TypeError)
-    """An object of the wrong kind where PopTorch raised TypeError."""
+    """An object has the wrong type, where PopTorch raised TypeError."""
 
 
 class InvalidAttribute(Error, AttributeError):  # noqa: N818 (the builtin is AttributeError)
-    """An unknown or frozen attribute where PopTorch raised AttributeError."""
+    """An attribute is unknown or frozen, where PopTorch raised AttributeError."""
 
 
 class Unsupported(Error, NotImplementedError):  # noqa: N818 (the builtin's own name is longer)
-    """Something that is not done, where PopTorch raised NotImplementedError."""
+    """Something is not supported, where PopTorch raised NotImplementedError."""
 
 
 class InvalidKey(Error, KeyError):  # noqa: N818 (the builtin's own name is KeyError)
-    """A name outside the accepted set where PopTorch raised KeyError."""
+    """A name is outside the accepted set, where PopTorch raised KeyError."""

@@ -1,7 +1,8 @@
-"""Folders of code that will be run: the user's own, and nobody else writes to them.
+"""Check folders of code that will be run: they must belong to the user, and nobody else may write
+to them.
 
-A folder is judged with every directory and link that leads to it. If only the user and root can
-change those, nobody else can put another folder in its place, neither before nor after it is used.
+A folder is checked together with all directories and links that lead to it. If only the user and
+root can change those, nobody else can replace the folder, neither before nor after it is used.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from pathlib import Path
 
 from . import env, log, temporary_folders
 
-# Torch's own folder is no choice of the user's: as soon as its compiler is imported, also by a mere
-# trace, the variable has it.
+# The user does not choose torch's own folder: the variable has this value as soon as torch's
+# compiler is imported, even for a trace.
 _TORCHS, _TORCHS_OWN = "of-torchs-compiler", "torchinductor_"
 _ROOT = 0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS = 40  # on the way to a folder, as in Linux
+_MOST_LINKS = 40  # largest number of links on the way to a folder, as in Linux
 
 
 def trouble(folder: Path, on_the_way: bool = True) -> str | None:
-    """Make a folder; return why code in it cannot be trusted, or cannot be written there.
+    """Make a folder. Return why code in it cannot be trusted or written, or None.
 
-    Where each file carries a digest with the user's key, it is of no importance who can put another
-    folder in its place: then leave out what lies ``on_the_way``.
+    If each file has a digest with the user's key, it does not matter who can replace the folder.
+    Then pass ``on_the_way=False``.
     """
     try:
         why = _trouble_on_the_way(folder) if on_the_way else None
@@ -50,7 +51,9 @@ def trouble(folder: Path, on_the_way: bool = True) -> str | None:
 
 
 def is_own(path: Path) -> bool:
-    """Tell whether a file or folder is the user's, no link, and nobody else can write to it."""
+    """Return whether a file or folder belongs to the user, is not a link, and cannot be written by
+    anybody else.
+    """
     status = path.lstat()
     return (
         not stat.S_ISLNK(status.st_mode)
@@ -60,7 +63,9 @@ def is_own(path: Path) -> bool:
 
 
 def _trouble_on_the_way(folder: Path) -> str | None:
-    """Say who else decides where a path leads; None if nobody does, as far as the path exists."""
+    """Return who else can change where a path leads; None if nobody can, as far as the
+    path exists.
+    """
     absolute = Path.cwd() / folder
     at, left, links = Path(absolute.anchor), list(absolute.parts[1:]), 0
     while left:
@@ -87,7 +92,8 @@ def _trouble_on_the_way(folder: Path) -> str | None:
 def _who_else_changes(directory: Path, status: os.stat_result) -> str | None:
     if status.st_uid not in (_ROOT, os.getuid()):
         return f"{directory} belongs to another user"
-    if status.st_mode & stat.S_ISVTX:  # in it, as in /tmp, others cannot rename what is not theirs
+    # in a directory like /tmp, others cannot rename what does not belong to them
+    if status.st_mode & stat.S_ISVTX:
         return None
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
     if by_group or status.st_mode & stat.S_IWOTH:
@@ -97,7 +103,9 @@ def _who_else_changes(directory: Path, status: os.stat_result) -> str | None:
 
 @functools.cache
 def _is_private(group: int) -> bool:
-    """Tell whether nobody but this user and root is in a group, as in those that go by users."""
+    """Return whether only this user and root are members of a group, as in groups named
+    after a user.
+    """
     try:
         entry, user = grp.getgrgid(group), pwd.getpwuid(os.getuid())
     except KeyError:
@@ -114,13 +122,13 @@ def temporary() -> str | None:
 
 
 def of_the_user() -> Path:
-    """Return where code is kept if no option names a folder: beside torch's compiler cache."""
+    """Return where code is stored if no option names a folder: next to torch's compiler cache."""
     folder, why = chosen()
     return folder if why is None else of_the_process(why)
 
 
 def chosen() -> tuple[Path, str | None]:
-    """Return that folder, and why nothing can be kept there."""
+    """Return that folder, and why nothing can be stored there."""
     given, place = env.get("TORCHINDUCTOR_CACHE_DIR"), temporary()
     own = Path(given or place or "")
     if own.name == _TORCHS:  # while torch's compiler runs
@@ -129,7 +137,7 @@ def chosen() -> tuple[Path, str | None]:
         return own, "there is no writable temporary directory"
     if not given or (str(own.parent) == place and own.name.startswith(_TORCHS_OWN)):
         own = Path(place or "", f"poptorch-code-{os.getuid()}")
-        if (why := trouble(own)) is not None:  # others could put another folder in it at any time
+        if (why := trouble(own)) is not None:  # others could replace the folder at any time
             return own, f"{own}: {why}"
     folder = own / "poptorch"
     why = trouble(folder)
@@ -137,7 +145,7 @@ def chosen() -> tuple[Path, str | None]:
 
 
 def of_torchs_compiler() -> contextlib.AbstractContextManager[None]:
-    """Have what torch's compiler keeps in a part of the user's folder meanwhile."""
+    """Make torch's compiler use a part of the user's folder within the block."""
     return env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / _TORCHS))
 
 
@@ -146,5 +154,5 @@ def of_the_process(why: str) -> Path:
     log.engine.warning("Compiled code is not stored for later processes: %s", why)
     try:
         return temporary_folders.folder("poptorch-code-")
-    except OSError:  # a full disk, for one: whoever writes below this meets an error, and says so
+    except OSError:  # for example a full disk; code that writes to the folder reports the error
         return Path(os.devnull) / "poptorch"

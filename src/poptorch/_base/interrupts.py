@@ -1,13 +1,15 @@
-"""Signals wait while weights are written: ``deferred`` notes them, ``check`` runs handlers.
+"""Delay signals while weights are written: ``deferred`` records them, and ``check`` runs their
+handlers.
 
-While a model is captured and compiled they do not wait, and what a handler raises is not lost:
-``insisting`` raises it again where torch or Python drop it. ``allowed`` is for what is compiled
-within ``deferred``.
+While a model is captured and compiled, signals are not delayed. ``insisting`` makes sure that an
+exception from a handler is not lost: it raises it again if torch or Python drop it. ``allowed`` is
+for compiling within ``deferred``.
 """
 
 from __future__ import annotations
 
-import _signal  # signal's functions look every handler up in an enum: 10 us of every call
+# signal's functions look up every handler in an enum, which takes 10 us of every call
+import _signal
 import atexit
 import gc
 import os
@@ -22,9 +24,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 _NUMBERS = sorted(int(number) for number in signal.valid_signals())
 _main = threading.main_thread().ident
-_handlers: list[Any] = []  # of all signals, when they were last looked at,
-_theirs: dict[int, Handler] = {}  # and those of them that are functions
-_AGAIN = 0.5  # seconds until what a handler raised is raised again
+_handlers: list[Any] = []  # of all signals, when they were last read
+_theirs: dict[int, Handler] = {}  # those of them that are functions
+_AGAIN = 0.5  # seconds until a handler's exception is raised again
 _noted: list[tuple[int, FrameType | None]] = []
 _depth = 0
 
@@ -34,7 +36,7 @@ def _note(signum: int, frame: FrameType | None) -> None:
 
 
 class deferred:  # noqa: N801 (used as a function)
-    """Hold signals back; may be nested. Python runs no handlers in other threads."""
+    """Delay signals. Blocks may be nested. Python does not run handlers in other threads."""
 
     __slots__ = ("_mine", "_swapped")
 
@@ -50,7 +52,7 @@ class deferred:  # noqa: N801 (used as a function)
             try:
                 for number in _theirs:
                     _signal.signal(number, _note)
-            except BaseException:  # a handler that was not noted yet
+            except BaseException:  # a handler that was not replaced yet
                 _put_back(self._swapped)
                 raise
         _depth += 1
@@ -66,7 +68,7 @@ class deferred:  # noqa: N801 (used as a function)
 
 
 class allowed:  # noqa: N801
-    """Run handlers at once within ``deferred``, where the state is whole."""
+    """Run handlers immediately within ``deferred``, at a point where the state is consistent."""
 
     def __enter__(self) -> None:
         self._mine = threading.get_ident() == _main and _depth > 0
@@ -86,10 +88,10 @@ class allowed:  # noqa: N801
 
 
 class insisting:  # noqa: N801
-    """Raise what a handler raises until it leaves the block.
+    """Raise a handler's exception until it leaves the block.
 
-    Python drops an exception in a callback, as imports have some, and torch goes on after many. So
-    a thread sends the signal again and again, and the block ends with the exception in any case.
+    Python drops an exception in a callback, as in some imports, and torch ignores many. Therefore a
+    thread sends the signal repeatedly, and the block always ends with the exception.
     """
 
     def __enter__(self) -> None:
@@ -118,7 +120,7 @@ class insisting:  # noqa: N801
         self._frame = None
         if self._thread.is_alive():
             self._thread.join()
-        # Each call first runs handlers of signals that are there: nothing comes after the last one.
+        # Each call first runs handlers of pending signals, so none is pending after the last call.
         for number, (handler, own) in self._swapped.items():
             if _signal.getsignal(number) is own:
                 _signal.signal(number, handler)
@@ -138,7 +140,7 @@ class insisting:  # noqa: N801
                 return
             elif _is_within(frame, self._frame):
                 raise self._raised
-            else:  # it was raised just when the block was about to end
+            else:  # the exception was raised just when the block was about to end
                 self._leave()
 
         return handle
@@ -166,16 +168,16 @@ def _look() -> None:
 def _put_back(handlers: dict[int, Handler]) -> None:
     try:
         for number, handler in handlers.items():
-            # Unless it is back, or a handler has chosen another one.
+            # Unless it is restored already, or a handler has set another one.
             if _signal.getsignal(number) is _note:
                 _signal.signal(number, handler)
-    except BaseException:  # one that is back already was called, and raised
+    except BaseException:  # a handler that was already restored was called, and raised an exception
         _put_back(handlers)
         raise
 
 
 def _renew() -> None:
-    """A forked process has one thread, and signals of its own."""
+    """Start anew in a forked process, which has one thread and its own signals."""
     global _depth, _main
     _depth, _main = 0, threading.get_ident()
     _noted.clear()
@@ -187,17 +189,19 @@ os.register_at_fork(after_in_child=_renew)
 
 @atexit.register
 def _end_soon() -> None:
-    """Let Python's last look for garbage find none in a process that Ctrl-C ends.
+    """Skip the last garbage collection when Ctrl-C ends the process.
 
-    It visits all objects of torch and its compiler: half a second of processor time, which took 5
-    to 7 s on two cores with ten busy processes.
+    It visits all objects of torch and its compiler, which takes half a second of processor time.
+    With ten busy processes on two cores, it took 5 to 7 s.
     """
     if issubclass(getattr(sys, "last_type", None) or Exception, KeyboardInterrupt):
         gc.freeze()
 
 
 def check() -> None:
-    """Run the handlers of noted signals; one that raises leaves the rest to the next check."""
+    """Run the handlers of recorded signals. If one raises an exception, the next check runs the
+    others.
+    """
     while _noted and threading.get_ident() == _main:
         number, frame = _noted.pop(0)
         handler = _theirs.get(number)

@@ -1,4 +1,6 @@
-"""Values as JSON and back: plain and torch's values, enums, dataclasses, what callers add."""
+"""Convert values to JSON and back: plain values, torch's values, enums, dataclasses, and callers'
+own types.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ class Unreadable(AssertionFailure):
 
 
 def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> Json:
-    """Return a value as JSON, ``{form: content}`` if need be; ``special`` makes more forms."""
-    # Of the type itself: a subclass of a container would not come back.
+    """Return a value as JSON, as ``{form: content}`` if necessary. ``special`` defines
+    more forms.
+    """
+    # The exact type, because a subclass of a container would be read as its base class.
     kind, inner = type(value), partial(encode, special=special)
     if value is None or kind in (bool, int, str):
         return value
@@ -67,7 +71,9 @@ def decode(
     readers: Mapping[str, Callable[[Json], Any]] = MappingProxyType({}),
     classes: Mapping[str, type] = MappingProxyType({}),
 ) -> Any:
-    """Undo ``encode``, with readers by special form; only these classes may stand in the data."""
+    """Undo ``encode``, with readers for special forms. Only the given classes may occur in
+    the data.
+    """
     inner = partial(decode, readers=readers, classes=classes)
     if isinstance(data, list):
         return [inner(item) for item in data]

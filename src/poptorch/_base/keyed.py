@@ -1,4 +1,4 @@
-"""Digests of code that will be run, by a key of this user: a folder from others has none."""
+"""Sign code that will be run with a key of this user, so that code from others is not used."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def is_own(name: str, data: bytes, given: bytes) -> bool:
 
 
 def name() -> str:
-    """Return a name for the key, which does not show it; empty if there is none.
+    """Return a name for the key, which does not reveal it; empty if there is no key.
 
-    Files with other keys' digests get other names, and nobody writes over another's.
+    Files with digests of other keys have other names, so nobody overwrites another user's file.
     """
     named = digest(_NAME, b"")
     return "" if named is None else named.hex()[:8]
@@ -44,7 +44,9 @@ def name() -> str:
 
 @functools.cache
 def _key(chosen: str) -> bytes | None:
-    """Return the user's key; where the home directory is of no use, one beside the code."""
+    """Return the user's key. If the home directory cannot be used, it is stored next to
+    the code.
+    """
     why: object = None
     for path in (Path(chosen),) if chosen else _usual():
         try:
@@ -58,7 +60,7 @@ def _key(chosen: str) -> bytes | None:
 
 
 def _usual() -> Iterator[Path]:
-    with contextlib.suppress(RuntimeError):  # no home
+    with contextlib.suppress(RuntimeError):  # there is no home directory
         yield Path.home() / ".local" / "state" / "poptorch" / "key"
     yield of_the_user() / "key"
 
@@ -78,7 +80,9 @@ def _read(path: Path) -> bytes | None:
 
 
 def _made(path: Path) -> bytes | None:
-    """Make a key unless another process has just done so; the file is whole when it appears."""
+    """Make a key, unless another process has just made one. The file is complete when it
+    appears.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")
     try:

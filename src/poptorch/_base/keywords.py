@@ -1,4 +1,4 @@
-"""Arguments that other releases of PopTorch, or their documents, name otherwise."""
+"""Accept arguments under the names of other releases of PopTorch, or of their documents."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def also_called(
     tell: Callable[[str, str], None] = lambda old, new: None, /, **names: str
 ) -> Callable[[Function], Function]:
-    """Take a keyword by another name, too: ``also_called(loss="x")``; tell of it where it is used.
+    """Also accept a keyword under another name: ``also_called(loss="x")``. Report each use with
+    ``tell``.
 
     Raises:
-        TypeError: when the function is called with both names.
+        TypeError: the function is called with both names.
     """
 
     def decorate(function: Function) -> Function:

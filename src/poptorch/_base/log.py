@@ -1,4 +1,4 @@
-"""The two loggers that users know, their levels and destination."""
+"""Define the two loggers that users know, their levels and their destination."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _level = "WARN"
 @contextlib.contextmanager
 def beside_the_bar() -> Iterator[None]:
     shown = bar
-    if shown is not None:  # without the bar's lock, which a forked process may not get
+    if shown is not None:  # without the bar's lock, which may be locked forever in a forked process
         shown.clear(nolock=True)
     yield
     if shown is not None:
@@ -52,7 +52,7 @@ class _Formatter(logging.Formatter):
 
 
 class _CurrentStream(logging.StreamHandler[TextIO]):
-    """Writes to whatever sys.stderr or sys.stdout is now, if that can be written to."""
+    """Writes to the present sys.stderr or sys.stdout, if that can be written to."""
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
@@ -68,7 +68,7 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
 
 
 class _File(logging.FileHandler):
-    """Writes to a file, and to stderr from the first line on that the file does not take."""
+    """Writes to a file. After the first line that cannot be written there, writes to stderr."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the library's name)
         error = sys.exc_info()[1]
@@ -83,7 +83,7 @@ class _File(logging.FileHandler):
                 logger.addHandler(instead)
         _warn_of_file(error)
         instead.handle(record)
-        with contextlib.suppress(OSError):  # what it could not write is still in its buffer
+        with contextlib.suppress(OSError):  # what could not be written is still in its buffer
             self.close()
 
 
@@ -139,7 +139,7 @@ def set_level(level: str | int) -> None:
     """Set the verbosity by name, or by one of the integers of old releases.
 
     Raises:
-        InvalidValue: unknown name or integer (a ``ValueError``).
+        InvalidValue: the name or integer is unknown (a ``ValueError``).
     """
     global _level
     if isinstance(level, int):
@@ -163,7 +163,9 @@ def shows(level: str) -> bool:
 
 
 def progress(shown: bool, message: str, *args: object) -> None:
-    """Tell what a compilation does: in the log if that takes it, else beside the progress bar."""
+    """Report what a compilation does: in the log if its level allows that, else next to the
+    progress bar.
+    """
     if not shown or engine.isEnabledFor(logging.INFO):
         engine.info(message, *args)
     else:

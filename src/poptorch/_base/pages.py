@@ -1,4 +1,4 @@
-"""Pages of one file each, which a browser opens without server or network: what they share."""
+"""Provide what pages share: each is one file that a browser opens without server or network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @functools.cache
 def template(path: Path) -> jinja2.Template:
     """Return a template, which escapes every value and may include ``page.css``."""
-    import jinja2  # which torch's compiler brings
+    import jinja2  # installed, because torch's compiler requires it
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([path.parent, Path(__file__).parent]),

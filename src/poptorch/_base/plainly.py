@@ -1,7 +1,7 @@
-"""Work on the library's own tensors, whatever modes of torch the user's code has around it.
+"""Work on the library's own tensors independently of the torch modes that the user's code has set.
 
-A tensor that is made under ``torch.inference_mode()`` cannot be written later, one that is made
-under ``torch.device("meta")`` has no values, and a mode that records would record our copies.
+A tensor made under ``torch.inference_mode()`` cannot be written later, one made under
+``torch.device("meta")`` has no values, and a recording mode would record our copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import private
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Within the block tensors are ordinary ones of the host, and nobody records what is done."""
+    """Within the block, tensors are ordinary host tensors, and no mode records operators."""
     outside = private.optional("disable_current_modes") or contextlib.nullcontext
     with outside(), torch.inference_mode(False), torch.no_grad(), on_host():
         yield
@@ -25,12 +25,14 @@ def plainly() -> Iterator[None]:
 def on_host() -> contextlib.AbstractContextManager[object]:
     """Return a mode that makes tensors on the host, if torch would make them elsewhere.
 
-    Torch asks a mode in Python at each of its functions.
+    This is not always used, because torch then calls Python for each of its functions.
     """
     host = torch.device("cpu")
     return contextlib.nullcontext() if torch.get_default_device() == host else host
 
 
 def written_to(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
-    """Return the mode in which a tensor of the user's can be written, whichever it was made in."""
+    """Return the mode in which one of the user's tensors can be written, depending on the mode it
+    was made in.
+    """
     return torch.inference_mode() if tensor.is_inference() else contextlib.nullcontext()

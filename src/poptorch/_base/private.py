@@ -1,7 +1,8 @@
-"""Torch's private names, of ``private.toml``, looked up when used: ``private.make_fx`` is torch's.
+"""Look up torch's private names, which ``private.toml`` lists, when they are used:
+``private.make_fx``.
 
-Without a required name nothing is captured, or nothing compiled; an optional one costs only what
-stands beside it. A name that is gone never fails an import.
+Without a required name nothing can be captured, or nothing compiled. The row of an optional name
+says what does not work without it. A missing name never makes an import fail.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FORMER: dict[str, str] = _TABLES["former"]
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)
         for lost, paths in (REQUIRED | OPTIONAL).items() for path in paths}  # fmt: skip
 ATTRIBUTES, UNDOCUMENTED = _TABLES["attributes"], _TABLES["undocumented"]
-_said = set[str]()  # first lines of warnings
+_said = set[str]()  # first lines of warnings that were given
 
 
 class Gone(Error):  # noqa: N818 (as for every Error here)
@@ -59,7 +60,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _path_here(path: str) -> str:
-    """Return where a name is in this release of torch, if only its former place is there."""
+    """Return where a name is in this release of torch, if only its earlier location is
+    available.
+    """
     if path not in FORMER:
         return path
     try:
@@ -117,7 +120,7 @@ def traced(
 
 @contextlib.contextmanager
 def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Change settings of torch's compilers, by names of rows; optional ones may be gone."""
+    """Change settings of torch's compilers by row names. Optional settings may be missing."""
     with contextlib.ExitStack() as stack:
         for name, value in wanted.items():
             path, lost = ROWS[name]
@@ -135,12 +138,12 @@ def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[set[str]]:
-    """Let stand-ins take the place of torch's functions, unless these are gone or changed.
+    """Replace torch's functions by stand-ins, unless the functions are missing or have changed.
 
-    A stand-in that takes any arguments names those that it reads, which come first.
+    A stand-in that accepts any arguments names those that it reads, which come first.
 
     Yields:
-        The names whose stand-ins are there.
+        The names that were replaced.
     """
     standing = set[str]()
     with contextlib.ExitStack() as stack:
@@ -168,7 +171,7 @@ def _takes(stand_in: Callable[..., Any], names: list[str]) -> bool:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, stand_in: Callable[..., Any]) -> Iterator[None]:
-    """Let a stand-in take the place of a function or method, which it gets as first argument."""
+    """Replace a function or method by a stand-in, which gets the original as its first argument."""
     usual = getattr(owner, name)
 
     @functools.wraps(usual)

@@ -1,4 +1,4 @@
-"""Other processes: whether they still run, and what was lost when this one was forked."""
+"""Find out whether other processes still run, and what was lost when this process was forked."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, told apart from later ones that get the same number."""
+    """A process, distinguished from later ones with the same number."""
 
     pid: int
-    started: float | None  # seconds after the machine did; None where it does not run
+    # seconds after the start of the machine; None if the process does not run
+    started: float | None
     command: str
     user: str
 
@@ -35,14 +36,14 @@ class ProcessIdentity:
 
     @property
     def lives(self) -> bool:
-        """Whether it still runs; one that has died but was not waited for does not."""
+        """Return whether the process still runs. A zombie process does not."""
         return self.started is not None and _started(self.pid) == self.started
 
 
 def _started(pid: int) -> float | None:
     try:
         process = psutil.Process(pid)
-        # Both come with the same clock, which may be set anew at any time.
+        # Both use the same clock, which may be changed at any time.
         started = process.create_time() - psutil.boot_time()
         return None if process.status() in _DEAD else round(started, 2)
     except psutil.NoSuchProcess:
@@ -54,12 +55,13 @@ def is_running(pid: int) -> bool:
 
 
 forks = 0  # between this process and the one that imported the library
-fork_lost_threads = False  # that are not Python's: OpenMP, in eager torch too, waits for its own
+# of other threads than Python's; OpenMP waits for its threads, also in eager torch
+fork_lost_threads = False
 
 
 def _before_fork() -> None:
     global fork_lost_threads
-    with contextlib.suppress(OSError):  # elsewhere than on Linux nobody counts them
+    with contextlib.suppress(OSError):  # only Linux counts them
         fork_lost_threads = len(os.listdir("/proc/self/task")) > threading.active_count()
 
 

@@ -1,4 +1,4 @@
-"""What the machine has to spare: memory, and cores with nothing to do."""
+"""Measure what the machine has available: memory, and idle cores."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from pathlib import Path
 
 import psutil
 
-# New objects before a process that compiles looks for garbage; tracing, importing and lowering make
-# millions that stay. The tutorial's CNN takes 6.3 to 6.8 s instead of 7.9 to 8.1 of 700 objects
-# (processor time without the C++ compiler's); a ResNet-18 takes 145 MB more.
+# Number of new objects before the garbage collector runs in a process that compiles. Tracing,
+# importing and lowering make millions of objects that stay alive. The tutorial's CNN takes 6.3 to
+# 6.8 s instead of 7.9 to 8.1 with 700 objects (processor time without the C++ compiler). A
+# ResNet-18 takes 145 MB more memory.
 COLLECTING = 1_000_000
-IDLE = 0.6  # cores that have nothing to do: what is started then takes nothing from the run
-_SHORTEST = 0.05  # seconds: less says nothing, the system counts in hundredths
+IDLE = 0.6  # this number of idle cores is enough to start work without slowing down the run
+# seconds; shorter times cannot be measured, because the system counts in hundredths
+_SHORTEST = 0.05
 _OWN_GROUPS, _CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# Limit, use, and the page cache in it, in the files of a control group, version 2 and 1.
+# Limit, usage, and the page cache in it, in the files of a control group, for versions 2 and 1.
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -44,12 +46,12 @@ def memory_size() -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that programs can still take: the page cache gives way to them."""
+    """Return the bytes that programs can still allocate. The page cache is released for them."""
     return min([int(psutil.virtual_memory().available), *_left_in_control_groups()])
 
 
 def own_memory() -> int:
-    """Return the bytes that this process has for itself, beside files that others read, too."""
+    """Return the bytes that only this process uses, without files that others read, too."""
     own = psutil.Process().memory_info()
     return int(own.rss - own.shared)
 
@@ -60,7 +62,8 @@ def _left_in_control_groups() -> Iterator[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         root = _CONTROL_GROUPS / "memory" if controllers else _CONTROL_GROUPS
-        own = root / path.lstrip("/")  # in a container often the host's: then the root has files
+        # in a container, this often is the host's path, and the files are in the root
+        own = root / path.lstrip("/")
         for folder in (own, *own.parents[: len(own.relative_to(root).parts)]):
             for limit, used, cached in _GROUP_FILES:
                 most = "".join(_lines(folder / limit))
@@ -73,12 +76,12 @@ def _left_in_control_groups() -> Iterator[int]:
 def _lines(file: Path) -> list[str]:
     try:
         return file.read_text().splitlines()
-    except OSError:  # another system, or none that may be looked at
+    except OSError:  # another system, or the files cannot be read
         return []
 
 
 def release_pages(address: int, size: int) -> None:
-    """Give back the pages of memory that stays somebody's; whoever writes to it gets new ones."""
+    """Release the pages of memory that stays allocated. Writing to it allocates new pages."""
     library, page = ctypes.CDLL(None), mmap.PAGESIZE
     first, last = -(-address // page) * page, (address + size) // page * page
     if hasattr(mmap, "MADV_DONTNEED") and first < last:
@@ -86,7 +89,9 @@ def release_pages(address: int, size: int) -> None:
 
 
 def memory_can_be_refused() -> bool:
-    """Tell whether asking for memory may fail: by ``ulimit``, or exact accounting of Linux."""
+    """Return whether memory allocation may fail, because of ``ulimit`` or strict overcommit
+    accounting in Linux.
+    """
     unlimited = resource.RLIM_INFINITY
     return (
         _is_exact()
@@ -105,7 +110,9 @@ class Cores:
         self._last: tuple[float, float] | None = None
 
     def idle(self) -> float:
-        """Return how many cores were idle since the last time; 0 at first, and of one."""
+        """Return how many cores were idle since the last call; 0 in the first call or with a single
+        core.
+        """
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         if available == 1:
             return 0.0

@@ -1,8 +1,8 @@
-"""Files are written whole or not at all, never through a link that somebody else has put there.
+"""Write files completely or not at all, and never through a link that another user has created.
 
-``replacing`` writes under a temporary name and then renames: a reader sees the old file or the new
-one. A lock marks the temporary file as long as its writer lives, in whatever container that runs.
-What a killed writer has left is removed by the next one of the same name.
+``replacing`` writes under a temporary name and then renames, so a reader sees the old file or the
+new one. A lock marks the temporary file as long as its writer lives, in any container. Files of a
+killed writer are removed by the next writer of the same name.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from typing import BinaryIO
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LEFT = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
-_MOST_LINKS = 40  # that the kernel follows
-_LONGEST_NAME = 200  # bytes; most file systems take 255
+_MOST_LINKS = 40  # the kernel follows this number of links
+_LONGEST_NAME = 200  # bytes; most file systems allow 255
 _NO_NAME = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def name_from(text: str) -> str:
-    """Return a name for a file or folder that comes from a text: it has no way out of its folder.
+    """Return a name for a file or folder that is made from a text, and cannot lead out of its
+    folder.
 
-    What separates folders, and what no terminal should get, becomes ``_``.
+    Path separators, and characters that terminals should not receive, become ``_``.
     """
     name = _NO_NAME.sub("_", text)
     if not name.strip("."):
@@ -42,10 +43,10 @@ def name_from(text: str) -> str:
 
 
 def followed(path: Path) -> Path:
-    """Return where links lead that end in a file which the user names.
+    """Return the path at the end of the links that lead to a file which the user names.
 
     Raises:
-        PermissionError: another user has put a link there, in a folder that everybody can write to.
+        PermissionError: another user has put a link in a folder that everybody can write to.
     """
     for _ in range(_MOST_LINKS):
         if not path.is_symlink():
@@ -56,7 +57,7 @@ def followed(path: Path) -> Path:
 
 
 def _check_link(link: Path) -> None:
-    """Refuse what the kernel refuses, too, for programs that open the link."""
+    """Refuse links that the kernel refuses to follow in such folders."""
     folder, owner = link.parent.stat(), link.lstat().st_uid
     if folder.st_mode & stat.S_IWOTH and owner not in (os.geteuid(), folder.st_uid):
         why = "it is a link that belongs to another user, in a folder that everybody can write to"
@@ -70,10 +71,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_text_for_user(path: Path, text: str) -> None:
-    """Write a text where the user asked for it: the user's own links are followed to their end.
+    """Write a text to a file that the user named. The user's own links are followed to their end.
 
     A regular file is replaced when the whole text is written; see ``replacing``. Pipes, and names
-    in ``/dev`` such as ``/dev/stdout``, are written to as they are.
+    in ``/dev`` such as ``/dev/stdout``, are written to directly.
 
     Raises:
         PermissionError: another user has put a link there; see ``followed``.
@@ -86,10 +87,10 @@ def write_text_for_user(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a new file, which takes the place of what has this name when all of it is written.
+    """Write a new file, which replaces the one with this name when it is complete.
 
-    A link of this name is replaced. New files get the permissions that the umask leaves; a file
-    that is replaced passes its permissions on.
+    A link with this name is replaced. New files get the permissions that the umask allows. A file
+    that replaces another one gets the permissions of that file.
 
     Raises:
         OSError: it cannot be written, or a device or a pipe has this name.
@@ -100,7 +101,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with file:
             yield file
             file.flush()
-            os.replace(temporary, path)  # still marked: nobody takes it for one that was left
+            os.replace(temporary, path)  # it is still marked, so no other process removes it
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -108,7 +109,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _unfinished(path: Path) -> tuple[BinaryIO, Path]:
-    """Return a new file, marked as being written, and its name."""
+    """Return a new file that is marked as being written, and its name."""
     known = _permissions(path)
     while True:
         temporary = path.with_name(f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}")
@@ -118,7 +119,7 @@ def _unfinished(path: Path) -> tuple[BinaryIO, Path]:
             break
         file.close()
     if known is not None:
-        with contextlib.suppress(PermissionError):  # of file systems without permissions
+        with contextlib.suppress(PermissionError):  # file systems without permissions
             os.fchmod(handle, known)
     return file, temporary
 
@@ -142,25 +143,29 @@ def _prefix(path: Path) -> str:
 
 @functools.cache
 def _host() -> str:
-    """Return a name for this host: locks may not reach others that see the same folder."""
+    """Return a name for this host, because locks may not be visible on other hosts with the same
+    folder.
+    """
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def is_marked(handle: int) -> bool:
-    """Mark a new file as in use; False if another process takes it for one that was left."""
+    """Mark a new file as in use. Return False if another process has found it first and will remove
+    it.
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, where nobody removes what was left
+    except OSError:  # a file system without locks, where nobody removes unfinished files
         return True
     return os.fstat(handle).st_nlink > 0
 
 
 def _remove_left(path: Path) -> None:
-    """Remove what writers of this file have left who were killed."""
+    """Remove the files of killed writers of this file."""
     for left in path.parent.glob(glob.escape(_prefix(path)) + "*-????????"):
-        with contextlib.suppress(OSError):  # it is being written, or somebody else's
+        with contextlib.suppress(OSError):  # the file is being written, or belongs to somebody else
             handle = os.open(left, LEFT)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

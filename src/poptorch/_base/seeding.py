@@ -1,4 +1,6 @@
-"""Whether somebody has seeded torch on the host: the same seed again leaves no other trace."""
+"""Detect whether somebody has seeded torch on the host. Setting the same seed again leaves no other
+trace.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,23 @@ from . import private
 from .threads import holding
 
 _HOST = torch.default_generator
-_listening = contextlib.ExitStack()  # for as long as the process runs
-_times: dict[int, int] = {}  # by seed, how often torch.manual_seed was called with it
-_ours: set[int] = set()  # seeds whose last call was one of ours
+_listening = contextlib.ExitStack()  # for the lifetime of the process
+_times: dict[int, int] = {}  # for each seed, the number of calls of torch.manual_seed
+_ours: set[int] = set()  # seeds whose last call was ours
 _seeding: ContextVar[bool] = ContextVar("poptorch_seeding", default=False)
 
 
 @functools.cache
 def listen() -> None:
-    """From now on count calls of ``torch.manual_seed``; without the private name nothing counts."""
+    """Start counting calls of ``torch.manual_seed``. Without the private name nothing is
+    counted.
+    """
     _listening.enter_context(private.standing_in({"manual_seed_impl": _counted}))
 
 
 def _counted(usual: Callable[..., Any], seed: Any) -> Any:
     generator = usual(seed)
-    if generator is _HOST:  # a capture has another one
+    if generator is _HOST:  # a capture has another generator
         number = generator.initial_seed()
         if _seeding.get():
             _ours.add(number)
@@ -39,17 +43,17 @@ def _counted(usual: Callable[..., Any], seed: Any) -> Any:
 
 
 def seed_host(seed: int) -> None:
-    """Seed torch for an option: programs that run already have nothing to say about it."""
+    """Seed torch for an option. Compiled programs do not warn about it."""
     with holding(_seeding, True):
         torch.manual_seed(seed)
 
 
 def last() -> tuple[int, int]:
-    """Return the host's seed, and how often ``torch.manual_seed`` has set it."""
+    """Return the host's seed, and how many times ``torch.manual_seed`` has set it."""
     seed = _HOST.initial_seed()
     return seed, _times.get(seed, 0)
 
 
 def is_ours(seed: int) -> bool:
-    """Whether ``seed_host`` was the last to set this seed, since ``listen``."""
+    """Return whether ``seed_host`` was the last to set this seed, since ``listen``."""
     return seed in _ours

@@ -1,4 +1,6 @@
-"""Finding the user's own line: the first frame that is neither ours nor torch's."""
+"""Find the user's own line: the first stack frame that belongs neither to this library nor
+to torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ OURS = str(Path(__file__).resolve().parent.parent)
 _LONGEST = 100  # characters of a line that are shown
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _FRAME = re.compile(r'^ *File "(.*?)", line (\d+)', re.M)
-_DEFINES = ("def ", "async def ", "class ")  # its decorators stand before it
+_DEFINES = ("def ", "async def ", "class ")  # decorators precede it
 DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/python3")
 
 
@@ -36,19 +38,21 @@ def is_user_file(filename: str) -> bool:
     return _is_user_file(filename, _more.get())
 
 
-@functools.lru_cache(1024)  # frames of one stack have few files
+@functools.lru_cache(1024)  # the frames of a stack belong to few files
 def _is_user_file(filename: str, more: tuple[str, ...]) -> bool:
     excludes = (*DEFAULT_EXCLUDES, *more)
     return not filename.startswith("<") and not any(part in filename for part in excludes)
 
 
 def is_own_file(filename: str) -> bool:
-    """Tell whether a file is the user's, and none of a package that is installed."""
+    """Return whether a file belongs to the user and not to an installed package."""
     return is_user_file(filename) and _in_package(filename) is None
 
 
 def is_model_file(filename: str) -> bool:
-    """Tell whether a file may hold a model: the user's, or one of another package than torch."""
+    """Return whether a file may contain a model: it belongs to the user, or to another package than
+    torch.
+    """
     return is_user_file(filename) or _in_package(filename) is not None
 
 
@@ -68,7 +72,7 @@ def describe(filename: str, line: int | None) -> str:
 
 
 def _shortened(code: str) -> str:
-    """Cut a long line between words, or within one where most of it would go."""
+    """Shorten a long line between words, or within a word if most of the line would be lost."""
     short = textwrap.shorten(code, _LONGEST, placeholder=" ...")
     if len(code) > _LONGEST and len(short) < _LONGEST // 2:
         return code[: _LONGEST - 4] + " ..."

@@ -1,4 +1,4 @@
-"""Sizes, times and tables as text, for terminals, and as HTML, for notebooks and files."""
+"""Format sizes, times and tables as text for terminals, and as HTML for notebooks and files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def size_text(count: float) -> str:
-    """Return a number of bytes for people: ``1.5 KiB``."""
+    """Return a number of bytes as readable text: ``1.5 KiB``."""
     power = 0
     while count >= 1024 and power < len(_UNITS) - 1:
         count /= 1024
@@ -18,7 +18,7 @@ def size_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time for people: ``1.5 ms``, ``40 s``."""
+    """Return a time as readable text: ``1.5 ms``, ``40 s``."""
     scaled, unit = (seconds, "s") if abs(seconds) >= 10 else (1e3 * seconds, "ms")
     return f"{scaled:,.0f} {unit}" if abs(scaled) >= 100 else f"{round(scaled, 6):.3g} {unit}"
 

@@ -1,7 +1,8 @@
-"""Folders in the temporary directory that end with this process, killed or not.
+"""Make folders in the temporary directory that are removed after this process, even if it is
+killed.
 
-A process that is killed removes nothing. So each folder has a file that its process keeps locked,
-and the next process that makes such a folder removes those whose lock is free.
+A killed process removes nothing. Therefore each folder contains a file that its process keeps
+locked, and the next process that makes such a folder removes folders with unlocked files.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _made(prefix: str) -> tuple[Path, int]:
 
 
 def _remove(path: Path, handle: int, owner: int) -> None:
-    if os.getpid() == owner:  # and no fork of it
+    if os.getpid() == owner:  # not in a forked copy
         shutil.rmtree(path, ignore_errors=True)
         os.close(handle)
 
@@ -61,7 +62,7 @@ def _remove(path: Path, handle: int, owner: int) -> None:
 def _remove_left(prefix: str) -> None:
     """Remove folders of this user whose processes have ended."""
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # it is in use, or no folder of this kind
+        with contextlib.suppress(OSError):  # it is in use, or is not such a folder
             status = left.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue

@@ -1,6 +1,6 @@
-"""The standard streams: closed, full or not there, they never fail what writes to them.
+"""Write to the standard streams without failing if they are closed, full or missing.
 
-Whatever goes there is optional: logs, progress bars, printed tensors.
+Everything that is written there is optional: logs, progress bars, printed tensors.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import sys
 from typing import Any, TextIO
 
-_FAILURES = (OSError, ValueError)  # a full disk or a closed pipe; a file object that was closed
+_FAILURES = (OSError, ValueError)  # a full disk or a closed pipe; a closed file object
 
 
 class Stream:
-    """What sys.stdout or sys.stderr is now: notebooks and tests replace them."""
+    """The present sys.stdout or sys.stderr, because notebooks and tests replace them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,7 +39,7 @@ class Stream:
             return self._now is not None and self._now.isatty()
         return False
 
-    def __getattr__(self, name: str) -> Any:  # the encoding, or how wide it is
+    def __getattr__(self, name: str) -> Any:  # for example the encoding, or the width
         return getattr(self._now, name)
 
 
@@ -50,7 +50,9 @@ def write_line(text: str, name: str = "stderr") -> None:
 
 
 def open_closed_descriptors() -> None:
-    """Let no file of ours get the number of a standard stream that the process began without."""
+    """Keep files of ours from getting the number of a standard stream that was closed when the
+    process started.
+    """
     while True:
         descriptor = os.open(os.devnull, os.O_RDWR)
         if descriptor > 2:

@@ -1,4 +1,4 @@
-"""What only the thread that captures a model sees, and the lock of captures."""
+"""Limit changes to the thread that captures a model, and let one thread capture at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _T = TypeVar("_T")
 
 
 class RenewedLock:
-    """In a forked process it is another one: the thread that holds it is not there."""
+    """A lock that is replaced in a forked process, because the thread that holds it does not exist
+    there.
+    """
 
     def __init__(self) -> None:
         self.renew()
@@ -29,14 +31,16 @@ _lock = RenewedLock()
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Let no other thread capture or compile: torch's tracer is not for several."""
+    """Keep other threads from capturing or compiling, because torch's tracer does not support
+    several threads.
+    """
     with _lock.now:
         yield
 
 
 @contextlib.contextmanager
 def holding(variable: ContextVar[_T], value: _T) -> Iterator[None]:
-    """Within the block a variable has a value."""
+    """Within the block, a variable has a value."""
     token = variable.set(value)
     try:
         yield
@@ -52,17 +56,17 @@ _METHODS = (
 
 
 class PerThread(dict[str, Any]):
-    """A dict that is one for the thread that makes it, and another for all others."""
+    """A dict with different contents for the thread that makes it and for all other threads."""
 
     __slots__ = ("_mine", "_others", "_thread")
     __hash__ = None
 
     def __init__(self, others: dict[str, Any], mine: dict[str, Any]) -> None:
-        super().__init__(others)  # for C code that asks no method
+        super().__init__(others)  # for C code that bypasses the methods
         self._others, self._mine, self._thread = others, mine, threading.get_ident()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (list(self.items()),)  # copies and pickles are plain
+        return dict, (list(self.items()),)  # copies and pickles are plain dicts
 
 
 def _delegating(name: str) -> Callable[..., Any]:
@@ -91,7 +95,7 @@ def by_thread(mine: Callable[..., Any], others: Callable[..., Any]) -> Callable[
 
 
 class OfThread:
-    """An attribute's value that only this thread sees; others see the usual one."""
+    """A value of an attribute that only this thread sees. Other threads see the usual value."""
 
     def __init__(self, mine: Any, others: Any) -> None:
         self._mine, self._others, self._thread = mine, others, threading.get_ident()
@@ -104,5 +108,7 @@ class OfThread:
 
 
 def only_here(hook: Callable[..., None]) -> Callable[..., None]:
-    """Let a hook do nothing in other threads: torch's module hooks are for all of them."""
+    """Make a hook do nothing in other threads, because torch's global module hooks run in
+    all of them.
+    """
     return by_thread(hook, lambda *_: None)

@@ -1,4 +1,4 @@
-"""Where the time of a compilation goes, for the log: wall and processor seconds of its parts."""
+"""Measure how long the parts of a compilation take, in wall and processor seconds, for the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .tables import table
 
 
 class Parts:
-    """Seconds by part, in the order in which they began; a part within another is none of it."""
+    """Seconds by part, in the order of their beginning. The time of a nested part does not count
+    for the outer part.
+    """
 
     def __init__(self) -> None:
         self._spent: dict[str, tuple[float, float]] = {}
@@ -40,7 +42,7 @@ class Parts:
 
 
 def _now() -> tuple[float, float]:
-    times = os.times()  # of this process and of those that it waited for
+    times = os.times()  # of this process and of the processes that it waited for
     return time.perf_counter(), sum(times[:4])
 
 
@@ -51,7 +53,7 @@ _measured: ContextVar[Parts | None] = ContextVar("poptorch_parts", default=None)
 
 @contextlib.contextmanager
 def measured() -> Iterator[Parts]:
-    """Measure the parts of what happens within, and log them."""
+    """Measure the parts within the block, and log them."""
     parts = Parts()
     token = _measured.set(parts)
     try:
@@ -82,7 +84,7 @@ def part(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
-    """Name what happens within on the progress bar; it is no part of the table."""
+    """Show a name on the progress bar within the block. It has no row in the table."""
     doing.append(name)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Nested values as a flat list of tensors and a frozen description of everything around them.
+"""Flatten nested values to a list of tensors and an immutable description of everything else.
 
-Beyond torch's pytree: subclasses, dataclasses, parsers that users register, keys in the order of an
-earlier value, and a comparison that names what differs.
+Beyond torch's pytree, this supports subclasses, dataclasses, parsers that users register, the key
+order of an earlier value, and a comparison that names the difference.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch
 from . import log
 from .errors import Error
 
-DEEPEST = 100  # levels of containers: one that contains itself has no end
-ADAPTERS = {  # by what the program imports: what has parsers and substitutes for its objects
+DEEPEST = 100  # levels of containers; a container that contains itself would have no end
+ADAPTERS = {  # for each imported package, our module with parsers and substitutes for its objects
     "torch_geometric": "poptorch_geometric",
     "transformers.cache_utils": "poptorch.integrations._caches",
 }
-Parser = Any  # what has the methods of poptorch.ICustomArgParser
+Parser = Any  # an object with the methods of poptorch.ICustomArgParser
 _parsers: dict[type, Parser] = {}
 _like_dataclasses: list[type] = []
 
@@ -67,19 +67,21 @@ def import_adapters() -> None:
 def _import(name: str) -> None:
     try:
         importlib.import_module(name)
-    except ImportError as error:  # a release of the package that ours does not know
+    except ImportError as error:  # our module does not support this release of the package
         log.python.warning("%s cannot be used: %s", name, error)
 
 
 class Level(NamedTuple):
     items: Iterable[Any]
     keys: tuple[Any, ...] | None  # of a dict, or the names of fields
-    build: Callable[[list[Any]], Any]  # the same container around other items
-    dotted: bool = False  # paths are ``x.y``, not ``x[y]``
+    build: Callable[[list[Any]], Any]  # makes the same container with other items
+    dotted: bool = False  # whether paths are ``x.y`` instead of ``x[y]``
 
 
 def _open(value: Any, order: tuple[Any, ...] | None) -> Level | None:
-    """Take a container apart, the keys of a dict in a known order first; None for a leaf."""
+    """Split a container into its items; keys of a dict in ``order`` come first. Return None for a
+    leaf.
+    """
     parser = parser_of(value)
     if parser is not None:
         build = functools.partial(_reconstructed, parser, value)
@@ -130,10 +132,10 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def with_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
-    """Build an instance from what ``fields_of`` returned; its ``__init__`` does not run."""
+    """Make an instance from what ``fields_of`` returned, without calling its ``__init__``."""
     made = kind.__new__(kind)
     for name, value in fields.items():
-        object.__setattr__(made, name, value)  # also where the class is frozen
+        object.__setattr__(made, name, value)  # also if the class is frozen
     return made
 
 
@@ -142,16 +144,19 @@ def _keyed(build: Callable[[dict[Any, Any]], Any], keys: Any, items: list[Any]) 
 
 
 def _reconstructed(parser: Parser, original: Any, items: list[Any]) -> Any:
-    # The parser sees its own tensors only: taking too few must not shift what follows.
+    # The parser only gets its own tensors, so that a parser which takes too few does not shift the
+    # others.
     return parser.reconstruct(original, iter(items))
 
 
 @dataclass(eq=False)
 class Structure:
-    """A value without its tensors; ``==`` is identity, compare with ``first_difference``."""
+    """A value without its tensors. ``==`` compares by identity; use ``first_difference`` to compare
+    contents.
+    """
 
     path: str  # of the value: ``x``, ``x[0]``, ``x[key]``, ``x.y``
-    kind: type  # torch.Tensor for a tensor of any class
+    kind: type  # torch.Tensor for tensors of all classes
     children: tuple[Structure, ...] = ()
     keys: tuple[Any, ...] | None = None
     build: Callable[[list[Any]], Any] | None = None  # None for tensors and constants
@@ -175,7 +180,9 @@ class Structure:
 
     @functools.cached_property
     def plain(self) -> Callable[[Sequence[torch.Tensor]], Any] | None:
-        """What makes a tensor, or a tuple or list of tensors, of its tensors; else None."""
+        """Return a function from the tensors to the value, if the value is a tensor, or a tuple or
+        list of tensors.
+        """
         if self.kind is torch.Tensor:
             return operator.itemgetter(0)
         flat = all(child.kind is torch.Tensor for child in self.children)
@@ -183,7 +190,7 @@ class Structure:
 
     @property
     def has_dicts(self) -> bool:
-        """Whether there is a dictionary in it; the one of ``**kwargs`` itself does not count."""
+        """Return whether it contains a dictionary, not counting the one of ``**kwargs`` itself."""
         is_dict = self.keys is not None and issubclass(self.kind, dict)
         are_keywords = self.path.startswith("**") and "[" not in self.path
         return (is_dict and not are_keywords) or any(child.has_dicts for child in self.children)
@@ -202,7 +209,7 @@ class Structure:
 def flatten(
     value: Any, name: str = "", like: Structure | None = None
 ) -> tuple[list[torch.Tensor], Structure]:
-    """Split a value into tensors and structure; ``like`` gives the order of keys."""
+    """Split a value into tensors and structure; ``like`` determines the order of keys."""
     tensors: list[torch.Tensor] = []
     return tensors, _describe(value, name, like, tensors, 0)
 
@@ -240,7 +247,7 @@ def _describe(
 class Difference:
     kind: str  # "Type", "Length", "Keys" or "Value"
     path: str  # of the element that differs
-    detail: str  # the expected value first, then the one that was got
+    detail: str  # the expected value first, then the actual one
 
     @property
     def title(self) -> str:
@@ -251,7 +258,9 @@ class Difference:
 
 
 def first_difference(expected: Structure, got: Structure) -> Difference | None:
-    """Compare structures outside in; ``got`` was flattened with ``like=expected``."""
+    """Compare structures from the outside to the inside; ``got`` was flattened with
+    ``like=expected``.
+    """
     differs = functools.partial(Difference, path=expected.path)
     if expected.kind is not got.kind:
         kinds = f"expected {_name(expected.kind)} but got {_name(got.kind)}"
@@ -288,7 +297,7 @@ def same_constant(expected: Any, got: Any) -> bool:
     differs = expected != got
     try:
         return not differs
-    except (ValueError, RuntimeError):  # an array of answers, which has no truth value
+    except (ValueError, RuntimeError):  # comparing arrays gives an array, which has no truth value
         same_shape = getattr(expected, "shape", None) == getattr(got, "shape", None)
         return same_shape and not bool(differs.any())
 
@@ -301,7 +310,9 @@ def dtypes_of(value: Any) -> set[torch.dtype]:
 
 
 def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Replace tensors in plain tuples, lists and dicts, as operators' arguments have them."""
+    """Replace tensors in plain tuples, lists and dicts, as they occur in the arguments of
+    operators.
+    """
     if isinstance(value, torch.Tensor):
         return function(value)
     if type(value) in (tuple, list):
@@ -311,7 +322,7 @@ def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     return value
 
 
-_MOST_OBJECTS = 10_000  # so that a whole program hanging on one is no delay
+_MOST_OBJECTS = 10_000  # limits the delay if a whole program can be reached from one object
 _OPAQUE = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
     types.GeneratorType, types.FrameType, types.CodeType,
@@ -319,14 +330,16 @@ _OPAQUE = (
 
 
 def holds_tensors(value: object) -> bool:
-    """Tell whether tensors are found in any object: its attributes, elements, and theirs."""
+    """Return whether any tensor can be found in an object: in its attributes and elements,
+    recursively.
+    """
     seen: set[int] = set()
     stack = [value]
     while stack and len(seen) < _MOST_OBJECTS:
         item = stack.pop()
         if isinstance(item, torch.Tensor):
             return True
-        # What is not tracked, texts and numbers for example, refers to nothing that is.
+        # Untracked objects, for example texts and numbers, do not refer to tracked ones.
         if gc.is_tracked(item) and id(item) not in seen and not isinstance(item, _OPAQUE):
             seen.add(id(item))
             stack += gc.get_referents(item)

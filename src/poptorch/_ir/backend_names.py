@@ -1,4 +1,4 @@
-"""Names by which users choose a backend; others register theirs as an entry point."""
+"""Define the names of backends for users. Other packages register theirs as an entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's blocks in a captured graph: visits to them, stages of them, a label on each node."""
+"""Describe the user's blocks in a captured graph: visits, stages, and a label on each node."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from torch import fx
 
 from .._base import source
 
-META = "poptorch"  # key of the label in the ``custom`` entry of a node's meta; others there:
-KEEP = "poptorch_keep"  # marks values that the backward pass shall not compute again
-MEMORY = "poptorch_available_memory"  # share of a tile's memory that the user lets a product use
-PARTIALS = "poptorch_partials"  # the dtype in which a convolution of a ``MultiConv`` keeps its sums
-LINE = "poptorch_line"  # the user's line that a node of the backward pass goes back to
+# key of the label in the ``custom`` entry of a node's meta; the following are other keys there
+META = "poptorch"
+KEEP = "poptorch_keep"  # marks values that the backward pass must not compute again
+MEMORY = "poptorch_available_memory"  # share of a tile's memory that the user allows for a product
+PARTIALS = "poptorch_partials"  # the dtype of partial sums for a convolution in a ``MultiConv``
+LINE = "poptorch_line"  # the user's line for a node of the backward pass
 
-OUTSIDE = -1  # visit of nodes that ran after a block ended and before the next began
+OUTSIDE = -1  # visit of nodes that ran after a block ended and before the next one began
 
 
 @dataclass(frozen=True)
 class Visit:
-    block: str | None = None  # its id; None for what runs before the first block
-    ipu: int | None = None  # the device that the annotation names
-    line: str | None = None  # the user's line that entered it, described
+    block: str | None = None  # its id; None for operators before the first block
+    ipu: int | None = None  # the device in the annotation
+    line: str | None = None  # description of the user's line that entered it
 
 
 @dataclass(frozen=True)
 class Stage:
-    chip: int  # among the model's own devices
-    blocks: tuple[str, ...] = ()  # in order of their first visit; before the first block: none
-    phase: int | None = None  # the forward phase; None in unphased strategies
+    chip: int  # index among the model's own devices
+    blocks: tuple[str, ...] = ()  # in the order of their first visits; empty before the first block
+    phase: int | None = None  # the forward phase; None in strategies without phases
 
     @property
     def name(self) -> str:
@@ -51,13 +52,14 @@ class Direction(enum.StrEnum):
 class StagePass:
     """What one stage does for one micro-batch in one direction, or one chip in the update.
 
-    A micro-batch goes through ``0F 1F ... (n-1)F``, in training back through ``(n-1)B ... 0B``;
-    then come the chips' updates, ``0U0 1U0``, in rounds. Passes compare as in this order.
+    A micro-batch goes through ``0F 1F ... (n-1)F``, and in training back through ``(n-1)B ... 0B``.
+    Then the updates of the chips follow, ``0U0 1U0``, in rounds. Comparisons of passes follow this
+    order.
     """
 
-    stage: int  # in forward order; for updates the chip
+    stage: int  # in forward order; the chip for updates
     direction: Direction = Direction.FORWARD
-    round: int = 0  # for updates, how often chips exchanged results before
+    round: int = 0  # for updates, the number of earlier exchanges of results between chips
 
     @property
     def backward(self) -> bool:
@@ -68,7 +70,9 @@ class StagePass:
         return self.direction is Direction.UPDATE
 
     def delay(self, stages: int) -> int:
-        """Cycles until it has its first micro-batch; a pipeline's last stage goes back at once."""
+        """Return after how many cycles it has its first micro-batch. The last stage of a pipeline
+        starts its backward pass immediately.
+        """
         return 2 * stages - 2 - self.stage if self.backward else self.stage
 
     def __lt__(self, other: StagePass) -> bool:
@@ -91,13 +95,14 @@ def stage_passes(stages: int, training: bool) -> list[StagePass]:
 
 @dataclass(frozen=True)
 class Label:
-    """Where a node comes from, and where it runs; backward nodes have their origin's visit."""
+    """Where a node comes from and where it runs. Backward nodes have the visit of their origin."""
 
-    visit: int | None = None  # index or ``OUTSIDE``; None where only the neighbours can tell
+    visit: int | None = None  # index or ``OUTSIDE``; None if it depends on the neighbours
     backward: bool = False
-    again: bool = False  # the backward pass computes what the forward pass has computed
-    module: str = ""  # path of the innermost module that made it, or that it differentiates
-    stage_pass: StagePass | None = None  # None before placement, and where that does not see it
+    again: bool = False  # the backward pass computes again what the forward pass has computed
+    module: str = ""  # path of the innermost module that made it, or whose result it differentiates
+    # None before placement, and for nodes that placement does not see
+    stage_pass: StagePass | None = None
     scope: str = ""  # the user's name scopes around it, ``outer/inner``
 
     @property
@@ -133,7 +138,9 @@ def line_of(node: fx.Node) -> tuple[str, int] | None:
 
 
 def is_kept(node: fx.Node) -> bool:
-    """Tell whether the user wants a value kept for the backward pass, or one made with it."""
+    """Return whether the user wants a value stored for the backward pass, or one made together with
+    it.
+    """
     if node.target is operator.getitem:
         (node, *_) = node.all_input_nodes
     return bool(marks(node).get(KEEP))
@@ -153,7 +160,7 @@ def marks(node: fx.Node) -> Mapping[str, Any]:
 
 
 def product_settings(graph: fx.Graph) -> dict[str, str]:
-    """Return what the user set for single products, of the forward pass, by name and line."""
+    """Return the user's settings for products of the forward pass, by name and line."""
     found = {}
     for node in graph.nodes:
         noted = marks(node)

@@ -1,4 +1,4 @@
-"""Tensors that share one flat storage: what the update of many small weights works on."""
+"""Describe tensors that share one flat storage, on which the update of many small weights works."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from .slots import Slot
 
-ALIGNMENT = 64  # members start at multiples of this many elements: 128 bytes in half, 256 in float
+# members start at multiples of this number of elements: 128 bytes in half, 256 in float
+ALIGNMENT = 64
 
 BUCKET = 4 << 20
-"""Bytes that are exchanged at once. While gloo waits for one sum it works on another: two processes
-add 14.8 MB up in 0.9 of the time in two pieces; smaller pieces take longer.
+"""Bytes per exchange. While gloo waits for one sum, it works on another. Two processes sum 14.8 MB
+in two pieces in 0.9 of the time for one; smaller pieces take longer.
 """
 
 
 @dataclass(frozen=True)
 class Member:
-    """One weight in a bundle: elements ``offset`` to ``offset + slot.numel`` are its values."""
+    """One weight in a bundle. Its values are the elements ``offset`` to ``offset + slot.numel``."""
 
     slot: Slot
     offset: int
@@ -25,7 +26,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Weights behind one another, padded with zeros; flat tensors of all roles have these views."""
+    """Weights one after another, padded with zeros. Flat tensors of all roles have these views."""
 
     slot: Slot
     members: tuple[Member, ...]
@@ -34,8 +35,8 @@ class Bundle:
 @dataclass(frozen=True)
 class View:
     slot: Slot
-    flat: str  # the key of the tensor that it is a part of
-    offset: int  # where in it its first element is
+    flat: str  # the key of the tensor that contains it
+    offset: int  # index of its first element in that tensor
 
 
 def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:
@@ -47,7 +48,9 @@ def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:
 
 
 def in_chunks(slots: Iterable[Slot], most: float) -> list[list[Slot]]:
-    """Return tensors in runs of so many bytes at most, unless a single one has more."""
+    """Return groups of successive tensors with at most this number of bytes, unless a single tensor
+    has more.
+    """
     chunks: list[list[Slot]] = []
     room = 0.0
     for slot in slots:

@@ -1,8 +1,8 @@
-"""How close two computations of the same values must be: the bound comes from rounding.
+"""Decide whether two computations agree, with a tolerance that follows from rounding.
 
-Two correct ways of computing a value differ by rounding. How far that reaches depends on the model:
-a chaotic one amplifies it. So the same computation is done a third time with a small disturbance,
-a *nudge*; what that changes, times ``REACH``, bounds what rounding may change.
+Two correct computations of a value differ by rounding. How much they differ depends on the model: a
+chaotic one amplifies differences. Therefore the computation is repeated with a small disturbance, a
+*nudge*. The effect of the nudge times ``REACH`` is the limit for the effect of rounding.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 
 from .graph import Graph
 
-REACH = 30  # nudges that all rounding together may be
+REACH = 30  # the effect of all rounding is at most this number of nudges
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that two computations do not agree on."""
+    """A value on which two computations do not agree."""
 
     name: str
-    most: float  # absolute, of any element; infinite where types, shapes or infinities differ
+    most: float  # largest absolute difference; infinite if types, shapes or infinities differ
     allowed: float
-    what: str = ""  # in words, where a number does not say it
+    what: str = ""  # in words, if a number is not enough
 
     def __str__(self) -> str:
         if self.what:
@@ -34,7 +34,7 @@ class Difference:
 def coarsest(graph: Graph) -> float:
     """Return the rounding step at 1 of the narrowest floating-point type in which a graph computes.
 
-    0 for a graph that computes with integers only.
+    It is 0 for a graph that only computes with integers.
     """
     values = (node.meta.get("val") for node in graph.module.graph.nodes)
     types = {v.dtype for v in values if isinstance(v, torch.Tensor) and _rounds(v.dtype)}
@@ -49,12 +49,15 @@ def difference(
     moved: float = 0.0,
     size: torch.Tensor | None = None,
 ) -> Difference | None:
-    """Compare two values of one shape; types may differ in width.
+    """Compare two values of one shape, whose types may differ in width.
 
     Args:
-        share: what may differ anyway, as a share of the largest value; 0 for integers.
-        moved: how far a nudge moves the value, if that is known.
-        size: absolute values of what was added up to ``expected``, if it is a sum.
+        name: the name of the value.
+        found: the value to check.
+        expected: the value to compare with.
+        share: the tolerance as a share of the largest value; 0 for integers.
+        moved: the effect of a nudge on the value, if it is known.
+        size: absolute values of the terms, if ``expected`` is a sum.
     """
     if found.shape != expected.shape:
         shapes = f"has shape {list(found.shape)} instead of {list(expected.shape)}"
@@ -78,7 +81,7 @@ def difference(
 
 
 def _are_close_at_once(found: torch.Tensor, expected: torch.Tensor, share: float) -> bool:
-    """Tell quickly, without copies in 64 bits, whether values are surely close."""
+    """Return whether values surely agree, with a fast check that makes no 64-bit copies."""
     if found.dtype != expected.dtype or not _rounds(found.dtype) or not found.numel():
         return torch.equal(found, expected)
     most, largest = (found - expected).abs().max(), expected.abs().max()
@@ -86,7 +89,7 @@ def _are_close_at_once(found: torch.Tensor, expected: torch.Tensor, share: float
 
 
 def movement(value: torch.Tensor, nudged: torch.Tensor) -> float:
-    """Return how far a nudge moved a value, where both are finite."""
+    """Return the effect of a nudge on a value, where both are finite."""
     both = torch.isfinite(value) & torch.isfinite(nudged)
     return _largest((_wide(nudged) - _wide(value))[both]) if both.any() else 0.0
 

@@ -1,4 +1,6 @@
-"""Graph: a pure ATen graph with named inputs and outputs; copied between rooms, never edited."""
+"""Define ``Graph``: a pure ATen graph with named inputs and outputs. Passes copy it and
+never edit it.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,18 @@ from .slots import Kind, Slot
 
 Tensors = Mapping[str, torch.Tensor]
 
-PART, GRADIENT = "part", "gradient"  # keys of a node's meta: its part, and whose gradient it is
+# keys in a node's meta: the part that it belongs to, and the weight whose gradient it is
+PART, GRADIENT = "part", "gradient"
 
 
 @dataclass(frozen=True)
 class SlotFunction:
     name: str
-    function: Callable[[Tensors], Tensors]  # by slot key, both
+    function: Callable[[Tensors], Tensors]  # maps tensors by slot key to tensors by slot key
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]  # one that is also an input is an update of state
-    initial: Mapping[str, complex] = field(default_factory=dict)  # of new state, by key; else 0
+    # of new state, by key; 0 if missing
+    initial: Mapping[str, complex] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +66,7 @@ class Graph:
 
     @property
     def trained(self) -> list[Slot]:
-        """The weights that it has gradients of."""
+        """The weights for which it has gradients."""
         paths = {slot.path for slot in self.gradients}
         return [slot for slot in self.inputs if slot.kind is Kind.PARAM and slot.path in paths]
 
@@ -73,7 +77,7 @@ class Graph:
 
     @property
     def generators(self) -> dict[fx.Node, torch.Generator]:
-        """The user's generators that it draws from, each with the node that reads it."""
+        """The user's generators from which it draws, each with the node that reads it."""
         parts = (part for part in self.module.modules() if isinstance(part, fx.GraphModule))
         read = (
             (node, getattr(part, str(node.target)))
@@ -91,7 +95,7 @@ class Graph:
         return Graph(self.name, copied(self.module), self.inputs, self.outputs)
 
     def examples(self) -> list[torch.Tensor]:
-        """Return inputs of any values: nobody reads them, and they take no memory."""
+        """Return example inputs without meaningful values, which use no memory."""
         return [torch.empty(slot.shape, dtype=slot.dtype) for slot in self.inputs]
 
     def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
@@ -110,7 +114,7 @@ class Graph:
 
 
 def slots_of(graphs: Iterable[Graph]) -> dict[str, Slot]:
-    """Return all slots at the borders of graphs, by key."""
+    """Return the slots of all inputs and outputs of graphs, by key."""
     return {slot.key: slot for graph in graphs for slot in (*graph.inputs, *graph.outputs)}
 
 
@@ -123,9 +127,9 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """Copy a node whose arguments have copies already.
+    """Copy a node whose arguments were already copied.
 
-    Torch's way looks into all arguments once more, for symbolic sizes: half of the time.
+    Torch's method searches all arguments again for symbolic sizes, which takes half of the time.
     """
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     copy.args = fx.map_arg(node.args, copies.__getitem__)
@@ -138,10 +142,10 @@ def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node])
 def compose(
     name: str, parts: Sequence[Graph], keep: Iterable[Kind] = (), drop: Collection[str] = ()
 ) -> Graph:
-    """Join graphs into one: what one part writes, the next parts read.
+    """Join graphs into one. What one part writes, later parts read.
 
-    Gradients are handed over and disappear unless ``keep`` names their kind, and so do outputs that
-    ``drop`` names by key. Of other outputs that several parts write the latest stays.
+    Gradients are passed on and removed, unless ``keep`` contains their kind. Outputs in ``drop``
+    are also removed, by key. If several parts write another output, the last one stays.
     """
     graph = fx.Graph()
     attributes: dict[str, object] = {}

@@ -1,4 +1,6 @@
-"""Graphs as JSON. Only compiler processes read them: a graph from elsewhere could run any code."""
+"""Convert graphs to JSON. Only compiler processes may read them, because a foreign graph could run
+any code.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def encode(value: Any) -> Json:
-    """Return a value, in which graphs may be, as JSON, or raise a TypeError."""
+    """Return a value, which may contain graphs, as JSON, or raise a TypeError."""
     return json_codec.encode(value, _graph_form)
 
 
@@ -98,7 +100,9 @@ def _target(name: str) -> Callable[..., Any]:
 
 
 def decode(data: Json) -> Graph:
-    """Return the graph that ``encode`` was given, its nodes without values, or raise Unreadable."""
+    """Return the graph that was passed to ``encode``, with nodes without values, or raise
+    Unreadable.
+    """
     content = data["graph"]
     read = partial(json_codec.decode, classes={"Slot": Slot, "Kind": Kind})
     module = _decode_nodes(content["nodes"])

@@ -1,7 +1,9 @@
-"""Which values of a graph are indices, their ranges, and what must be true for it not to fail.
+"""Find the index values in a graph, their ranges, and the conditions under which the graph cannot
+fail.
 
-Inputs, through views and casts, can be checked before anything runs. What is taken out of an input
-cannot fail while the whole input is in range, but may be fine if not: a precondition and no check.
+Inputs, also through views and casts, can be checked before anything runs. A value that is selected
+from an input cannot fail if the whole input is in range, but it may also be valid otherwise. Such a
+range is a precondition and not a check.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .slots import Kind, Slot
 
 aten = torch.ops.aten
 
-# No part of an input: others may have larger numbers, as rows of edges between unlike sets.
+# These do not check parts of an input, because other parts may be larger, for example in edges
+# between different sets.
 _KEEPING = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
@@ -30,7 +33,7 @@ _KEEPING = {
     aten._to_copy.default, aten.alias.default, aten.detach.default, aten.repeat.default,
     aten.flip.default, aten.contiguous.default,
 }  # fmt: skip
-# What the results hold nothing but numbers of: operands, or numbers themselves.
+# The results contain only numbers from these operands, or given numbers.
 _PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
     **dict.fromkeys(
         (aten.slice.Tensor, aten.select.int, aten.gather.default, aten.index_select.default,
@@ -53,16 +56,16 @@ _PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
     aten.where.self: lambda args: args[1:3],
     aten.constant_pad_nd.default: lambda args: (args[0], args[2] if len(args) > 2 else 0),
 }  # fmt: skip
-# Readers of indices along their second argument, of labels after scores, and of places.
+# Operators that read indices along their second argument, labels after scores, and positions.
 _ALONG = {
     aten.gather.default, aten.index_select.default, aten.scatter.src, aten.scatter.value,
     aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default,
     aten.index_copy.default,
 }  # fmt: skip
 _UNPOOLING = {aten.max_unpool2d.default, aten.max_unpool3d.default}
-# Of these the compiler takes what eager kernels refuse; others look themselves.
+# For these, compiled code accepts what eager kernels refuse. Others check their operands.
 _TAKEN = {*_ALONG, *_UNPOOLING} - {aten.gather.default, aten.scatter.src}
-# Operands by place that have to be probabilities, and operators that divide integers.
+# Indices of operands that must be probabilities, and operators that divide integers.
 _PROBABILITIES = {aten.binary_cross_entropy.default: (0, 1), aten.bernoulli.default: (0,)}
 _DIVISIONS = {
     aten.div.Tensor_mode, aten.floor_divide.default, aten.remainder.Tensor, aten.fmod.Tensor,
@@ -74,13 +77,14 @@ _SCORES = {
 _PLACES = {aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor}
 _GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
 _CHECKABLE = (Kind.BATCH, Kind.BUFFER)
-_FEW = 64  # numbers that Python looks through sooner than torch starts: 3 us instead of 9
+_FEW = 64  # up to this number of values, a search in Python is faster: 3 us instead of 9
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
-_SORTING = {  # and where they say along which dimension
+_SORTING = {  # and the index of their dimension argument
     aten.topk.default: 2, aten.kthvalue.default: 2, aten.sort.default: 1, aten.max.dim: 1,
     aten.min.dim: 1, aten.mode.default: 1, aten.median.dim: 1,
 }  # fmt: skip
-# Operators whose kernels look at values and raise. Those of other libraries may do anything.
+# Operators whose kernels read values and raise errors. Operators of other libraries may do
+# anything.
 _RAISING = (
     "bernoulli", "multinomial", "cholesky", "linalg", "lu_", "_assert", "ctc_loss", "embedding_bag",
     "normal", "poisson", "binomial", "take", "put", "scatter", "gather", "index", "embedding",
@@ -88,9 +92,10 @@ _RAISING = (
     "repeat_interleave", "unique", "nonzero", "masked_select", "inverse", "triangular", "geqrf",
     "binary_cross_entropy", "max_unpool",
 )  # fmt: skip
-# Any other that takes tensors of these names may raise, too.
+# All other operators with tensors of these names may also raise errors.
 _INDICES = {"index", "indices", "offsets", "offs", "lengths", "repeats", "sorter"}
-_NOT_RAISING = {  # not looked at, made by the forward pass, or drawn by numbers that never change
+# they do not check, or their indices come from the forward pass or from constant numbers
+_NOT_RAISING = {
     aten.bernoulli.p, aten.normal_functional.default, aten.normal.float_float,
     aten.linalg_vector_norm.default, aten.max_pool2d_with_indices.default,
     aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default,
@@ -101,7 +106,7 @@ _NOT_RAISING = {  # not looked at, made by the forward pass, or drawn by numbers
     aten._unsafe_masked_index_put_accumulate.default,
     aten.binary_cross_entropy_with_logits.default,
 }  # fmt: skip
-# Of ours those that run the user's code, or look at values.
+# Our operators that run the user's code, or read values.
 _LOOKING = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_beam_search"}
 
 
@@ -110,12 +115,12 @@ class Range:
     slot: Slot  # a batch, a buffer or a constant
     least: int
     most: int
-    ignored: frozenset[int]  # more values that are allowed
-    operator: str  # reads it
-    line: tuple[str, int] | None  # the user's
+    ignored: frozenset[int]  # additional values that are allowed
+    operator: str  # the operator that reads it
+    line: tuple[str, int] | None  # the user's line
 
     def outside(self, value: torch.Tensor) -> list[tuple[int, ...]]:
-        if value.is_meta:  # a buffer of another process, which looks at it
+        if value.is_meta:  # a buffer of another process, which checks it
             return []
         count = value.numel()
         if count > _FEW:
@@ -135,17 +140,17 @@ class Range:
 
 @dataclass(frozen=True)
 class _Use:
-    """An index that an operator reads, or where that comes from; a node, or a number."""
+    """An index that an operator reads, or a value from which it comes: a node or a number."""
 
     index: Any
     least: int
     most: int
-    ignored: frozenset[int] = frozenset()  # what of it does not become an index
-    whole: bool = True  # whether the operator reads all values of it, and no others
+    ignored: frozenset[int] = frozenset()  # values that do not become indices
+    whole: bool = True  # whether the operator reads all of its values, and no others
 
 
 def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
-    """Return what can be checked of graphs' inputs; of several alike the first."""
+    """Return the ranges of graphs' inputs that can be checked; of several equal ones, the first."""
     result: dict[Any, Range] = {}
     for graph in graphs:
         slots = graph.arguments
@@ -161,9 +166,11 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
 def preconditions(
     graphs: Mapping[str, Graph], checked: bool
 ) -> dict[str, tuple[Range, ...] | None]:
-    """Return by graph which ranges of whole inputs it needs not to fail because of a value.
+    """Return for each graph the ranges of whole inputs that are needed so that no value makes it
+    fail.
 
-    With ``checked`` the inputs that ``ranges`` names are. A graph with None may fail in any case.
+    With ``checked``, also those of inputs that ``ranges`` returns. None means that a graph may fail
+    in any case.
     """
     written = {slot.key for graph in graphs.values() for slot in graph.outputs}
     return {name: _preconditions(graph, checked, written) for name, graph in graphs.items()}
@@ -206,7 +213,9 @@ def _range(slot: Slot, use: _Use, node: fx.Node) -> Range:
 
 
 def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) -> bool:
-    """Whether a node has the same value in every call: if it fails, then the first call does."""
+    """Return whether a node has the same value in every call, so that it can only fail in the first
+    one.
+    """
     if node.op == "placeholder":
         return slots[node].kind is Kind.CONSTANT
     return node.op == "call_function" and not draws(node) and fixed.issuperset(node.all_input_nodes)
@@ -246,9 +255,9 @@ def _sources(uses: Sequence[_Use]) -> Iterator[_Use]:
 
 
 def _parts(node: fx.Node) -> Sequence[tuple[Any, frozenset[int], bool]]:
-    """Return what a node has its values from, with ``ignored`` and ``whole`` of each.
+    """Return the nodes from which a node has its values, with ``ignored`` and ``whole`` of each.
 
-    Nothing where it computes others.
+    The result is empty if the node computes new values.
     """
     target, args = node.target, node.args
     if target in _KEEPING and isinstance(args[0], fx.Node) and _is_integer(args[0]):
@@ -319,7 +328,7 @@ def _shape(node: Any) -> torch.Size:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What an operator must not compute with: operand ``place`` of it has to be in a range."""
+    """A condition of an operator: its operand ``place`` must be in a range."""
 
     place: int
     least: float
@@ -328,7 +337,7 @@ class Refusal:
 
 
 def refusals(graph: fx.Graph) -> Iterator[tuple[fx.Node, Refusal]]:
-    """Name what compiled code would take of what eager kernels refuse, and no call looks at."""
+    """List conditions that eager kernels check, but neither compiled code nor calls do."""
     for node in graph.nodes:
         for place in _PROBABILITIES.get(node.target, ()):
             yield node, Refusal(place, 0.0, 1.0)

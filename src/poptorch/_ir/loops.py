@@ -1,8 +1,8 @@
-"""How many micro-batches a call has, and in which order they lie in a batch, slowest first:
+"""Describe how many micro-batches a call has, and their order in a batch, slowest first.
 
-device iterations, accumulation steps, groups of replicas that read the same, rows. Results come
-back in the same order, for every replica. A *step*, counted through the call, is what all replicas
-do at one accumulation step of one iteration.
+The order is: device iterations, accumulation steps, groups of replicas with the same input, rows.
+Results are returned in the same order, for every replica. A *step*, counted through the call, is
+what all replicas do at one accumulation step of one iteration.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..enums import CommGroupType
 
 @dataclass(frozen=True)
 class Lanes:
-    steps: int  # successive steps in one run, the slower part
-    replicas: int = 1  # in one run, the faster part: all there are
+    steps: int  # successive steps in one run, the slower dimension
+    replicas: int = 1  # replicas in one run, the faster dimension; always all of them
 
     @property
     def count(self) -> int:
@@ -28,14 +28,14 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Loops:
-    iterations: int = 1  # device iterations per call; one optimizer update each in training
+    iterations: int = 1  # device iterations per call; in training, each makes one optimizer update
     accumulation: int = 1  # micro-batches per update and replica; 1 in inference
     replicas: int = 1  # data-parallel copies in this process
-    input_group_size: int = 1  # replicas that read the same input
+    input_group_size: int = 1  # replicas with the same input
     input_group_type: CommGroupType = CommGroupType.Consecutive
-    processes: int = 1  # of the job; groups where several share a replica's stages
+    processes: int = 1  # processes of the job; groups of them if several share a replica's stages
 
-    @functools.cached_property  # every call asks for it, several times
+    @functools.cached_property  # every call reads it several times
     def steps(self) -> int:
         return self.iterations * self.accumulation
 
@@ -75,7 +75,7 @@ class Loops:
     def cut(
         self, batch: Iterable[torch.Tensor], lanes: Lanes | None = None
     ) -> Sequence[Sequence[torch.Tensor]]:
-        """Return the slices of combined inputs, or what each run reads where lanes run at once."""
+        """Return the slices of combined inputs, or the input of each run if lanes run at once."""
         if lanes is None and self.slices == 1:
             return list(zip(batch))
         return [self._cut(value, lanes) for value in batch]

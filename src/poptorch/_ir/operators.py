@@ -1,4 +1,4 @@
-"""What the nodes of a graph do: questions about ATen operators, asked in one place."""
+"""Answer questions about the ATen operators of nodes, in one place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 # Torch has no public name for the class of operators like aten.add.Tensor.
 Operator = type(aten.add.Tensor)
 
-# These give the same numbers in another shape.
+# These return the same numbers in another shape.
 RESHAPES = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
@@ -24,20 +24,20 @@ SAME_NUMBERS = RESHAPES | {
     aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
     aten.lift_fresh.default, aten.lift_fresh_copy.default,
 }  # fmt: skip
-# These read the shape of their operand, and none of its values.
+# These read only the shape of their operand.
 SHAPE_ONLY = {
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
     aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default,
     aten.new_full.default, aten.new_empty.default,
 }  # fmt: skip
-# These fill a tensor at random, and read none of its values.
+# These fill a tensor at random, without reading its values.
 _FILL_AT_RANDOM = {
     aten.rand_like, aten.randn_like, aten.randint_like, aten.uniform, aten.uniform_, aten.normal_,
     aten.normal_functional, aten.exponential, aten.exponential_, aten.random, aten.random_,
     aten.geometric, aten.geometric_, aten.cauchy, aten.cauchy_, aten.log_normal, aten.log_normal_,
 }  # fmt: skip
 _BERNOULLI_OF_A_NUMBER = {aten.bernoulli.p, aten.bernoulli_.float}
-# Their schemas do not say that they may be views.
+# These may return views, although their schemas do not say so.
 _MAY_VIEW = {
     aten.reshape.default, aten.contiguous.default, aten.unsafe_chunk.default,
     aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten._unsafe_view.default,
@@ -64,7 +64,9 @@ def draws(node: fx.Node) -> bool:
 
 
 def call_draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call draws at random; torch marks attention so, which does only with a dropout."""
+    """Return whether a call draws at random. Torch marks attention as random, but it only draws
+    with dropout.
+    """
     if not isinstance(target, Operator) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     dropout = _given(target, args, kwargs, "dropout_p")
@@ -72,7 +74,7 @@ def call_draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
 
 
 def generator_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return what a call or node draws from, None for the default generator."""
+    """Return the generator of a call or node, or None for the default generator."""
     return _given(target, args, kwargs, "generator")
 
 
@@ -84,14 +86,16 @@ def _given(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: st
 
 
 def draws_unseen(target: Any, args: Sequence[Any]) -> bool:
-    """Whether a draw depends on nothing but the random state, shapes and numbers."""
+    """Return whether a draw depends only on the random state, shapes and numbers."""
     places = [at for at, each in enumerate(args) if isinstance(each, (torch.Tensor, fx.Node))]
     fills = target.overloadpacket in _FILL_AT_RANDOM or target in _BERNOULLI_OF_A_NUMBER
     return not places or (places == [0] and fills)
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether it has one result, of which each element is made of those in its place."""
+    """Return whether it has one result, each element of which depends on the elements at
+    its position.
+    """
     target = node.target
     if not isinstance(target, Operator) or torch.Tag.pointwise not in target.tags:
         return False
@@ -99,33 +103,41 @@ def is_pointwise(node: fx.Node) -> bool:
 
 
 def name_of(node: fx.Node) -> str:
-    """Return what a node calls: ``aten.add`` for any of its overloads, or a function's name."""
+    """Return the name of what a node calls: ``aten.add`` for all overloads, or the name of
+    a function.
+    """
     packet = getattr(node.target, "overloadpacket", None)
     return str(packet or getattr(node.target, "__name__", node.target))
 
 
 def acts(node: fx.Node) -> bool:
-    """Random operators are pure here: a draw that nobody reads may go."""
+    """Return whether a node has an effect. Random operators are pure here, so an unused draw may be
+    removed.
+    """
     if node.op in ("placeholder", "output"):
         return True
     return writes(node) or node.is_impure(impure_random=False)
 
 
 def is_mask(node: fx.Node) -> bool:
-    """Whether a value was drawn at random, perhaps scaled: its seed is enough to have it again."""
+    """Return whether a value was drawn at random, and perhaps scaled, so that its seed is enough to
+    repeat it.
+    """
     inputs = node.all_input_nodes
     return node.op == "call_function" and (draws(node) or (len(inputs) == 1 and draws(inputs[0])))
 
 
 def bodies(node: fx.Node) -> list[fx.Graph]:
-    """Return the graphs of which a loop or branch consists."""
+    """Return the graphs in a loop or branch."""
     names = [str(a.target) for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
     parts = (getattr(node.graph.owning_module, name) for name in names)
     return [part.graph for part in parts if isinstance(part, fx.GraphModule)]
 
 
 def reachable(start: Iterable[Any], parents: Callable[[Any], Iterable[Any]]) -> set[Any]:
-    """Return some nodes, of any graph, and all that parents lead to from there."""
+    """Return some nodes, of any graph, and everything that can be reached from them through
+    ``parents``.
+    """
     found: set[Any] = set()
     waiting = list(start)
     while waiting:
@@ -137,13 +149,13 @@ def reachable(start: Iterable[Any], parents: Callable[[Any], Iterable[Any]]) -> 
 
 
 def functions_before(function: Any) -> list[Any]:
-    """Return autograd's functions that come after one in the backward pass."""
+    """Return the autograd functions that follow a function in the backward pass."""
     return [parent for parent, _ in function.next_functions if parent is not None]
 
 
 def may_view(node: fx.Node) -> bool:
     target = node.target
-    if target is operator.getitem:  # one of several results, of a split for instance
+    if target is operator.getitem:  # one of several results, for example of a split
         return True
     if not isinstance(target, Operator):
         return False
@@ -155,7 +167,9 @@ def may_view(node: fx.Node) -> bool:
 
 @functools.cache
 def view_of(target: Any) -> Any:
-    """Return the view whose copy an operator makes, as bodies of loops have them; or itself."""
+    """Return the view operator if an operator makes a copy of a view, as in bodies of loops; else
+    the operator.
+    """
     if not isinstance(target, Operator) or target.namespace != "aten":
         return target
     packet, _, overload = str(target).removeprefix("aten.").partition(".")
@@ -167,14 +181,14 @@ def view_of(target: Any) -> Any:
 
 
 def of_shape(node: fx.Node) -> Any:
-    """Compute one that reads a shape only, whatever its operand holds."""
+    """Compute a node that only reads a shape, with an operand of any contents."""
     like = node.all_input_nodes[0].meta["val"]
     operand = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     return node.target(operand, *node.args[1:], **node.kwargs)  # type: ignore[operator]
 
 
 def storage_root(node: fx.Node) -> fx.Node:
-    """Return the node whose storage the result of a node may share: back through views."""
+    """Return the node whose storage the result of a node may share, following views backwards."""
     while node.op == "call_function" and may_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

@@ -1,7 +1,7 @@
-"""What tracing an optimizer's own ``step`` starts from, and what was found out about it.
+"""Describe an optimizer whose own ``step`` is traced, and what was found out about it.
 
 Values of the user's object are nested: dicts, lists and tuples. Tensors and numbers in them are
-named by their places from outside in, as ``betas.0``.
+named by their path, for example ``betas.0``.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ Give = Callable[[str, Any], Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """Stands for a tensor, or a Python number, in nested values."""
+    """Stands for a tensor or a Python number in nested values."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    number: str = ""  # "int" or "float" where it is a Python number
+    number: str = ""  # "int" or "float" for a Python number
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A value that the step keeps from update to update."""
+    """A value that the step keeps from one update to the next."""
 
     slot: Slot
-    owner: str  # the path of the weight whose state it is in; or "group.0", "optimizer.0"
+    owner: str  # the path of the weight whose state it belongs to; or "group.0", "optimizer.0"
     leaf: Leaf
-    initial: complex | None  # before the first step; None where that computes it
-    made: bool  # by the first step, in which it is not there
+    initial: complex | None  # value before the first step; None if the step computes it
+    made: bool  # it is created by the first step
 
     @property
     def place(self) -> Place:
@@ -46,7 +46,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class OwnParam:
-    path: str  # "" where it is not in the model, or is not trained
+    path: str  # "" if it is not in the model, or is not trained
     shape: tuple[int, ...]
     dtype: torch.dtype
     attributes: Mapping[str, Any]
@@ -55,7 +55,7 @@ class OwnParam:
 
 @dataclass(frozen=True)
 class OwnGroup:
-    """A parameter group as the user's object has it, with leaves for tensors and numbers."""
+    """A parameter group like the user's, with leaves in place of tensors and numbers."""
 
     values: Mapping[str, Any]
     params: tuple[OwnParam, ...]
@@ -71,12 +71,12 @@ class StepHooks:
 
 @dataclass(frozen=True)
 class OwnOptimizer:
-    """One optimizer of the user's: what another one over other tensors is made of."""
+    """One of the user's optimizers, from which another one over other tensors can be made."""
 
     cls: type
     attributes: Mapping[str, Any]
-    groups: tuple[int, ...]  # which of the OwnStep's
-    state: Mapping[str, Any]  # by path of a parameter: what is kept for it already
+    groups: tuple[int, ...]  # indices of its groups in the OwnStep
+    state: Mapping[str, Any]  # existing state, by path of a parameter
     hooks: StepHooks = StepHooks()
 
 
@@ -86,16 +86,19 @@ class OwnStep:
 
     optimizers: tuple[OwnOptimizer, ...]
     groups: tuple[OwnGroup, ...]
-    numbers: Mapping[Place, float]  # what numbers, and tensors of one element, are at present
-    layouts: Mapping[str, Any] = field(default_factory=dict)  # of what is kept, by weight
-    kept: tuple[Kept, ...] | None = None  # None until it was looked for
-    differs_at_first: bool = False  # the first step computes otherwise than later ones
-    signatures: Mapping[str, str] = field(default_factory=dict)  # alike where updates are alike
+    numbers: Mapping[Place, float]  # present values of numbers, and of tensors with one element
+    layouts: Mapping[str, Any] = field(default_factory=dict)  # structure of the state, by weight
+    kept: tuple[Kept, ...] | None = None  # None until it was found out
+    differs_at_first: bool = False  # whether the first step differs from later ones
+    # equal for weights with equal updates
+    signatures: Mapping[str, str] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
-    """By weight the one whose update stands for its own, which may be itself; empty if unknown."""
+    """For each weight, the one whose update is used for it, which may be itself; empty if
+    unknown.
+    """
 
     def constant(self, place: Place, value: Any) -> bool | int | float | str | None:
-        """Return a value of the user's as a setting."""
+        """Return a value of the user's object as a setting."""
         if isinstance(value, Leaf):
             return self.numbers[place]
         return value if isinstance(value, bool | int | float | str | None) else repr(value)
@@ -110,9 +113,9 @@ def of_optimizer(index: int) -> str:
 
 
 def substituted(value: Any, name: str, give: Give, every: bool = False) -> Any:
-    """Return nested values with what ``give`` makes of leaves, tensors and numbers.
+    """Return nested values in which ``give`` has replaced leaves, tensors and numbers.
 
-    ``every``: and of everything else that is no container.
+    With ``every``, it also replaces all other values that are not containers.
     """
 
     def inner(key: Any, each: Any) -> Any:

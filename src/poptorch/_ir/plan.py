@@ -1,4 +1,4 @@
-"""Plan: what a backend compiles, a Program with its placement, settings and schedule."""
+"""Define ``Plan``: what a backend compiles, a Program with its placement, settings and schedule."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ from .slots import Kind, Slot
 from .spec import Location, Spec, Strategy
 
 RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
-PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)  # of which every micro-batch has its own
+PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)  # kinds with separate tensors for every micro-batch
 
 _WIDEST = 24
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A placed micro graph; which pass a node belongs to stands in its label."""
+    """A placed micro graph. The label of a node contains its pass."""
 
     stages: tuple[Stage, ...]  # in forward order; never empty
-    depth: int  # forward pipeline stages as the strategy's rules count them: device switches + 1
-    chips: int  # devices that one replica needs: highest index + 1
-    reserved: int  # by all replicas of this process, rounded if that was allowed
+    depth: int  # number of forward pipeline stages for the strategy's rules: device switches + 1
+    chips: int  # devices for one replica: highest index + 1
+    reserved: int  # devices for all replicas of this process, rounded if that was allowed
     graph: Graph = field(metadata={"saved": False})
 
 
 @dataclass(frozen=True)
 class Transfer:
     value: Slot  # with the shape for one micro-batch
-    source: StagePass  # makes it
-    target: int  # the chip that gets it
+    source: StagePass  # the pass that computes it
+    target: int  # the chip that receives it
 
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """A program cut into one graph per stage pass, with what passes between chips.
+    """A program that is divided into one graph per stage pass, and the values that chips exchange.
 
-    Inputs are state and micro-batches, which the pass's own chip holds, and ``value.*``: results of
-    other passes for the same micro-batch. Outputs are results, new state, and ``value.*``.
+    Inputs are state and micro-batches, which are on the pass's own chip, and ``value.*``: results
+    of other passes for the same micro-batch. Outputs are results, new state, and ``value.*``.
     """
 
     graphs: Mapping[StagePass, Graph]  # in the order of the passes
-    homes: Mapping[str, tuple[int, ...]]  # chips that hold each state tensor, by slot key
+    homes: Mapping[str, tuple[int, ...]]  # chips that have each state tensor, by slot key
     transfers: tuple[Transfer, ...]
     workload: Workload
     schedule: Schedule
     parts: Mapping[int, int]  # process of each chip
-    work: Mapping[StagePass, float] = field(default_factory=dict)  # seconds, about; empty if alike
+    # approximate seconds; empty if all are equal
+    work: Mapping[StagePass, float] = field(default_factory=dict)
 
     def slots(self) -> dict[str, Slot]:
         return slots_of(self.graphs.values())
@@ -72,9 +73,9 @@ class Staged:
 
     @property
     def bubble(self) -> float:
-        """The share of time in which processes wait, if updates and messages take nothing.
+        """The share of time in which processes wait, if updates and messages take no time.
 
-        None of them waits for the end of a column: only for what its next pass reads.
+        A process does not wait for the end of a column, but only for what its next pass reads.
         """
         ends: dict[Action, float] = {}
         free = dict.fromkeys(self.parts.values(), 0.0)
@@ -136,9 +137,11 @@ class Plan:
     spec: Spec
     layout: Layout
     staged: Staged | None = field(default=None, metadata={"saved": False})
-    tier: str = field(default="", metadata={"saved": False})  # a line; empty where nothing runs it
+    # a line of text; empty if nothing runs it
+    tier: str = field(default="", metadata={"saved": False})
     libraries: tuple[str, ...] = field(default=(), metadata={"saved": False})
-    prepared: Program | None = field(default=None, metadata={"saved": False})  # what that runs
+    # the program that runs instead
+    prepared: Program | None = field(default=None, metadata={"saved": False})
 
     def describe(self) -> str:
         program = self.prepared or self.program
@@ -147,7 +150,7 @@ class Plan:
 
     def __str__(self) -> str:
         name = self.spec.runtime.model_name
-        lines = [f"model {one_line(name)}"] if name else []  # it may come from anybody's file
+        lines = [f"model {one_line(name)}"] if name else []  # the name may come from anybody's file
         lines += [self.tier] if self.tier else []
         lines += _indented(self.libraries)
         lines += [str(self.prepared or self.program), _headline(self), *_indented(_stages(self))]
@@ -179,14 +182,14 @@ class Plan:
 @dataclass(frozen=True)
 class Report:
     backend: str
-    state_bytes: int  # of the tensors that live on the device
-    nodes: tuple[tuple[str, int], ...]  # operators in each graph, by name
+    state_bytes: int  # of the tensors on the device
+    nodes: tuple[tuple[str, int], ...]  # number of operators in each graph, by name
     compile_seconds: float
     next_backend: str | None = None  # takes over as soon as it has compiled the program
     ready: tuple[str, ...] = ()  # the graphs that it runs already
-    threads: str = ""  # with how many it runs, and why
-    libraries: tuple[str, ...] = ()  # lines: who computes the large products
-    prepared: Program | None = None  # what runs in the program's place, if it is another one
+    threads: str = ""  # number of threads, and the reason
+    libraries: tuple[str, ...] = ()  # lines of text: which library computes the large products
+    prepared: Program | None = None  # the program that runs instead, if it is another one
 
     @property
     def tier(self) -> str:

@@ -1,4 +1,4 @@
-"""Program: the static step as a small tree that prints like what the user asked for; its State."""
+"""Define ``Program``, the static step as a small tree that can be printed, and ``State``."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Add tensors of one kind up over the processes, in place, one flat bucket after another."""
+    """Sum tensors of one kind over the processes, in place, one flat bucket after another."""
 
-    kind: str  # accum, or squares of what processes have parts of
-    operation: str  # mean or sum: whether the update divides by the number of processes too
+    kind: str  # accum, or squares of parts of weights
+    operation: str  # mean or sum: whether the update also divides by the number of processes
     processes: int
-    buckets: tuple[Bundle, ...] = ()  # what travels at once; its members are views of it
-    waits: bool = True  # for all sums, and those of a Reduce before it that only began
+    buckets: tuple[Bundle, ...] = ()  # one bucket is one exchange; its members are views of it
+    # whether to wait for all sums, including those that an earlier Reduce has only started
+    waits: bool = True
 
     @property
     def bytes(self) -> int:
@@ -69,15 +70,16 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Shard:
-    whole: Bundle  # the weights behind one another, which every process has
-    part: Slot  # what each process updates: equally many elements, in the processes' order
+    whole: Bundle  # the weights one after another, which every process has
+    # what each process updates: the same number of elements in each, in the order of processes
+    part: Slot
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Add tensors up over the processes; each keeps its part of the sums, and zeros around it."""
+    """Sum tensors over the processes. Each keeps its part of the sums, and zeros around it."""
 
-    operation: str  # as of a Reduce
+    operation: str  # as in Reduce
     processes: int
     pairs: tuple[tuple[Slot, Slot], ...]  # what each process adds, and the part that it keeps
 
@@ -130,18 +132,20 @@ Node = Run | Repeat | Reduce | Scatter | Gather | Emit
 class Program:
     """A whole call: loops around runs of graphs, then the results.
 
-    With lanes slots of batches and results have a leading lane dimension, and those of state with a
-    value for each replica a replica one. Graphs read and write bundles, or where processes keep
-    parts their weights themselves.
+    With lanes, slots of batches and results have a leading lane dimension, and slots of state with
+    a value for each replica have a replica dimension. Graphs read and write bundles, or the weights
+    themselves if processes keep parts.
     """
 
-    body: tuple[Node, ...]  # the last is the Emit
-    graphs: Mapping[str, Graph]  # that runs name
+    body: tuple[Node, ...]  # the last node is the Emit
+    graphs: Mapping[str, Graph]  # graphs by name
     loops: Loops
-    initial: Mapping[str, complex]  # first values of state that the update introduces, by slot key
+    # initial values of state that the update introduces, by slot key
+    initial: Mapping[str, complex]
     lanes: Lanes | None = None
     bundles: tuple[Bundle, ...] = ()  # weights that share a storage
-    prepare: Graph | None = None  # from weights to values, before a call where they have changed
+    # computes values from weights, before a call if the weights have changed
+    prepare: Graph | None = None
 
     @property
     def emit(self) -> Emit:
@@ -161,7 +165,7 @@ class Program:
 
     @property
     def stored(self) -> dict[str, Slot]:
-        """What has a storage of its own, by key; the other tensors of the state are parts of it."""
+        """Slots with their own storage, by key. Other tensors of the state are parts of these."""
         inner = {view.slot.key for view in self.views()} | {part.key for _, part in self.parts}
         inner |= {member.slot.key for bucket in self.buckets for member in bucket.members}
         own = {key: slot for key, slot in self.state_slots().items() if key not in inner}
@@ -177,7 +181,7 @@ class Program:
 
     @property
     def parts(self) -> list[tuple[Slot, Slot]]:
-        """Each tensor of the state of which a process has a part of its own to write, and that."""
+        """Each tensor of the state of which a process writes only its part, with that part."""
         pairs = [(shard.whole.slot, shard.part) for shard in self.shards]
         return [*pairs, *(pair for scatter in self.nodes(Scatter) for pair in scatter.pairs)]
 
@@ -185,7 +189,7 @@ class Program:
         return self._views({bundle.slot.weight: bundle.members for bundle in self.bundles})
 
     def visible_slots(self) -> dict[str, Slot]:
-        """Every tensor that lives on devices, by key: members in the place of bundles and parts."""
+        """Every tensor that is on devices, by key: members instead of bundles and parts."""
         views, state = self.views(), self.state_slots()
         flat, parts = {view.flat for view in views}, {shard.part.weight for shard in self.shards}
         slots = {k: slot for k, slot in state.items() if k not in flat and slot.weight not in parts}
@@ -193,7 +197,7 @@ class Program:
         return {**slots, **{slot.key: slot for slot in spread}}
 
     def spread(self) -> list[View]:
-        """State of the optimizer that lies in parts on all processes: its place in all parts."""
+        """State of the optimizer that is divided over all processes: its position in all parts."""
         members = {shard.part.weight: shard.whole.members for shard in self.shards}
         return self._views(members, (Kind.OPTSTATE,))
 
@@ -253,7 +257,7 @@ class Program:
 
 
 def families(slots: Iterable[Slot]) -> list[str]:
-    """``param.*`` and so on, in the order of the kinds; a loss is just ``loss``."""
+    """Return ``param.*`` and so on, in the order of the kinds; a loss is just ``loss``."""
     kinds = {slot.kind for slot in slots}
     return ["loss" if kind is Kind.LOSS else f"{kind}.*" for kind in Kind if kind in kinds]
 
@@ -264,24 +268,24 @@ def _divides(node: Reduce | Scatter) -> str:
 
 @dataclass
 class Writes:
-    """What programs that share weights and buffers on a device share besides.
+    """What programs that share weights and buffers on a device also share.
 
     Attributes:
-        count: how often these changed.
-        released: weights whose pages were given back, by key, as views that are like their copies
-            in another layout, which alone have their values.
+        count: how many times these have changed.
+        released: weights whose memory was released, by key, as views of copies in another layout,
+            which now are the only ones with the values.
     """
 
     count: int = 0
     released: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def release(self, key: str, plain: torch.Tensor, copy: torch.Tensor) -> None:
-        """Give back a weight's memory: no program reads it until it changes."""
+        """Release a weight's memory. No program reads it until it changes."""
         self.released[key] = plain, copy
         resources.release_pages(plain.data_ptr(), plain.nbytes)
 
     def restore(self) -> None:
-        """Let all weights have their values again; the copies' layouts have only moved these."""
+        """Restore the values of all weights, from the copies, which only have another layout."""
         while self.released:
             key, (plain, copy) = next(iter(self.released.items()))
             plain.copy_(copy.to_dense())
@@ -290,22 +294,22 @@ class Writes:
 
 @dataclass(eq=False)
 class State:
-    """The device's own copy of all that lives from call to call. The only mutable value."""
+    """The device's copy of everything that stays between calls. It is the only mutable value."""
 
-    # By slot key, in the ``device_shape``; only written in place: executables bind to them once.
-    # Those that are released read as zeros.
+    # By slot key, in the ``device_shape``. They are only written in place, because executables bind
+    # to them once. Those that are released read as zeros.
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     rng: torch.Tensor | None = None  # of the device's generator; None before it is seeded
     updates: int = 0
     writes: Writes = field(default_factory=Writes)
-    # What executables keep of it goes with it: what they bound to it, copies of what they change.
+    # What executables store with the state: their bound arguments, and copies of what they change.
     bound: tuple[object, int | None, Any] | None = None
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default=torch.device("cpu"))
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The same tensors; none of them is released now."""
+        """The same tensors, of which none is released now."""
         self.writes.restore()
         return self.values
 
@@ -315,6 +319,6 @@ class State:
         self.writes.count += 1
 
     def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:
-        """Return a tensor as a graph reads it: all replicas' values where it has lanes."""
+        """Return a tensor as a graph reads it: the values of all replicas if it has lanes."""
         value = self.values[slot.key]
         return value[replica] if slot.replicas > 1 and not slot.lanes else value

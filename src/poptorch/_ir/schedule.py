@@ -1,8 +1,8 @@
-"""Schedule: which chip does what and when; a grid of actions with a text form.
+"""Define ``Schedule``: which chip does what and when, as a grid of actions with a text form.
 
 ``1F3`` is the forward pass of stage 1 for micro-batch 3, ``1B3`` its backward pass, ``0U1`` round 1
-of the update on chip 0. ``L1F3`` loads from streaming memory what ``1F3`` needs, ``S1F3`` stores
-what it leaves. What a chip sends arrives between two columns.
+of the update on chip 0. ``L1F3`` loads from streaming memory what ``1F3`` needs, and ``S1F3``
+stores what it leaves. What a chip sends arrives between two columns.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Traffic(enum.StrEnum):
 @dataclass(frozen=True)
 class Action:
     stage_pass: StagePass
-    micro_batch: int = 0  # for updates 0
-    traffic: Traffic | None = None  # None for the computation itself, else before or after it
+    micro_batch: int = 0  # 0 for updates
+    # None for the computation itself; otherwise a transfer before or after it
+    traffic: Traffic | None = None
 
     def __str__(self) -> str:
         number = "" if self.stage_pass.is_update else self.micro_batch
@@ -56,7 +57,7 @@ Row = tuple[Action | None, ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rows of one length; ``str`` is a line per chip, for instance ``chip 0: 0F0 0F1 . 0B0``."""
+    """Rows of equal length. ``str`` has a line per chip, for example ``chip 0: 0F0 0F1 . 0B0``."""
 
     rows: Mapping[int, Row]
 
@@ -106,7 +107,7 @@ class Schedule:
             'font-family="monospace" font-size="11">',
             *(
                 f'<text x="{top}" y="{top + i * height + height * 0.65:.1f}" fill="currentColor">'
-                f"chip {chip}</text>"  # the page's colour: it may be a dark one
+                f"chip {chip}</text>"  # the page's colour, because its background may be dark
                 for i, chip in enumerate(rows)
             ),
         ]
@@ -122,7 +123,9 @@ class Schedule:
         return "\n".join([*lines, "</svg>\n"])
 
     def to_trace(self, microseconds: float = 1000.0) -> str:
-        """Return Chrome trace JSON, a thread for each chip, columns of so many ``microseconds``."""
+        """Return Chrome trace JSON with a thread for each chip; a column takes this number of
+        ``microseconds``.
+        """
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": chip,
              "args": {"name": f"chip {chip}"}}
@@ -150,9 +153,10 @@ Keys = Mapping[StagePass, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Streaming:
-    loads: Keys = field(default_factory=dict)  # brought to the chip before a pass
-    stores: Keys = field(default_factory=dict)  # taken off the chip after a pass
-    drops: Keys = field(default_factory=dict)  # freed after a pass; streaming memory has them
+    loads: Keys = field(default_factory=dict)  # loaded to the chip before a pass
+    stores: Keys = field(default_factory=dict)  # stored from the chip after a pass
+    # freed after a pass, because streaming memory has them
+    drops: Keys = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class Workload:
     stages: tuple[Stage, ...]  # in forward order
     micro_batches: int
     training: bool
-    # passes whose results a pass reads, of the same micro-batch
+    # Passes whose results a pass reads, for the same micro-batch.
     needs: Mapping[StagePass, frozenset[StagePass]] = field(default_factory=dict)
     updates: tuple[StagePass, ...] = ()  # in order
     streaming: Streaming = field(default_factory=Streaming)
@@ -178,14 +182,16 @@ class Workload:
 
     @functools.cached_property
     def fetches(self) -> Mapping[StagePass, list[StagePass]]:
-        """Passes whose stores a load brings back; of later passes, of a micro-batch ago."""
+        """Return the passes whose stored values a load reads; those of later passes belong to the
+        previous micro-batch.
+        """
         return {loading: list(self._stored_for(loading)) for loading in self.streaming.loads}
 
     def _stored_for(self, loading: StagePass) -> Iterator[StagePass]:
         wanted = set(self.streaming.loads[loading])
         for storing, keys in self.streaming.stores.items():
             same_chip = self.chip_of(storing) == self.chip_of(loading)
-            # What the update stores is for the next time around; but rounds follow one another.
+            # What the update stores is for the next cycle, except that rounds follow one another.
             too_late = storing.is_update and (not loading.is_update or loading <= storing)
             if same_chip and wanted.intersection(keys) and not too_late:
                 yield storing

@@ -1,4 +1,4 @@
-"""What the tensors at a graph's borders are, and what they belong to; made in one place."""
+"""Define slots, which describe the tensors that enter or leave a graph. They are made only here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Kind(enum.StrEnum):
-    """In the order in which programs print them."""
+    """The kinds of slots, in the order in which programs print them."""
 
     PARAM = "param"
     BUFFER = "buffer"
@@ -33,28 +33,31 @@ STATE_KINDS = frozenset(
     {Kind.PARAM, Kind.BUFFER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG, Kind.CONSTANT}
 )
 DECAY_RATES = frozenset({"alpha", "beta1", "beta2"})
-ACCUMULATED = "AccumulatedGradient___"  # anchors the gradient that an update takes of a weight
-NORM = "GradientNorm"  # anchors the norm of all gradients, before they are clipped by it
+ACCUMULATED = "AccumulatedGradient___"  # anchors the gradient with which an update changes a weight
+NORM = "GradientNorm"  # anchors the norm of all gradients before clipping
 
 
 @dataclass(frozen=True)
 class Slot:
     kind: Kind
-    shape: tuple[int, ...]  # in one run; of batches and results for one micro-batch, after lanes
+    # in one run; for batches and results, the shape of one micro-batch, after lanes
+    shape: tuple[int, ...]
     dtype: torch.dtype  # inside the program
-    name: str = ""  # for instance ``velocity`` of a moment or ``lr`` of a hyper-parameter
-    weight: str = ""  # path of the parameter that it is, or is the gradient or moment of
-    index: int = -1  # which input, output, constant or group; -1 where there is only one
-    replicas: int = 1  # values that the device keeps, one for each replica; 1 if all share one
-    lanes: bool = False  # dimension 0 counts lanes, or in state the replicas
+    name: str = ""  # for example ``velocity`` for a moment or ``lr`` for a hyper-parameter
+    weight: str = ""  # path of the parameter that it is, or whose gradient or moment it is
+    index: int = -1  # of an input, output, constant or group; -1 if there is only one
+    replicas: int = 1  # number of values on the device, one for each replica; 1 if all share one
+    lanes: bool = False  # whether dimension 0 contains lanes, or, for state, the replicas
 
     @functools.cached_property
     def path(self) -> str:
-        """A name unique within the kind: ``velocity.fc1.weight``, ``fc1.weight``, ``0.lr``."""
+        """A name that is unique within the kind: ``velocity.fc1.weight``, ``fc1.weight``,
+        ``0.lr``.
+        """
         index = str(self.index) if self.index >= 0 else ""
         return ".".join(part for part in (index, self.name, self.weight) if part)
 
-    @functools.cached_property  # asked for thousands of times by estimates
+    @functools.cached_property  # estimates read it thousands of times
     def key(self) -> str:
         return f"{self.kind}.{self.path}"
 
@@ -79,7 +82,9 @@ class Slot:
         return (self.replicas, *self.replica_shape) if self.replicas > 1 else self.shape
 
     def of(self, weight: Slot) -> Slot:
-        """Return the same tensor of another weight: its gradient, this moment of it, ..."""
+        """Return the same tensor for another weight, for example its gradient or the same
+        moment.
+        """
         return replace(self, weight=weight.weight, shape=weight.shape)
 
     @property
@@ -131,7 +136,9 @@ def moment(name: str, weight: Slot, dtype: torch.dtype) -> Slot:
 
 
 def hyper(name: str, group: int = -1, dtype: torch.dtype = torch.float32) -> Slot:
-    """Decay rates near 1 are handed over as their complement, which float32 holds precisely."""
+    """Return the slot of a hyper-parameter. Decay rates near 1 are passed as their complement,
+    which float32 represents precisely.
+    """
     name = f"one_minus_{name}" if name in DECAY_RATES else name
     return Slot(Kind.HYPER, (), dtype, name, index=group)
 
@@ -142,12 +149,12 @@ def own_hyper(name: str, group: int, dtype: torch.dtype) -> Slot:
 
 
 def kept_number(name: str, group: int, dtype: torch.dtype) -> Slot:
-    """Return the slot of a number that all weights of a group have in common, as a step count."""
+    """Return the slot of a number that all weights of a group share, for example a step count."""
     return Slot(Kind.OPTSTATE, (), dtype, name, index=group)
 
 
 def hyper_value(name: str, value: float) -> float:
-    """Return what the slot of a hyper-parameter holds for a value of it, and the reverse."""
+    """Convert the value of a hyper-parameter to the value in its slot, or the reverse."""
     return 1 - value if name in DECAY_RATES else value
 
 
@@ -173,10 +180,13 @@ def value(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
 
 
 STEP = Slot(Kind.OPTSTATE, (), torch.float32, "step")
-STEPPED = Slot(Kind.OPTSTATE, (), torch.float32, "stepped")  # 1 once an optimizer's step was made
+STEPPED = Slot(Kind.OPTSTATE, (), torch.float32, "stepped")  # 1 after the first optimizer step
 LOSS_SCALE_FACTOR = Slot(Kind.OPTSTATE, (), torch.float32, "loss_scale_factor")
-BEYOND_EDGE = Slot(Kind.ACCUM, (), torch.float32, "~beyond_edge")  # elements near overflow
-ROUNDING = Slot(Kind.RNG, (), torch.int64, "rounding")  # starts at the seed, one more per update
-MICRO = Slot(Kind.COUNTER, (), torch.float32, "micro")  # or chunk of lanes, in this update
+# number of elements near overflow
+BEYOND_EDGE = Slot(Kind.ACCUM, (), torch.float32, "~beyond_edge")
+# starts at the seed and increases by one per update
+ROUNDING = Slot(Kind.RNG, (), torch.int64, "rounding")
+# index of the micro-batch, or of the chunk of lanes, in this update
+MICRO = Slot(Kind.COUNTER, (), torch.float32, "micro")
 REPLICA = Slot(Kind.COUNTER, (), torch.float32, "replica")
 LOSS_SCALING = hyper("loss_scaling")

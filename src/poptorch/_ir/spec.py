@@ -1,4 +1,4 @@
-"""Spec: every resolved setting of one executor, frozen; the cache key hashes it whole."""
+"""Define ``Spec``: every resolved setting of one executor, immutable. The cache key is its hash."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Precision:
-    narrow_64bit: bool = True  # results of 64-bit types come back as 32-bit
+    narrow_64bit: bool = True  # 64-bit results are returned as 32-bit
     half_float_casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default
     autocast: bool = True  # poptorch.autocast has an effect
     autocast_policy: tuple[tuple[str, ...], ...] = ()  # functions: half, float, promoted, demoted
-    floating_point_exceptions: bool = False  # a run that divides by zero, overflows, ... fails
+    floating_point_exceptions: bool = False  # dividing by zero, overflow and so on are errors
     stochastic_rounding: bool = False  # float16 results are rounded at random
-    strided_group_norm: bool = False  # groups take every n-th channel rather than neighbours
-    check_indices: bool = True  # labels and indices of the inputs are looked at before a call
+    # groups take every n-th channel instead of neighbouring channels
+    strided_group_norm: bool = False
+    check_indices: bool = True  # check labels and indices in the inputs before a call
 
 
 class Strategy(enum.StrEnum):
@@ -66,9 +67,9 @@ _STRIDE = {
 @dataclass(frozen=True)
 class NamedStage:
     blocks: tuple[str, ...]  # ids
-    stage: int  # its position, from 0: in the strategy, or within its phase
-    phase: int | None = None  # the forward phase; None in unphased strategies
-    ipu: int | None = None  # the device that the user fixed
+    stage: int  # its index in the strategy, or within its phase
+    phase: int | None = None  # the forward phase; None in strategies without phases
+    ipu: int | None = None  # the device that the user chose
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,13 @@ class Placement:
     """An execution strategy. Source: PopTorch user guide, "Parallel execution"."""
 
     strategy: Strategy = Strategy.PIPELINED
-    auto_stage: AutoStage | None = AutoStage.SameAsIpu  # None when stages are named
+    auto_stage: AutoStage | None = AutoStage.SameAsIpu  # None if stages are named
     stages: tuple[NamedStage, ...] = ()  # in the user's order
     separate_backward_phase: bool = False  # forward and backward share no phase
     liveness: Liveness = Liveness.AlwaysLive  # when tensors leave the chip in phased strategies
-    interleaved: bool = False  # alternate forward and backward passes: fewer activations wait
-    first_release: bool = False  # 1.0 interface: a pipeline needs only a micro-batch per stage
+    # alternate forward and backward passes, so that fewer activations are stored
+    interleaved: bool = False
+    first_release: bool = False  # 1.0 interface: a pipeline only needs one micro-batch per stage
 
     @property
     def phased(self) -> bool:
@@ -107,15 +109,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class Location:
-    on_chip: bool = True  # rather than in streaming memory
-    sharded: bool = False  # each replica holds a part
+    on_chip: bool = True  # instead of streaming memory
+    sharded: bool = False  # each replica has a part
     load_by_io_tiles: bool = False
     store_by_io_tiles: bool = False
-    min_off_chip: int | None = None  # with fewer elements on chip; None: the machine's default
-    min_sharded: int | None = None  # with fewer elements whole; None: the default, 8192
+    min_off_chip: int | None = None  # smaller tensors stay on chip; None: the machine's default
+    min_sharded: int | None = None  # smaller tensors are not divided; None: the default, 8192
 
     def off_chip(self, slot: slots.Slot) -> bool:
-        """Tell whether a tensor rests in streaming memory."""
+        """Return whether a tensor is stored in streaming memory."""
         return not self.on_chip and slot.numel >= max(self.min_off_chip or 0, 2)
 
 
@@ -146,35 +148,38 @@ class Locations:
 class Target:
     backend: str = "auto"  # a registered name, or "auto"
     seed: int | None = None  # None for a non-deterministic one
-    synthetic_data: bool = False  # host input and output are skipped
-    process_id: int = 0  # of processes with replicas; of groups, where several share stages
-    parts: int = 1  # processes that share the stages of each replica
-    part: int = 0  # which of these this one is
-    link: tuple[float, float] | None = None  # latency, bytes a second between machines of the job
+    synthetic_data: bool = False  # skip host input and output
+    # index among processes with replicas, or among groups if several share stages
+    process_id: int = 0
+    parts: int = 1  # number of processes that share the stages of each replica
+    part: int = 0  # index of this process among them
+    # latency, and bytes per second, between machines of the job
+    link: tuple[float, float] | None = None
     device: str = "ipu"  # the system's chips; "model": the simulated device; "offline"
-    generation: int | None = None  # of the chips: 1, 2 or 21; None for whatever the system has
-    tiles: int | None = None  # per chip of the simulated device; None for the generation's own
-    auto_round: bool = False  # reserve a power of two of chips when the model needs fewer
+    generation: int | None = None  # of the chips: 1, 2 or 21; None for the system's
+    tiles: int | None = None  # per chip of the simulated device; None for the generation's default
+    auto_round: bool = False  # reserve a power of two of chips if the model needs another number
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What can change without another compilation; no part of the cache key."""
+    """Settings that can change without another compilation. They are not part of the cache key."""
 
     connection: ConnectionType = ConnectionType.Always  # when the device is acquired
     ipu_id: int | None = None  # the device to attach to, or None for any
     model_name: str | None = None  # in printed plans
-    max_repeat_logs: int = 4  # how often an identical engine log line appears
-    cycle_count: bool = False  # counted for executor.cycleCount()
-    shows_progress: bool = True  # on stderr, of compilations
+    max_repeat_logs: int = 4  # how many times an identical engine log line is shown
+    cycle_count: bool = False  # for executor.cycleCount()
+    shows_progress: bool = True  # of compilations, on stderr
     report: str | None = None  # directory of profile reports
     cache_dir: str | None = None  # directory of cached executables
-    source_excludes: tuple[str, ...] = ()  # path fragments that are not the user's code
-    programs: int = 1  # kinds of inputs that the model stays compiled for
-    check: str = "warn"  # what follows if eager PyTorch disagrees: "warn", "error"; "off"
-    process_timeout: int = 15  # seconds without a sign of life until a process counts as lost
-    broadcast_weights: bool = True  # those of the first process; else all must have the same
-    half_matmuls: bool = False  # products keep their sums in 16 bits on an IPU
+    source_excludes: tuple[str, ...] = ()  # parts of paths that are not the user's code
+    programs: int = 1  # number of combinations of input shapes and types whose programs are kept
+    check: str = "warn"  # what happens if eager PyTorch disagrees: "warn", "error"; "off"
+    process_timeout: int = 15  # seconds without a heartbeat until a process counts as lost
+    # start with the weights of the first process; otherwise all must have the same
+    broadcast_weights: bool = True
+    half_matmuls: bool = False  # products accumulate in 16 bits on an IPU
     half_convolutions: bool = False
     memory_proportions: tuple[tuple[int, float], ...] = ()  # (chip, share that a product may use)
 
@@ -194,17 +199,20 @@ class Spec:
     placement: Placement = field(default_factory=Placement)
     locations: Locations = field(default_factory=Locations)
     runtime: Runtime = field(default_factory=Runtime)
-    module_scopes: bool = True  # operators' names carry the path of their module
+    module_scopes: bool = True  # names of operators contain the path of their module
     broadcast_buffers: bool = True  # replicas share one value of each buffer
-    updatable_buffers: tuple[str, ...] = ()  # that copyNamedBuffersToDevice may update
+    updatable_buffers: tuple[str, ...] = ()  # buffers that copyNamedBuffersToDevice may update
     anchors: tuple[tuple[str, str, OutputMode, int], ...] = ()  # (short, tensor name, mode, period)
     lanes: int = 0  # micro-batches that run side by side; 0 for the library's choice
     lane_memory: int = 0  # bytes for the intermediate values of lanes; 0 for the library's choice
-    recompute: bool | None = None  # activations for the backward pass; None: placement decides
+    # recompute activations for the backward pass; None: placement decides
+    recompute: bool | None = None
 
     @property
     def inner_anchors(self) -> tuple[tuple[str, str], ...]:
-        """Short and tensor names of anchors but the norm of gradients, which needs no tensor."""
+        """Short names and tensor names of anchors, except for the norm of gradients, which is not a
+        tensor of the graph.
+        """
         return tuple((short, long) for short, long, *_ in self.anchors if long != slots.NORM)
 
     @property
@@ -221,7 +229,9 @@ class Spec:
 
     @property
     def runs_together(self) -> bool:
-        """Whether processes exchange anything: in inference only those that share stages do."""
+        """Return whether processes exchange anything. In inference, only processes that share
+        stages do.
+        """
         return self.trains_together or self.target.parts > 1
 
     @property
@@ -229,7 +239,9 @@ class Spec:
         return self.target.process_id * self.loops.replicas
 
     def for_cache(self) -> Spec:
-        """Without what may change from run to run; the first process compiles for all."""
+        """Return the Spec without settings that may differ between runs, because the first process
+        compiles for all.
+        """
         target = replace(self.target, seed=None, process_id=0, part=0, link=None)
         return replace(self, target=target, runtime=Runtime())
 
@@ -237,24 +249,27 @@ class Spec:
 @dataclass(frozen=True)
 class OptimGroup:
     params: tuple[str, ...]  # paths, as the program names them
-    settings: tuple[tuple[str, Setting], ...]  # with constant hyper-parameters, sorted by name
+    settings: tuple[tuple[str, Setting], ...]  # including constant hyper-parameters, sorted by name
     variables: tuple[str, ...]  # names of the hyper-parameters that are inputs (slots.hyper)
 
 
 @dataclass(frozen=True)
 class OptimSpec:
-    """An optimizer's compiled-in structure; its own settings and variables are for all groups."""
+    """The compiled structure of an optimizer. Its own settings and variables apply to all
+    groups.
+    """
 
     algorithm: str  # sgd, adam, adamw, rmsprop, lamb or the full name of a traced class
     groups: tuple[OptimGroup, ...]
     settings: tuple[tuple[str, Setting], ...] = ()  # accumulator dtypes as "float16", ...; sorted
-    variables: tuple[str, ...] = ()  # for instance loss_scaling
-    common: tuple[tuple[str, ...], ...] = ()  # paths of parameters that are in the same memory
-    own: OwnStep | None = field(default=None, compare=False)  # of what has no formula of ours
+    variables: tuple[str, ...] = ()  # for example loss_scaling
+    common: tuple[tuple[str, ...], ...] = ()  # paths of parameters in the same memory
+    # for optimizers without our own formula
+    own: OwnStep | None = field(default=None, compare=False)
 
     @property
     def loss_scaling(self) -> float:
-        """Return what is compiled in, 1 where it is a variable."""
+        """Return the compiled-in factor, or 1 if it is a variable."""
         scaling = dict(self.settings).get("loss_scaling", 1.0)
         assert isinstance(scaling, float)
         return scaling

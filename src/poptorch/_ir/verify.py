@@ -1,4 +1,6 @@
-"""The rules that values keep between rooms. A broken one is our own bug: an AssertionError."""
+"""Check the rules for values that rooms exchange. A violation is our own bug, so it is an
+AssertionError.
+"""
 
 from __future__ import annotations
 

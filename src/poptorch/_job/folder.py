@@ -1,7 +1,7 @@
-"""Where the processes of a job on one machine meet: a folder that only this user can enter.
+"""Let the processes of a job on one machine meet in a folder that only this user can enter.
 
-A store of torch's listens to a port, and takes and gives values without asking who connects. What
-is kept in a folder is kept from other users by the file system, and nothing listens.
+Torch's store listens at a port, and exchanges values with everybody who connects. The file system
+protects a folder from other users, and nothing listens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from .._base import env, folders, log
 from .._base.errors import StateError
 
 _OWNER = "owner"  # a file that process 0 has locked
-_FORGOTTEN = 24 * 3600.0  # seconds without a change after which a folder is of no living job
-_PATIENCE, _PAUSE = 10.0, 0.005  # seconds, for a value that has just been there
+# a folder without changes for this number of seconds belongs to no running job
+_FORGOTTEN = 24 * 3600.0
+_PATIENCE, _PAUSE = 10.0, 0.005  # seconds, to wait for a value that has just existed
 
 
 class FolderStore:
-    """What is used of a store of torch's: each value is a file, which is whole when it appears."""
+    """The part of the interface of torch's stores that is used. Each value is a file, which is
+    complete when it appears.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +40,8 @@ class FolderStore:
         with _as_torchs():
             try:
                 unfinished.write_text(value)
-            except FileNotFoundError:  # the last one of an earlier job has just removed the folder
+            # the last process of an earlier job has just removed the folder
+            except FileNotFoundError:
                 self.path.mkdir(mode=0o700)
                 unfinished.write_text(value)
             unfinished.replace(self._file(key))
@@ -68,7 +72,7 @@ class FolderStore:
 
 @contextlib.contextmanager
 def _as_torchs() -> Iterator[None]:
-    """Raise what torch's stores raise where they are not reached any more, a RuntimeError."""
+    """Raise a RuntimeError, as torch's stores do if they cannot be reached any more."""
     try:
         yield
     except OSError as error:
@@ -83,7 +87,7 @@ def _as_torchs() -> Iterator[None]:
 
 
 class Place:
-    """The folder of one job, and within it that of each start."""
+    """The folder of one job, with a folder for each start."""
 
     def __init__(self, job: Sequence[str], index: int, count: int) -> None:
         base = _base()
@@ -97,7 +101,7 @@ class Place:
         self.store = FolderStore(self._path)
 
     def _locked(self, job: Sequence[str]) -> int:
-        """Hold the folder to the end of this process; a forked child does not hold it."""
+        """Lock the folder until this process ends. A forked child does not hold the lock."""
         lock = os.open(self._path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,21 +118,22 @@ class Place:
         return lock
 
     def of_start(self, name: str) -> FolderStore:
-        """Return the store of those who have agreed on a name."""
+        """Return the store of the processes that have agreed on a name."""
         store = FolderStore(self._path / name)
         with _as_torchs():
             store.path.mkdir(mode=0o700, exist_ok=True)
         return store
 
     def torchs_file(self, name: str) -> str:
-        """Return the file of a store of torch's, which removes it with its last object.
+        """Return the file of one of torch's stores, which removes it together with its last object.
 
-        Nobody else may: the object's destructor looks for it, and an error there ends the process.
+        Nothing else may remove it, because the object's destructor looks for it, and an error there
+        ends the process.
         """
         return str(self._path / f"{name}.torch")
 
     def leave(self, start: FolderStore) -> None:
-        """Note that this process needs nothing of the start any more; the last one cleans up."""
+        """Record that this process no longer needs the start's folder. The last one removes it."""
         try:
             start.set(f"left/{self._index}", "")
             if self._index == 0:
@@ -137,13 +142,13 @@ class Place:
             if start.check([f"left/{index}" for index in range(self._count)]):
                 shutil.rmtree(start.path)
                 self._remove(start.path.name)
-        except (OSError, RuntimeError) as error:  # it is removed as a forgotten one
+        except (OSError, RuntimeError) as error:  # it will be removed as a forgotten folder
             log.python.debug(
                 "The folder in which the processes met could not be removed: %s", error
             )
 
     def _remove(self, name: str) -> None:
-        """Remove the folder, but for what a next start of the job has begun there."""
+        """Remove the folder, except for what the next start of the job has created there."""
         invited, tokens = json.loads(self.store.get("invited"))
         if invited != name:
             return
@@ -157,7 +162,9 @@ class Place:
 
 
 def _base() -> Path:
-    """Return the folder of the user's jobs; raise if anybody else can enter or change it."""
+    """Return the folder of the user's jobs. Raise an error if anybody else can enter or
+    change it.
+    """
     chosen, temporary = env.get("POPTORCH_JOB_DIR"), folders.temporary()
     base = Path(chosen or temporary or "", "" if chosen else f"poptorch-jobs-{os.getuid()}")
     why = folders.trouble(base) if chosen or temporary else "there is no temporary directory"
@@ -174,9 +181,9 @@ def _base() -> Path:
 
 
 def _forget(base: Path) -> None:
-    """Remove what killed jobs have left; a living one writes a heartbeat every second."""
+    """Remove folders of killed jobs. A running one writes a heartbeat every second."""
     for path in base.glob("*/"):
-        with contextlib.suppress(OSError):  # somebody else removes it, too
+        with contextlib.suppress(OSError):  # another process removes it, too
             latest = max(each.stat().st_mtime for each in (path, *path.glob("*/")))
             if time.time() - latest > _FORGOTTEN:
                 shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""The processes of a job as one group: all do the same exchanges, in the same order."""
+"""Connect the processes of a job as one group. All make the same exchanges in the same order."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from .heartbeat import Heartbeat, Loss
 from .memory import CommonMemory, Regions, add_up
 from .rendezvous import Impatience, Line, open_store
 
-dist = torch.distributed  # which torch has imported by itself
+dist = torch.distributed  # torch itself has imported it
 MEETING = datetime.timedelta(minutes=10)  # from the start of the first process to that of the last
 _SLICE = datetime.timedelta(seconds=heartbeat.INTERVAL)
-_NEVER = datetime.timedelta(days=365)  # torch's own limit: the heartbeats are what counts
-_ENOUGH = 0.01  # seconds of a sum that measures the network
-_LONGEST_PAUSE = 0.05  # seconds between two looks for texts
+_NEVER = datetime.timedelta(days=365)  # torch's limit is disabled, because the heartbeats decide
+_ENOUGH = 0.01  # seconds of a sum that is long enough to measure the network
+_LONGEST_PAUSE = 0.05  # seconds between two checks for texts
 
 _group: ProcessGroup | None = None
 
 
 def join(index: int, count: int, patience: float) -> ProcessGroup:
-    """Meet the others, unless done; ``patience``: seconds without a heartbeat until one is lost."""
+    """Connect to the others, unless connected. ``patience``: seconds without a heartbeat until one
+    is lost.
+    """
     global _group
     if _group is None:
         if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (index, count):
@@ -65,7 +67,9 @@ def current() -> ProcessGroup:
 
 
 class ProcessGroup:
-    """The processes that train together; exchanges raise Error, naming ``what``, if one is lost."""
+    """The processes that train together. If one is lost, exchanges raise an Error that contains
+    ``what``.
+    """
 
     def __init__(self, index: int, count: int, patience: float) -> None:
         self.index, self.count = index, count
@@ -78,14 +82,14 @@ class ProcessGroup:
         self.memory = CommonMemory()
         meeting = open_store(index, count, MEETING)
         self._store, self._torchs, self._leave_place = meeting.store, meeting.torchs, meeting.leave
-        self._texts_written = 0  # the exchange of this process's latest text
+        self._texts_written = 0  # the exchange of this process's last text
         self._timings: tuple[float, float, float] | None = None
         self._heartbeat = Heartbeat(self._store, index, count, patience, meeting.owner)
         self._owner = os.getpid()
         self._line, self._arriving = Line(), Line()
 
     def connect(self) -> None:
-        """Connect the processes; torch's default group is the script's, so nothing mixes."""
+        """Connect the processes. Torch's default group belongs to the script, and is not used."""
 
         def connect_all() -> Any:
             if not dist.is_initialized():
@@ -114,17 +118,19 @@ class ProcessGroup:
                 works = _added(self._among(members, what), tensors)
                 self._wait([*begun, *works], what)
                 return
-            self._wait([*begun, self._met()], what)  # all have written what is to be added
+            self._wait([*begun, self._met()], what)  # all have written what is to be summed
             for of_one in regions:
                 add_up(of_one, self.index)
             self._wait([self._met()], what)
 
     def _met(self) -> Any:
-        """Begin what ends when all processes have begun it."""
+        """Start an operation that ends when all processes have started it."""
         return self._pg.barrier()
 
     def _regions(self, tensors: Sequence[torch.Tensor]) -> list[Regions]:
-        """Return where processes on one machine have these tensors; nothing if on several."""
+        """Return where the processes on one machine have these tensors; empty with several
+        machines.
+        """
         names, what = self.memory.names(tensors), "where their sums lie"
         regions = self.memory.regions(tensors) if names else []
         if regions is None:
@@ -135,7 +141,9 @@ class ProcessGroup:
         return regions if all(regions) else []
 
     def begin(self, tensors: Sequence[torch.Tensor], what: str) -> list[Any]:
-        """Begin a sum that ``all_reduce`` or ``finish`` waits for; nobody writes meanwhile."""
+        """Start a sum, for which ``all_reduce`` or ``finish`` waits. Nobody may write to the
+        tensors until then.
+        """
         with self.unbroken(what):
             return _added(self._pg, tensors)
 
@@ -145,8 +153,11 @@ class ProcessGroup:
                 self._wait(begun, what)
 
     def all_gather(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        """Fill flat tensors with the processes' equal parts; each has its own in place."""
-        # gloo's own gathering copies once more: 64 MB to another process in 268 ms, here in 72.
+        """Fill flat tensors with the equal parts of all processes. Each has its own part
+        in place.
+        """
+        # gloo's own operation copies once more: it sends 64 MB to another process in 268 ms, and
+        # this code in 72 ms.
         with self.exchange(what):
             parts = [enumerate(each.chunk(self.count)) for each in tensors]
             works = [
@@ -181,12 +192,14 @@ class ProcessGroup:
         return [int(part) for part in self.gather(torch.tensor([value]), what)]
 
     def timings(self) -> tuple[float, float, float]:
-        """Return what process 0 measured: seconds of a tiny sum, bytes and seconds of a larger one.
+        """Return measurements of process 0: seconds of a tiny sum, and bytes and seconds of a
+        larger one.
 
-        That one grows until it takes a while, for links that let a little through at once.
+        The larger one grows until it takes long enough, because some links transfer a little
+        immediately.
         """
         if self._timings is None:
-            self._timed(1)  # connections are made
+            self._timed(1)  # opens the connections
             tiny, count = self._timed(1), self.count << 14
             while (seconds := self._timed(count)) < _ENOUGH and count < self.count << 20:
                 count *= 4
@@ -202,7 +215,9 @@ class ProcessGroup:
         return self.numbers(int(1e9 * sorted(times)[1]), what)[0] / 1e9
 
     def texts(self, text: str, what: str) -> list[str]:
-        """Return each process's text, over the store: gloo would take another exchange's bytes."""
+        """Return the text of each process, over the store, because gloo could receive bytes of
+        another exchange.
+        """
 
         def exchange() -> list[str]:
             number = self._heartbeat.doing[0]
@@ -215,7 +230,9 @@ class ProcessGroup:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             texts = [self._store.get(key).decode() for key in keys]
-            if self._texts_written:  # all have read their last text, or would not have come here
+            # all have read their last text, because otherwise they would not have reached this
+            # point
+            if self._texts_written:
                 self._store.delete_key(f"text/{self._texts_written}/{self.index}")
             self._texts_written = number
             return texts
@@ -224,23 +241,23 @@ class ProcessGroup:
             texts: list[str] = self._outcome(exchange, what)
         return texts
 
-    # Messages: contiguous tensors between two processes, which know each by a number.
+    # Messages: contiguous tensors between two processes, which both identify by a number.
 
     def send(self, tensor: torch.Tensor, to: int, number: int) -> Any:
-        """Begin to send what nobody writes to before ``complete`` has waited."""
+        """Start to send tensors, which nobody may write to before ``complete`` has waited."""
         return self._pg.send([tensor], to, number)
 
     def receive(self, tensor: torch.Tensor, source: int, number: int) -> Any:
-        """Begin to receive what the other process sends, now or later, but in this order."""
+        """Start to receive what the other process sends, now or later, but in this order."""
         return self._arriving.put(self._pg.recv([tensor], source, number).wait)
 
     def sent(self, messages: Sequence[Any], what: str, other: int) -> None:
-        """Wait for messages to another process, which are part of an ``exchange``."""
+        """Wait until messages to another process were sent. This is part of an ``exchange``."""
         with self.unbroken(what):
             self._outcome(lambda: [each.wait() for each in messages], what, other)
 
     def received(self, message: Any, what: str, other: int) -> None:
-        """Wait for a message from another process, which is part of an ``exchange``."""
+        """Wait for a message from another process. This is part of an ``exchange``."""
         with self.unbroken(what):
             self._wait([message], what, other)
 
@@ -260,7 +277,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def exchange(self, what: str) -> Iterator[None]:
-        """Something that all processes do, as often and in the same order."""
+        """Run something that all processes do, the same number of times and in the same order."""
         with self.unbroken(what):
             self._heartbeat.begin(what)
             yield
@@ -268,7 +285,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def unbroken(self, what: str) -> Iterator[None]:
-        """What is left in the middle cannot be taken up again: the group is of no use then."""
+        """Run something that cannot be resumed if it is interrupted: the group is unusable then."""
         if self._lost is not None:
             raise self._lost
         try:
@@ -309,7 +326,7 @@ class ProcessGroup:
             if not work.is_completed():
                 return False
         try:
-            work.wait()  # it may have ended well after the moment was over
+            work.wait()  # it may have ended long after the timeout
             return True
         except RuntimeError as error:
             loss = self._heartbeat.blame()
@@ -338,11 +355,11 @@ class ProcessGroup:
         return self._lost
 
     def leave(self) -> None:
-        """The process ends; a fork of it is no part of the job."""
+        """Leave the job when the process ends. A forked copy is not part of the job."""
         if os.getpid() != self._owner:
             return
         why = "it has ended"
-        error = getattr(sys, "last_value", None)  # that nobody caught
+        error = getattr(sys, "last_value", None)  # an uncaught exception
         if error is not None:
             first = next(iter(str(error).splitlines()), "")
             why = f"it ended with {type(error).__name__}: {first}"
@@ -351,7 +368,7 @@ class ProcessGroup:
         self._heartbeat.end()
         if self._pending:
             self._leave_place()
-            # torch's destructor would wait for an exchange that nobody answers.
+            # Torch's destructor would wait for an exchange that nobody answers.
             for name in ("stdout", "stderr"):
                 terminal.Stream(name).flush()
             os._exit(1)
@@ -359,36 +376,39 @@ class ProcessGroup:
         self._leave_place()
 
     def _close(self, ended_well: bool) -> None:
-        """Close what was opened while Python and torch are whole: later it may abort the process.
+        """Close what was opened before Python and torch shut down, because later this may abort the
+        process.
 
-        After an exception torch's default group stays. The script may have begun an exchange in it
-        that nobody answers, and to close it would wait.
+        After an exception, torch's default group stays open. The script may have started an
+        exchange in it that nobody answers, and closing the group would wait for that.
         """
         groups = [*self._some.values(), self._pg]
         self._some, self._pg = {}, None
-        if not dist.is_initialized():  # the script has closed all of them
+        if not dist.is_initialized():  # the script has closed all groups
             return
         while groups:
-            with contextlib.suppress(ValueError):  # it has closed this one
+            with contextlib.suppress(ValueError):  # the script has closed this group
                 dist.destroy_process_group(groups.pop())
         if self._opened_default and ended_well:
             dist.destroy_process_group()
 
 
 def _added(group: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    # dist.all_reduce() does the same and takes 0.05 ms more in the middle of a call.
+    # dist.all_reduce() does the same, and takes 0.05 ms more in the middle of a call.
     flat = (torch.view_as_real(t) if t.is_complex() else t for t in tensors)
     return [group.allreduce([each]) for each in flat]
 
 
-@atexit.register  # now, so that it comes after all that is registered later: it may be the end
+@atexit.register  # registered now, so that it runs after everything that is registered later
 def _leave() -> None:
     if _group is not None:
         _group.leave()
 
 
 def compare(facts: Mapping[str, str], what: str) -> dict[int, dict[str, str]]:
-    """Return the facts that are not those of process 0, and its own; only digests if all agree."""
+    """Return the facts that differ from those of process 0, and process 0's. If all agree, only
+    digests are exchanged.
+    """
     group = current()
     text = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(text.encode()).digest()
@@ -404,7 +424,9 @@ _data_length: tuple[int, int | None] = (-1, None)
 
 
 def note_data_length(calls: int, seed: int | None) -> None:
-    """Note an iteration's calls, -1 if unknown, and the seed of a shared order, or None."""
+    """Record an iteration's number of calls, -1 if unknown, and the seed of a shared
+    order, or None.
+    """
     global _data_length
     _data_length = calls, seed
 

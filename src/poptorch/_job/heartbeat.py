@@ -1,8 +1,10 @@
-"""Heartbeats: each process writes one every second, so that who waits can say for whom.
+"""Write a heartbeat every second in each process, so that waiting processes can say for whom they
+wait.
 
 A killed process closes its connections, but only neighbours in a ring notice, and a machine that
-vanishes closes nothing. Heartbeats go through the store in which the processes met. Its owner takes
-it along, so a thread reads all, each remembers the owner's last one, and the owner leaves last.
+disappears closes nothing. Heartbeats go through the store in which the processes met. The store
+ends with its owner. Therefore a thread reads all heartbeats, each process remembers the owner's
+last one, and the owner leaves last.
 """
 
 from __future__ import annotations
@@ -16,18 +18,21 @@ from .._base import log
 from .._base.errors import Error
 
 INTERVAL = 1.0  # seconds between two heartbeats
-SILENT = 4 * INTERVAL  # without one, until a process is to blame for a connection that broke
+# a process without a heartbeat for this time is blamed for a broken connection
+SILENT = 4 * INTERVAL
 
 Beat = dict[str, Any]
 
 
 class Loss(NamedTuple):
-    process: int  # -1 for what is no process of the job
+    process: int  # -1 for something that is not a process of the job
     why: str
 
 
 class Heartbeat:
-    """Writes own heartbeats and reads others' in a thread; ``owner`` of the store, -1: an agent."""
+    """Writes this process's heartbeats and reads the others' in a thread. ``owner`` of the store,
+    -1: an agent.
+    """
 
     def __init__(self, store: Any, index: int, count: int, patience: float, owner: int) -> None:
         self._store = store
@@ -35,21 +40,24 @@ class Heartbeat:
         self._others = [other for other in range(count) if other != index]
         self._patience = patience
         self._owner = owner
-        self.doing = (0, "")  # how many exchanges this process has begun, what the latest is of
-        self.done = 0  # how many of them it has finished
+        # number of exchanges that this process has started, and the description of the latest
+        self.doing = (0, "")
+        self.done = 0  # number of exchanges that it has finished
         self._count = 0
-        self._last: Beat | None = None  # once it has been told that this process ends
+        self._last: Beat | None = None  # set after the message that this process ends
         self._met = self._answered = self._waiting_since = time.monotonic()
-        self._beats: dict[int, tuple[Beat, float]] = {}  # of the others, and since when
+        # of the others, and since when they are unchanged
+        self._beats: dict[int, tuple[Beat, float]] = {}
         self._all_there = False
-        self._gone = ""  # why the store is not reached any more
+        self._gone = ""  # why the store cannot be reached any more
         self._over = False
         self._wake, self._told = threading.Event(), threading.Event()
-        # A daemon, as a store whose machine hangs keeps it for ever.
+        # A daemon thread, because a store on a machine that hangs would block it forever.
         self._thread = threading.Thread(target=self._go_on, name="poptorch heartbeat", daemon=True)
         self._thread.start()
 
-    # What the thread does. Whoever waits must not: a store whose machine hangs does not answer.
+    # The work of the thread. Other threads must not do it, because a store on a machine that hangs
+    # does not answer.
 
     def _go_on(self) -> None:
         try:
@@ -91,7 +99,7 @@ class Heartbeat:
         return self._beats[other][0] if other in self._beats else {}
 
     def begin(self, what: str) -> None:
-        """An exchange begins; the next one does when ``done`` has been raised."""
+        """Start an exchange. The next one may start when ``done`` has been increased."""
         self.doing = (self.doing[0] + 1, what)
         self._waiting_since = time.monotonic()
 
@@ -103,13 +111,15 @@ class Heartbeat:
             self._told.wait(SILENT)
 
     def end(self) -> None:
-        """End the thread: Python ends one that is within torch's code by aborting the process."""
+        """End the thread. At exit, Python would abort the process if the thread is inside torch's
+        code.
+        """
         self._over = True
         self._wake.set()
         self._thread.join(SILENT)
 
     def leave_last(self) -> None:
-        """The store ends with this process: wait until others have finished what it has."""
+        """Wait until others have finished with the store, which ends with this process."""
         began = time.monotonic()
         end = began + 2 * SILENT
         while self._index == self._owner and not self._gone and time.monotonic() < end:
@@ -147,7 +157,9 @@ class Heartbeat:
         return Loss(silent[0], no_sign) if silent else None
 
     def blame(self) -> Loss | None:
-        """A connection broke: return who ended or is silent now; None if it was the network."""
+        """Return which process ended or is silent after a connection broke; None if it was the
+        network.
+        """
         began = time.monotonic()
         while time.monotonic() - began < 2 * SILENT:
             self._wake.set()

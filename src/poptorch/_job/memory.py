@@ -1,8 +1,8 @@
-"""Memory that the processes of a job on one machine have in common: sums without a network.
+"""Share memory between the processes of a job on one machine, to sum without a network.
 
-Each process adds one part up, out of all processes' memory and into all of it: of each byte of a
-gradient a process reads one and writes one, and no copy is made. A region has no name in a file
-system; it ends with the processes that have it open, whatever ends them.
+Each process sums one part of all processes' memory and writes the sum to all of it. For each byte
+of a gradient a process reads one and writes one, without any copy. A region has no name in a file
+system, and is freed when the processes that have opened it end for any reason.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from collections.abc import Sequence
 
 import torch
 
-_PIECE = 1 << 16  # elements that are added up at once: they stay in a core's cache
-_LINE = 64  # elements: parts do not meet within a line of the caches
+_PIECE = 1 << 16  # elements that are summed at once, because they fit a core's cache
+_LINE = 64  # elements; parts of different processes do not share a cache line
 
-# What a process may name: a file of its own that has no name in a file system.
+# What a process may name: one of its own files that has no name in a file system.
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
 _CALLED = re.compile(r"poptorch-[0-9a-f]{32}")
 
-Regions = list[torch.Tensor]  # of one tensor: that of each process, in their order
+Regions = list[torch.Tensor]  # one tensor in each process, in the order of processes
 
 
 class CommonMemory:
-    """The tensors of this process that others can find, and where theirs are."""
+    """The tensors of this process that others can map, and where those of others are."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}  # by address
-        self._regions: dict[int, Regions] = {}  # by address; empty: not in all processes' reach
+        self._regions: dict[int, Regions] = {}  # by address; empty if some processes cannot map it
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat tensor in a region of its own."""
-        name = f"poptorch-{uuid.uuid4().hex}"  # what _CALLED describes
+        """Return a flat tensor in its own region."""
+        name = f"poptorch-{uuid.uuid4().hex}"  # described by _CALLED
         descriptor = os.memfd_create(name)
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, count * dtype.itemsize)
@@ -51,21 +51,23 @@ class CommonMemory:
         os.close(descriptor)
 
     def names(self, tensors: Sequence[torch.Tensor]) -> list[str]:
-        """Return where others find these tensors; nothing where they do not."""
+        """Return where others find these tensors; empty if they cannot."""
         names = [self._names.get(each.data_ptr(), "") for each in tensors]
         return names if all(names) else []
 
     def regions(self, tensors: Sequence[torch.Tensor]) -> list[Regions] | None:
-        """Return the regions of tensors; None if nobody has looked for them."""
+        """Return the regions of tensors; None if they were not looked up."""
         found = [self._regions.get(each.data_ptr()) for each in tensors]
         return None if None in found else found  # type: ignore[return-value]
 
     def find(
         self, tensors: Sequence[torch.Tensor], names: Sequence[Sequence[str]]
     ) -> list[Regions]:
-        """Return the regions that processes have so named; nothing if some are out of reach.
+        """Return the regions with the names that processes have sent; empty if some cannot be
+        mapped.
 
-        This process's are opened again: its tensors go when the program's state lets them go.
+        This process's own regions are mapped again, because its tensors may be released by the
+        program's state.
         """
         with contextlib.suppress(OSError):
             return [
@@ -80,15 +82,15 @@ class CommonMemory:
 
 
 def _opened(name: str, like: torch.Tensor) -> torch.Tensor:
-    """Map the region that another process has named: only what ``zeros`` makes, nothing else.
+    """Map a region that another process has named, if it was made by ``zeros``.
 
-    Whoever writes to the store chooses the name. A name that could mean a file, a region of another
-    size or one of another user is refused, before anything is mapped or changed.
+    Anybody who writes to the store chooses the name. A name that could mean a file, a region of
+    another size or one of another user is refused, before anything is mapped or changed.
     """
     path, _, called = name.partition(" ")
     if not (_PATH.fullmatch(path) and _CALLED.fullmatch(called)):
         raise FileNotFoundError(f"{name!r} names no region of a job")
-    _look(path, called)  # before it is opened: to open a device may do something
+    _look(path, called)  # before it is opened, because opening a device may have effects
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         opened, status = f"/proc/self/fd/{descriptor}", os.fstat(descriptor)
@@ -101,13 +103,13 @@ def _opened(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def _look(path: str, called: str) -> None:
-    """Refuse another file: processes of other containers may have the same numbers."""
+    """Refuse other files, because processes in other containers may have the same numbers."""
     if os.readlink(path) != f"/memfd:{called} (deleted)":
         raise FileNotFoundError(f"{path} is not the region {called}")
 
 
 def add_up(regions: Regions, index: int) -> None:
-    """Write the sums of a process's part of a tensor into the regions of all."""
+    """Sum a process's part of a tensor, and write the sums to the regions of all processes."""
     size = regions[0].numel()
     of_each = -(-size // (len(regions) * _LINE)) * _LINE
     end = min(size, (index + 1) * of_each)

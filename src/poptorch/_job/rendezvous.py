@@ -1,4 +1,6 @@
-"""What a launcher (poprun, torchrun, OpenMPI) says of this process, and where its job meets."""
+"""Find out from a launcher (poprun, torchrun, OpenMPI) which process this is, and where
+its job meets.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ from .signed import SignedStore
 dist: Any = torch.distributed
 NAMESPACE = "poptorch"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-IMPATIENT = 10.0  # seconds of waiting after which a line says for whom; then twice as many, ...
+IMPATIENT = 10.0  # seconds of waiting after which a message says for whom; then twice as many, ...
 _POLL = 0.005  # seconds
 _WAITING = 1024  # connections that have not been accepted yet
-_PORTS = range(20_000, 32_000)  # below those that systems hand out
-# Count, index, and both on this machine, by launcher; the first that is set counts.
+_PORTS = range(20_000, 32_000)  # below the ports that systems assign
+# For each launcher: count, index, and both on this machine. The first one that is set counts.
 _LAUNCHERS = (
     (
         "OMPI_COMM_WORLD_SIZE",
@@ -51,12 +53,13 @@ _POPDIST = ("POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS")
 class Membership:
     index: int
     count: int
-    local_count: int  # of the processes on this machine; 0 if no launcher says so
-    local_index: int  # among the processes on this machine
+    local_count: int  # number of processes on this machine; 0 if no launcher says it
+    local_index: int  # index among the processes on this machine
     local_replicas: int  # data-parallel copies of a model in this process
     total_replicas: int
     ipus_per_replica: int
-    stage_processes: int  # that share the stages of a model, and so its replicas
+    # number of processes that share the stages of a model, and therefore its replicas
+    stage_processes: int
 
 
 def from_poprun() -> bool:
@@ -80,12 +83,14 @@ def membership() -> Membership:
 @dataclass(frozen=True)
 class Endpoint:
     address: str  # a host's name or number
-    port: int  # at which process 0, or the launcher's agent, listens
-    source: str  # what said so
+    port: int  # where process 0, or the launcher's agent, listens
+    source: str  # the launcher that defined it
 
 
 def endpoint() -> Endpoint | None:
-    """Return where the processes meet, if anything says so; OpenMPI's have a port by the job."""
+    """Return where the processes meet, if it is defined. For OpenMPI, the port depends on
+    the job.
+    """
     if env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
         port = env.get("MASTER_PORT")
         return Endpoint(env.get("MASTER_ADDR"), port, "MASTER_ADDR and MASTER_PORT")
@@ -99,7 +104,9 @@ def endpoint() -> Endpoint | None:
 
 
 def own_address() -> str:
-    """Return this machine's address towards the endpoint, the same for all its processes."""
+    """Return this machine's address towards the endpoint, which is the same for all its
+    processes.
+    """
     where = endpoint()
     if where is not None:
         with contextlib.suppress(OSError):
@@ -107,18 +114,20 @@ def own_address() -> str:
                 where.address, where.port, type=socket.SOCK_DGRAM
             )[0]
             with socket.socket(family, kind, number) as towards:
-                towards.connect(address)  # which sends nothing
+                towards.connect(address)  # sends nothing
                 return str(towards.getsockname()[0])
     return socket.gethostname()
 
 
 def store_owner() -> int:
-    """Return whose end is the store's; -1 if torchrun's agent has it."""
+    """Return the process with which the store ends; -1 if it is torchrun's agent."""
     return -1 if env.get("TORCHELASTIC_USE_AGENT_STORE") else 0
 
 
 class Outcome(Future[Any]):
-    """Of what a thread does, waited for as torch's works are: for calls without a usable limit."""
+    """The result of work in a thread, with the interface of torch's works, for calls without a
+    usable timeout.
+    """
 
     def __init__(self, do: Callable[[], Any]) -> None:
         super().__init__()
@@ -140,7 +149,7 @@ class Outcome(Future[Any]):
 
 
 class Background(Outcome):
-    """In a daemon thread of its own."""
+    """Work in its own daemon thread."""
 
     def __init__(self, do: Callable[[], Any]) -> None:
         super().__init__(do)
@@ -148,9 +157,10 @@ class Background(Outcome):
 
 
 class Line:
-    """A daemon thread that does one thing after another: it is there already.
+    """A daemon thread that is kept for several works, one after another.
 
-    Python's executors wait for their threads at exit, and one that waits for a lost process stays.
+    Python's executors wait for their threads at exit, and a thread that waits for a lost process
+    never ends.
     """
 
     def __init__(self) -> None:
@@ -182,11 +192,11 @@ class Impatience:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the processes have met, and what they keep there."""
+    """Where the processes have met, and what is stored there."""
 
-    store: Any  # of this package: set, get, multi_get, check, delete_key, clone
-    torchs: Any  # over which torch's groups find one another; None if the script has opened one
-    owner: int  # the process whose end is the store's; -1 for none of them
+    store: Any  # has these methods: set, get, multi_get, check, delete_key, clone
+    torchs: Any  # torch's groups connect through it; None if the script has opened one
+    owner: int  # the process with which the store ends; -1 for none of them
     leave: Callable[[], None] = lambda: None
 
 
@@ -195,7 +205,7 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
     if where is not None and _on_one_machine(where, count):
         return _meet_in_a_folder(where, index, count, timeout)
     key = env.get("POPTORCH_JOB_KEY")
-    if dist.is_initialized():  # by the user's script, for processes that have met
+    if dist.is_initialized():  # the user's script has connected the processes
         inner = dist.PrefixStore(NAMESPACE, private.get_default_store())
         return Meeting(_signed(inner, key, NAMESPACE), None, store_owner())
     if where is None:
@@ -216,7 +226,7 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
         )
     _note(where)
     try:
-        # In a thread, because torch waits for the other processes in a way that nothing interrupts.
+        # In a thread, because torch waits for the other processes without a way to interrupt it.
         making = Background(lambda: _network_store(where, index, count, timeout))
         impatience = Impatience(index)
         while not making.done():
@@ -269,7 +279,7 @@ def _meet_in_a_folder(
 
 
 def _note(where: Endpoint) -> None:
-    """Let what else the script opens of torch's meet at the same place."""
+    """Let other torch groups that the script opens meet at the same place."""
     env.set_if_absent("MASTER_ADDR", where.address)
     env.set_if_absent("MASTER_PORT", str(where.port))
 
@@ -288,10 +298,11 @@ def _network_store(where: Endpoint, index: int, count: int, timeout: datetime.ti
 
 
 def listening(address: str, port: int) -> int:
-    """Return the descriptor of a socket that listens at one address: torch listens at all.
+    """Return the descriptor of a socket that listens at one address, because torch would listen at
+    all.
 
-    It listens at all of them if the address is another machine's, which passes on what comes, or
-    leads from this machine to itself, as a host's own name may.
+    It listens at all of them if the address belongs to another machine that forwards connections,
+    or if it leads from this machine to itself, as a host's own name may.
     """
     family, *_, at = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     leads_back = ipaddress.ip_address(str(at[0]).partition("%")[0]).is_loopback
@@ -309,11 +320,11 @@ def _signed(store: Any, key: str, name: str) -> Any:
 
 
 def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str:
-    """Return a name that all processes of this start of the job have agreed on, and no earlier one.
+    """Return a new name on which all processes of this start of the job have agreed.
 
-    An agent that restarts processes keeps its store, and on several hosts nothing else tells one
-    start from the next. So each process comes with a new token, and process 0 invites those that it
-    finds by a new name, until all have accepted it.
+    An agent that restarts processes keeps its store, and with several hosts nothing else
+    distinguishes the starts. Therefore each process writes a new token, and process 0 invites the
+    processes that it finds with a new name, until all have accepted.
     """
     token = uuid.uuid4().hex
     store.set(f"arrived/{index}", token)
@@ -321,13 +332,13 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
     name, impatience = "", Impatience(index)
     while time.monotonic() < end:
         interrupts.check()
-        if not store.check([f"arrived/{index}"]):  # who tidied up after another start took it away
+        if not store.check([f"arrived/{index}"]):  # another start has removed it
             store.set(f"arrived/{index}", token)
         name = _invite(store, count, name) if index == 0 else _accept(store, index, token, name)
         answers = [_accepted(name, other) for other in (range(1, count) if index == 0 else [0])]
         if name and store.check(answers):
             if index == 0:
-                store.set(_accepted(name, 0), "")  # now it holds
+                store.set(_accepted(name, 0), "")  # from now on the name is valid
             return name
         impatience.say(_missing(store, index, count, name), "begin the job")
         time.sleep(_POLL)
@@ -348,14 +359,14 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
 
 def _missing(store: Any, index: int, count: int, name: str) -> str:
     missing = [other for other in range(count) if not store.check([f"arrived/{other}"])]
-    if not missing:  # they came, and may have ended since
+    if not missing:  # they had arrived, and may have ended since
         others = range(1, count) if index == 0 else [0]
         missing = [other for other in others if not store.check([_accepted(name, other)])]
     return f"process {', '.join(map(str, missing))}" if missing else ""
 
 
 def _invite(store: Any, count: int, name: str) -> str:
-    """Invite who is there; by another name when somebody has come in the place of another."""
+    """Invite the processes that are there, with another name if one of them was replaced."""
     keys = [f"arrived/{index}" for index in range(count)]
     if not store.check(keys):
         return name

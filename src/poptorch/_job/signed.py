@@ -1,6 +1,7 @@
-"""A store on the network whose values carry a digest by the job's key.
+"""Sign the values in a store on the network with the job's key.
 
-Torch's store takes values from whoever connects. What somebody without the key writes is refused.
+Torch's store accepts values from everybody who connects. Values from somebody without the key are
+refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _DIGITS = 2 * hashlib.sha256().digest_size
 
 
 class SignedStore:
-    """``name`` is that of the store among those with one key: no value passes for another's."""
+    """``name`` distinguishes stores with the same key, so that a value from one is not valid in
+    another.
+    """
 
     def __init__(self, inner: Any, key: str, name: str) -> None:
         self._inner, self._key, self._name = inner, key.encode(), name
