@@ -1,4 +1,4 @@
-"""The spine: capture, build, place, schedule, compile."""
+"""Call the other rooms in order: capture, build, place, schedule, compile."""
 
 from .cache import differences, flat_fields, store_of
 from .passes import passes_text

@@ -1,4 +1,6 @@
-"""What the processes of a job must have in common before they train: the program, its options."""
+"""Check that the processes of a job agree before they train, for example on the program and its
+options.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def meet(spec: Spec) -> None:
 
 
 def with_common(spec: Spec) -> Spec:
-    """Return settings with what depends on machines: memory for lanes, and what joins them."""
+    """Return settings with common values for what depends on machines: memory for lanes,
+    and the link.
+    """
     group, budget = _job.current(), spec.lane_memory or lanes.default_budget()
     memory = min(group.numbers(budget, "the memory for lanes"))
     link = None
@@ -102,7 +106,7 @@ def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: 
 
 
 def _compare(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
-    """Raise an error that lists what differs from process 0, if anything does."""
+    """Raise an error that lists the differences from process 0, if there are any."""
     there = _job.compare(facts, what)
     lines = []
     for index, own in there.items():

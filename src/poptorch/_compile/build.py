@@ -1,4 +1,6 @@
-"""Micro graph and the update -> Program: which loops, what is fused with what, what comes back."""
+"""Build a Program from the micro graph and the update: its loops, its graphs, and what it
+returns.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def training_program(
     shards: tuple[Shard, ...] = (),
     early: bool = False,
 ) -> Program:
-    """Return the training step: one graph, or a micro step that adds gradients up and an update."""
+    """Return the training step: one graph, or a micro step that accumulates gradients and
+    an update.
+    """
     loops = spec.loops
     side_by_side = lanes.count if lanes is not None else 1
     runs = loops.accumulation * loops.replicas // side_by_side
@@ -74,7 +78,7 @@ def _in_parts(tensors: Sequence[Slot], parts: Mapping[str, Slot]) -> list[Slot]:
     return list(dict.fromkeys(seen))
 
 
-LEFT = "gradients left"  # the graph beside which early gradients are added up
+LEFT = "gradients left"  # name of the graph during which early gradients are summed
 _MADE = ("gradients", LEFT)
 
 
@@ -88,8 +92,9 @@ class _TrainingGraphs:
         part_of = {member.slot.weight: s.part for s in shards for member in s.whole.members}
         self.parts = frozenset(part.path for part in part_of.values())
         self.gradients = micro.gradients
-        self.own = _in_parts(self.gradients, part_of)  # those that the update sees
-        self.updated = _in_parts(micro.trained, part_of)  # weights, or parts, that it changes
+        self.own = _in_parts(self.gradients, part_of)  # the gradients that the update reads
+        # weights, or parts of weights, that it changes
+        self.updated = _in_parts(micro.trained, part_of)
 
     def separate(self) -> dict[str, Graph]:
         rounding = self.spec.precision.stochastic_rounding
@@ -98,7 +103,9 @@ class _TrainingGraphs:
         return {"micro": micro, **self._ending(self.accumulation.finish)}
 
     def divided(self, parts: Sequence[Graph]) -> dict[str, Graph]:
-        """Return one run, in one or two parts, whose gradients others add theirs to; the update."""
+        """Return one run, in one or two parts, to whose gradients other processes add theirs, and
+        the update.
+        """
         made = {}
         for name, part in zip(_MADE, parts, strict=False):
             made[name] = compose(name, [part, lower(self.accumulation.hand_over(part.gradients))])
@@ -164,7 +171,7 @@ def _window(
 
 
 def _reduced(graphs: Sequence[Graph], spec: Spec, shards: Sequence[Shard]) -> Iterator[Node]:
-    """Yield runs that make gradients, each with what adds them up; only the last one waits."""
+    """Yield runs that compute gradients, each with its reduction. Only the last one waits."""
     in_flight = 0
     for graph in graphs:
         yield Run(graph.name)
@@ -177,7 +184,7 @@ def _reduced(graphs: Sequence[Graph], spec: Spec, shards: Sequence[Shard]) -> It
 
 
 def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
-    """Return what adds squares of parts of weights up, if the update needs the whole sums."""
+    """Return the reduction of squares of parts of weights, if the update needs whole sums."""
     if "squares" not in graphs:
         return ()
     (slot,) = graphs["squares"].outputs
@@ -249,7 +256,7 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
 
 
 def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
-    """Return what goes back to the host: results, then anchors in the user's order."""
+    """Return what is returned to the host: results, then anchors in the user's order."""
     results = [slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT)]
     outputs = [slot for graph in graphs.values() for slot in graph.outputs]
     anchored = {slot.path: slot for slot in outputs if slot.kind is Kind.ANCHOR}

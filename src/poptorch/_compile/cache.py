@@ -1,4 +1,6 @@
-"""Compiled graphs by what they were compiled from, and notes of the programs that they are of."""
+"""Cache compiled graphs by everything that they depend on, and remember the programs that contain
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,21 @@ from ..backends import Builder, Code, Compiled
 from ..backends.prepare import written
 
 SUFFIX, CODE_SUFFIX, CHECKED_SUFFIX = ".popef", ".code", ".checked"
-NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
+NEAREST_OF = 50  # number of entries, the latest ones, with which a miss is compared
 _PART, _DIGEST, _FACTS = "code", "digest", "facts.json"
-_loaded: dict[str, Compiled] = {}  # a library stays in the process anyway once it is loaded
+_loaded: dict[str, Compiled] = {}  # a loaded library stays in the process anyway
 Facts = dict[str, str]
 
 # Graphs.
 
 
 def key_of(graph: Graph, builder: Builder) -> str | None:
-    """Return the digest of what a graph's code depends on; None if some of it has no text form.
+    """Return the digest of everything that a graph's code depends on; None if some of it has no
+    text form.
 
-    Sizes are in it: with symbols for them capture, lanes, bundles and choices of libraries would
-    have to carry these, and bits must not depend on which batch was compiled first.
+    Sizes are a part of it. To replace them by symbols, captures, lanes, bundles and choices of
+    libraries would have to support these. Also, the bits of results must not depend on which batch
+    was compiled first.
     """
     try:
         nodes = graph_json.encode_nodes(graph.module)
@@ -71,10 +75,11 @@ def _digest_of(content: Any) -> str:
 
 
 class Store:
-    """A folder that several processes may share: a ``.code`` file per graph, marked as the user's.
+    """A folder that several processes may share, with a signed ``.code`` file per graph.
 
-    Files of several keys lie side by side, as a container with a new home has a new key.
-    In a folder of the options there is a ``.popef`` file per program, too: what it depends on.
+    Files of several keys can be in one folder, because a container with a new home directory has a
+    new key. A folder from the options also contains a ``.popef`` file per program, which lists what
+    the program depends on.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -111,7 +116,7 @@ class Store:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             archive.write(path, parts)
-        except OSError as error:  # a full disk, for one: this process has the code anyway
+        except OSError as error:  # for example a full disk; this process has the code anyway
             warn("Compiled code is not stored in %s: %s", self.folder, error)
 
     def find(self, key: str, builder: Builder) -> Compiled | None:
@@ -122,13 +127,15 @@ class Store:
             return None
         try:
             _loaded[key] = builder.load(code)
-        except Exception as error:  # whatever it is: the graph can be compiled again
+        except Exception as error:  # after any error, the graph can be compiled again
             warn("Compiled code %s is compiled again: %s", self.path(key), error)
             return None
         return _loaded[key]
 
     def build(self, key: str, graph: Graph, builder: Builder) -> Code | None:
-        """Compile a graph unless another process has done it meanwhile; None if one has."""
+        """Compile a graph unless another process has compiled it in the meantime; None in
+        that case.
+        """
         with _locked(self.path(key).with_suffix(".lock")):
             if self.read(key) is not None:
                 return None
@@ -142,13 +149,13 @@ class Store:
         if function is None:
             code = self.build(key, graph, builder)
             function = code.run if code is not None else self.find(key, builder)
-        if function is None:  # on disk, whole, and still of no use here
+        if function is None:  # it is complete on disk, but cannot be used here
             function = builder.build(graph).run
         _loaded[key] = function
         return function
 
     def is_checked(self, key: str) -> bool:
-        """Tell whether a program was compared with eager PyTorch when it was first compiled."""
+        """Return whether a program was compared with eager PyTorch when it was first compiled."""
         return (self.folder / f"{key}{CHECKED_SUFFIX}").exists()
 
     def note_checked(self, key: str) -> None:
@@ -156,7 +163,7 @@ class Store:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             note = self.folder / f"{key}{CHECKED_SUFFIX}"
             safe_files.write_text(note, "agrees with eager PyTorch\n")
-        except OSError as error:  # the next process checks again
+        except OSError as error:  # the next process repeats the check
             warn(
                 "Results of checks against eager PyTorch are not stored in %s: %s",
                 self.folder,
@@ -170,7 +177,7 @@ class Store:
 
 
 def _own(key: str) -> str:
-    """Return what begins the name of a file that only this user's key can be for."""
+    """Return the prefix of a file name that only this user's key can have."""
     name = keyed.name()
     return f"{key}-{name}" if name else key
 
@@ -181,13 +188,13 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(FileLock(path))
-        except OSError as error:  # then several processes may do the same work
+        except OSError as error:  # without the lock, several processes may do the same work
             warn("Files in %s cannot be locked: %s", path.parent, error)
         yield
 
 
 def warn(text: str, path: Path, error: object) -> None:
-    """Warn of a file or folder, once for each and trouble."""
+    """Warn about a file or folder, once for each of them and problem."""
     why = error.strerror if isinstance(error, OSError) else None
     _warn(text, path, why or str(error))
 
@@ -253,7 +260,7 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
     for name, graph in plan.program.graphs.items():
         try:
             nodes = graph_json.encode_nodes(graph.module)
-        except TypeError as error:  # a generator of the model's, for one
+        except TypeError as error:  # for example a generator in the model
             facts[f"{name}{_OPERATOR}0"] = f"the program has no text form: {error}"
             continue
         for at, node in enumerate(node for node in nodes if node["op"] != "placeholder"):
@@ -279,7 +286,7 @@ def flat_fields(value: Any, prefix: str = "") -> Facts:
 
 
 def _entry_path(folder: Path, facts: Facts) -> Path:
-    """Return the file of a program: constants count as operators that have them, no lines do."""
+    """Return the file of a program. Constants count as operators, and lines do not count."""
     return folder / f"{_own(_digest_of_facts(facts))}{SUFFIX}"
 
 
@@ -296,7 +303,7 @@ def _without_line(facts: Facts, name: str) -> str:
 @dataclass(frozen=True)
 class Entry:
     path: Path
-    facts: Facts  # everything that the program depends on, readable
+    facts: Facts  # everything that the program depends on, as readable text
     size: int  # bytes
     used: float  # when it was last written or found, in seconds since the epoch
 
@@ -308,13 +315,13 @@ class Entry:
 
 
 def entries(folder: Path, most: int | None = None) -> list[Entry]:
-    """Return what is whole of the entries, the latest ones first; ``most``: look at so many."""
+    """Return the complete entries, the latest ones first; ``most``: read at most this number."""
     whole = []
     for path in sorted(folder.glob(f"*{SUFFIX}"), key=_age)[:most]:
         try:
             facts, status = _facts(archive.read(path)[_FACTS]), path.stat()
         except (archive.InvalidFile, OSError, KeyError, ValueError, RecursionError):
-            continue  # damaged, or just being removed: no entry
+            continue  # damaged, or just being removed
         whole.append(Entry(path, facts, status.st_size, status.st_mtime))
     return sorted(whole, key=lambda entry: entry.used, reverse=True)
 
@@ -327,14 +334,14 @@ def _age(path: Path) -> float:
 
 
 def _facts(data: bytes) -> Facts:
-    facts = archive.from_json(data)  # which anybody may have written
+    facts = archive.from_json(data)  # anybody may have written this
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
         raise ValueError("it is not an object of strings")
     return {one_line(name): one_line(text) for name, text in facts.items()}
 
 
 def differences(here: Facts, there: Facts) -> list[str]:
-    """Say what differs; of operators only the first of each graph."""
+    """Describe the differences; of differing operators, only the first in each graph."""
     lines, graphs = [], set()
     for name in sorted({*here, *there}, key=_order):
         if here.get(name) == there.get(name):
@@ -350,7 +357,7 @@ def differences(here: Facts, there: Facts) -> list[str]:
 
 def _order(name: str) -> tuple[bool, str, str]:
     graph, _, operator = name.partition(_OPERATOR)
-    return bool(operator), graph, operator.zfill(9)  # by number, and whatever else stands there
+    return bool(operator), graph, operator.zfill(9)  # by number, and by any other text
 
 
 def _miss(folder: Path, facts: Facts) -> str:
@@ -370,7 +377,9 @@ def _miss(folder: Path, facts: Facts) -> str:
 def trim(
     folder: Path, keep_bytes: int | None = None, newer_than: float | None = None
 ) -> list[Path]:
-    """Remove what is damaged, was used before a moment, or is oldest beyond a size; return it."""
+    """Remove entries that are damaged, or were last used before a time, or are the oldest beyond a
+    size. Return them.
+    """
     whole, total, removed = {entry.path for entry in entries(folder)}, 0, []
     paths = [path for suffix in (SUFFIX, CODE_SUFFIX) for path in folder.glob(f"*{suffix}")]
     files = [(path.lstat(), path) for path in sorted(paths) if not path.is_dir()]
@@ -382,7 +391,7 @@ def trim(
             removed.append(path)
             path.unlink(missing_ok=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
-    for path in folder.glob(f"*{CHECKED_SUFFIX}"):  # take next to no space
+    for path in folder.glob(f"*{CHECKED_SUFFIX}"):  # these need almost no space
         if keep_bytes == 0 or (newer_than is not None and path.lstat().st_mtime < newer_than):
             removed.append(path)
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""When a program is compared with eager PyTorch, and what follows if they disagree."""
+"""Decide when a program is compared with eager PyTorch, and what happens if they disagree."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .._ir.spec import OptimSpec
 from .cache import Store
 
 OFF, WARN, ERROR = "off", "warn", "error"
-_SHOWN = 4  # differences that a message lists
-_SHARE = 0.5  # of the free memory, that a check may take
+_SHOWN = 4  # largest number of differences in a message
+_SHARE = 0.5  # share of the free memory that a check may use
 
 
 class EagerCheck:
@@ -43,7 +43,7 @@ class EagerCheck:
         return self._mode != OFF
 
     def before_capture(self) -> _capture.PythonState:
-        """Return what the attributes of the model are, and keep it if there will be a check."""
+        """Return the attributes of the model, and keep them if there will be a check."""
         before = _capture.PythonState([self._request.module, self._request.users])
         self._before = before if self.is_on else None
         return before
@@ -52,7 +52,7 @@ class EagerCheck:
         """Compare one micro-batch with eager PyTorch.
 
         Raises:
-            Error: they disagree, and the options ask for an error.
+            Error: they disagree, and the options turn this into an error.
         """
         if self._before is None:
             return
@@ -83,7 +83,7 @@ class EagerCheck:
         """Compare some updates with those of the user's own optimizer.
 
         Raises:
-            Error: they disagree, and the options ask for an error.
+            Error: they disagree, and the options turn this into an error.
         """
         if not self.is_on or optim is None or optimizer is None:
             return
@@ -92,10 +92,11 @@ class EagerCheck:
             self._react(_updates_differ(type(optimizer.optimizer).__name__, found))
 
     def lanes(self, micro: _capture.Micro, several: Graph, lanes: Lanes) -> bool:
-        """Tell whether several micro-batches side by side agree with the same ones in turn.
+        """Return whether several micro-batches side by side agree with the same ones one after
+        another.
 
         Raises:
-            Error: they do not, and the options ask for an error.
+            Error: they disagree, and the options turn this into an error.
         """
         name = f"{lanes.steps}x{lanes.replicas}"
         if not self.is_on or micro.exchanging or self._is_known(name):
@@ -212,7 +213,9 @@ def _lanes_differ(found: Sequence[Difference]) -> Error:
 
 
 def _needed(graph: Graph) -> int:
-    """Bytes: activations and gradients, of eager PyTorch and of the graph at the same time."""
+    """Return the bytes for activations and gradients, of eager PyTorch and of the graph at the same
+    time.
+    """
     return 2 * (peak_bytes(graph) + sum(slot.bytes for slot in graph.gradients))
 
 

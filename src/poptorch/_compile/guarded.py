@@ -1,10 +1,11 @@
-"""Compiled code that fails while it runs: the interpreter does the call, and all that follow.
+"""Fall back to the interpreter if compiled code fails while it runs, for this call and all later
+ones.
 
-Compiled code writes weights and optimizer state in place. All sizes are fixed, so a fault in the
-code shows when it first runs. The first calls therefore keep a copy of all that the program
+Compiled code writes weights and optimizer state in place. All sizes are fixed, so an error in the
+code shows when it first runs. Therefore the first calls keep a copy of everything that the program
 changes, if memory allows, and later calls cost nothing. ``backends/rollback.py`` decides what later
-calls keep, and says whether a failed call has left everything as it was: only then it is done
-again.
+calls keep, and says whether a failed call has left everything as it was. Only then is the call
+repeated.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from ..backends.protocol import Again, Failure, failure_of, repeating
 from ..backends.rollback import Snapshot
 
 FIRST = 2
-"""Calls of new code that keep a copy: every kernel runs in the first, prepared weights are read
-by the second as by all others."""
+"""The number of calls of new code that keep a copy. Every kernel runs in the first, and the second
+is the first to read prepared weights, as all later calls do.
+"""
 
-_SHARE = 0.5  # of the free memory, that the copy may take
+_SHARE = 0.5  # share of the free memory that the copy may use
 
 
 class Guarded:
-    """Runs ``fast`` until a call of it fails that ``slow`` can do; from then on runs ``slow``."""
+    """Runs ``fast`` until one of its calls fails that ``slow`` can make, and runs ``slow`` from
+    then on.
+    """
 
     def __init__(self, fast: Executable, slow: Callable[[], Executable], plan: Plan) -> None:
         self._current, self._slow = fast, slow
@@ -90,9 +94,10 @@ class Guarded:
         return self._current.report()
 
     def _failure(self, error: Exception) -> Failure | None:
-        """Return what failed, if it may be the code's fault and the call can be done again.
+        """Return the failure, if the code may have caused it and the call can be repeated.
 
-        After an exchange other processes have gone on, and would not take part in another one.
+        After an exchange, other processes have continued, and would not take part in another
+        exchange.
         """
         ours = isinstance(error, Error) and not isinstance(error, OperatorError)
         if self.gave_up or ours or is_users(error) or refused_memory(error):
@@ -106,7 +111,7 @@ class Guarded:
         slow = self._slow()
         try:
             results = slow.run(state, batch)
-        except Exception as again:  # then it is no fault of the code
+        except Exception as again:  # then the code is not the cause
             raise again from None
         self._current, self._snapshot, self.gave_up = slow, None, True
         cause = error.__cause__ if isinstance(error, OperatorError) else None

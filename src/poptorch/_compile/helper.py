@@ -1,4 +1,6 @@
-"""Compiler processes: graphs go to them over a socket, code comes back through the store."""
+"""Manage compiler processes: they get graphs over a socket, and return code through the
+cache folder.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,22 @@ from .._ir import graph_json
 from .._ir.graph import Graph
 from .cache import Store
 
-PATIENCE = 300.0  # seconds that a process with nothing to do stays
-LOW = 10  # how nice a process is that compiles though no core is free
+PATIENCE = 300.0  # seconds after which an idle process ends
+LOW = 10  # the niceness of a process that compiles although no core is free
 _CODE = (
     "import gc, sys; gc.set_threshold({collecting}); sys.path[:] = {path!r}; "
     "from {module} import main; main({backend!r}, int(sys.argv[1]))"
 )
 STORED, HERE, FAILED = "stored", "here", "failed"
-Outcome = tuple[str, str]  # how it went, one of these, and why
+Outcome = tuple[str, str]  # one of these results, and the reason
 
 
 class CompilerProcess:
-    """A process that imports the compiler before anybody asks for anything.
+    """A process that imports the compiler before the first request.
 
-    A request on its socket is the handle of an unnamed file with graphs; answers are lines of JSON,
-    the first when the compiler is imported, then one per graph. The socket is the life line, too:
-    when the process that trains ends, this one and its C++ compilers do.
+    A request on its socket is the handle of an unnamed file with graphs. Answers are lines of JSON:
+    the first one when the compiler is imported, then one per graph. When the training process ends,
+    the socket closes, and this process and its C++ compilers end, too.
     """
 
     def __init__(self, backend: str) -> None:
@@ -59,7 +61,7 @@ class CompilerProcess:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
-        # A session of its own: Ctrl-C is for the process that trains, which decides what ends.
+        # A separate session, because Ctrl-C is for the training process, which decides what to end.
         try:
             self.process = subprocess.Popen(
                 [*self.command[0], str(theirs.fileno())],
@@ -86,7 +88,7 @@ class CompilerProcess:
             json.dump(request, file)
             file.seek(0)
             self._waiting_for = {*graphs}
-            with contextlib.suppress(ConnectionError):  # it has ended: ``look`` finds out why
+            with contextlib.suppress(ConnectionError):  # it has ended; ``look`` finds out why
                 socket.send_fds(self.socket, [b" "], [file.fileno()])
 
     @property
@@ -98,9 +100,9 @@ class CompilerProcess:
         return self.process.poll() is None
 
     def look(self) -> dict[str, Outcome]:
-        """Return what it has answered since the last time; never waits."""
+        """Return the answers since the last call, without waiting."""
         ended = False
-        with contextlib.suppress(BlockingIOError):  # nothing more yet
+        with contextlib.suppress(BlockingIOError):  # no more answers yet
             while not ended:
                 try:
                     received = self.socket.recv(1 << 16)
@@ -133,9 +135,9 @@ class CompilerProcess:
         return f"the compiler process ended with status {status}{last}"
 
     def be_nice(self) -> None:
-        """Give way to other processes from now on, which cannot be taken back."""
+        """Increase the niceness of the process from now on. This cannot be undone."""
         self.is_nice = True
-        with contextlib.suppress(OSError):  # it has just ended, or may not
+        with contextlib.suppress(OSError):  # it has just ended, or the system does not allow it
             os.setpriority(os.PRIO_PGRP, self.process.pid, LOW)
 
     def end(self) -> None:
@@ -153,7 +155,7 @@ def command(backend: str) -> tuple[tuple[str, ...], frozenset[tuple[str, str]]]:
     return (sys.executable, "-W", "ignore", "-c", code), env.inherited()
 
 
-_kept: list[CompilerProcess] = []  # one at most
+_kept: list[CompilerProcess] = []  # at most one
 
 
 def acquire(backend: str) -> CompilerProcess:
@@ -181,7 +183,7 @@ def warm(backend: str) -> None:
 
 
 def give_back(processes: Iterable[CompilerProcess]) -> None:
-    """Keep one process for the next program, end the others; forked children leave all alone."""
+    """Keep one process for the next program, and end the others. Forked children do nothing."""
     for process in processes:
         if process.owner != os.getpid():
             continue
@@ -210,7 +212,7 @@ class CompileJob:
     ) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self.processes: list[CompilerProcess] = []
-        # Given back when it is dropped, or when the interpreter ends.
+        # The processes are given back when this object is deleted, or when the interpreter ends.
         self.end = weakref.finalize(self, give_back, self.processes)
         keys = self.keys = list(graphs)
         number = min(len(keys), processes)
@@ -244,19 +246,21 @@ class CompileJob:
 
 
 def main(backend: str, handle: int) -> None:
-    """Compile what is asked for until nobody asks for long.
+    """Compile what is requested, until there was no request for a while.
 
-    It is not nice unless no core is ever free: with threads that wait at work on one of two cores,
-    a nice process took 45 s or more for the tutorial's CNN, this one 30. Calls are slower by a
-    third meanwhile.
+    It is not nice unless no core is ever free. With threads that wait actively on one of two cores,
+    a nice process took 45 s or more for the tutorial's CNN, and this one 30 s. Calls are slower by
+    a third in the meantime.
     """
     channel, requests = socket.socket(fileno=handle), queue.SimpleQueue[int]()
     threading.Thread(target=_receive, args=(channel, requests), daemon=True).start()
     builder: Any = backends.available()[backend]
-    with contextlib.suppress(Exception):  # building fails in the same way, which is an answer
+    with contextlib.suppress(Exception):  # building then fails in the same way, which is the answer
         builder.warm()
     _answer(channel, {})
-    gc.freeze()  # all of it stays: the first look for garbage, 0.4 s of 4, comes a program later
+    # these objects stay, and the first garbage collection (0.4 of 4 s) is postponed to the next
+    # program
+    gc.freeze()
     while True:
         try:
             file = os.fdopen(requests.get(timeout=PATIENCE))
@@ -277,7 +281,7 @@ def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> O
     try:
         with timing.measured() as spent:
             code = store.build(key, decoded(graph), builder)
-    except Unreadable as error:  # the user's process has operators that this one has not
+    except Unreadable as error:  # the user's process has operators that do not exist here
         return HERE, str(error)
     except Exception as error:
         return FAILED, described(error)

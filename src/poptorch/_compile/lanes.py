@@ -1,7 +1,7 @@
 """Decide how many micro-batches run side by side, and build their graph.
 
-Lanes are chosen by rows, memory and what the last doubling gains; ``_lanes`` builds the graph, and
-the check against eager PyTorch may reject it.
+The number of lanes depends on rows, memory, and how much the last doubling saves. ``_lanes`` builds
+the graph, and the check against eager PyTorch may reject it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from .._ir.slots import Kind
 from .._ir.spec import Spec
 from .eager import EagerCheck
 
-# Measured per micro-batch on two cores. Many rows at once leave the caches: the tutorial's
-# CNN, 64 micro-batches of 16, takes 0.50 ms with 4 lanes, 0.81 with 32 and 1.24 with all; a
-# ResNet-18, 16 of 8, 12.2 ms with 4 and 15.4 with all. What stays in the caches gains from every
-# lane: a perceptron with large weights, 32 of 16, 0.37 ms with 4 and 0.30 with all.
-MOST_ROWS = 64  # of one chunk, unless so little memory holds the intermediate values of more
+# Measured per micro-batch on two cores. Many rows at once do not fit the caches: the tutorial's CNN
+# with 64 micro-batches of 16 takes 0.50 ms with 4 lanes, 0.81 with 32 and 1.24 with all; a
+# ResNet-18 with 16 of 8 takes 12.2 ms with 4 and 15.4 with all. Models that fit the caches become
+# faster with every lane: a perceptron with large weights and 32 of 16 takes 0.37 ms with 4 and 0.30
+# with all.
+MOST_ROWS = 64  # in one chunk, unless the intermediate values of more rows need little memory
 CACHED = 4 << 20
-MOST_STEPS = 64  # more lanes than this were never faster, and their graphs compile no better
+MOST_STEPS = 64  # more lanes than this were never faster, and their graphs do not compile better
 MOST_MEMORY = 1 << 30
 
-# Whoever accumulates wants to save memory. Where intermediate values take more than ``SAVED``,
-# lanes are halved as long as the last doubling gains less than ``LEAST_GAIN``. Processor time of an
-# update of 16 micro-batches of 4, one thread, with 4, 8 and 16 lanes: a small ResNet takes 251, 249
-# and 247 ms (30, 58 and 115 MiB), a transformer 884, 807 and 853 ms (55, 110 and 219 MiB). A
-# perceptron with large weights gains to the last lane, 18, 13 and 10 ms, and takes 32 MiB with any.
+# Users accumulate to save memory. If intermediate values take more than ``SAVED``, lanes are halved
+# as long as the last doubling saves less than ``LEAST_GAIN``. Processor time of an update with 16
+# micro-batches of 4, on one thread, with 4, 8 and 16 lanes: a small ResNet takes 251, 249 and 247
+# ms (30, 58 and 115 MiB), a transformer 884, 807 and 853 ms (55, 110 and 219 MiB). A perceptron
+# with large weights gains up to the last lane (18, 13 and 10 ms), and always takes 32 MiB.
 SAVED = 64 << 20
 LEAST_GAIN = 0.1
-# What a run costs however many lanes it has, of compiled code: starting a kernel takes this many
-# seconds, and weights come from memory.
+# Costs of a run of compiled code that do not depend on the number of lanes: starting a kernel takes
+# this many seconds, and weights are read from memory.
 _CALL = 5e-6
 
 Chosen = tuple[_capture.Micro, Lanes | None]
@@ -48,7 +49,7 @@ Chosen = tuple[_capture.Micro, Lanes | None]
 def choose(
     micro: _capture.Micro, request: _capture.Request, spec: Spec, check: EagerCheck
 ) -> Chosen:
-    """Return as many micro-batches side by side as are fast and memory allows, or one."""
+    """Return as many micro-batches side by side as are fast and fit the memory, or one."""
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     sequential = _why_sequential(request, spec)
     steps = 1 if sequential else _first_choice(length, request, spec)
@@ -83,7 +84,7 @@ def _with_graph(micro: _capture.Micro, graph: Graph, spec: Spec) -> _capture.Mic
 
 
 def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
-    """Return so many steps side by side, or as many fewer as the budget asks for."""
+    """Return this number of steps side by side, or fewer if the memory budget requires it."""
     budget = spec.lane_memory or default_budget()
     while steps * spec.loops.replicas > 1:
         lanes = Lanes(steps, spec.loops.replicas)
@@ -102,7 +103,7 @@ def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chose
 
 
 def _saving(chosen: Chosen, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
-    """Return fewer lanes where they take much memory, and the last ones gain little."""
+    """Return fewer lanes if they take much memory, and the last ones save little time."""
     made, lanes = chosen
     while lanes is not None and lanes.steps > 1 and peak_bytes(made.graph) > SAVED:
         fewer = _divisor(length, lanes.steps // 2)
@@ -116,10 +117,10 @@ def _saving(chosen: Chosen, length: int, micro: _capture.Micro, spec: Spec) -> C
 
 
 def _seconds(graph: Graph, lanes: int) -> float:
-    """Return an estimate of the seconds for each micro-batch with this many lanes."""
+    """Return an estimate of the seconds for each micro-batch with this number of lanes."""
     arguments = graph.arguments
     weights = {node for node, slot in arguments.items() if slot.kind is Kind.PARAM}
-    added = sum(3 * slot.bytes for slot in graph.gradients)  # to what is accumulated
+    added = sum(3 * slot.bytes for slot in graph.gradients)  # for adding to the accumulators
     once = added / BYTES_PER_SECOND
     for node in graph.operators:
         if not may_view(node):
@@ -151,7 +152,7 @@ def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:
 
 
 def _more(chosen: Chosen, length: int, spec: Spec) -> int:
-    """How many more steps the caches hold than were chosen; 0 if they do not."""
+    """Return how many more steps than chosen fit the caches; 0 if the chosen ones do not."""
     micro, lanes = chosen
     memory = min(CACHED, spec.lane_memory or default_budget())
     steps = 1 if lanes is None else lanes.steps
@@ -166,9 +167,9 @@ def _divisor(length: int, most: int) -> int:
 
 
 def default_budget() -> int:
-    """Bytes: the most, halved until it fits into a quarter of what is free.
+    """Return the default number of bytes, halved until it is at most a quarter of the free memory.
 
-    In halves, as compiled code is kept under lanes, which must not follow every free byte.
+    It is halved because compiled code is cached by lanes, which must not depend on every free byte.
     """
     free = available_memory()
     budget = MOST_MEMORY

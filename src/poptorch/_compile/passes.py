@@ -1,4 +1,4 @@
-"""The passes of a compilation as a flat list, in the order in which they run."""
+"""List the passes of a compilation in the order in which they run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ class Draft:
     check: EagerCheck
     eager_optimizer: EagerOptimizer | None = None
     one: _capture.Micro = field(init=False)  # a single micro-batch, as it was captured
-    micro: _capture.Micro = field(init=False)  # it, or several side by side
-    lanes: Lanes | None = None  # what runs side by side in it
-    layout: Layout = field(init=False)  # its graph is that of ``micro``, stages in its labels
-    graph: Graph = field(init=False)  # the layout's, over bundles of small weights if those pay
+    micro: _capture.Micro = field(init=False)  # the single micro-batch, or several side by side
+    lanes: Lanes | None = None  # what runs side by side in ``micro``
+    layout: Layout = field(init=False)  # its graph is that of ``micro``, with stages in its labels
+    # the graph of the layout, over bundles of small weights if these save time
+    graph: Graph = field(init=False)
     bundled: OptimSpec | None = None  # the optimizer over these bundles
     bundles: tuple[Bundle, ...] = ()  # the weights that share a storage
-    shards: tuple[Shard, ...] = ()  # those of them of which each process updates a part
+    shards: tuple[Shard, ...] = ()  # the bundles of which each process updates a part
     program: Program = field(init=False)
-    staged: Staged | None = None  # the program cut into stages, for backends that work so
+    staged: Staged | None = None  # the program cut into stages, for backends that run these
 
     def plan(self) -> Plan:
         return Plan(self.program, self.spec, self.layout, self.staged)
@@ -49,8 +50,8 @@ class Draft:
 @dataclass(frozen=True)
 class Pass:
     name: str
-    room: str  # where the work is done
-    changes: tuple[str, ...]  # attributes of the draft; none for a check
+    room: str  # the room that does the work
+    changes: tuple[str, ...]  # attributes of the draft; empty for a check
     run: Callable[[Draft], None]
 
     @property
@@ -65,13 +66,13 @@ def capture(draft: Draft) -> None:
 
 
 def check_against_eager(draft: Draft) -> None:
-    """Compare it, and the update, with eager PyTorch on the first micro-batch of the call."""
+    """Compare the graph and the update with eager PyTorch, on the first micro-batch of the call."""
     draft.check.micro_batch(draft.one)
     draft.check.update(draft.optim, draft.eager_optimizer)
 
 
 def put_side_by_side(draft: Draft) -> None:
-    """Make it several micro-batches side by side, if that is right and pays."""
+    """Turn the graph into several micro-batches side by side, if this is correct and saves time."""
     if draft.by_stages:
         stages = "blocks on chips run one micro-batch at a time"
         draft.micro = lanes.one_by_one(draft.one, draft.spec, stages)
@@ -105,13 +106,13 @@ def check_overlap(draft: Draft) -> None:
 
 
 def place(draft: Draft) -> None:
-    """Put blocks on stages and chips; labels of operators say in which pass they run."""
+    """Assign blocks to stages and chips. Labels of operators then say in which pass they run."""
     draft.layout = _place.place(draft.micro.graph, draft.micro.visits, draft.spec)
     _place.log_layout(draft.layout, draft.spec)
 
 
 def shard(draft: Draft) -> None:
-    """Let each of several processes keep a part of the optimizer's state, if asked for."""
+    """Let each of several processes keep a part of the optimizer's state, if the options say so."""
     draft.graph, draft.bundled = draft.layout.graph, draft.optim
     if draft.optim is not None:
         draft.bundled, draft.shards = weights.sharded(
@@ -121,14 +122,14 @@ def shard(draft: Draft) -> None:
 
 
 def bundle_weights(draft: Draft) -> None:
-    """Put small weights that are updated together into one storage."""
-    if draft.bundled is not None and not draft.by_stages:  # on their chips they rest one by one
+    """Join small weights that are updated together in one storage."""
+    if draft.bundled is not None and not draft.by_stages:  # on chips, they are stored separately
         draft.graph, draft.bundled, small = weights.bundled(draft.graph, draft.spec, draft.bundled)
         draft.bundles += small
 
 
 def build_program(draft: Draft) -> None:
-    """Join forward, backward, accumulation and update; put loops around them."""
+    """Join forward, backward, accumulation and update, and add the loops around them."""
     if draft.bundled is None:
         draft.program = build.inference_program(draft.graph, draft.spec, draft.lanes)
     else:
@@ -160,7 +161,7 @@ def check_broadcast(draft: Draft) -> None:
 
 
 def stage(draft: Draft) -> None:
-    """Cut a graph for each pass and schedule them, for backends that run stage by stage."""
+    """Cut a graph for each pass and schedule the passes, for backends that run stage by stage."""
     if draft.by_stages:
         draft.staged = staged.stage(draft.layout, draft.spec, draft.optim)
 

@@ -1,4 +1,4 @@
-"""The spine: the rooms in order, one call each."""
+"""Compile a model by calling the rooms in order, once each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .tiers import compile_plan, prepare
 @dataclass(frozen=True, eq=False)
 class Compiled:
     plan: Plan  # the program and its placement
-    executable: backends.Executable  # the backend's result
+    executable: backends.Executable  # made by the backend
     micro: _capture.Micro  # a single micro-batch, as it was captured
 
     @property
@@ -49,10 +49,10 @@ class Compiled:
 
 
 def wrapped(backend: str, cache_dir: str | None) -> None:
-    """Let an idle core import the compiler from now on: a script goes on to fetch its data."""
+    """Let an idle core import the compiler from now on, while the script prepares its data."""
     if backend in (backends.AUTO, backends.OPTIMISE):
         best = backends.available()[backends.BEST]
-        if best.unavailable() is None:  # else compiling says so
+        if best.unavailable() is None:  # otherwise, compiling reports it
             prepare(best, cache.store_of(cache_dir))
 
 
@@ -99,7 +99,7 @@ def compile(
                 got=f"Distributed.stageProcesses({spec.target.parts}) and a collective custom_op",
                 fix="let each process run all stages: options.Distributed.stageProcesses(1)",
             )
-        # The order of exchanges has to be that of the graph in every process, at all times.
+        # The order of exchanges must always be that of the graph, in every process.
         agreement.meet(spec)
         backend = backends.choose("reference")
     if spec.runs_together:
@@ -125,7 +125,7 @@ def compile(
 def with_stages(
     plan: Plan, micro: _capture.Micro, request: _capture.Request, optim: OptimSpec | None
 ) -> Plan:
-    """Return a plan that also holds its staged form, for one micro-batch at a time."""
+    """Return a plan that also contains its stages, for one micro-batch at a time."""
     unchecked = EagerCheck.off(request)
     draft = passes.Draft(request, plan.spec, optim, True, unchecked)
     draft.layout, draft.one = plan.layout, micro

@@ -1,4 +1,4 @@
-"""Placed micro graph + optimizer -> Staged: one graph per stage pass, and their schedule."""
+"""Cut a placed micro graph and the optimizer into a graph per stage pass, and schedule them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .lower import Make, lower, lower_by_example, lower_update
 
 Graphs = Mapping[StagePass, Graph]
 Homes = Mapping[str, tuple[int, ...]]
-Cut = tuple[Graphs, Homes]  # the passes of a step, where tensors rest
-Added = tuple[Graph | None, Graph | None]  # accumulating, if there is any; the update, if training
+Cut = tuple[Graphs, Homes]  # the passes of a step, and the chips of tensors
+Added = tuple[Graph | None, Graph | None]  # the accumulation, if any; the update, if training
 
 
 def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = False) -> Added:
-    """Return what the optimizer adds to a micro-batch of a replica with accumulators of its own."""
+    """Return what the optimizer adds to a micro-batch of a replica with its own accumulators."""
     if optim is None:
         return None, None
     loops = spec.loops
@@ -51,7 +51,7 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
         update = lower_by_example(make, micro.trained, optim)
     else:
         update = lower_update(make, micro.trained, optim)
-    # Chips' prices and passes are of operators that are known there.
+    # Passes and their estimates only use operators that are known there.
     return adding, compose("update", [scaled, written_out(update)])
 
 
@@ -69,11 +69,12 @@ def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:
 
 
 def cut(added: Added, layout: Layout, spec: Spec) -> Cut:
-    """Cut a step into passes; loop counts and locations do not matter for it."""
+    """Cut a step into passes, for which loop counts and locations do not matter."""
     adding, update = added
     micro = layout.graph if adding is None else compose("micro", [layout.graph, adding])
     pipelined = spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
-    recomputes = pipelined and spec.recompute is None  # where the user decided it is captured so
+    # if the user has decided, the capture already does so
+    recomputes = pipelined and spec.recompute is None
     graphs, homes = _place.split(micro, layout, spec.training, recomputes)
     if update is not None:
         update_homes = _place.update_homes(update, homes)

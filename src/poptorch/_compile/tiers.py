@@ -1,4 +1,6 @@
-"""Two tiers: the reference backend answers at once, compiled code takes over when it is there."""
+"""Run a program in two tiers: the reference backend runs immediately, and compiled code replaces it
+when it is ready.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,22 @@ from .cache import Store, key_of, store_of
 from .guarded import Guarded, warn_of_failure
 from .helper import CompileJob
 
-# Seconds of a compilation on the two cores of the table of record with nothing beside it, and so
-# much per node (8 to 10.5 s for 115 to 175 nodes, 14 for 920, 28 for 2050); with a run beside it so
-# many times that. Half of it is time that the other cores have to spare.
+# Estimated seconds of a compilation on the two cores of the reference machine when no other process
+# is running, plus a fixed cost per graph node (8 to 10.5 s for 115 to 175 nodes, 14 for 920, 28 for
+# 2050); and the factor while a run uses the machine, too. The other cores can take over half of the
+# work.
 STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
-SOONER = 2.5  # seconds, where the process that waits compiles: it need not be started
-COMPARED = 10  # calls of the fast tier before its speed is told
-LOOKING = 0.5  # seconds between two looks into the store
-PATIENCE = 30.0  # seconds for which compiling waits for a free core, and between two lines
+SOONER = 2.5  # seconds less if the waiting process compiles, because no process must be started
+COMPARED = 10  # calls of the fast tier before its speed is reported
+LOOKING = 0.5  # seconds between two checks of the cache
+PATIENCE = 30.0  # seconds to wait for a free core, and between two log lines
 
 
 class PlanCode:
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
         self.plan, self.builder, self.store = builder.prepared(plan), builder, store
-        # As they are compiled, so that keys tell formulas; those that run most often come first.
+        # Written out as they are compiled, so that cache keys contain the formulas. Graphs that run
+        # most often come first.
         self.graphs = {name: written_out(g) for name, g in self.plan.program.graphs.items()}
         keys = ((name, key_of(graph, builder)) for name, graph in self.graphs.items())
         self.keys = {name: key for name, key in keys if key is not None}
@@ -67,13 +71,15 @@ class PlanCode:
         return self.builder.assemble(self.plan, {**others, **found}, 0.0)
 
     def compile_concurrently(self, idle: int) -> None:
-        """Let other processes compile, and while they import, the first graph in this one."""
+        """Let other processes compile, and compile the first graph in this one while they import
+        the compiler.
+        """
         missing = self.missing()
         own = next(iter(missing), None)
         waits = helper.is_there(self.builder.name, imported=True)
         others = {key: graph for key, graph in missing.items() if waits or key != own}
         if not others:
-            helper.end_kept()  # it would only take time from the C++ compiler
+            helper.end_kept()  # it would only slow down the C++ compiler
             return
         job = CompileJob(others, self.builder.name, self.store, idle + 1 if waits else idle)
         try:
@@ -112,11 +118,13 @@ def code_of(plan: Plan) -> dict[str, bytes]:
 
 
 _cores = Cores()
-_cores.idle()  # from now on
+_cores.idle()  # measured from now on
 
 
 def prepare(backend: Backend, store: Store) -> int:
-    """While the model is captured, let an idle core import the compiler, if it will be needed."""
+    """Let an idle core import the compiler while the model is captured, if the compiler will be
+    needed.
+    """
     idle = _cores.idle()
     if not isinstance(backend, Builder) or not store.is_empty():
         return 0
@@ -124,7 +132,7 @@ def prepare(backend: Backend, store: Store) -> int:
         return 0
     try:
         helper.warm(backend.name)
-    except OSError as error:  # compiling will meet it again, and say so
+    except OSError as error:  # compiling will have the same problem, and report it
         log.engine.debug("The second process for compiling could not start: %s", error)
         return 0
     return max(1, int(idle))
@@ -158,7 +166,7 @@ def compile_plan(
             code.compile_concurrently(idle)
         fast = code.compile(progress)
         return Guarded(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
-    except Exception as error:  # whatever it is, the reference backend's results are right
+    except Exception as error:  # after any error, the results of the reference backend are right
         log.engine.warning(
             "Compilation failed. The program runs on the %s backend: %s",
             reference.name,
@@ -168,7 +176,9 @@ def compile_plan(
 
 
 def _users_generator(plan: Plan) -> str | None:
-    """Return the line that draws from a generator of the user's: compiled code knows none."""
+    """Return the line that draws from a generator of the user's, which compiled code does
+    not support.
+    """
     for graph in plan.program.graphs.values():
         for node in graph.generators:
             line = next(filter(None, map(line_of, node.users)), None)
@@ -179,25 +189,26 @@ def _users_generator(plan: Plan) -> str | None:
 class Tiered:
     """Runs a plan on the slow tier until the fast one is ready, graph by graph.
 
-    If no core is idle, compiling starts when the slow tier has cost about what compiling will:
-    nobody knows how many calls will come.
+    If no core is idle, compiling starts when the slow tier has taken about as long as compiling
+    will take, because the number of future calls is unknown.
     """
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int) -> None:
         self._current = self._slow_tier = slow
         self._code, self._tell = code, code.tell
         self._job: CompileJob | None = None
-        self._ready: list[str] = []  # graphs that are optimised while others are not
+        self._ready: list[str] = []  # compiled graphs, while others are still being compiled
         self._idle = idle
         self._expected = code.expected_seconds()
         self._next_look = 0.0
         self._cores = Cores()
         self._cores.idle()
         self._calls, self._spent = 0, 0.0  # of the slow tier
-        self._slow = deque[float](maxlen=4 * COMPARED)  # seconds of its last calls
-        self._fast: list[float] | None = None  # and of the first ones of the fast tier
-        self._waits_since: float | None = None  # for a free core
-        self._begun = self._told = 0.0  # when the job began, and a line last said how it goes
+        self._slow = deque[float](maxlen=4 * COMPARED)  # seconds of its latest calls
+        self._fast: list[float] | None = None  # seconds of the first calls of the fast tier
+        self._waits_since: float | None = None  # since when it has waited for a free core
+        # when the compilation started, and when a log line last reported on it
+        self._begun = self._told = 0.0
         self.waiting = True
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -244,7 +255,7 @@ class Tiered:
             if news or (self._slow and now >= self._next_look):
                 self._next_look = now + LOOKING
                 self._take_over()
-        except Exception as error:  # whatever it is, the slow tier's results are right
+        except Exception as error:  # after any error, the results of the slow tier are right
             self._give_up(described(error))
 
     def _begin(self, now: float) -> None:
@@ -259,7 +270,7 @@ class Tiered:
         if in_vain and now - self._waits_since < PATIENCE:
             return
         missing = self._code.missing()
-        if not missing:  # somebody else has just stored the last one
+        if not missing:  # another process has just stored the last one
             return
         name, store = self._code.builder.name, self._code.store
         self._job = CompileJob(missing, name, store, max(1, idle), is_nice=in_vain)
@@ -281,9 +292,10 @@ class Tiered:
             if failures:
                 self._give_up(failures[0])
                 return
-            complete = True  # in a moment: this process compiles the others
+            complete = True  # soon, because this process compiles the others
         if complete:
-            # Nothing has been written yet in this call, for which signals wait.
+            # Signals are delayed while state is written, and nothing has been written yet in this
+            # call.
             with interrupts.allowed(), interrupts.insisting():
                 self._current = self._guarded(self._code.compile(lambda share: None))
             self._finish()

@@ -1,4 +1,6 @@
-"""Which weights are updated together: small ones in bundles, large ones in parts of processes."""
+"""Decide which weights are updated together: small ones in bundles, and parts of large ones in each
+process.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from .._ir.spec import OptimSpec, Spec
 from .build import UPDATED
 from .lower import lower
 
-FEWEST = 16  # small weights that a bundle pays for
-LARGEST = 1 << 15  # elements: gathering a gradient is a pass over it, which large ones do not repay
-FEWEST_ELEMENTS = 8192  # of a weight in parts, but for minElementsForReplicatedTensorSharding
+FEWEST = 16  # number of small weights for which a bundle saves time
+# elements; gathering a gradient takes a pass over it, which is too expensive for large ones
+LARGEST = 1 << 15
+# elements of a weight that is divided, unless minElementsForReplicatedTensorSharding is set
+FEWEST_ELEMENTS = 8192
 _BY_ELEMENT = "{}.step does not update every weight element by element"
 _WHOLE, _PART = "~whole.", "~part."
 
@@ -29,7 +33,7 @@ def bundled(
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
     if optim.own is not None:
         members = _update.alike(optim, members)
-    alone = (  # something looks at single weights
+    alone = (  # something reads single weights
         optim.algorithm == "lamb"
         or bool(spec.inner_anchors)
         or spec.reduction.automatic_loss_scaling
@@ -50,7 +54,7 @@ def bundled(
 
 
 def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
-    """Return the weights that are trained and changed by nothing but the optimizer."""
+    """Return the weights that are trained and changed only by the optimizer."""
     gradients = {slot.path: slot for slot in micro.gradients}
     changed = {slot.path for slot in micro.outputs if slot.kind is Kind.PARAM}
     trained = {path for group in optim.groups for path in group.params} - changed
@@ -68,7 +72,7 @@ def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
 def sharded(
     micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool
 ) -> tuple[OptimSpec, tuple[Shard, ...]]:
-    """Return the optimizer over parts of large weights, and what these are parts of.
+    """Return the optimizer over parts of large weights, and the weights that these are parts of.
 
     Source: PopTorch user guide, "Options" (replicated tensor sharding); Rajbhandari et al., "ZeRO:
     Memory Optimizations Toward Training Trillion Parameter Models", stage 1.

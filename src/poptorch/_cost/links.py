@@ -1,9 +1,9 @@
-"""What collectives over a link take, by its latency and bandwidth.
+"""Estimate how long collectives take over a link with a given latency and bandwidth.
 
 A message takes latency + bytes / bandwidth: Hockney, "The Communication Challenge for MPP", 1994.
 Collectives: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
 MPICH", 2005; Patarasuk, Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
-Workstations", 2009; gloo's own in its allreduce.cc and broadcast.cc.
+Workstations", 2009; gloo's own algorithms are in its allreduce.cc and broadcast.cc.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-SEGMENT = 1 << 20  # bytes that gloo sends at once, at most
-THREADS = 2  # sums that one of torch's gloo groups works on at once
-# Measured with sums of 1 KiB and of 16 MiB by two processes on one machine, a core each.
+SEGMENT = 1 << 20  # largest number of bytes that gloo sends at once
+THREADS = 2  # number of sums that one of torch's gloo groups computes at the same time
+# Measured with sums of 1 KiB and of 16 MiB by two processes on one machine, with a core each.
 COPYING = 0.7e-9  # seconds in which a process receives, adds and sends a byte
 WAKING = 1.2e-4  # seconds of a step in which threads are woken
 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins processes, each on a machine of its own; both directions are alike."""
+    """A link between processes on different machines. Both directions are equal."""
 
     latency: float  # seconds of an empty message, one way
     bandwidth: float  # bytes per second
@@ -30,31 +30,38 @@ class Link:
 
     @property
     def step(self) -> float:
-        """Seconds of an empty step: gloo sends what the other end has said that it waits for."""
+        """Seconds of an empty step: gloo sends data only after the other end has announced that it
+        waits.
+        """
         return 2 * self.latency + self.waking
 
 
 Collective = Callable[[float, int, Link, int], float]
-"""Seconds of a sum over processes: its bytes, how many they are, and how many run at once."""
+"""Seconds of a sum over processes: its bytes, the number of processes, and the number of concurrent
+sums.
+"""
 
 
 def ring(size: float, processes: int, link: Link, at_once: int = 1) -> float:
-    """What runs: segments go round twice, and of each process two are under way."""
+    """Return the seconds of the algorithm in use: segments go round twice, and two per process are
+    in flight.
+    """
     if processes < 2 or not size:
         return 0.0
     of_each = max(2, math.ceil(size / processes / SEGMENT))
     segment = at_once * size / processes / of_each
     sent, handled = segment / link.bandwidth, segment * link.copying
     first = following = link.step + 2 * sent + handled
-    if processes > 2:  # between two, answers wait behind the data
+    if processes > 2:  # between two processes, answers wait behind the data
         following = max(link.step + sent + handled, 2 * sent, 2 * handled)
     return 2 * (first + ((processes - 1) * of_each / 2 - 1) * following)
 
 
 def fitted(processes: int, tiny: float, size: float, seconds: float) -> Link:
-    """Return the link over which sums of a few and of so many bytes take so long.
+    """Return the link over which sums of a few bytes and of ``size`` bytes take these times.
 
-    Both numbers are rounded to powers of two: runs that measure about the same decide the same.
+    Both numbers are rounded to powers of two, so that runs with similar measurements make the same
+    decisions.
     """
     step = tiny / (2 * (processes - 1))
     latency = max(0.0, (step - WAKING) / 2)
@@ -67,24 +74,27 @@ def fitted(processes: int, tiny: float, size: float, seconds: float) -> Link:
 
 
 def gather(size: float, processes: int, link: Link) -> float:
-    """What runs: a process after the other passes its part on, along a tree; some at once."""
+    """Return the seconds of the algorithm in use: one process after the other sends its part along
+    a tree, some concurrently.
+    """
     if processes < 2:
         return 0.0
     levels = math.ceil(math.log2(processes))
-    part = THREADS * (1 - 1 / processes) * size / processes  # all but a process's own come to it
+    # each process receives all parts except its own
+    part = THREADS * (1 - 1 / processes) * size / processes
     of_one = link.step + levels * (link.step / 2 + part / link.bandwidth + part * link.copying)
     return math.ceil(processes / THREADS) * of_one
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an update exchanges: bytes of buckets; those of one inner tuple travel together."""
+    """What an update exchanges: bytes of buckets. Those in one inner tuple are sent together."""
 
-    early: tuple[float, ...] = ()  # while the rest of backward runs
+    early: tuple[float, ...] = ()  # exchanged while the rest of the backward pass runs
     late: tuple[tuple[float, ...], ...] = ()
     gathered: tuple[float, ...] = ()  # updated weights, of which each process has a part
-    left: float = 0.0  # share of the computation beside which the early ones travel
-    updates: int = 1  # in a call
+    left: float = 0.0  # share of the computation during which the early ones are exchanged
+    updates: int = 1  # per call
 
     @property
     def buckets(self) -> list[float]:
@@ -100,12 +110,13 @@ class Exchanged:
         return replace(self, early=(sum(self.early),) if self.early else (), late=late)
 
     def seconds(self, computing: float, processes: int, link: Link, by: Collective = ring) -> float:
-        """Return the seconds that a call with so much computation waits for its exchanges."""
+        """Return the seconds that a call with this computation waits for its exchanges."""
         if processes < 2:
             return 0.0
         first, others = self.late[0] if self.late else (), self.late[1:]
         waited = _summed(first, processes, link, by)
-        if self.early:  # what is left of them when the others begin travels beside those
+        # early exchanges that are unfinished when the others start share the link with them
+        if self.early:
             alone, beside = self.early, (*self.early, *first)
             share = self.left * computing / self.updates / _summed(alone, processes, link, by)
             together = _summed(beside, processes, link, by)
@@ -116,9 +127,10 @@ class Exchanged:
 
 
 def saved(early: float, late: float, left: float, processes: int, link: Link) -> float:
-    """Return the seconds saved if early bytes leave beside work of ``left`` seconds.
+    """Return the seconds saved by exchanging the early bytes during ``left`` seconds of work.
 
-    Only the link's part of a sum is hidden: handling it takes the processor from the work.
+    Only the link's part of a sum is hidden, because handling the messages takes processor time from
+    the work.
     """
     wire = replace(link, copying=0.0, waking=0.0)
     whole, cut = Exchanged(late=((early + late,),)), Exchanged((early,), ((late,),), left=1.0)

@@ -1,6 +1,8 @@
-"""Floating-point operations of an operator: its matrix products, read off shapes alone.
+"""Count the floating-point operations of an operator: its matrix products, computed only from
+shapes.
 
-Loops over elements are not counted: reading and writing them takes longer than computing.
+Element-wise loops are not counted, because reading and writing memory takes longer than their
+arithmetic.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ PRODUCTS = {
 
 
 def flops_of(node: fx.Node) -> int:
-    """Return the operations of a node's matrix products, those in its loops and branches too."""
+    """Return the operations of a node's matrix products, including those in its loops and
+    branches.
+    """
     if node.op != "call_function":
         return 0
     if is_control(node):
@@ -48,7 +52,7 @@ def flops_of(node: fx.Node) -> int:
 
 
 def products_of(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
-    """Return the products of one operator, and how often it computes each."""
+    """Return the products of one operator, and how many times it computes each."""
     name = name_of(node)
     if name in _SEVERAL:
         return _SEVERAL[name](node)
@@ -65,7 +69,7 @@ def products_of(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
 
 
 def rounds_of(node: fx.Node) -> int:
-    """Return how often an operator goes over its operands, one round after the other."""
+    """Return how many times an operator traverses its operands, one round after another."""
     name = name_of(node)
     if name in _ROUNDS:
         return _ROUNDS[name](node)
@@ -133,14 +137,16 @@ def weight_gradient_sizes(node: fx.Node) -> MatrixSizes:
 
 
 def _lstm(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
-    """All steps' inputs in one product, then step by step the state's."""
+    """Return the products: one for the inputs of all steps, then one per step for the state."""
     (steps, batch, wide), (_, hidden) = shape_of(node.args[0]), shape_of(node.args[2])
     inputs = MatrixSizes(steps * batch, wide, 4 * hidden)
     return [(inputs, 1), (MatrixSizes(batch, hidden, 4 * hidden), steps)]
 
 
 def _lstm_backward(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
-    """Step by step the state's gradient, then those of inputs and weights at once."""
+    """Return the products: one per step for the state's gradient, then those for inputs and weights
+    at once.
+    """
     (steps, batch, wide), (_, hidden) = shape_of(node.args[3]), shape_of(node.args[5])
     gates, rows = 4 * hidden, steps * batch
     at_once = [(rows, gates, wide), (wide, rows, gates), (hidden, rows, gates)]
@@ -149,7 +155,7 @@ def _lstm_backward(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
 
 
 def _serialized(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
-    """A product in pieces: of its rows, of what it sums over, or of its columns."""
+    """Return a product in pieces: of its rows, of the summed dimension, or of its columns."""
     left, right = shape_of(node.args[0]), shape_of(node.args[1])
     cut, factor = str(node.args[2]), number(node.args[3])
     shared = len(right) == 2
@@ -175,14 +181,16 @@ def _grouped(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
 
 
 def _trips(node: fx.Node) -> int:
-    """How often a loop runs, if its condition compares a counter with a number; else 1."""
+    """Return how many times a loop runs, if its condition compares a counter with a
+    number; else 1.
+    """
     condition = bodies(node)[0]
     limits = [a for each in condition.nodes for a in each.args if isinstance(a, int)]
     return max(limits, default=1)
 
 
 def _passes(node: fx.Node) -> int:
-    """Passes of a bitonic network, which sorts."""
+    """Return the number of passes of a bitonic sorting network."""
     value = tensors(node.args[0])[0]
     length = value.shape[-1] if value.dim() else 1
     kept = number(node.args[1]) if "topk" in str(node.target) else length
@@ -191,7 +199,7 @@ def _passes(node: fx.Node) -> int:
 
 
 def _doublings(node: fx.Node) -> int:
-    """Passes of a Fourier transform: one for each doubling of the length."""
+    """Return the number of passes of a Fourier transform: one for each doubling of the length."""
     values = [*tensors(node.args[0]), *tensors(node)]
     value = max(values, key=lambda each: each.numel())
     dims: Sequence[int] = node.args[1]  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""About how long a core of a processor works on an operator: for comparisons within one graph."""
+"""Estimate roughly how long a core works on an operator, for comparisons within one graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .operations import flops_of
 from .sizes import value_bytes
 
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 100e9, 10e9
-"""Operations that a core does in a second, and bytes that it reads from memory."""
+"""Operations per second of a core, and bytes per second that it reads from memory."""
 
 
 def core_seconds(node: fx.Node) -> float:

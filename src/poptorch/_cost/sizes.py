@@ -1,4 +1,6 @@
-"""Bytes of the values of a graph, and the most that are alive at once."""
+"""Compute the bytes of the values of a graph, and the largest number that are alive at the
+same time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from .._ir.operators import storage_root
 
 
 def tensors(node: object) -> list[torch.Tensor]:
-    """Return the examples of an operator's results, of which none has data."""
+    """Return the examples of an operator's results, which have no data."""
     assert isinstance(node, fx.Node)
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else (value,)
@@ -25,7 +27,9 @@ def value_bytes(node: fx.Node) -> int:
 
 
 def peak_bytes(graph: Graph) -> int:
-    """Return the most bytes of intermediate values that are alive at once, inputs not counted."""
+    """Return the largest number of bytes of intermediate values alive at the same time, without
+    inputs.
+    """
     order = list(graph.module.graph.nodes)
     owners = {node: storage_root(node) for node in order}
     sizes = {node: value_bytes(node) for node in order if node.op != "placeholder"}
@@ -39,7 +43,9 @@ def alive_bytes(
     kept: Iterable[fx.Node] = (),
     in_place: Callable[[fx.Node], bool] = lambda node: False,
 ) -> Iterator[int]:
-    """Yield the bytes that are alive while each node runs: from its maker to its last reader."""
+    """Yield the bytes that are alive while each node runs: a value lives from its computation to
+    its last reader.
+    """
     last: dict[fx.Node, int] = {}
     for at, node in enumerate(order):
         last |= {owners.get(each, each): at for each in (node, *node.all_input_nodes)}

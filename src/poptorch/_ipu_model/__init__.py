@@ -1,1 +1,1 @@
-"""What a plan would cost on IPUs: prices, memory, simulation, estimates and reports of them."""
+"""Estimate what a plan would cost on IPUs: time, memory, simulation, and reports."""

@@ -1,4 +1,4 @@
-"""Advice: changes that make a model fit, or faster, each priced like the model itself."""
+"""Suggest changes that make a model fit or make it faster, each with its own estimate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .constants import DEFAULT
 from .estimate import Estimate
 from .parts import Advice
 
-MOST = 5  # so many changes are named
+MOST = 5  # largest number of suggestions
 MOST_JOINED = 3
 _USUAL, _LEAST, _MOST_SHARE = DEFAULT.memory_proportion, 0.05, 0.9
 
@@ -29,7 +29,7 @@ class Change(NamedTuple):
 class Tried(NamedTuple):
     change: Change
     priced: Estimate
-    group: int  # those of an earlier one come first
+    group: int  # suggestions of an earlier group come first
 
     @property
     def bytes(self) -> float:
@@ -42,9 +42,10 @@ class Tried(NamedTuple):
 
 class Adviser(NamedTuple):
     spec: Spec
-    rows: int  # of the combined batch
-    price: Callable[[Mapping[str, Any]], Estimate]  # for changed settings, as ``what_if`` has them
-    checkpoints: Callable[[], int]  # how many the model has for recomputation
+    rows: int  # rows of the combined batch
+    # estimates changed settings, in the form of ``what_if``
+    price: Callable[[Mapping[str, Any]], Estimate]
+    checkpoints: Callable[[], int]  # returns the model's number of recomputation checkpoints
 
     def advice(self, before: Estimate) -> tuple[Advice, ...]:
         if before.fits:
@@ -75,11 +76,14 @@ class Adviser(NamedTuple):
         for at, change in ((at, change) for at, group in enumerate(groups) for change in group):
             try:
                 yield Tried(change, self.price(change.settings), at)
-            except Exception as error:  # forward may need the size of its batch, and raise anything
+            # forward may need the size of its batch, and raise any error
+            except Exception as error:
                 log.python.info("Advice: %s could not be estimated: %s", change.text, error)
 
     def _steps(self) -> tuple[int, int]:
-        """Micro-batches of a replica per update, or call in inference, and their samples."""
+        """Return the micro-batches of a replica per update, or per call in inference, and their
+        samples.
+        """
         loops = self.spec.loops
         steps = loops.accumulation if self.spec.training else loops.iterations
         return steps, self.rows // loops.slices
@@ -94,7 +98,8 @@ class Adviser(NamedTuple):
         larger = min(_MOST_SHARE, 2 * share)
         if larger > share:
             made.append(_proportion(larger, len(before.chips)))
-        if spec.training and spec.recompute is not False:  # pipelines do it unless told not to
+        # pipelines recompute unless the user disables it
+        if spec.training and spec.recompute is not False:
             made.append(_recomputation(False))
         for kind in ("weight", "activation", "optimizer", "accumulator"):
             location = getattr(where, kind)
@@ -113,7 +118,9 @@ class Adviser(NamedTuple):
         return self._fewer_calls(before), self._fewer_bubbles(before), made
 
     def _fewer_calls(self, before: Estimate) -> list[Change]:
-        """Where the host's calls take more than a third: so few that they take a tenth."""
+        """If the host's calls take more than a third of the time, suggest so few that they take a
+        tenth.
+        """
         share, loops = before.bound["host call"], self.spec.loops
         if share <= 1 / 3:
             return []
@@ -123,7 +130,9 @@ class Adviser(NamedTuple):
         return [Change(text, {"device_iterations": count})]
 
     def _fewer_bubbles(self, before: Estimate) -> list[Change]:
-        """Where chips wait for one another: more micro-batches each time that a pipeline fills."""
+        """If chips wait for one another, suggest more micro-batches between two times that a
+        pipeline fills.
+        """
         steps, micro = self._steps()
         made = []
         for count in (2 * steps, 4 * steps) if before.bound["bubble"] > 0.1 else ():
@@ -138,7 +147,7 @@ class Adviser(NamedTuple):
         return made
 
     def _smaller(self, before: Estimate) -> tuple[list[Change], ...]:
-        """What computes again, what rests elsewhere, and the rest."""
+        """Suggest recomputation, storage in streaming memory, and other ways to save memory."""
         spec, where = self.spec, self.spec.locations
         other = _partials(spec)
         if _share(spec) / 2 >= _LEAST:

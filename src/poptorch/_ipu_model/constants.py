@@ -1,7 +1,7 @@
-"""The constants of the cost model: each with its value, its unit and where it comes from.
+"""Define the constants of the cost model: each with its value, its unit and its source.
 
-``benchmarks/ipu_rows.py --fit`` prints *fitted* ones, four at most. A *guess* has no source that
-could be found; estimates say how much of a result it decides.
+``benchmarks/ipu_rows.py --fit`` prints *fitted* constants, of which there are at most four. A
+*guess* has no source that could be found. Estimates say how much of a result depends on guesses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _POPLAR = "poplar::Target as quoted by an open IPU21 model"
 
 @dataclass(frozen=True)
 class Constants:
-    """What prices are made of. Cycles are a tile's; bytes per second are for one chip."""
+    """The constants that estimates are made of. Cycles are those of a tile; bytes per second are
+    per chip.
+    """
 
     # Inside a chip.
     workers: float = _read(6, "slots", "six worker threads take turns; arXiv 1912.03413")
@@ -64,7 +66,7 @@ class Constants:
         2 * 12.5e9 / 4, "bytes/s", "2 x 100 Gbit/s a machine, shared by 4 chips"
     )
     collective_step: float = _guess(10e-6, "s", "latency of one step of a ring between chips")
-    # Outside.
+    # Outside of chips.
     host_bytes: float = _derived(
         8.8e6 / 3.1e-3, "bytes/s", "through the gateway; Graphcore examples, EfficientDet"
     )
@@ -95,4 +97,6 @@ _NAMES = [each.name for each in fields(Constants)]
 _INSIDE = tuple(_NAMES[: _NAMES.index("external_sync")])
 DEFAULT = Constants()
 ERROR_BANDS = {"transformer": 1.15, "convolution": 1.65, "host-bound": 1.95}
-"""By kind of program the factor that ``benchmarks/ipu_rows.py --bands`` prints, rounded up."""
+"""For each kind of program, the factor that ``benchmarks/ipu_rows.py --bands`` prints,
+rounded up.
+"""

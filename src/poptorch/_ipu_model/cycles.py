@@ -1,4 +1,4 @@
-"""What a Work costs on one chip, in cycles: computing, exchange between tiles, synchronisation."""
+"""Convert a Work to cycles on one chip: computation, exchange between tiles, synchronisation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .work import NOTHING, Work, work_of
 
 
 class Cost(NamedTuple):
-    """Cycles of one chip, by what it does; ``host`` and the later ones are waiting."""
+    """Cycles of one chip, by activity; ``host`` and the later ones are waiting time."""
 
     compute: float = 0.0
     exchange: float = 0.0  # between tiles, or with other chips
     sync: float = 0.0
-    host: float = 0.0  # for data from the host, or for the host to take some
+    host: float = 0.0  # for data from the host, or for the host to receive data
     streaming: float = 0.0  # for streaming memory
     bubble: float = 0.0  # for other chips
-    call: float = 0.0  # for the host to make the next call
+    call: float = 0.0  # for the next call by the host
 
     @property
     def total(self) -> float:
@@ -50,7 +50,7 @@ def cost(work: Work, chip: Chip) -> Cost:
     compute, steps = work.cycles / chip.tiles, work.steps
     if steps:
         compute += c.loop_call * steps
-    if work.moved and not work.cycles:  # arrives in pieces and is put together
+    if work.moved and not work.cycles:  # it arrives in pieces and is joined
         compute += work.moved / chip.tiles / c.copy_bytes
     if work.entries:
         compute += _indexed(work, chip)
@@ -64,7 +64,9 @@ def cost(work: Work, chip: Chip) -> Cost:
 
 
 def _indexed(work: Work, chip: Chip) -> float:
-    """Rows that are looked up or added by index: tiles hold pieces of rows and look at all."""
+    """Return the cycles of rows that are looked up or added by index: tiles have pieces of rows and
+    visit all of them.
+    """
     pieces = max(1, min(chip.tiles, work.row_bytes // 16))
     shares = max(1, chip.tiles // pieces)
     mine = math.ceil(work.entries / shares)

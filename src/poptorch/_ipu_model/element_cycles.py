@@ -1,4 +1,4 @@
-"""Cycles per element of the tiles' vector loops, by ``element_cycles.toml``."""
+"""Look up the cycles per element of the tiles' vector loops in ``element_cycles.toml``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture, place and schedule a wrapped model, then price that: nothing is compiled."""
+"""Capture, place and schedule a wrapped model for an estimate, without compiling it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .subject import Subject
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """What variants with other loop counts or locations share of a captured model."""
+    """What variants of a captured model with other loop counts or locations share."""
 
     layout: Layout
     cut: staged.Cut
@@ -41,10 +41,10 @@ class Capture:
     request: _capture.Request
     micro: _capture.Micro  # one micro-batch
     optim: OptimSpec | None  # None in inference
-    rows: int  # of the combined batch of one process
-    flops: int = 0  # of one micro-batch, nothing computed twice
-    pieces: dict[object, Pieces] = field(default_factory=dict)  # by what decides about them
-    # What the optimizer adds, by what decides about that, which recomputation does not.
+    rows: int  # rows of the combined batch of one process
+    flops: int = 0  # for one micro-batch, without recomputation
+    pieces: dict[object, Pieces] = field(default_factory=dict)  # by everything that they depend on
+    # What the optimizer adds, by everything that it depends on. Recomputation is not included.
     updating: dict[object, staged.Added] = field(default_factory=dict)
 
     def changed(self, **changes: Any) -> Capture:
@@ -54,7 +54,7 @@ class Capture:
 @one_at_a_time()
 @_capture.forgetting_sources()
 def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, rows: int) -> Capture:
-    """Capture one micro-batch, on tensors without data, in which nothing is computed again."""
+    """Capture one micro-batch on tensors without data, without recomputation."""
     micro = _capture.capture(replace(request, priced=True))
     if micro.exchanging and request.replicas > 1:
         why = "estimates consider one micro-batch at a time"
@@ -70,7 +70,7 @@ def recomputed(captured: Capture) -> Capture:
 
 @one_at_a_time()
 def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
-    """Return the same model in which of so many checkpoints the last is one."""
+    """Return the same model with only the last of every ``every`` checkpoints."""
     return captured.changed(graph=_capture.with_fewer_checkpoints(captured.micro.graph, every))
 
 
@@ -95,7 +95,7 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
 
 
 def _pieces(captured: Capture, own: Spec) -> Pieces:
-    """Place and cut, unless settings differ only in loop counts or locations."""
+    """Place and cut, unless settings only differ in loop counts or locations."""
     key = captured.optim, replace(_shortest(own), locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
@@ -109,7 +109,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
 
 @one_at_a_time()
 def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
-    """Return what an update exchanges if such a link joins processes on machines of their own."""
+    """Return what an update exchanges if such a link connects processes on different machines."""
     spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
     by_stages = backends.works_by_stages(backends.choose(spec.target.backend))
     unchecked = EagerCheck.off(captured.request)
@@ -153,7 +153,7 @@ def updating_of(captured: Capture, spec: Spec) -> staged.Added:
 
 
 def _one_replica(spec: Spec) -> Spec:
-    """The settings of one replica, on a device without rules about reserving chips."""
+    """Return the settings of one replica, on a device without rules about reserving chips."""
     loops = Loops(spec.loops.iterations, spec.loops.accumulation)
     target = replace(spec.target, device="model", auto_round=True)
     return replace(spec, loops=loops, target=target)

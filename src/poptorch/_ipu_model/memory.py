@@ -1,4 +1,6 @@
-"""Which bytes are on which chip when: values come and go as the ``staged`` backend keeps them."""
+"""Find out which bytes are on which chip at what time. Values come and go as in the ``staged``
+backend.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,19 @@ STREAMS, GAPS = "host buffers", "gaps and imbalance"
 CATEGORIES = (WEIGHTS, OPTIMIZER, ACCUMULATORS, ACTIVATIONS, TEMPORARY, CODE, STREAMS, GAPS)
 
 _STATE = {Kind.OPTSTATE: OPTIMIZER, Kind.ACCUM: ACCUMULATORS}
-_LEAST = 128  # bytes of a tensor that a tile holds, if it holds any
+_LEAST = 128  # bytes of a tensor on a tile, if it has any
 
 
 @dataclass(frozen=True, eq=False)
 class ChipMemory:
-    always: Mapping[str, float]  # by category, all the time
+    always: Mapping[str, float]  # by category, permanently
     peak: Mapping[str, float]  # by category, at the fullest moment
-    at: Action | None  # of that moment
-    waiting: Mapping[str, float]  # for another pass at that moment, by slot key
-    state: Mapping[str, float]  # what is always there, by slot key
+    at: Action | None  # the action at that moment
+    waiting: Mapping[str, float]  # values that wait for another pass at that moment, by slot key
+    state: Mapping[str, float]  # permanent values, by slot key
     live: tuple[float, ...]  # at every column of the schedule
-    tiles: tuple[float, ...]  # of every tile at the fullest moment, those for I/O last
-    # The fullest moment of each pass, with what waits then, as above; None is rest.
+    tiles: tuple[float, ...]  # of every tile at the fullest moment; tiles for I/O are last
+    # The fullest moment of each pass, with the values that wait then, as above; None means rest.
     moments: Mapping[StagePass | None, tuple[Action | None, Mapping[str, float]]]
 
     @property
@@ -53,14 +55,14 @@ _Name = tuple[str, int]  # slot key and micro-batch
 
 
 class _Effect(NamedTuple):
-    brought: Sequence[str] = ()  # comes to its chip from outside, and is there while it runs
-    made: Sequence[str] = ()  # stays on its chip when it is done
+    brought: Sequence[str] = ()  # loaded to its chip from outside, and present while it runs
+    made: Sequence[str] = ()  # stays on its chip afterwards
     sent: Sequence[tuple[int, str]] = ()  # arrives on other chips after the column
     gone: Sequence[str] = ()  # leaves its chip
 
 
 def _effects(staged: Staged, parked: set[str]) -> Callable[[StagePass, Traffic | None], _Effect]:
-    """Keys that are ``parked`` name values that wait elsewhere than on a chip."""
+    """Return the effects of actions. Keys in ``parked`` name values that wait outside of chips."""
     kept, forgotten, targets = set(staged.last_readers()), staged.forgotten(), staged.targets()
     streaming = staged.workload.streaming
 
@@ -88,7 +90,8 @@ class _Held:
         self.sizes: dict[_Name, float] = {}
         self.total = 0.0
         self.live: list[float] = []
-        # The most bytes while each pass runs, with the action and what waits then; None is rest.
+        # The most bytes while each pass runs, with the action and the values that wait then; None
+        # means rest.
         self.moments: dict[StagePass | None, tuple[float, Action | None, dict[_Name, float]]]
         self.moments = {None: (0.0, None, {})}
 
@@ -97,7 +100,9 @@ class _Held:
         self.sizes[name] = size
 
     def run(self, action: Action | None, extra: float) -> None:
-        """Take down what is there in a column; what an action makes is part of its ``extra``."""
+        """Record what is present in a column. The values that an action computes are part of its
+        ``extra``.
+        """
         self.live.append(self.total + extra)
         stage_pass = None if action is None else action.stage_pass
         if stage_pass not in self.moments or self.live[-1] > self.moments[stage_pass][0]:
@@ -112,10 +117,11 @@ def _by_key(sizes: Mapping[_Name, float]) -> dict[str, float]:
 
 
 class Tiles:
-    """Bytes on every tile of a chip that computes.
+    """The bytes on every tile of a chip that computes.
 
-    Weights, and what belongs to them, lie in blocks, as the forward product that reads them is
-    spread. Source: PopLibs (MIT), poplin ConvOptions (startTileMultiplier), poputil TileMapping.
+    Weights, and tensors that belong to them, are stored in blocks, as the forward product that
+    reads them is spread. Source: PopLibs (MIT), poplin ConvOptions (startTileMultiplier), poputil
+    TileMapping.
     """
 
     def __init__(self, count: int) -> None:
@@ -123,7 +129,7 @@ class Tiles:
         self._next = 0
 
     def lay(self, size: float, share: float) -> None:
-        """Add a tensor in blocks of a share of it, from the first tile on."""
+        """Add a tensor in blocks that are a share of it, from the first tile on."""
         whole = int(1 / share)
         if whole >= len(self.bytes):
             self.bytes += size / len(self.bytes)
@@ -132,7 +138,7 @@ class Tiles:
         self.bytes[whole] += size * (1 - whole * share)
 
     def deal(self, size: float) -> None:
-        """Add a tensor of which tile after tile gets a part, 128 bytes at least."""
+        """Add a tensor that is divided over successive tiles, with at least 128 bytes on each."""
         count = len(self.bytes)
         if size >= count * _LEAST:
             self.bytes += size / count
@@ -160,7 +166,7 @@ class _Accountant:
             for chip, row in schedule.rows.items():
                 action, mine, extra = row[column], held[chip], 0.0
                 if action is not None:
-                    if action.traffic is None:  # else nothing runs
+                    if action.traffic is None:  # otherwise nothing runs
                         extra = self._prices[action.stage_pass].inside.bytes
                     effect = self._effect(action.stage_pass, action.traffic)
                     for key in effect.brought:
@@ -183,7 +189,9 @@ class _Accountant:
         return key, action.micro_batch if own else 0
 
     def _summed_gradients(self) -> set[str]:
-        """Parts of one weight's gradient from several stages; each is added once it is there."""
+        """Return parts of one weight's gradient from several stages. Each is added when it is
+        computed.
+        """
         sent = {transfer.value.key for transfer in self._staged.transfers}
         shapes = {(s.shape, s.dtype) for s in self._slots.values() if s.kind is Kind.PARAM}
         return {
@@ -196,7 +204,9 @@ class _Accountant:
         }  # fmt: skip
 
     def _off_chip_values(self) -> set[str]:
-        """Values that wait for their backward pass in streaming memory, in unphased strategies."""
+        """Return values that wait for their backward pass in streaming memory, in strategies
+        without phases.
+        """
         spec = self._subject.spec
         if spec.placement.phased or spec.locations.activation.on_chip:
             return set()
@@ -250,12 +260,14 @@ class _Accountant:
             share = blocks.get(self._slots[key].weight)
             if share is not None and size == slot_bytes(self._slots[key]):
                 tiles.lay(size, share)
-            else:  # of what replicas share each has a flat part
+            else:  # each replica has a flat part of what replicas share
                 tiles.deal(size)
         return tiles.bytes
 
     def _tiles(self, state: np.ndarray, totals: dict[str, float]) -> tuple[float, ...]:
-        """What the fullest tile has more than others becomes a category of ``totals``."""
+        """Return the bytes of tiles. The excess of the fullest tile becomes a category of
+        ``totals``.
+        """
         kind = self._subject.chip.kind
         io_tiles = kind.tiles - len(state)
         reserved = io_tiles * kind.tile_bytes

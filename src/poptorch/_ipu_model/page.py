@@ -1,4 +1,4 @@
-"""``report.html``: a profile as one file that a browser opens without server or network."""
+"""Write ``report.html``: a profile as one file that a browser opens without server or network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .profile import (
 )
 
 _MOST_ROWS = 500
-_MOST_BARS = 5000  # more make browsers slow
+_MOST_BARS = 5000  # more would make browsers slow
 _MOST_COLUMNS = 300
 _DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
 _HERE = ("outside", "prepare", "device", "collect")
@@ -37,7 +37,7 @@ def write(profile: Profile, path: Path, before: Profile | None = None) -> None:
 
 
 def html(profile: Profile, before: Profile | None = None) -> str:
-    import jinja2  # which torch's compiler brings
+    import jinja2  # installed, because torch's compiler requires it
 
     priced, measured = profile["estimated"], profile["measured"] or {}
     advice = [Advice(**each) for each in priced["advice"]]
@@ -62,7 +62,7 @@ def html(profile: Profile, before: Profile | None = None) -> str:
 
 
 def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | str]]:
-    """Operators that ran here, and the ms that they are estimated to take on IPUs."""
+    """Return the operators that ran here, and their estimated milliseconds on IPUs."""
     modelled: dict[tuple[str, str, str], float] = defaultdict(float)
     for each in profile["estimated"]["operators"]:
         key = direction_of(each["stage_pass"]), each["name"], each["module"]
@@ -74,7 +74,7 @@ def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | s
 
 
 def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Folded]]]:
-    """Yield name, chip, how often a call does it, operators."""
+    """Yield name, chip, runs per call, operators."""
     passes: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for each in priced["operators"]:
         passes[each["chip"], each["stage_pass"]].append(each)
@@ -82,11 +82,13 @@ def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Fol
         yield name, chip, own[0]["runs"], folded(own)
 
 
-# Pictures are SVG that is as wide as its place: y goes from 0, at the top, to 100.
+# Pictures are SVG with the width of their place. y goes from 0 at the top to 100.
 
 
 def _chips(profile: Profile) -> list[dict[str, Any]]:
-    """What the page shows of each chip, shares of the largest of their limits and peaks."""
+    """Return what the page shows about each chip; shares are relative to the largest limit
+    or peak.
+    """
     chips, tile_bytes = profile["estimated"]["chips"], profile["target"]["tile_bytes"]
     most = max(max(chip["limit"], sum(chip["peak"].values())) for chip in chips)
     made = []
@@ -109,7 +111,7 @@ def _chips(profile: Profile) -> list[dict[str, Any]]:
 
 
 def _area(values: Sequence[float], most: float) -> str:
-    """Return the path around what lies below a curve of steps, each of width 1."""
+    """Return the path around the area below a step curve with steps of width 1."""
     path, at = "M0 100", 0
     for value, run in itertools.groupby(values):
         at += len(list(run))
@@ -118,7 +120,9 @@ def _area(values: Sequence[float], most: float) -> str:
 
 
 def _live(priced: Mapping[str, Any], chip: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """Bytes of no more columns than a screen shows, the fullest of several, and what they are."""
+    """Return bytes for at most as many columns as a screen shows, the fullest of each group, with
+    their contents.
+    """
     own = (action for action in priced["schedule"] if action["chip"] == chip["chip"])
     names = {action["column"]: action["name"] for action in own}
     texts = {
@@ -135,7 +139,9 @@ def _live(priced: Mapping[str, Any], chip: Mapping[str, Any]) -> list[tuple[floa
 
 
 def _trace(profile: Profile) -> dict[str, Any]:
-    """The schedule's first actions by chip, and as paths what they do; x is in thousandths."""
+    """Return the schedule's first actions by chip, and paths for their activities; x is in
+    thousandths.
+    """
     events = trace({**profile, "measured": None})["traceEvents"]
     events = [each for each in events if each["ph"] == "X"][:_MOST_BARS]
     end = max((each["ts"] + each["dur"] for each in events), default=0) or 1
@@ -157,7 +163,7 @@ def _trace(profile: Profile) -> dict[str, Any]:
 
 
 def _calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A path by part of the calls on this machine, one column a call."""
+    """Return a path for each part of the calls on this machine, with one column per call."""
     most = max((sum(call[part] for part in _HERE) for call in calls), default=0) or 1
     paths: dict[str, str] = defaultdict(str)
     for at, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""The parts of an Estimate: what its chips, operators and tensors take, what could be changed."""
+"""Define the parts of an Estimate: chips, operators, tensors, and suggested changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .._base.tables import size_text, time_text
 
-_CLOSE = 0.1  # of the limit: what memory is exact to
+_CLOSE = 0.1  # the precision of memory estimates, as a share of the limit
 VERDICTS = {
     "fits": "fits",
     "close": "CLOSE (0.9 to 1.1 of the limit)",
@@ -16,7 +16,9 @@ VERDICTS = {
 
 
 def verdict(over: float) -> str:
-    """Judge what the fullest chip needs more than it has, in per cent; negative if less."""
+    """Return the verdict for the excess memory of the fullest chip, in per cent; negative
+    if it fits.
+    """
     if abs(over) <= 100 * _CLOSE:
         return "close"
     return "fits" if over < 0 else "does not fit"
@@ -24,16 +26,16 @@ def verdict(over: float) -> str:
 
 @dataclass(frozen=True)
 class Culprit:
-    """What makes a program not fit, or would first."""
+    """What prevents a program from fitting, or would be the first to do so."""
 
-    chip: int  # index of the fullest
-    stage: str  # what runs there at the fullest moment, as an action, for instance 1B3
-    category: str  # of memory that takes most there
-    tensor: str  # the largest of that category, "" where it has none by name
+    chip: int  # index of the fullest chip
+    stage: str  # what runs there at the fullest moment, as an action, for example 1B3
+    category: str  # the memory category that takes most there
+    tensor: str  # the largest tensor in that category, "" if it has no named tensors
     module: str  # path of the module that it belongs to
-    line: str  # the user's, described, or ""
-    bytes: float  # that the category takes
-    over: float  # how much more the chip needs than it has, in per cent; negative if it fits
+    line: str  # description of the user's line, or ""
+    bytes: float  # size of the category
+    over: float  # how much more than its memory the chip needs, in per cent; negative if it fits
 
     def __str__(self) -> str:
         where = f" on chip {self.chip} at {self.stage or 'rest'}"
@@ -49,10 +51,10 @@ class LiveTensor:
     """A tensor that is on a chip at its fullest moment."""
 
     name: str
-    category: str  # of memory
-    bytes: float  # of several micro-batches, where it waits, all together
-    module: str  # path of the module that makes or reads it
-    line: str  # the user's, described, or ""
+    category: str  # category of memory
+    bytes: float  # for all micro-batches together, if it waits
+    module: str  # path of the module that computes or reads it
+    line: str  # description of the user's line, or ""
 
 
 @dataclass(frozen=True)
@@ -60,34 +62,35 @@ class ChipEstimate:
     """One chip of a replica."""
 
     chip: int  # its index
-    cycles: float  # that it is busy in one call, of any kind
-    parts: Mapping[str, float]  # cycles of one call by what it does; with waiting they are all
-    always: Mapping[str, float]  # bytes by category that are there all the time
+    cycles: float  # busy cycles per call, of any kind
+    # cycles per call by activity; including waiting, they are all cycles
+    parts: Mapping[str, float]
+    always: Mapping[str, float]  # permanent bytes by category
     peak: Mapping[str, float]  # bytes by category at the fullest moment
-    peak_at: str  # the action of that moment
-    limit: int  # bytes that it has
+    peak_at: str  # the action at that moment
+    limit: int  # bytes of its memory
     live: tuple[float, ...] = field(repr=False)  # bytes at every column of the schedule
     tiles: tuple[int, ...] = field(repr=False)  # bytes of every tile at the fullest moment
     largest: tuple[LiveTensor, ...] = field(repr=False)  # at the fullest moment
-    # What is largest at the fullest moment of each pass, by its name; "" is rest.
+    # The largest tensor at the fullest moment of each pass, by its name; "" means rest.
     moments: Mapping[str, LiveTensor] = field(repr=False)
 
     @property
     def bytes(self) -> float:
-        """Bytes at the fullest moment: as many as if every tile had those of the fullest."""
+        """Bytes at the fullest moment, counted as if every tile used as much as the fullest."""
         return sum(self.peak.values())
 
 
 @dataclass(frozen=True)
 class Action:
-    """One action of the simulated schedule; times are cycles after its beginning."""
+    """One action of the simulated schedule. Times are cycles after its beginning."""
 
     chip: int
     column: int  # of the schedule
-    name: str  # for instance 1F3
+    name: str  # for example 1F3
     start: float
-    parts: Mapping[str, float]  # its own cycles by what they are spent on
-    sent: float  # cycles until what it sends has arrived at other chips, after its own
+    parts: Mapping[str, float]  # its own cycles by activity
+    sent: float  # cycles after its end until what it sends has arrived at other chips
 
     @property
     def cycles(self) -> float:
@@ -96,23 +99,23 @@ class Action:
 
 @dataclass(frozen=True)
 class OperatorEstimate:
-    """One kind of operator of one module in one pass; its parts are those of one run of it."""
+    """One kind of operator of one module in one pass. Its parts are those of a single run."""
 
-    stage_pass: str  # for instance 1B
+    stage_pass: str  # for example 1B
     chip: int
     name: str
     module: str  # its path
-    line: str  # the user's, described, or ""
-    count: int  # how often one run of the pass does it
+    line: str  # description of the user's line, or ""
+    count: int  # how many times one run of the pass does it
     compute: float
     exchange: float
     sync: float
     flops: int  # of matrix products
-    runs: int = 1  # of the pass in a call
+    runs: int = 1  # runs of the pass per call
 
     @property
     def cycles(self) -> float:
-        """Of one call."""
+        """Cycles per call."""
         return self.runs * (self.compute + self.exchange + self.sync)
 
 
@@ -124,18 +127,18 @@ class Guess:
     value: float
     unit: str
     meaning: str
-    share: float  # of the seconds, or of the bytes if that is more, that goes with it: 0 to 1
+    share: float  # how much of the seconds, or of the bytes if that is more, depends on it: 0 to 1
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One change, priced."""
+    """One suggested change with its estimate."""
 
     change: str  # what to write
     saves: float  # bytes on the fullest chip
-    costs: float  # seconds more for the samples of a call; negative if it is faster
-    fits: bool  # then
-    longer: float = 1.0  # the new time of a call, divided by the old one
+    costs: float  # additional seconds for the samples of a call; negative if it is faster
+    fits: bool  # after the change
+    longer: float = 1.0  # the new time of a call divided by the old one
 
     def __str__(self) -> str:
         return f"{self.change}: {self.effect}"

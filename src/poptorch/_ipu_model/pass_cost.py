@@ -1,4 +1,6 @@
-"""What one run of a pass takes inside its chip, in all variants of a program: cycles and memory."""
+"""Compute what one run of a pass costs inside its chip, in all variants of a program: cycles and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ Works = Mapping[fx.Node, Work]
 class PassCost:
     cost: Cost
     values: float  # bytes of its own values at its fullest moment
-    temporary: float  # bytes that the operator of that moment needs besides
+    temporary: float  # additional bytes for the operator of that moment
     fullest: fx.Node | None  # that operator; None in an empty pass
     operators: tuple[OperatorEstimate, ...]
-    works: frozenset[Work]  # different operators: what there is code for
-    blocks: Mapping[str, float]  # share of each weight that lies on a tile, by its path
+    works: frozenset[Work]  # different operators, each of which needs code
+    blocks: Mapping[str, float]  # share of each weight on a tile, by path
 
     @property
     def bytes(self) -> float:
@@ -77,7 +79,7 @@ class Pass:
 
     @cached_property
     def seeded(self) -> set[str]:
-        """Keys of values that it hands on, of which the seed they are drawn from is enough."""
+        """Return keys of values that it passes on and that can be drawn again from a seed."""
         made = self._graph.results
         return {slot.key for slot, node in made if slot.kind is Kind.VALUE and is_mask(node)}
 
@@ -117,7 +119,7 @@ class Pass:
 
 
 def _works(graph: Graph, halves: Halves) -> Works:
-    """What the nodes of a pass ask for; updates of state are one loop over each tensor."""
+    """Return what the nodes of a pass need. Updates of state are one loop over each tensor."""
     state = {node for slot, node in graph.results if slot.is_state}
     fused = _accumulating(graph)
     works = {}
@@ -131,7 +133,9 @@ def _works(graph: Graph, halves: Halves) -> Works:
 
 
 def _fused(node: fx.Node, work: Work, is_state: bool) -> Work:
-    """One loop updates a tensor, conversions included; an accumulator takes one addition."""
+    """Merge work: one loop updates a tensor, including conversions; an accumulator takes
+    one addition.
+    """
     cycles = work.cycles
     direction = pass_of(node)
     if direction is not None and not direction.is_update:
@@ -154,7 +158,7 @@ def _divided(works: Works, shares: int) -> Works:
 
 
 def _accumulating(graph: Graph) -> set[fx.Node]:
-    """The elementwise operators that nothing but state is computed from."""
+    """Return the element-wise operators on which only state depends."""
     results = {node for slot, node in graph.results if slot.is_state}
     other = {node for slot, node in graph.results if not slot.is_state}
     early: set[fx.Node] = set()
@@ -168,7 +172,7 @@ def _accumulating(graph: Graph) -> set[fx.Node]:
 
 
 def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
-    """Share of each weight that lies on a tile that has a block of it, by path."""
+    """Return the share of each weight on a tile that has a block of it, by path."""
     inputs = graph.arguments.items()
     weights = {node: slot.weight for node, slot in inputs if slot.kind is Kind.PARAM}
     made: dict[str, float] = {}
@@ -177,14 +181,16 @@ def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
             source_node = weight_of(right_operand(node))
             if product.resident and source_node in weights:
                 whole = product.groups * product.inner * product.columns * product.itemsize
-                # As for many rows: a larger batch moves no weight.
+                # Computed for many rows, because a larger batch does not move weights.
                 many = replace(product, rows=8 * chip.tiles, taps=1)
                 made.setdefault(weights[source_node], spread(many, chip).block / whole)
     return made
 
 
 def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
-    """Elementwise operators write over dying operands; masks are drawn again from seeds."""
+    """Return the bytes of values: element-wise operators overwrite unused operands, and masks are
+    drawn again from seeds.
+    """
     order = list(_in_demand(graph))
     streamed = _never_whole(graph)
     sizes = {node: 0 if node in streamed else _own_bytes(node) for node in order}
@@ -203,7 +209,7 @@ def _in_demand(graph: Graph) -> Iterator[fx.Node]:
     """Yield operators when they are first needed: recomputed late, gradients added early."""
     nodes = graph.operators
     direction = graph.name.lstrip("0123456789")[:1]
-    # Weight after weight, where a pass updates them.
+    # One weight after another, if a pass updates them.
     placed = ((node, pass_of(node)) for node in nodes if direction != "U")
     own = [node for node, where in placed if where is not None and where.direction == direction]
     early = _accumulating(graph)
@@ -230,7 +236,7 @@ def _in_demand(graph: Graph) -> Iterator[fx.Node]:
 
 
 def _never_whole(graph: Graph) -> set[fx.Node]:
-    """Values inside the loop that updates a tensor: of each only the element at hand exists."""
+    """Return values inside the loop that updates a tensor. Only their present element exists."""
     inside = set()
     for node in _accumulating(graph):
         size = _elements(node)
@@ -247,13 +253,14 @@ def _elements(node: fx.Node) -> int:
 def _owner(node: fx.Node) -> fx.Node:
     while node.op == "call_function" and node.all_input_nodes:
         source_node = node.args[0] if node.args else None
-        # A conversion for a product is part of it, unless it turns a result into what is kept.
+        # A conversion for a product is part of the product, unless it converts a result that is
+        # stored.
         product = is_conversion_of_product(node) and all(map(is_product, node.users))
         shared = may_view(node) or is_identity(node) or product
         if not isinstance(source_node, fx.Node) or not shared:
             break
         if node.target is operator.getitem:
-            break  # one of several results; each has memory of its own
+            break  # one of several results, each of which has its own memory
         node = source_node
     return node
 
@@ -262,9 +269,9 @@ _EMPTY = (aten.empty_like.default, aten.empty.memory_format, aten.zeros_like.def
 
 
 def _own_bytes(node: fx.Node) -> int:
-    several = isinstance(node.meta.get("val"), list | tuple)  # results with nodes of their own
+    several = isinstance(node.meta.get("val"), list | tuple)  # results with their own nodes
     if several or node.target in _EMPTY or is_mask(node):
         return 0
     if is_product(node) and node.users and all(map(is_conversion_of_product, node.users)):
-        return 0  # the conversion holds it
+        return 0  # the conversion contains it
     return node_bytes(node)

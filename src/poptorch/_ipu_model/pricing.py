@@ -1,4 +1,6 @@
-"""A staged program -> Estimate: time and memory, the culprit named, guesses weighed."""
+"""Turn a staged program into an Estimate: time, memory, the largest part, and the effect
+of guesses.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def price(subject: Subject, system: str, guesses: bool) -> Estimate:
 
 
 def _duration(subject: Subject, timeline: Timeline) -> tuple[float, float]:
-    """Seconds of a call with the host's part, and cycles of the chips."""
+    """Return the seconds of a call with the host's part, and the cycles of the chips."""
     cycles, c = timeline.cycles * subject.flushes, subject.constants
     return cycles / subject.clock + c.call_seconds + c.python_seconds, cycles
 
@@ -101,7 +103,7 @@ def _bound(chips: tuple[ChipEstimate, ...]) -> dict[str, float]:
 
 
 def _kind(bound: Mapping[str, float], operators: Iterable[OperatorEstimate]) -> str:
-    """Return the kind of program: by what the host takes, then by what most products are of."""
+    """Return the kind of program, by the host's share and then by the type of most products."""
     if bound["host call"] + bound["host link"] > _HOST_BOUND:
         return "host-bound"
     flops = Counter[bool]()
@@ -124,7 +126,7 @@ def _best_type(subject: Subject) -> tuple[int, bool]:
 def _guesses(
     subject: Subject, seconds: float, chips: tuple[ChipEstimate, ...]
 ) -> tuple[Guess, ...]:
-    """Guesses that the result depends on: each is tried 10 % larger."""
+    """Return the guesses on which the result depends, by trying values that are 10 % larger."""
     size = max(chip.bytes for chip in chips)
     guesses = []
     for constant in fields(Constants):
@@ -144,14 +146,14 @@ def _guesses(
 
 
 def _runs(subject: Subject) -> dict[StagePass, int]:
-    """How often a call runs each pass."""
+    """Return how many times a call runs each pass."""
     cells = subject.staged.schedule.cells()
     once = Counter(action.stage_pass for _, _, action in cells if action.traffic is None)
     return {stage_pass: count * subject.flushes for stage_pass, count in once.items()}
 
 
 def _unknown(subject: Subject, timeline: Timeline) -> Iterator[Guess]:
-    """Yield the operators that nothing is known of, with what they take of the chips' work."""
+    """Yield the operators without known costs, with their share of the chips' work."""
     spent: dict[str, float] = {}
     for each, often in _runs(subject).items():
         for work in subject.passes[each].works(subject.chip.half_partials).values():
@@ -203,7 +205,7 @@ class _Names:
         return tuple(self._tensor(key, sizes[key]) for key in largest)
 
     def moments(self, held: ChipMemory) -> dict[str, LiveTensor]:
-        """Name what is largest at the fullest moment of each pass, and at rest."""
+        """Name the largest tensor at the fullest moment of each pass, and at rest."""
         return {
             str(each or ""): self._largest(replace(held, at=action, waiting=waiting))
             for each, (action, waiting) in held.moments.items()
@@ -216,7 +218,9 @@ class _Names:
         return _CATEGORY.get(self._slots[key].kind, memory.WEIGHTS)
 
     def _largest(self, held: ChipMemory, category: str = "") -> LiveTensor:
-        """What takes most, of one category or of all; in a running pass its fullest operator."""
+        """Return the largest tensor, in one category or in all; in a running pass, of its fullest
+        operator.
+        """
         sizes = {
             key: size
             for key, size in {**held.state, **held.waiting}.items()

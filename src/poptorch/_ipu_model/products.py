@@ -1,4 +1,4 @@
-"""How a matrix product is spread over tiles, after PopLibs' (MIT) planner."""
+"""Decide how a matrix product is spread over tiles, like the planner of PopLibs (MIT)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .work import Product
 @dataclass(frozen=True)
 class Chip:
     kind: ChipKind
-    tiles: int  # that compute: those that are not kept for I/O
+    tiles: int  # tiles that compute, without those reserved for I/O
     constants: Constants = DEFAULT
-    proportion: float = DEFAULT.memory_proportion  # of a tile that one product may use
-    half_partials: tuple[bool, bool] = (False, False)  # of matrix products, of convolutions
+    proportion: float = DEFAULT.memory_proportion  # of a tile's memory that one product may use
+    half_partials: tuple[bool, bool] = (False, False)  # for matrix products, for convolutions
 
     @property
     def inside(self) -> tuple[object, ...]:
@@ -28,13 +28,13 @@ class Chip:
 
 
 class Spread(NamedTuple):
-    """One way to spread a product; cycles and bytes are a tile's."""
+    """One way to spread a product. Cycles and bytes are those of a tile."""
 
     compute: float
     exchange: float
     steps: int  # supersteps
-    bytes: float  # besides operands where they rest and the result
-    block: float  # bytes of the operand with the columns that rest on a tile
+    bytes: float  # without stored operands and the result
+    block: float  # bytes of the operand with the columns that are stored on a tile
 
     @property
     def cycles(self) -> float:
@@ -42,7 +42,7 @@ class Spread(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A tile's matrix unit for one data type: the block of weights that it holds."""
+    """A tile's matrix unit for one data type: the block of weights that it can load."""
 
     inner: int
     columns: int
@@ -67,7 +67,7 @@ _LEAST_SHARE = 0.01
 
 @functools.lru_cache(maxsize=4096)
 def spread(product: Product, chip: Chip) -> Spread:
-    """Return the fastest way, with the bytes of the one that needs least."""
+    """Return the fastest way to spread a product, with the memory of the way that needs least."""
     unit, tiles = _unit(chip.kind, product.itemsize, product.half_partials), chip.tiles
     tried: list[Spread] = []
     for groups in _groups(product.groups, tiles):
@@ -82,14 +82,15 @@ def spread(product: Product, chip: Chip) -> Spread:
             for parts in {min(columns, most), min(columns, max(1, most // 2))}:
                 cut = rows, inner, parts
                 tried.append(_priced(product, unit, groups, cut, chip))
-    # The fastest way changes with the size, and its bytes jump; the least grow with a product.
+    # The fastest way changes with the size, so its memory jumps. The smallest memory grows
+    # steadily.
     least = min(one.bytes for one in tried)
     fastest = min(tried, key=lambda one: one.cycles + one.steps * chip.constants.step)
     return fastest._replace(bytes=least)
 
 
 def _groups(count: int, tiles: int) -> list[int]:
-    """How many groups to give to a tile: one or few, so that no tile is left without any."""
+    """Return how many groups to give to a tile: one or few, so that all tiles are used."""
     least = math.ceil(count / tiles)
     return sorted({min(count, least * times) for times in ((1, 2, 4) if count > 16 else (1,))})
 
@@ -123,7 +124,7 @@ def _priced(
         rows * inner * columns / (c.vector_products * (1 if size <= 2 else 0.25)),
     )
     steps = 1
-    if parts[1] > 1:  # partial sums of one result lie on several tiles
+    if parts[1] > 1:  # partial sums of one result are on several tiles
         received += sums * partial
         compute += sums * 1.0 + c.loop_call
         steps += 1
@@ -131,7 +132,8 @@ def _priced(
         compute += sums / parts[1] * 0.75
     needed = left + right + sums * partial
     serial = max(1, math.ceil(needed / (proportion * kind.tile_bytes)))
-    # A result that one tile makes alone is no temporary; nor is what lies where it is wanted.
+    # A result that one tile computes is not temporary, and neither is one that is stored where it
+    # is needed.
     result = sums * partial if parts[1] == 1 and partial <= size else 0
     extra = needed - result - (right / parts[0] if product.resident else 0)
     exchange = received / (c.exchange_bytes * c.exchange_efficiency)
@@ -140,7 +142,9 @@ def _priced(
 
 
 def _received(left: tuple[float, int], right: tuple[float, int], kind: ChipKind) -> float:
-    """Bytes to exchange of operands with their readers; neighbours share one at twice the width."""
+    """Return the bytes of operands to exchange. Neighbouring tiles can receive the same data at
+    twice the rate.
+    """
     shared = max((size for size, readers in (left, right) if readers > 1), default=0.0)
     return left[0] + right[0] - (shared / 2 if kind.generation > 1 else 0.0)
 
@@ -152,7 +156,9 @@ def _on_unit(unit: _Unit, rows: int, inner: int, columns: int, size: int, c: Con
 
 
 def _left_elements(product: Product, rows: int, inner: int) -> float:
-    """Elements of the left operand that a tile reads: a convolution reads neighbours once."""
+    """Return the elements of the left operand that a tile reads. A convolution reads neighbours
+    only once.
+    """
     if product.taps == 1:
         return rows * inner
     whole = product.left / product.groups * rows / product.rows

@@ -1,7 +1,8 @@
-"""``profile.json``: what a program would cost on IPUs and what it cost here, as text and trace.
+"""Write ``profile.json``: a program's estimated cost on IPUs and measured cost here, as text and
+trace.
 
-The guide to costs on IPUs describes the form. Readers accept keys that they do not know; a change
-that breaks them raises ``format``.
+The guide to costs on IPUs describes the form. Readers must accept unknown keys. A change that
+breaks readers increases ``format``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Profile = Mapping[str, Any]
 FORMAT = 3
 NAME = "profile.json"
 TIMED = 2
-"""So many calls are timed operator by operator, which slows them; the last of them is reported."""
+"""The number of calls that are timed operator by operator, which slows them down. The last of them
+is reported.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class Call:
     """Seconds of one call on this machine."""
 
     start: float  # after the first call began
-    outside: float  # since the call before: the program's own work, waiting for data
-    prepare: float  # checking and taking the batch
+    outside: float  # since the last call: the script's own work, waiting for data
+    prepare: float  # checking and reading the batch
     device: float  # running the program
-    collect: float  # putting the results together
+    collect: float  # joining the results
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class ActionTime:
 
     name: str  # a graph of the program (forward, micro, update, step) or an action of the schedule
     count: int
-    seconds: float  # in all
+    seconds: float  # in total
 
 
 @dataclass(frozen=True)
@@ -59,22 +62,22 @@ class OperatorTime:
     direction: str  # F, B or U: forward, backward, update
     name: str
     module: str
-    line: str  # the user's, described, or ""
+    line: str  # description of the user's line, or ""
     count: int
-    seconds: float  # in all
+    seconds: float  # in total
 
 
 @dataclass(frozen=True)
 class Measured:
     """What was measured on this machine."""
 
-    tier: str  # what ran the program, as a line
+    tier: str  # a line of text about what ran the program
     compile_seconds: float
     calls: int
     first: tuple[Call, ...]
-    process_bytes: int  # the most that the process has had
+    process_bytes: int  # peak memory of the process
     actions: tuple[ActionTime, ...] = ()
-    operators: tuple[OperatorTime, ...] = ()  # the dearest first; compiled code has none
+    operators: tuple[OperatorTime, ...] = ()  # the most expensive first; compiled code has none
 
 
 def profile(
@@ -117,20 +120,22 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def cycles_of(operator: Mapping[str, Any]) -> float:
-    """Of one call."""
+    """Return the cycles per call."""
     return float(operator["runs"] * (operator["compute"] + operator["exchange"] + operator["sync"]))
 
 
 class Folded(NamedTuple):
-    """An operator of all modules that do the same with it, such as ``layers.*``, in one call."""
+    """An operator in all modules that use it in the same way, such as ``layers.*``, for
+    one call.
+    """
 
     name: str
     module: str
     modules: int
     direction: str  # F, B or U
-    runs: int  # of one module
+    runs: int  # per module
     line: str
-    compute: float  # cycles, as the next two
+    compute: float  # cycles, as for the next two
     exchange: float
     sync: float
     flops: float
@@ -141,7 +146,7 @@ class Folded(NamedTuple):
 
 
 def folded(operators: Iterable[Mapping[str, Any]]) -> list[Folded]:
-    """Return operators by what they cost in a call; layers that are repeated are one."""
+    """Return operators by their cost per call. Repeated layers are joined."""
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for each in operators:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", each["module"])
@@ -168,12 +173,12 @@ def direction_of(stage_pass: str) -> str:
 
 
 def whole_cycles(priced: Mapping[str, Any]) -> float:
-    """Return what a call takes of all chips of a replica, waiting included."""
+    """Return the cycles of a call on all chips of a replica, including waiting."""
     return float(sum(sum(chip["parts"].values()) for chip in priced["chips"]))
 
 
 def pass_of_action(name: str) -> str:
-    """Return the pass that an action does: ``1F3`` does ``1F``; ``0U1`` is a pass itself."""
+    """Return the pass of an action: ``1F3`` does ``1F``; ``0U1`` is a pass itself."""
     match = re.fullmatch(r"(\d+[FB])\d+", name)
     return match[1] if match else name
 
@@ -183,7 +188,7 @@ def of_modules(row: Folded) -> str:
 
 
 def shown(profile: Profile) -> Iterator[Part]:
-    """Yield the lines and tables that people are shown: what was measured first."""
+    """Yield the lines and tables to show, starting with what was measured."""
     if profile["measured"]:
         yield from _measured(profile)
     priced, culprit = profile["estimated"], Culprit(**profile["estimated"]["culprit"])
@@ -216,7 +221,9 @@ def shown(profile: Profile) -> Iterator[Part]:
 
 
 def settled(measured: Mapping[str, Any]) -> float:
-    """Return the median of the calls' seconds, without those that were timed by parts if it can."""
+    """Return the median of the calls' seconds, without calls that were timed by parts if
+    possible.
+    """
     calls = [call["prepare"] + call["device"] + call["collect"] for call in measured["first"]]
     return float(statistics.median(calls[TIMED:] or calls))
 
@@ -251,7 +258,7 @@ BUDGETS = ("memory", "cycles")
 
 
 class Change(NamedTuple):
-    """One figure before and after; less is better, but for the items per second."""
+    """One figure before and after. Less is better, except for items per second."""
 
     name: str
     before: float
@@ -298,11 +305,11 @@ def changes_text(changes: list[Change]) -> str:
     return "\n".join(table([head, *rows]))
 
 
-# Trace events that Perfetto and browsers open: Trace Event Format, JSON; times in microseconds.
+# Trace events for Perfetto and browsers: Trace Event Format, JSON; times in microseconds.
 
 _PARTS = ("streaming memory", "host link", "compute", "exchange", "sync")
 _LANES = ("action", *_PARTS)
-_HERE = 1000  # the process number of this machine, apart from the chips
+_HERE = 1000  # the process number of this machine, different from those of chips
 _MEASURED = ("calls", "actions", "operators")
 
 
@@ -334,7 +341,7 @@ def _process(number: int, name: str, lanes: Iterable[str]) -> Iterator[dict[str,
 
 
 def _action_bars(action: Mapping[str, Any], scale: float) -> Iterator[dict[str, Any]]:
-    """One bar for the action, and its parts below; on a chip they really alternate."""
+    """Return a bar for the action, with its parts below. On a chip, these actually alternate."""
 
     def bar(lane: str, name: str, start: float, length: float) -> dict[str, Any]:
         at = _LANES.index(lane)

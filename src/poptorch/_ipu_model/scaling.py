@@ -1,4 +1,4 @@
-"""What more processes would bring: curves over their number, and what would help.
+"""Estimate the effect of more processes: a curve over their number, and remedies.
 
 The sources of collectives are in ``_cost/links.py``.
 """
@@ -17,7 +17,9 @@ from .._cost.links import Collective, Exchanged, Link, ring
 
 
 def tree(size: float, processes: int, link: Link, at_once: int = 1) -> float:
-    """Whole tensors or, in twice the steps, halves of halves: whatever is faster."""
+    """Return the seconds of a tree, which sends whole tensors, or halves of halves in twice the
+    steps, whichever is faster.
+    """
     if processes < 2 or not size:
         return 0.0
     levels = math.ceil(math.log2(processes))
@@ -29,7 +31,9 @@ def tree(size: float, processes: int, link: Link, at_once: int = 1) -> float:
 def hierarchical(
     size: float, processes: int, link: Link, at_once: int = 1, group: int = 0
 ) -> float:
-    """A ring in each group, and rings of those that have the same part; about as many of both."""
+    """Return the seconds of a ring in each group and rings between processes with the same part,
+    with about equal numbers.
+    """
     group = group or _near_root(processes)
     others = ring(size / group, math.ceil(processes / group), link, at_once)
     return ring(size, group, link, at_once) + others
@@ -43,39 +47,39 @@ def _near_root(count: int) -> int:
 @dataclass(frozen=True)
 class Remedy:
     change: str
-    efficiency: float  # that it would give
+    efficiency: float  # the efficiency after the change
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A call of so many processes, each with the batch that one has now."""
+    """A call of this number of processes, each with the present batch of one."""
 
     processes: int
-    seconds: float  # of a call
-    exchanging: float  # seconds of it: what no computation hides
-    efficiency: float  # the computation's share: 1 if the others cost nothing
-    bound: str  # by what the most time goes: computing, latency, bandwidth, copying
-    tree: float  # what ``exchanging`` would be if sums took other ways
+    seconds: float  # per call
+    exchanging: float  # seconds per call that no computation hides
+    efficiency: float  # the computation's share: 1 if exchanges cost nothing
+    bound: str  # what most time is spent on: computing, latency, bandwidth, copying
+    tree: float  # what ``exchanging`` would be with another algorithm for sums
     hierarchical: float
     remedies: tuple[Remedy, ...]  # the best two
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A curve over numbers of processes. Nothing of it was run but, perhaps, one process."""
+    """A curve over numbers of processes. Nothing was run, except perhaps one process."""
 
     computing: float  # seconds of a call of one process
-    source: str  # where these are from
+    source: str  # where these come from
     latency: float
     bandwidth: float
-    bytes: float  # of the gradients of an update
+    bytes: float  # of the gradients in an update
     rows: tuple[Scaled, ...]
 
 
 def scaling(
     computing: float, source: str, link: Link, exchanged: Mapping[int, Exchanged]
 ) -> Scaling:
-    """Return the curve for what so many processes exchange."""
+    """Return the curve for what these numbers of processes exchange."""
     rows = tuple(_scaled(computing, count, link, own) for count, own in exchanged.items())
     size = max((sum(own.buckets) for own in exchanged.values()), default=0.0)
     return Scaling(computing, source, link.latency, link.bandwidth, size, rows)
@@ -103,7 +107,7 @@ def _scaled(computing: float, processes: int, link: Link, own: Exchanged) -> Sca
 
 
 def _remedies(computing: float, processes: int, link: Link, own: Exchanged) -> Iterator[Remedy]:
-    """Yield what a user can change. A sum that goes another way is not theirs to choose."""
+    """Yield what a user can change. The algorithm of sums is not a choice of the user."""
 
     def remedy(change: str, exchanged: Exchanged, times: int = 1) -> Remedy:
         computed = times * computing
@@ -128,7 +132,9 @@ _UNITS = {
 
 
 def link_of(latency: object, bandwidth: object) -> Link:
-    """Return the link of two texts, such as 20us and 100Gb, or of seconds and bytes per second."""
+    """Return the link for two texts, such as 20us and 100Gb, or for seconds and bytes per
+    second.
+    """
     return Link(_quantity("latency", latency), _quantity("bandwidth", bandwidth))
 
 
@@ -155,7 +161,7 @@ def _quantity(name: str, given: object) -> float:
 
 
 def counts_of(given: object) -> tuple[int, ...]:
-    """Return the numbers of processes, in order."""
+    """Return the numbers of processes, sorted."""
     counts = (
         tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     )
@@ -168,7 +174,7 @@ def counts_of(given: object) -> tuple[int, ...]:
 
 
 def shown(curve: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the lines and tables that people are shown."""
+    """Yield the lines and tables to show."""
     yield (
         "Estimate for more processes, each with a batch of this size and its own machine: "
         f"{time_text(curve['computing'])} per call, {curve['source']}; "

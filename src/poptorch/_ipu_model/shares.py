@@ -1,4 +1,4 @@
-"""Which part of a model each chip should get, from the captured graph alone."""
+"""Decide which part of a model each chip should get, from the captured graph alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._systems import ChipKind, System
 from .cycles import node_cycles
 from .estimating import Capture, estimate, recomputed, updating_of
 
-ENOUGH = 1 << 62  # bytes that hold everything
+ENOUGH = 1 << 62  # bytes that are always enough
 
 
 @_capture.forgetting_sources()
@@ -28,18 +28,20 @@ def shares(
 
 @one_at_a_time()
 def recut(captured: Capture, spec: Spec, kind: ChipKind, chips: int) -> Capture:
-    """Return a captured model divided over chips; if memory is short, as if it were not."""
+    """Return a captured model divided over chips. If memory is not sufficient, divide it as if it
+    were.
+    """
     try:
         return _divided(captured, spec, kind, chips, None)[1]
-    except Error:  # raised again if it is not for want of memory
+    except Error:  # raised again unless the reason is insufficient memory
         return _divided(captured, spec, kind, chips, ENOUGH)[1]
 
 
 @one_at_a_time()
 def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_place.Share]:
-    """Divide a captured model such that it fits, as ``poptorch.estimate`` sees it.
+    """Divide a captured model so that it fits according to ``poptorch.estimate``.
 
-    Where the fastest division does not, the fullest chip gets less, as often as it takes.
+    If the fastest division does not fit, the fullest chip gets less, repeatedly.
     """
     system.check_size(spec.loops.all_replicas, chips)
     limit, culprit = ENOUGH, None
@@ -82,7 +84,7 @@ def _balanced(
 
 
 def _state_bytes(micro: Graph, update: Graph | None) -> dict[str, int]:
-    """Bytes of each parameter and buffer, with its gradient and the optimizer's state for it."""
+    """Return the bytes of each parameter and buffer, with its gradient and optimizer state."""
     total = collections.Counter[str]()
     for slot in (*micro.inputs, *micro.gradients):
         if slot.kind in (Kind.PARAM, Kind.BUFFER, Kind.GRADIENT):

@@ -1,4 +1,6 @@
-"""Times of a schedule's actions, in the order in which the ``staged`` backend does them."""
+"""Compute the times of a schedule's actions, in the order in which the ``staged`` backend
+runs them.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ _RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
 
 
 class PassPrice(NamedTuple):
-    """What one run of a pass takes on its chip; bytes of one replica."""
+    """What one run of a pass costs on its chip; bytes are for one replica."""
 
     inside: PassCost
     from_host: float
     to_host: float
-    streamed: float  # to and from streaming memory, besides the schedule's own loads
+    streamed: float  # to and from streaming memory, in addition to the schedule's loads
 
 
 class Timeline(NamedTuple):
     actions: tuple[Action, ...]  # in the order of the columns
-    by_chip: Mapping[int, Cost]  # of one run of the schedule; all have the same total
+    by_chip: Mapping[int, Cost]  # of one run of the schedule; the totals are equal
     cycles: float  # of one run
     prices: Mapping[StagePass, PassPrice]
 
@@ -45,7 +47,9 @@ def simulate(subject: Subject) -> Timeline:
 
 
 def _price(stage_pass: StagePass, subject: Subject, there: set[tuple[int, str]]) -> PassPrice:
-    """Price a pass; what chips have from the host is ``there``, and is not fetched again."""
+    """Return the cost of a pass. Data from the host that chips have already is ``there``, and is
+    not read again.
+    """
     graph, loops = subject.staged.graphs[stage_pass], subject.spec.loops
     from_host = to_host = 0.0
     if not subject.spec.target.synthetic_data:
@@ -63,7 +67,9 @@ def _price(stage_pass: StagePass, subject: Subject, there: set[tuple[int, str]])
 
 
 def _streamed(stage_pass: StagePass, subject: Subject) -> float:
-    """Bytes of state from and to streaming memory; phased strategies have actions for that."""
+    """Return the bytes of state from and to streaming memory, which phased strategies have actions
+    for.
+    """
     spec, graph = subject.spec, subject.staged.graphs[stage_pass]
     if spec.placement.phased:
         return 0.0

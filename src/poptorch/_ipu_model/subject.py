@@ -1,4 +1,4 @@
-"""What is priced: a staged program with its settings, its chips and what joins them."""
+"""Describe what is estimated: a staged program with its settings, its chips and their links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .constants import Constants
 from .pass_cost import Pass, PassCost
 from .products import Chip
 
-POD = 64  # chips that IPU-Links join at most
+POD = 64  # largest number of chips connected by IPU-Links
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,14 +23,14 @@ class Subject:
     staged: Staged
     passes: Mapping[StagePass, Pass]  # shared by variants with the same passes
     spec: Spec
-    emit: Emit  # what goes back to the host
+    emit: Emit  # what is returned to the host
     chip: Chip
-    per_replica: int  # chips
+    per_replica: int  # number of chips
     replicas: int  # in all processes
-    rows: int  # of the combined batches of all processes
-    flops: int  # of one micro-batch, forward and backward, nothing computed twice
-    overlapped: bool = False  # inputs and outputs travel while the chips compute
-    proportions: Mapping[int, float] = field(default_factory=dict)  # of a tile, by chip
+    rows: int  # rows of the combined batches of all processes
+    flops: int  # for one micro-batch, forward and backward, without recomputation
+    overlapped: bool = False  # inputs and outputs are transferred while the chips compute
+    proportions: Mapping[int, float] = field(default_factory=dict)  # of a tile's memory, by chip
     name: str = ""  # the model and its use
 
     @property
@@ -53,7 +53,9 @@ class Subject:
         return self.chip if own is None else replace(self.chip, proportion=own)
 
     def inside(self, stage_pass: StagePass) -> PassCost:
-        """A sharded update is divided: each replica updates the weights whose state it holds."""
+        """Return the cost of a pass inside its chip. A sharded update is divided: each replica
+        updates the weights whose state it has.
+        """
         divided = stage_pass.is_update and self.spec.locations.optimizer.sharded
         shares = self.replicas if divided else 1
         return self.passes[stage_pass].cost(self.chip_of(stage_pass), shares)
@@ -66,7 +68,7 @@ class Subject:
         return self.replicas if sharded and slot.numel > 1 else 1
 
     def waiting_values(self, stage_pass: StagePass) -> list[Slot]:
-        """Return what waits for the backward pass, of what a pass makes or reads back."""
+        """Return values computed or read by a pass that wait for the backward pass."""
         graphs = self.staged.graphs
         forward = [p for p in graphs if not p.backward and not p.is_update]
         made = {s.key for p in forward for s in graphs[p].outputs if s.kind is Kind.VALUE}
@@ -77,7 +79,7 @@ class Subject:
         own = graphs[stage_pass].inputs if stage_pass.backward else graphs[stage_pass].outputs
         return [slot for slot in own if slot.key in made & read]
 
-    # Seconds of what travels outside a chip; sizes in bytes.
+    # Seconds of transfers outside of a chip; sizes in bytes.
 
     @property
     def _link(self) -> float:
@@ -87,7 +89,7 @@ class Subject:
         return size / self._link
 
     def all_gather(self, size: float) -> float:
-        """Seconds in a ring inside a pod, over IPU-Links, then between pods, over gateways."""
+        """Return seconds: a ring inside a pod over IPU-Links, then between pods over gateways."""
         inside = max(1, min(self.replicas, POD // self.per_replica))
         pods = math.ceil(self.replicas / inside)
         gateway = self.constants.gateway_bytes * self.constants.link_efficiency
@@ -107,7 +109,7 @@ class Subject:
         return size / min(self.constants.host_bytes, self._network)
 
     def from_host(self, size: float, meanwhile: float) -> float:
-        """Seconds of reading from the gateway what the machine fetches ``meanwhile``."""
+        """Return seconds for reading from the gateway what the machine fetches ``meanwhile``."""
         return max(size / self.constants.host_bytes, size / self._network - meanwhile)
 
     def streamed(self, size: float) -> float:

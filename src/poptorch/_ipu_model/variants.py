@@ -1,4 +1,4 @@
-"""Estimates of variants of one program, side by side; which settings can be varied."""
+"""Compare estimates of variants of one program, and define which settings can be varied."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from .._base.tables import html_page, html_table, size_text, table
 from .estimate import Estimate
 from .parts import Culprit, verdict
 
-LOCATIONS = {  # on chip rather than in streaming memory, shared by replicas
+LOCATIONS = {  # on chip instead of in streaming memory, shared by replicas
     "on chip": (True, False),
     "off chip": (False, False),
     "on chip, sharded": (True, True),
     "off chip, sharded": (False, True),
 }
-PRESENT = "as it is"  # the value of each setting in the line that changes none
+PRESENT = "as it is"  # the value of each setting in the row that changes nothing
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _COUNT = (lambda value: type(value) is int and value > 0), "an int of at least 1"
 _FLAG = (lambda value: isinstance(value, bool)), "True or False"
 _PLACE = (lambda value: value in LOCATIONS), " or ".join(map(repr, LOCATIONS))
-SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # what they can be, and in words
+# how to check a value, and a description of valid values
+SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "micro_batch": _COUNT,
     "accumulation": _COUNT,
     "device_iterations": _COUNT,
@@ -52,16 +53,16 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # what they can b
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: the estimate for some settings.
+    """One row of the table: the estimate for some settings.
 
     Attributes:
         settings: the varied settings by name; ``"as it is"`` for the present ones.
         items_per_second: samples per second, of all replicas of all processes.
-        peak_bytes: on the fullest chip at its fullest moment.
+        peak_bytes: bytes on the fullest chip at its fullest moment.
         fits: whether every chip has enough memory.
         culprit: the largest part on the fullest chip.
         bubble: the share of time in which chips wait for one another, 0 to 1.
-        share_of_peak: useful operations as a share of what the used chips can do, 0 to 1.
+        share_of_peak: useful operations as a share of the peak of the used chips, 0 to 1.
     """
 
     settings: Mapping[str, object]
@@ -90,7 +91,7 @@ _FIGURES = tuple(Variant.__dataclass_fields__)[1:]
 
 
 class WhatIf(tuple[Variant, ...]):
-    """The variants of ``what_if``: those that fit come first, the fastest of them first.
+    """The variants of ``what_if``: first those that fit, sorted by speed.
 
     ``print`` shows a table.
     """
@@ -121,7 +122,7 @@ class WhatIf(tuple[Variant, ...]):
         ]  # fmt: skip
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as one page for browsers, light or dark like the system."""
+        """Write the table as one page for browsers, in light or dark mode like the system."""
         title = "Comparison of settings: estimated for IPUs, nothing was run"
         page = html_page(title, html_table(self._rows()))
         safe_files.write_text_for_user(Path(path), page)

@@ -1,4 +1,6 @@
-"""What an operator asks of a chip, read off shapes alone; equal operators give equal Works."""
+"""Describe what an operator needs from a chip, computed only from shapes. Equal operators give
+equal Works.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,13 @@ class Product:
     inner: int
     columns: int
     itemsize: int
-    half: bool  # operands of 16 bits have sums of 16 bits
+    half: bool  # sums of 16-bit operands have 16 bits
     groups: int = 1
-    resident: bool = False  # the other operand lies where it is wanted: a weight, forward
+    # the other operand is stored where it is needed, as weights are in the forward pass
+    resident: bool = False
     taps: int = 1  # kernel positions among ``inner`` that read the same input
     left: int = 0  # with taps: elements of the operand with the rows, each counted once
-    share: float | None = None  # of a tile that it may use; None for the chip's
+    share: float | None = None  # of a tile's memory that it may use; None for the chip's
 
     @property
     def half_partials(self) -> bool:
@@ -58,13 +61,14 @@ class Product:
 class Work:
     products: tuple[Product, ...] = ()  # two in a convolution's backward pass
     cycles: float = 0.0  # of vector loops, all worker slots of all tiles together
-    moved: int = 0  # bytes that change tiles before the loops run
+    moved: int = 0  # bytes that are moved between tiles before the loops run
     steps: int = 0  # supersteps of loops; products have their own
     entries: int = 0  # rows that are looked up or added by index
     row_bytes: int = 0
-    scattered: bool = False  # rows are added rather than read
-    parts: tuple[tuple[Work, int], ...] = ()  # done one after another, and how often each
-    unknown: str = ""  # name of the operator, if nothing is known of it
+    scattered: bool = False  # rows are added instead of read
+    # run one after another, with the number of times for each
+    parts: tuple[tuple[Work, int], ...] = ()
+    unknown: str = ""  # name of the operator, if its costs are not known
 
     @functools.cached_property
     def all_products(self) -> tuple[Product, ...]:
@@ -76,14 +80,14 @@ class Work:
 
     @functools.cached_property
     def all_steps(self) -> int:
-        """Different supersteps: what there is code for."""
+        """Different supersteps, each of which needs code."""
         own = self.steps + 3 * len(self.products)
         return own + sum(part.all_steps for part, _ in self.parts)
 
 
 NOTHING = Work()
 
-Halves = tuple[bool, bool]  # whether matrix products, and convolutions, keep their sums in 16 bits
+Halves = tuple[bool, bool]  # whether matrix products, and convolutions, accumulate in 16 bits
 
 _FREE = {
     operator.getitem, aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
@@ -134,12 +138,16 @@ def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
 
 
 def is_identity(node: fx.Node) -> bool:
-    """Whether a node stands for its first operand: it says when or where, and computes nothing."""
+    """Return whether a node only passes its first operand on: it says when or where, and computes
+    nothing.
+    """
     return name_of(node) in ("poptorch.after_gradient", "poptorch.nop", "poptorch.hint")
 
 
 def is_conversion_of_product(node: fx.Node) -> bool:
-    """Captured graphs write a product of halves as one of floats between two conversions."""
+    """Return whether a node only converts for a product of halves, which captured graphs compute in
+    float32.
+    """
     if node.target is not aten._to_copy.default:
         return False
     source = node.args[0]
@@ -155,7 +163,9 @@ def _of_product(node: fx.Node) -> bool:
 
 
 def _scales_mask(node: fx.Node) -> bool:
-    """Scaling what was drawn at random is one loop with drawing it (PopLibs, poprand::dropout)."""
+    """Return whether a node scales what was drawn at random, in one loop with the draw (PopLibs,
+    poprand::dropout).
+    """
     scaling = node.target in (aten.div.Scalar, aten.div.Tensor, aten.mul.Tensor, aten.div_.Scalar)
     inputs = node.all_input_nodes
     return scaling and len(inputs) == 1 and draws(inputs[0])
@@ -174,7 +184,9 @@ def _size(node: fx.Node) -> int:
 
 
 def _multiplied_size(node: fx.Node) -> int:
-    """Bytes per element of what a product really multiplies: before conversions for it."""
+    """Return the bytes per element of what a product multiplies, before conversions for
+    the product.
+    """
     sizes = []
     for each in node.all_input_nodes:
         while each.target is aten._to_copy.default and isinstance(each.args[0], fx.Node):
@@ -231,7 +243,7 @@ def _convolution_backward(
 
 
 def _stated(node: fx.Node) -> torch.Tensor:
-    """The numbers that an index has been repeated from: each names a whole row."""
+    """Return the numbers from which an index was repeated, each of which names a whole row."""
     while node.target is aten.expand.default and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return tensors(node)[0]
@@ -254,7 +266,7 @@ def _indexed(node: fx.Node) -> Work:
 
 
 def _vector(node: fx.Node) -> Work:
-    """Loops over elements, with what has to come from other tiles first."""
+    """Return the work of loops over elements, including what is moved from other tiles first."""
     results = tensors(node)
     inputs = [tensors(each)[0] for each in node.all_input_nodes if tensors(each)]
     largest = max([*results, *inputs], key=lambda each: each.numel(), default=None)
@@ -285,7 +297,7 @@ _NORMS = ("norm", "softmax", "sum", "mean", "var", "amax", "amin", "max", "min",
 
 
 def _moved(name: str, largest: torch.Tensor, inputs: Sequence[torch.Tensor]) -> int:
-    """Bytes that come from other tiles: of operands that were laid out for something else."""
+    """Return bytes that come from other tiles, because operands have another layout."""
     full = {id(each) for each in inputs if each.numel() == largest.numel()}
     together = any(part in name for part in (*_NORMS, "pool", "upsample"))
     return largest.nbytes if together or len(full) > 1 else 0
@@ -306,7 +318,7 @@ _BACKWARD_CELL = {"neg": 10, "add": 16}  # loops of an LSTM's cell, for each ele
 
 
 def _resident(node: fx.Node, size: int, halves: Halves) -> list[tuple[Work, int]]:
-    """The products of a layer with its weights, and how often it computes each."""
+    """Return the products of a layer with its weights, and how many times it computes each."""
     found = ((_product(s, size, halves[0], resident=True), n) for s, n in products_of(node))
     return [(Work(products=(product,)), often) for product, often in found]
 
@@ -346,7 +358,7 @@ def _grouped(node: fx.Node, halves: Halves) -> Work:
 
 
 def _control(node: fx.Node, halves: Halves) -> Work:
-    """What a loop's body asks for, as often as it runs; of branches the dearest."""
+    """Return the work of a loop's body times its runs; of branches, the most expensive one."""
     graphs = bodies(node)
     works = [Work(parts=tuple((work_of(n, halves), 1) for n in graph.nodes)) for graph in graphs]
     if is_loop(node):
@@ -357,7 +369,9 @@ def _control(node: fx.Node, halves: Halves) -> Work:
 
 
 def _sort(node: fx.Node, halves: Halves) -> Work:
-    """A bitonic network: every pass compares, exchanges and keeps values and places."""
+    """Return the work of a bitonic network, in which every pass compares, exchanges, and stores
+    values and indices.
+    """
     value = tensors(node.args[0])[0]
     size = value.element_size()
     each = cycles_per_element("lt", size) + 2 * cycles_per_element("add", size)
@@ -366,7 +380,7 @@ def _sort(node: fx.Node, halves: Halves) -> Work:
 
 
 def _fourier(node: fx.Node, halves: Halves) -> Work:
-    """Butterflies, in a pass over all elements."""
+    """Return the work of butterflies, with a pass over all elements each."""
     values = [*tensors(node.args[0]), *tensors(node)]
     value = max(values, key=lambda each: each.numel())
     each = 8 * cycles_per_element("add", 4) * value.numel()  # of complex numbers
@@ -375,7 +389,9 @@ def _fourier(node: fx.Node, halves: Halves) -> Work:
 
 
 def _ctc(node: fx.Node, halves: Halves) -> Work:
-    """Both recursions over the labels and the blanks between them, and the gradient."""
+    """Return the work of both recursions over the labels and the blanks between them, and of the
+    gradient.
+    """
     (steps, batch, classes), labels = shape_of(node.args[0]), shape_of(node.args[1])[-1]
     size = _size(node)
     added = 3 * (
@@ -397,7 +413,9 @@ def _distances(node: fx.Node, halves: Halves) -> Work:
 
 
 def _trilinear(node: fx.Node, halves: Halves) -> Work:
-    """Products of three operands, each stretched along the dimensions that it lacks."""
+    """Return the work of products of three operands, each expanded along the dimensions
+    that it lacks.
+    """
     stretched = [list(shape_of(each)) for each in node.args[:3]]
     for sizes, dims in zip(stretched, node.args[3:6], strict=True):
         for dim in dims:  # type: ignore[union-attr]
@@ -408,7 +426,9 @@ def _trilinear(node: fx.Node, halves: Halves) -> Work:
 
 
 def _farthest(node: fx.Node, halves: Halves) -> Work:
-    """For every pick the distances of all points, their minimum and the farthest."""
+    """Return the work: for every pick, the distances of all points, their minimum and the
+    farthest.
+    """
     points = math.prod(shape_of(node.args[0]))
     cycles = points * (2 * cycles_per_element("add", 4) + 2 * cycles_per_element("maximum", 4))
     return Work(parts=((Work(cycles=cycles, steps=3), rounds_of(node)),))

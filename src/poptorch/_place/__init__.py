@@ -1,4 +1,6 @@
-"""Blocks to stages and chips; where tensors live; cutting the graph into one piece per stage."""
+"""Assign blocks to stages and chips, and tensors to chips, and cut the graph into a piece for each
+stage.
+"""
 
 from .balance import Share, balance, cut_at, find_units
 from .early import early

@@ -1,6 +1,7 @@
-"""A model's blocks chosen for it: a row of units, cut so that the slowest chip is fast.
+"""Choose a model's blocks: divide a sequence of units so that the slowest chip is as fast as
+possible.
 
-A unit is a stretch between two modules that are entered once.
+A unit is the part between two modules that are each entered once.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from .stages import with_passes
 
 @dataclass
 class Unit:
-    begins: str | None  # path of the module whose forward begins it; None before any
-    cycles: float = 0.0  # of one micro-batch, forward and backward
+    begins: str | None  # path of the module whose forward starts it; None before the first module
+    cycles: float = 0.0  # for one micro-batch, forward and backward
     weight_bytes: int = 0  # parameters, their gradients and optimizer state, and buffers
-    saved_bytes: int = 0  # kept of one micro-batch for the backward pass
-    entering_bytes: int = 0  # what crosses its beginning in the forward pass
-    joined: bool = False  # whether it has to be on the chip of the unit before it
+    saved_bytes: int = 0  # stored for the backward pass, for one micro-batch
+    entering_bytes: int = 0  # what enters it in the forward pass
+    joined: bool = False  # whether it must be on the chip of the previous unit
 
 
 def find_units(
@@ -38,9 +39,10 @@ def find_units(
     modules: Sequence[str],
     cycles_of: Callable[[fx.Node], float],
 ) -> list[Unit]:
-    """``state_bytes`` has parameters and buffers by path, with all that training keeps for them.
+    """Return the units.
 
-    ``cycles_of`` prices one operator on the chips that the model is divided over.
+    ``state_bytes`` contains parameters and buffers by path, with everything that training stores
+    for them. ``cycles_of`` estimates one operator on the chips over which the model is divided.
     """
     graph, begins = _in_blocks(graph, modules)
     graph = with_passes(graph, {number: number for number in range(len(begins))}, len(begins))
@@ -60,14 +62,14 @@ def find_units(
             crossed.entering_bytes += value_bytes(node)
     for node in kept:
         where = pass_of(node)
-        if where is not None:  # not of an input
+        if where is not None:  # not an input
             units[where.stage].saved_bytes += value_bytes(node)
     for node, slot in graph.arguments.items():
         if slot.kind not in (Kind.PARAM, Kind.BUFFER):
             continue
         stages = [reader.stage for reader in reader_passes(node)] or [0]
         units[min(stages)].weight_bytes += state_bytes[slot.path]
-        for unit in units[min(stages) + 1 : max(stages) + 1]:  # one weight lives on one chip
+        for unit in units[min(stages) + 1 : max(stages) + 1]:  # one weight is on one chip only
             unit.joined = True
     return units
 
@@ -80,7 +82,9 @@ def cut_at(graph: Graph, begins: Sequence[str]) -> tuple[Graph, tuple[Visit, ...
 
 
 def _in_blocks(graph: Graph, modules: Sequence[str]) -> tuple[Graph, list[str | None]]:
-    """Return a graph whose labels count visits of the given modules, and what begins each."""
+    """Return a graph whose labels count visits of the given modules, and the module that starts
+    each visit.
+    """
     graph = graph.copy()
     labels = {node: label_of(node) for node in graph.operators}
     forward = [n for n, label in labels.items() if label.visit is not None and not label.backward]
@@ -99,7 +103,9 @@ def _in_blocks(graph: Graph, modules: Sequence[str]) -> tuple[Graph, list[str | 
 
 
 def _entries(forward: Sequence[fx.Node], modules: Sequence[str]) -> dict[int, str]:
-    """Position of the first operator -> the outermost module that is entered there, once."""
+    """Map the index of the first operator to the outermost module that is entered there
+    and only once.
+    """
     stretches: dict[str, list[int]] = {path: [] for path in modules}
     before: set[str] = set()
     for at, node in enumerate(forward):
@@ -119,11 +125,11 @@ def _entries(forward: Sequence[fx.Node], modules: Sequence[str]) -> dict[int, st
 @dataclass(frozen=True)
 class Share:
     ipu: int
-    begins: str | None  # path of the module that begins its block; None on the first chip
-    cycles: float  # of one micro-batch
+    begins: str | None  # path of the module that starts its block; None on the first chip
+    cycles: float  # for one micro-batch
     weight_bytes: int  # parameters, gradients, optimizer state, buffers
-    saved_bytes: int  # kept for the backward pass, of all micro-batches in flight
-    entering_bytes: int  # of one micro-batch, from the chips before
+    saved_bytes: int  # stored for the backward pass, for all micro-batches in flight
+    entering_bytes: int  # received from earlier chips, for one micro-batch
 
     @property
     def bytes(self) -> int:
@@ -131,7 +137,9 @@ class Share:
 
 
 def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> list[Share]:
-    """Cut so that the slowest chip is as fast as possible, then so that least crosses."""
+    """Divide the units so that the slowest chip is as fast as possible, and then so that few bytes
+    are sent.
+    """
     places = [
         n for n, unit in enumerate(units) if n and unit.begins is not None and not unit.joined
     ]
@@ -142,7 +150,7 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
             fix=("use fewer IPUs", "or move parts of forward into separate modules"),
         )
     ends = [*places, len(units)]
-    # Of how many micro-batches a chip keeps activations.
+    # The number of micro-batches whose activations a chip stores.
     kept = [2 * (chips - 1 - chip) + 1 if pipelined else 1 for chip in range(chips)]
     fastest = _best(units, ends, kept, lambda slowest, s: max(slowest, s.cycles), limit)
     if fastest is None:
@@ -161,7 +169,8 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
                 ),
             ),
         )
-    # Not in one pass: the fastest first part may cross more than one that is fast enough.
+    # Not in one pass, because the fastest first part may send more than another that is fast
+    # enough.
     best = _best(units, ends, kept, lambda sent, s: sent + s.entering_bytes, limit, fastest[0])
     assert best is not None, "the fastest is among them"
     return best[1]
@@ -175,7 +184,7 @@ def _best(
     most_bytes: int,
     most_cycles: float = math.inf,
 ) -> tuple[float, list[Share]] | None:
-    before: dict[int, tuple[float, list[Share]]] = {0: (0.0, [])}  # by where the last one ends
+    before: dict[int, tuple[float, list[Share]]] = {0: (0.0, [])}  # by the end of the last part
     for chip, micro_batches in enumerate(kept):
         best: dict[int, tuple[float, list[Share]]] = {}
         for start, (score, shares) in before.items():

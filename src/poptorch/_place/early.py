@@ -1,7 +1,7 @@
-"""A micro graph in two: the gradients that are there early, and those that take longer.
+"""Split a micro graph in two: gradients that are ready early, and gradients that take longer.
 
-What the first graph makes can be added up over processes while the second one runs. Source: Li et
-al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2.3.
+Processes can sum the results of the first graph while the second one runs. Source: Li et al.,
+"PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2.3.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from .._ir.slots import Kind
 from .split import Cutter
 
 LEAST = 0.05
-"""What has to be saved, over the work: parts compute more slowly, and beside a sum both do."""
+"""The minimum saving as a share of the work, because the two parts compute more slowly, and a
+concurrent sum slows down both.
+"""
 
 
 def early(graph: Graph, processes: int, link: Link) -> tuple[Graph, Graph] | None:
-    """Cut a micro graph where gradients are there that a link can carry beside the work left.
+    """Split a micro graph so that a link can transfer the early gradients during the remaining
+    work.
 
-    The first part makes the early gradients and what the host gets, the second the others from
-    ``value.*``. None where that would not pay, or if the second would draw or have other effects.
+    The first part computes the early gradients and what the host gets, and the second the others
+    from ``value.*``. Return None if this saves too little, or if the second part would draw or have
+    other effects.
     """
     graph = graph.copy()
     nodes = graph.operators
@@ -73,7 +77,9 @@ def _best(graph: Graph, processes: int, link: Link) -> int | None:
 
 
 def _sources(stack: list[fx.Node]) -> set[fx.Node]:
-    """Return the operators behind some, with all results of those that have several."""
+    """Return the operators that some nodes depend on, with all results of those that have
+    several.
+    """
     sources = set[fx.Node]()
     while stack:
         node = stack.pop()
@@ -86,7 +92,9 @@ def _sources(stack: list[fx.Node]) -> set[fx.Node]:
 
 
 def _make_contiguous(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Add contiguous views of what lies otherwise: graphs are compiled for contiguous inputs."""
+    """Add contiguous views of values with other strides, because graphs are compiled for contiguous
+    inputs.
+    """
     views = set[fx.Node]()
     for node in nodes:
         value, root = node.meta.get("val"), storage_root(node)

@@ -1,4 +1,6 @@
-"""Graph, visits and strategy -> Layout (PopTorch user guide, "Parallel execution")."""
+"""Compute a Layout from a graph, visits and a strategy (PopTorch user guide, "Parallel
+execution").
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import Placement, Spec, Strategy
 from .stages import group_visits, resolve, with_passes
 
-LIMIT = 64  # most devices that one process may use
+LIMIT = 64  # largest number of devices that one process may use
 
 
 def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
@@ -28,12 +30,14 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     on = [0, *(item.chip for item in placed)]
     depth = 1 + sum(before != after for before, after in itertools.pairwise(on))
     check_batches(depth, len(stages), spec)
-    find_homes(graph, stages)  # raises where one would be shared
+    find_homes(graph, stages)  # raises an error if stages on several chips would share a weight
     return Layout(stages, depth, chips, reserve(chips, spec), graph)
 
 
 def check_batches(depth: int, stages: int, spec: Spec) -> None:
-    """Check that enough micro-batches fill the pipeline; the 1.0 interface counts ``stages``."""
+    """Check that there are enough micro-batches to fill the pipeline. The 1.0 interface counts
+    ``stages``.
+    """
     if spec.placement.strategy is not Strategy.PIPELINED:
         return
     loops, first_release = spec.loops, spec.placement.first_release
@@ -87,7 +91,7 @@ def reserve(per_replica: int, spec: Spec) -> int:
 
 
 def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
-    """Return the chips of every state input, by slot key; weights have one home."""
+    """Return the chips of every state input, by slot key. A weight is on one chip."""
     chips = tuple(sorted({stage.chip for stage in stages}))
     # Buffers and constants that forward changes, with the node of the new value.
     changed = graph.updates
@@ -177,7 +181,9 @@ def _placed(node: fx.Node, layout: Layout, placement: Placement) -> str:
 
 
 def phase_number(stage_pass: StagePass, layout: Layout, placement: Placement) -> int:
-    """Backward phases go on, in reverse, where the forward ones end, or leave two numbers free."""
+    """Return the phase of a pass. Backward phases continue in reverse where the forward ones end,
+    or leave two numbers free.
+    """
     phases = [stage.phase or 0 for stage in layout.stages]
     phase = phases[stage_pass.stage]
     if stage_pass.backward:

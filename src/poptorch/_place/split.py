@@ -1,4 +1,6 @@
-"""Graphs cut into one for each pass: stages' forward and backward, chips' rounds of the update."""
+"""Cut graphs into a graph for each pass: forward and backward of stages, and the update rounds of
+chips.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ Homes = Mapping[str, tuple[int, ...]]
 class Cutter:
     """Cuts a graph into passes that run one after another in their order.
 
-    What a pass reads of another becomes a ``value.*`` between them. So does the old value of a
-    state tensor that an earlier pass has changed by then. Outputs in ``copies`` several passes
-    return, each the last that reads its own copy of the state; what no pass computes returns
-    the one that ``fallback`` names.
+    A value that a pass reads from another pass becomes a ``value.*`` between them. So does the old
+    value of a state tensor that an earlier pass has already changed. Outputs in ``copies`` are
+    returned by several passes, each of which is the last one that reads its own copy of the state.
+    Outputs that no pass computes are returned by the pass that ``fallback`` names.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Cutter:
                 continue
             if node in self._inputs:
                 if stage_pass > self._writer.get(self._inputs[node].key, stage_pass):
-                    values[node] = None  # overwritten by then
+                    values[node] = None  # it has been overwritten by then
             elif node.op == "get_attr" or self._inline(node, stage_pass):
                 again.add(node)
                 stack += node.all_input_nodes
@@ -126,10 +128,11 @@ class Cutter:
 def split(
     graph: Graph, layout: Layout, training: bool, recompute: bool
 ) -> tuple[dict[StagePass, Graph], Homes]:
-    """Cut a micro graph into the passes that its labels name; return these and the homes of state.
+    """Cut a micro graph into the passes that its labels name. Return these and the chips of the
+    state.
 
-    With ``recompute`` backward passes compute activations again, but not what was drawn at random
-    or the user wants kept; the last stage keeps everything behind the last of these.
+    With ``recompute``, backward passes compute activations again, except for those drawn at random
+    and those that the user wants stored. The last stage stores everything after the last of these.
     """
     graph = with_passes(graph, {}, len(layout.stages))
     homes = find_homes(graph, layout.stages)
@@ -155,7 +158,9 @@ def split(
 
 
 def _shows_whole(node: fx.Node) -> bool:
-    """Whether a node is a view of all of its operand, which is then passed on for both."""
+    """Return whether a node is a view of all of its operand, so that one transfer is
+    enough for both.
+    """
     source = node.args[0] if node.args and may_view(node) else None
     if not isinstance(source, fx.Node) or node.target is operator.getitem:
         return False
@@ -166,7 +171,9 @@ def _shows_whole(node: fx.Node) -> bool:
 
 
 def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[str]]:
-    """Views of untouched inputs and what is made of nothing, with the state they are views of."""
+    """Return views of unchanged inputs and values without operands, with the state that the views
+    belong to.
+    """
     changed = graph.updates
     free: dict[fx.Node, frozenset[str]] = {
         node: frozenset({slot.key} if slot.is_state else ())
@@ -198,7 +205,9 @@ def _recomputable(placed: Mapping[fx.Node, StagePass], stages: int) -> dict[fx.N
 
 
 def _before_checkpoints(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Of nodes in the order of execution those from which one that the user wants kept follows."""
+    """Return the nodes, in the order of execution, before the last one that the user wants
+    stored.
+    """
     own, before = set(nodes), set[fx.Node]()
     for node in reversed(nodes):
         if is_kept(node) or node in before:
@@ -215,7 +224,7 @@ def update_homes(graph: Graph, weights: Homes) -> dict[str, tuple[int, ...]]:
 
 def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
     placed, replicated = _placed(graph, homes)
-    # Updated state that no operator computes: a round on each of its chips.
+    # Updated state that no operator computes: one round on each of its chips.
     rest = (s for s, node in graph.results if node not in placed and s.is_state)
     untouched = {chip for slot in rest for chip in homes[slot.key][:1]}
     busy = {each.stage for each in placed.values()}
@@ -249,7 +258,7 @@ def _placed(graph: Graph, homes: Homes) -> tuple[dict[fx.Node, StagePass], set[f
         if not inputs:
             replicated.add(node)
             continue
-        # Next to the largest thing that it reads: small results are sent, not weights.
+        # On the chip of its largest operand, so that small results are sent, and not weights.
         chip = min((-value_bytes(i), own.stage) for i, own in inputs.items())[1]
         rounds = max(own.round + (own.stage != chip) for own in inputs.values())
         placed[node] = where[node] = StagePass(chip, Direction.UPDATE, rounds)

@@ -1,4 +1,4 @@
-"""Visits of blocks to stages and chips, and every node to the pass in which it runs."""
+"""Assign visits of blocks to stages and chips, and every node to the pass in which it runs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ Key = tuple[int, ...]
 @dataclass(frozen=True)
 class PlacedVisit:
     visit: Visit
-    stage: int  # its id; in phased strategies its number within the phase
-    phase: int | None  # that the user named
+    stage: int  # its id; in phased strategies, its number within the phase
+    phase: int | None  # the phase that the user chose
     chip: int
 
 
 def resolve(graph: Graph, visits: Sequence[Visit], placement: Placement) -> list[PlacedVisit]:
-    begun = any(_forward_visit(node) == 0 for node in graph.operators)  # before the first block
+    # some operators run before the first block
+    begun = any(_forward_visit(node) == 0 for node in graph.operators)
     first_phase = 0 if placement.phased else None
     placed = [PlacedVisit(visits[0], 0, first_phase, 0)]
     automatic: dict[str, int] = {}
@@ -71,7 +72,7 @@ def resolve(graph: Graph, visits: Sequence[Visit], placement: Placement) -> list
         )  # fmt: skip
         placed.append(here)
     blocks = {visit.block for visit in visits}
-    # A strategy may serve several models; but a name that is not there may be misspelt.
+    # A strategy may be used for several models, but a name that does not exist may be misspelt.
     unused = [name for stage in placement.stages for name in stage.blocks if name not in blocks]
     if unused:
         log.python.warning(
@@ -120,7 +121,9 @@ def _named(visit: Visit, placement: Placement) -> PlacedVisit:
 
 
 def _device(visit: Visit, fixed: int | None, stage: int) -> int:
-    """The strategy's device goes before the block's, and both before the number of the stage."""
+    """Return the device: the strategy's if it has one, else the block's, else the number
+    of the stage.
+    """
     if fixed is not None:
         return fixed
     if visit.ipu is not None:
@@ -137,11 +140,12 @@ def group_visits(
     used = {visit: placed[visit] for visit in sorted(visits)}
     if placement.phased:
         keys = _phase_keys(used, edges)
-    elif placement.strategy is Strategy.SHARDED:  # one stage for each stretch on one device
+    # one stage for each group of neighbouring blocks on one device
+    elif placement.strategy is Strategy.SHARDED:
         keys = {visit: (run,) for visit, run in _runs(used).items()}
     else:
         keys = _stage_keys(used)
-    # A block whose results nothing reads is left out: its device may be missed.
+    # A block whose results nothing reads is ignored, so its device may be missing.
     read = {item.visit.block for item in used.values()}
     unread = {item.visit.block: item.visit.line for item in placed[1:]}
     texts = [f"{b} ({line})" if line else f"{b}" for b, line in unread.items() if b not in read]
@@ -193,13 +197,15 @@ def _forward_visit(node: fx.Node) -> int | None:
 
 
 def _runs(placed: Mapping[int, PlacedVisit]) -> dict[int, int]:
-    """Number the stretches of neighbours that are on one chip."""
+    """Number the groups of neighbours that are on one chip."""
     runs = itertools.groupby(placed, lambda each: placed[each].chip)
     return {each: number for number, (_, run) in enumerate(runs) for each in run}
 
 
 def _stage_keys(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
-    """Pipelined: stage ids; neighbouring ids on one device are one stage."""
+    """Return keys for pipelined execution: stage ids; neighbouring ids on one device form
+    one stage.
+    """
     first_of: dict[int, PlacedVisit] = {}
     for item in used.values():
         first = first_of.setdefault(item.stage, item)
@@ -218,7 +224,9 @@ def _stage_keys(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
 def _phase_keys(
     used: Mapping[int, PlacedVisit], edges: Iterable[tuple[int, int]]
 ) -> dict[int, Key]:
-    """Phased: devices of a phase work side by side, in rounds between which they exchange data."""
+    """Return keys for phased execution: devices of a phase work side by side, in rounds between
+    which they exchange data.
+    """
     rounds: dict[int, int] = {}
     for visit, item in used.items():
         before = [a for a, b in edges if b == visit and a in rounds and used[a].phase == item.phase]
@@ -257,10 +265,10 @@ def _against_the_flow(start: PlacedVisit, end: PlacedVisit, node: fx.Node) -> Er
 
 
 def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph:
-    """Return a graph whose operators say where they run.
+    """Return a graph whose operators are labelled with their pass.
 
-    Those of no visit follow their inputs, as early as these allow; what reads nothing runs where
-    its first reader does.
+    Operators outside of visits follow their inputs, as early as possible. Operators without inputs
+    run in the pass of their first reader.
     """
     graph = graph.copy()
     for node in graph.operators:
@@ -268,7 +276,7 @@ def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph
         stage = None if label.visit is None else of_visit.get(label.visit)
         if stage is not None:
             _write(node, _in_direction(stage, label.backward))
-    # State is where the first stage that reads it is: its home.
+    # State is on the chip of the first stage that reads it.
     homes = {
         node: StagePass(min(reader.stage for reader in reader_passes(node)))
         for node, slot in graph.arguments.items()
@@ -278,10 +286,10 @@ def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph
     for node in graph.operators:
         own = pass_of(node)
         inputs = [where for i in node.all_input_nodes if (where := pass_of(i)) is not None]
-        if node.target is operator.getitem:  # a result of an operator with several
+        if node.target is operator.getitem:  # one result of an operator with several
             own = inputs[0]
         elif own is not None:
-            # Gradients never flow back to a later stage; if they did, waiting would still be right.
+            # Gradients never flow to a later stage. If they did, waiting would still be correct.
             own = max([own, *inputs])
         else:
             inputs += [homes[i] for i in node.all_input_nodes if i in homes]
@@ -289,7 +297,8 @@ def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph
                 floating.append(node)
                 continue
             own = max(inputs)
-            if label_of(node).backward:  # with no gradient among its inputs: in their last stage
+            # without a gradient among their inputs, they run in their last stage
+            if label_of(node).backward:
                 own = max(own, StagePass(own.stage, Direction.BACKWARD))
         _write(node, own)
     for node in reversed(floating):

@@ -1,4 +1,4 @@
-"""What phased execution moves between chips and streaming memory, and when."""
+"""Decide what phased execution moves between chips and streaming memory, and when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
         stores[stage_pass] += sorted(written)
         drops[stage_pass] += sorted(read - written)
     if spec.training and placement.shares_last_phase:
-        # Forward and backward of the last phase are one phase: it loads once, at its start.
+        # Forward and backward of the last phase are one phase, which loads once, at its start.
         for index, stage in enumerate(layout.stages):
             if stage.phase == layout.stages[-1].phase:
                 forward, backward = StagePass(index), StagePass(index, Direction.BACKWARD)
