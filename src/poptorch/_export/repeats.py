@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
+from .._ir.repeats import Stretch, repetitions
 from .layout import laid_out
 from .quoting import identifier
 from .simplify import MARK
 from .statements import DICTS, Constants, Names, Statement, by_name, module_name
 
-# Shortest run, and the minimum number of statements that a function, or a loop, must save.
-_SHORTEST, _FEWEST, _FEWEST_IN_LOOPS = 1, 8, 3
+# The minimum number of statements that a function, or a loop, must save.
+_FEWEST, _FEWEST_IN_LOOPS = 8, 3
+_MOST_TRIED = 40  # stretches
 _TOKEN = re.compile(r'f?"[^"]*"|(?<![\w.])([a-zA-Z_]\w*)\b(?!=)')
 _KEY = re.compile(rf'"([^"{MARK}]*){MARK}([^"]*)"')
 Reading = Mapping[str, Sequence[int]]  # for each name, the positions of the statements that read it
@@ -39,13 +39,17 @@ class Fold:
     """Runs of statements that differ only in the names that they read and assign."""
 
     runs: tuple[tuple[Statement, ...], ...]
-    place: int  # index of the first statement
+    start: int  # index of the first statement
     reading: Reading
     variables: frozenset[str]
 
     @property
     def length(self) -> int:
         return len(self.runs[0])
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.runs) * self.length
 
     @cached_property
     def names(self) -> list[list[str]]:
@@ -64,7 +68,7 @@ class Fold:
         """Indices of the names that are read outside of their run."""
         found, length = set[int](), self.length
         for number, run in enumerate(self.runs):
-            begin = self.place + number * length
+            begin = self.start + number * length
             for name in (name for each in run for name in each.assigned):
                 if any(not begin <= at < begin + length for at in self.reading.get(name, ())):
                     found.add(self.names[number].index(name))
@@ -74,9 +78,9 @@ class Fold:
         """Return which runs of another fold read a name of a run; -1 stands for any other
         reader.
         """
-        begin, length, size = self.place + run * self.length, self.length, other.length
+        begin, length, size = self.start + run * self.length, self.length, other.length
         places = (p for p in self.reading[name] if not begin <= p < begin + length)
-        found = ((place - other.place) // size for place in places)
+        found = ((place - other.start) // size for place in places)
         return {at if 0 <= at < len(other.runs) else -1 for at in found}
 
     @cached_property
@@ -136,19 +140,14 @@ def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statem
         without_paths = _KEY.sub(r'"\1"', code)
         return f"{statement.backward} {without_paths}"
 
-    numbers: dict[str, int] = {}
-    kinds = [numbers.setdefault(tokens(each), len(numbers)) for each in statements]
-
-    def divided(begin: int, end: int) -> list[Statement | Fold]:
-        for start, length, count in _repetitions(np.array(kinds[begin:end])):
-            firsts = range(begin + start, begin + start + count % length + 1)
-            made = (_alike(first, length, count // length + 1) for first in firsts)
-            folds = [fold for each in made for fold in each]
+    def cheapest(stretches: list[Stretch]) -> Fold | None:
+        for start, length, end in stretches[:_MOST_TRIED]:
+            copies = (end - start) // length
+            firsts = range(start, end - copies * length + 1)
+            folds = [fold for first in firsts for fold in _alike(first, length, copies)]
             if folds:
-                best = min(folds, key=_cost)
-                after = best.place + len(best.runs) * length
-                return [*divided(begin, best.place), best, *divided(after, end)]
-        return list(statements[begin:end])
+                return min(folds, key=_cost)
+        return None
 
     def _alike(first: int, length: int, copies: int) -> Iterator[Fold]:
         """Return the largest number of equal runs from a position on, if replacing them is
@@ -167,19 +166,12 @@ def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statem
             if (len(alike) - 1) * length >= (_FEWEST_IN_LOOPS if fold.is_loop else fewest):
                 yield fold
 
-    return divided(0, len(statements))
-
-
-def _repetitions(kinds: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return (start, length of a run, number of repeated statements), the best first."""
-    found = []
-    for length in range(_SHORTEST, len(kinds) // 2 + 1):
-        same = np.concatenate(([False], kinds[:-length] == kinds[length:], [False]))
-        edges = np.flatnonzero(same[1:] != same[:-1])
-        for start, end in zip(edges[::2], edges[1::2], strict=True):
-            if end - start >= max(length, _FEWEST_IN_LOOPS):
-                found.append((int(start), length, int(end - start)))
-    return sorted(found, key=lambda each: (-(each[2] // each[1]) * each[1], each[1]))[:40]
+    items: list[Statement | Fold] = []
+    done = 0
+    for fold in repetitions([tokens(each) for each in statements], cheapest):
+        items += [*statements[done : fold.start], fold]
+        done = fold.end
+    return [*items, *statements[done:]]
 
 
 def _shape(run: Sequence[Statement], variables: frozenset[str]) -> list[int]:

@@ -17,6 +17,7 @@ from torch import fx
 
 from ..._ir.graph import copied, copy_node, graph_module, placeholder
 from ..._ir.operators import Operator, may_view, storage_root
+from ..._ir.repeats import Stretch, repetitions
 from ..prepare import write_last
 from .writes import hoist
 
@@ -27,8 +28,8 @@ aten = torch.ops.aten
 # of a step. This is nothing if operators write this number of bytes, but 6 per cent for a GPT-2
 # with two layers, 64 wide.
 LEAST_SAVED, _OF_LARGE, _LARGE = 500, 50, 1 << 25
-_OF_ONE = 30  # operators in one repeated piece
-_LEAST_PERIOD, _DISTANCES, _LONGEST = 12, 16, 4
+_OF_ONE = 30  # operators that one repetition must save
+_LEAST_PERIOD, _LONGEST = 12, 4
 
 _PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
@@ -124,59 +125,24 @@ def cut(
     return chain if saved >= (_OF_LARGE if is_large else LEAST_SAVED) else None
 
 
-@dataclass(frozen=True)
-class Repeat:
-    start: int
-    period: int
-    count: int
-
-    @property
-    def saved(self) -> int:
-        return (self.count - 1) * self.period
-
-
-def _repeats(order: Sequence[fx.Node]) -> list[Repeat]:
-    """Find repeated operators, in order: each time the longest repetition in what is left."""
-    kinds: dict[str, int] = {}
-    keys = [kinds.setdefault(_text(node, {}), len(kinds)) for node in order]
+def _repeats(order: Sequence[fx.Node]) -> list[Stretch]:
     index = {node: at for at, node in enumerate(order)}
-    found: list[Repeat] = []
-    waiting = [(0, len(order))]
-    while waiting:
-        low, high = waiting.pop()
-        turned = (_turned(order, index, *run) for run in _runs(keys, low, high)[:_LONGEST])
+
+    def longest(stretches: list[Stretch]) -> Stretch | None:
+        turned = (_turned(order, index, each) for each in stretches[:_LONGEST])
         best = max(filter(None, turned), key=lambda each: each.saved, default=None)
-        if best is not None and best.saved >= _OF_ONE:
-            found.append(best)
-            waiting += [(low, best.start), (best.start + best.period * best.count, high)]
-    return sorted(found, key=lambda each: each.start)
+        return best if best is not None and best.saved >= _OF_ONE else None
 
-
-def _runs(keys: Sequence[int], low: int, high: int) -> list[tuple[int, int, int]]:
-    """Return (start, period, end) of repetitions, the longest first."""
-    last: dict[int, int] = {}
-    distances: Counter[int] = Counter()
-    for at in range(low, high):
-        if keys[at] in last:
-            distances[at - last[keys[at]]] += 1
-        last[keys[at]] = at
-    runs = []
-    for period, _ in distances.most_common(_DISTANCES):
-        start = low
-        for at in range(low, high - period + 1):
-            if at == high - period or keys[at] != keys[at + period]:
-                if period >= _LEAST_PERIOD and at - start >= period:
-                    runs.append((start, period, at + period))
-                start = at + 1
-    return sorted(runs, key=lambda run: run[0] + run[1] - run[2])
+    return repetitions([_text(node, {}) for node in order], longest, _LEAST_PERIOD)
 
 
 def _turned(
-    order: Sequence[fx.Node], index: Mapping[fx.Node, int], start: int, period: int, end: int
-) -> Repeat | None:
-    """Choose where a repetition starts: if possible before a product, where the fewest values are
-    passed on.
+    order: Sequence[fx.Node], index: Mapping[fx.Node, int], stretch: Stretch
+) -> Stretch | None:
+    """Choose where a repetition starts: as often as possible, then before a product, then where
+    the fewest bytes are passed on.
     """
+    start, period, end = stretch
     best, least = None, (0, True, math.inf)
     for first in range(start, min(start + period, end - 2 * period + 1)):
         border, count = first + period, (end - first) // period
@@ -191,7 +157,7 @@ def _turned(
             size = sum(value.nbytes for value in values)
             cost = (-count, order[first].target not in _PRODUCTS, size)
             if cost < least:
-                best, least = Repeat(first, period, count), cost
+                best, least = Stretch(first, period, first + count * period), cost
     return best
 
 
@@ -280,18 +246,18 @@ class _Interval:
 
 class _Cutter:
     def __init__(
-        self, module: fx.GraphModule, order: Sequence[fx.Node], repeats: Sequence[Repeat]
+        self, module: fx.GraphModule, order: Sequence[fx.Node], repeats: Sequence[Stretch]
     ) -> None:
         self.given = module.graph.find_nodes(op="placeholder")
         self.returned: Sequence[fx.Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
         self.intervals: list[_Interval] = []
         self.groups: list[list[_Interval]] = []  # intervals that must return the same
         done = 0
-        for repeat in (*repeats, Repeat(len(order), 0, 0)):
+        for repeat in (*repeats, Stretch(len(order), 1, len(order))):
             if repeat.start > done:
                 self.groups.append([_Interval(order[done : repeat.start], repeated=False)])
-            done = repeat.start + repeat.period * repeat.count
-            starts = range(repeat.start, done, repeat.period or 1)
+            done = repeat.end
+            starts = range(repeat.start, done, repeat.period)
             self.groups.append(
                 [_Interval(order[at : at + repeat.period], repeated=True) for at in starts]
             )
