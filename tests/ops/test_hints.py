@@ -1,82 +1,136 @@
-"""Hints, names, scopes and autocast: what operators are told, and what of it is refused."""
+"""Hints of memory, recomputation and overlap: what operators are told, and what is refused."""
 
 import collections
-import contextlib
 import functools
-import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.closeness import near
-from helpers.wrapping import (
-    Calling,
-    Having,
-    Scaled,
-    agrees,
-    graph_of,
-    infer,
-    options,
-    training,
-    unchecked,
-)
-from poptorch import MultiConv, MultiConvPartialsType, MultiConvPlanType, OverlapMode
-from poptorch._ir.blocks import label_of
-from poptorch.autocasting import Policy
+from helpers.wrapping import Having, Scaled, agrees, graph_of, infer, options, training
+from poptorch import OverlapMode
 
 aten = torch.ops.aten
 LOOP = OverlapMode.OverlapAccumulationLoop
 
 
-def noted(executor, key: str, graph: str = "forward") -> dict:
-    """Target of every node that carries a note, and the note."""
-    notes = ((n.target, n.meta.get("custom") or {}) for n in graph_of(executor, graph).nodes)
-    return {target: custom[key] for target, custom in notes if key in custom}
+def notes(executor: poptorch.PoplarExecutor, key: str) -> dict[Any, Any]:
+    """Return the target of every node that carries a note of this kind, and the note."""
+    nodes = graph_of(executor).nodes
+    custom = ((node.target, node.meta.get("custom") or {}) for node in nodes)
+    return {target: noted[key] for target, noted in custom if key in noted}
+
+
+# Available memory.
 
 
 def marked(layer: nn.Module) -> Having:
+    """Return a model of a layer whose result is given a quarter of the memory."""
     return Having(lambda model, x: poptorch.set_available_memory(model.layer(x), 0.25), layer=layer)
 
 
-@pytest.mark.parametrize("layer, x, target", [
-    (nn.Linear(3, 2), torch.randn(4, 5, 3), aten.addmm.default),
-    (nn.Linear(3, 2, bias=False), torch.randn(4, 5, 3), aten.mm.default),
-    (nn.Conv1d(3, 2, 1), torch.randn(4, 3, 5), aten.convolution.default),
-    (nn.Embedding(5, 2), torch.randint(5, (4,)), aten.embedding.default),
-    (nn.ReLU(), torch.randn(4, 3), None),
-], ids=["linear", "no bias", "conv", "embedding", "another"])  # fmt: skip
-def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> None:
+# By name: a layer, its input, and the operator that the hint is for.
+HINTED = {
+    "linear": (nn.Linear(3, 2), torch.randn(4, 5, 3), aten.addmm.default),
+    "no bias": (nn.Linear(3, 2, bias=False), torch.randn(4, 5, 3), aten.mm.default),
+    "conv": (nn.Conv1d(3, 2, 1), torch.randn(4, 3, 5), aten.convolution.default),
+    "embedding": (nn.Embedding(5, 2), torch.randint(5, (4,)), aten.embedding.default),
+}
+NOT_HINTED = {"another": (nn.ReLU(), torch.randn(4, 3))}
+
+
+@pytest.mark.parametrize("layer, x, target", HINTED.values(), ids=HINTED)
+def test_available_memory_is_noted_on_the_operator(
+    layer: nn.Module, x: torch.Tensor, target: object, caplog: pytest.LogCaptureFixture
+) -> None:
     model = poptorch.inferenceModel(marked(layer), options())
-    torch.testing.assert_close(model(x), layer(x))
-    assert noted(model, "poptorch_available_memory") == ({target: 0.25} if target else {})
-    assert all("hint" not in str(node.target) for node in graph_of(model).nodes)
+
+    model.compile(x)
+
+    assert notes(model, "poptorch_available_memory") == {target: 0.25}
+    assert "poptorch.set_available_memory has no effect" not in caplog.text
+
+
+def test_available_memory_of_another_operator_has_no_effect_and_a_warning_says_where(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = poptorch.inferenceModel(marked(nn.ReLU()), options())
+
+    model.compile(torch.randn(4, 3))
+
+    assert notes(model, "poptorch_available_memory") == {}
     said = [m for m in caplog.messages if "poptorch.set_available_memory has no effect" in m]
-    assert ["test_hints.py" in line for line in said] == [True] * (target is None)
+    assert len(said) == 1
+    assert "test_hints.py" in said[0]
+
+
+ANY_LAYER = [case[:2] for case in [*HINTED.values(), *NOT_HINTED.values()]]
+
+
+@pytest.mark.parametrize("layer, x", ANY_LAYER, ids=[*HINTED, *NOT_HINTED])
+def test_available_memory_changes_no_values_and_leaves_no_operator(
+    layer: nn.Module, x: torch.Tensor
+) -> None:
+    model = poptorch.inferenceModel(marked(layer), options())
+
+    torch.testing.assert_close(model(x), layer(x))
+
+    assert [n for n in graph_of(model).nodes if "hint" in str(n.target)] == []
+
+
+@pytest.mark.parametrize("layer, x", ANY_LAYER, ids=[*HINTED, *NOT_HINTED])
+def test_available_memory_changes_no_values_of_lanes(layer: nn.Module, x: torch.Tensor) -> None:
     agrees(marked(layer), torch.cat([x, x]), opts=options(iterations=2))
+
+
+# Checkpoints of recomputation.
+
+A, B = torch.ones(1), torch.zeros(1)
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.spec("ops", 17)
+def test_a_checkpoint_of_one_tensor_returns_it() -> None:
+    assert poptorch.recomputationCheckpoint(A) is A
+
+
+@pytest.mark.spec("ops", 17)
+def test_a_checkpoint_of_several_arguments_returns_a_tuple() -> None:
+    assert poptorch.recomputationCheckpoint(A, B) == (A, B)
+
+
+@pytest.mark.spec("ops", 17)
+@pytest.mark.parametrize("given", [[A, B], [A], (A,), Pair(A, B)], ids=repr)
+def test_a_checkpoint_keeps_the_container(given: Any) -> None:
+    got = poptorch.recomputationCheckpoint(given)
+
+    assert type(got) is type(given)
+    assert got == given
 
 
 @pytest.mark.spec("ops", 17)
 @pytest.mark.spec("parallel", 29)
-def test_checkpoint_keeps_the_container_and_marks_what_a_layer_returns() -> None:
-    a, b = torch.ones(1), torch.zeros(1)
-    Pair = collections.namedtuple("Pair", "first second")
-    assert poptorch.recomputationCheckpoint(a) is a
-    assert poptorch.recomputationCheckpoint(a, b) == (a, b)
-    assert poptorch.recomputationCheckpoint([a, b]) == [a, b]
-    assert type(poptorch.recomputationCheckpoint([a])) is list
-    assert poptorch.recomputationCheckpoint((a,)) == (a,)
-    assert type(poptorch.recomputationCheckpoint(Pair(a, b))) is Pair
+def test_a_checkpoint_marks_what_a_layer_returns() -> None:
     layer = nn.Linear(2, 2)
     layer.register_forward_hook(lambda m, args, out: poptorch.recomputationCheckpoint(out))
     model = poptorch.inferenceModel(layer, options())
+
     model.compile(torch.randn(3, 2))
-    assert noted(model, "poptorch_keep") == {aten.addmm.default: True}
+
+    assert notes(model, "poptorch_keep") == {aten.addmm.default: True}
+
+
+# Overlap of inputs and outputs with computing.
+
+overlapped_input = functools.partial(poptorch.set_overlap_for_input, mode=LOOP)
+overlapped_output = functools.partial(poptorch.set_overlap_for_output, mode=LOOP)
 
 
 def overlapping(tiles: bool = True) -> poptorch.Options:
+    """Return options that overlap needs, with tiles for it or without."""
     opts = options().outputMode(poptorch.OutputMode.All)
     opts.setExecutionStrategy(poptorch.ShardedExecution())
     if tiles:
@@ -85,278 +139,114 @@ def overlapping(tiles: bool = True) -> poptorch.Options:
 
 
 @pytest.mark.spec("ops", 27)
-def test_overlap_keeps_structure_and_values() -> None:
-    def forward(x, pair):
-        got = poptorch.set_overlap_for_input({"x": x, "pair": pair, "n": 3}, LOOP)
-        assert got["n"] == 3
-        a, b = got["pair"]
-        total = got["x"] + a
-        out = poptorch.set_overlap_for_output((total, [a * b]), LOOP)
-        assert type(out) is tuple
-        assert type(out[1]) is list
-        return out, total * 2, out[0] * 3  # it may be used before and after
+def test_overlap_keeps_the_structure_of_inputs_and_outputs() -> None:
+    seen = {}
+
+    def forward(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        seen["input"] = overlapped_input({"x": x, "pair": pair, "n": 3})
+        a, b = seen["input"]["pair"]
+        seen["output"] = overlapped_output((seen["input"]["x"] + a, [b + 1]))
+        return seen["output"]
 
     x, a, b = torch.randn(3, 4)
-    agrees(forward, x, (a, b), opts=overlapping())
-    out, _ = training(Scaled(returned), overlapping())(x)
-    assert torch.equal(out, 2 * x)
-    agrees(lambda x: poptorch.set_overlap_for_input(x, OverlapMode.NoOverlap) + x, x)
 
+    infer(forward, x, (a, b), opts=overlapping())
 
-given = functools.partial(poptorch.set_overlap_for_input, mode=LOOP)
-returned = functools.partial(poptorch.set_overlap_for_output, mode=LOOP)
-
-
-def source_returned_too(x):
-    y = x + 1
-    return returned(y), y
-
-
-OVERLAPPING = overlapping()
+    assert seen["input"]["n"] == 3
+    assert type(seen["input"]["pair"]) is tuple
+    assert type(seen["output"]) is tuple
+    assert type(seen["output"][1]) is list
 
 
 @pytest.mark.spec("ops", 27)
-@pytest.mark.parametrize("forward, opts, phrase", [
-    (lambda x: given(x) + x, OVERLAPPING,
-     "set_overlap_for_input must be the only op applied to an input"),
-    (lambda x: given(x + 1), OVERLAPPING, "not a tensor input to the model"),
-    (lambda x: returned(x + 1) * 2, OVERLAPPING, "not a tensor output to the model"),
-    (source_returned_too, OVERLAPPING, "cannot be used with a tensor that is returned twice"),
-    (lambda x: given(x) * 2,
-     overlapping().setExecutionStrategy(poptorch.PipelinedExecution()),
-     r"not supported with poptorch\.PipelinedExecution"),
-    (lambda x: given(x) * 2, overlapping(tiles=False), "No IO tiles allocated"),
-    (lambda x: given(x) * 2, overlapping().outputMode(poptorch.OutputMode.Final),
-     "Unsupported output mode for over"),
-])  # fmt: skip
-def test_misplaced_overlap_and_missing_settings_are_errors(forward, opts, phrase: str) -> None:
-    with pytest.raises(poptorch.Error, match=phrase) as caught:
-        infer(forward, torch.ones(2), opts=opts)
-    assert opts is not OVERLAPPING or "test_hints.py" in str(caught.value)
+def test_overlap_keeps_values_and_outputs_may_be_used_before_and_after() -> None:
+    def forward(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        given = overlapped_input({"x": x, "pair": pair})
+        a, b = given["pair"]
+        total = given["x"] + a
+        out = overlapped_output((total, [a * b]))
+        return out, total * 2, out[0] * 3
+
+    x, a, b = torch.randn(3, 4)
+
+    agrees(forward, x, (a, b), opts=overlapping())
 
 
-HALF, FLOAT = torch.float16, torch.float32
-GROUP = MultiConv()
+@pytest.mark.spec("ops", 27)
+def test_overlap_of_an_output_keeps_values_in_training() -> None:
+    x = torch.randn(4)
+
+    out, _ = training(Scaled(overlapped_output), overlapping())(x)
+
+    assert torch.equal(out, 2 * x)
 
 
-def test_name_scopes_nest_and_end_with_an_exception() -> None:
-    def forward(x):
-        with poptorch.NameScope("outer"):
-            x = x + 1
-            with contextlib.suppress(RuntimeError), poptorch.NameScope("inner"):
-                x = x * 2
-                raise RuntimeError
-            x = x - 3
-        return x.exp()
+@pytest.mark.spec("ops", 27)
+def test_no_overlap_needs_no_options_and_no_place() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return poptorch.set_overlap_for_input(x, OverlapMode.NoOverlap) + x
 
-    model = poptorch.inferenceModel(Calling(forward), options())
-    model.compile(torch.ones(1))
-    named = [(n.name, label_of(n).path) for n in graph_of(model).nodes if label_of(n).path]
-    assert named == [("add", "outer"), ("mul", "outer/inner"), ("sub", "outer")]
-    with poptorch.NameScope("native") as scope:
-        assert isinstance(scope, poptorch.NameScope)
+    agrees(forward, torch.randn(4))
 
 
-def test_users_see_the_scope_in_names_estimates_and_errors() -> None:
-    def scoped(model, x):
-        with poptorch.NameScope("encoder"):
-            x = model.fc(x).sqrt()
-            model.fc(x)
-        return x, poptorch.identity_loss(x, reduction="mean")
-
-    opts = options()
-    opts.anchorTensor("first", "encoder/fc/Linear")
-    opts.anchorTensor("second", "fc")
-    opts.Precision.enableFloatingPointExceptions(True)
-    model, x = Having(scoped, fc=nn.Linear(2, 2)), torch.ones(1, 2)
-    nn.init.ones_(model.fc.weight)
-    nn.init.zeros_(model.fc.bias)
-    training = poptorch.trainingModel(model, opts)
-    training(x)
-    names = training.getTensorNames()
-    assert [n for n in names if "Linear" in n] == ["encoder/fc/Linear", "encoder/fc/Linear/1"]
-    for name in ("first", "second"):
-        assert training.getAnchoredTensor(name).tolist() == [[2.0, 2.0]]
-    assert {"encoder", "encoder/fc"} <= {o.module for o in training.estimate(x).operators}
-    with pytest.raises(poptorch.Error, match="of module encoder"):
-        training(-x)
+def output_and_its_source(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor with overlap and without."""
+    y = x + 1
+    return overlapped_output(y), y
 
 
-def both(model, x):
-    with model.group:
-        return model.a(x) * model.b(x.relu())
-
-
-def none(model, x):
-    with model.group:
-        x = x + 1
-    return model.a(x)
-
-
-def nested(model, x):
-    with model.group, MultiConv():
-        return model.a(x)
-
-
-def convs(group: MultiConv, forward=both, channels=2, outs=3, size=1) -> Having:
-    a, b = (nn.Conv1d(channels, outs, size) for _ in range(2))
-    return Having(forward, group=group, a=a, b=b)
-
-
-X = torch.randn(2, 2, 4)
-MIXED = MultiConv().availableMemoryProportions((0.1, 0.2))
-MIXED.partialsTypes([HALF, MultiConvPartialsType.Float])
-
-
-@pytest.mark.spec("ops", 24)
+@pytest.mark.spec("ops", 27)
 @pytest.mark.parametrize(
-    "group, noted",
+    "forward, phrase",
     [
-        (
-            MIXED,
-            {
-                "available memory 0.1, partials type torch.float16",
-                "available memory 0.2, partials type torch.float32",
-            },
+        pytest.param(
+            lambda x: overlapped_input(x) + x,
+            "set_overlap_for_input must be the only op applied to an input",
+            id="input used otherwise",
         ),
-        (MultiConv().partialsTypes(MultiConvPartialsType.Half), {"partials type torch.float16"}),
-    ],
-)
-def test_multi_conv_options_are_in_the_plan_and_the_profile(group, noted, tmp_path) -> None:
-    model = poptorch.inferenceModel(convs(group), options().enableProfiling(str(tmp_path)))
-    model(X)
-    lines = [line for line in str(model.plan()).splitlines() if "partials type" in line]
-    assert {line.partition("): ")[2] for line in lines} == noted
-    model.destroy()
-    settings = json.loads((tmp_path / "inference" / "profile.json").read_text())["settings"]
-    assert noted <= set(settings.values())
-
-
-def test_multi_conv_options_change_the_estimate() -> None:
-    def cycles(group: MultiConv) -> float:
-        module = convs(group, both, 64, 512, 9).half()  # a chip's memory matters to it
-        model = poptorch.inferenceModel(module, options())
-        return model.estimate(torch.zeros(4, 64, 1024).half()).cycles
-
-    plain = cycles(MultiConv())
-    assert cycles(MultiConv().availableMemoryProportions((0.05, 0.05))) != plain
-    assert cycles(MultiConv().partialsTypes([HALF, FLOAT])) != plain
-
-
-def test_a_multi_conv_without_options_says_nothing(caplog) -> None:
-    poptorch.inferenceModel(convs(MultiConv()), options())(torch.zeros(1, 2, 4))
-    assert "MultiConv" not in caplog.text
-
-
-def test_multi_conv_says_what_has_no_effect(caplog) -> None:
-    group = MultiConv().perConvReservedTiles(100).cycleBackOff(0.3).availableMemoryProportions(0.1)
-    # Dithering has its default again.
-    group.planType(MultiConvPlanType.Serial).enableConvDithering(True).enableConvDithering(None)
-    agrees(convs(group), X)
-    (line,) = [text for text in caplog.messages if "poptorch.MultiConv" in text]
-    assert "no effect: cycleBackOff, perConvReservedTiles, planType (" in line
-    caplog.clear()
-    agrees(convs(MultiConv()), X)
-    assert [text for text in caplog.messages if "no effect" in text] == []  # of what nobody set
-
-
-@pytest.mark.spec("ops", 24)
-@pytest.mark.parametrize(
-    "group, forward, phrase",
-    [
-        (GROUP, none, "Unexpected end_multi_conv"),
-        (MultiConv(), nested, r"Nested poptorch\.MultiConv is not supported"),
-        (
-            MultiConv().availableMemoryProportions([0.1] * 3),
-            both,
-            "differs from the number of convolutions",
+        pytest.param(
+            lambda x: overlapped_input(x + 1), "not a tensor input to the model", id="no input"
+        ),
+        pytest.param(
+            lambda x: overlapped_output(x + 1) * 2,
+            "not a tensor output to the model",
+            id="no output",
+        ),
+        pytest.param(
+            output_and_its_source,
+            "cannot be used with a tensor that is returned twice",
+            id="returned twice",
         ),
     ],
 )
-def test_multi_conv_rules_are_checked_at_compilation(group, forward, phrase: str) -> None:
-    module = convs(group, forward)
-    module(X)  # without a wrapper it has no effect
-    with pytest.raises(poptorch.Error, match=phrase) as caught:
-        poptorch.inferenceModel(module, options()).compile(X)
-    assert "test_hints.py" in str(caught.value)
-    if group is GROUP:  # it stays usable
-        agrees(convs(group), X)
+def test_overlap_of_what_is_no_input_or_output_is_refused_at_its_line(
+    forward: Callable[[torch.Tensor], Any], phrase: str
+) -> None:
+    with pytest.raises(poptorch.Error, match=phrase) as refused:
+        infer(forward, torch.ones(2), opts=overlapping())
+
+    assert "test_hints.py" in str(refused.value)
 
 
-def dtypes(results):
-    return [result.dtype for result in results]
-
-
-def classifying(model, x, labels):
-    with poptorch.autocast():
-        out = model.layer(x)
-    return out, F.cross_entropy(out.float(), labels)
-
-
-@pytest.mark.parametrize("accumulation, enabled", [(4, True), (1, False)])
-def test_products_run_in_half_unless_switched_off(accumulation, enabled):
-    model = Having(classifying, layer=nn.Linear(3, 2))
-    x, labels = torch.randn(8, 3), torch.arange(8) % 2
-    with torch.autocast("cpu", HALF, enabled):
-        want = model.layer(x).detach()
-    # Eager PyTorch has no autocast of poptorch's.
-    opts = unchecked(accumulation=accumulation).outputMode(poptorch.OutputMode.All)
-    assert opts.Precision.autocastEnabled(enabled) is opts.Precision
-    with pytest.raises(AssertionError):
-        opts.Precision.autocastEnabled("yes")
-    out, loss = training(model, opts)(x, labels)
-    assert loss.dtype == FLOAT
-    torch.testing.assert_close(out, want, **near(1, dtype=HALF))
-    assert model.layer.weight.dtype == FLOAT
-
-
-def test_it_nests_as_torchs_own_does():
-    @poptorch.autocast()
-    def forward(x, w):
-        with torch.autocast("cpu", torch.bfloat16):
-            low = F.linear(x, w), F.softmax(x, -1)
-        with poptorch.autocast(enabled=False):
-            return *low, F.linear(x, w), torch.relu(F.linear(x, w))
-
-    with poptorch.autocast():
-        assert torch.mm(torch.eye(2), torch.eye(2)).dtype == HALF
-    got = agrees(forward, torch.randn(4, 3), torch.randn(2, 3), **near(1, dtype=torch.bfloat16))
-    assert dtypes(got) == [torch.bfloat16, FLOAT, FLOAT, FLOAT]
-
-
-def test_a_policy_chooses_the_functions():
-    opts = options()
-    policy = Policy(fp16=[torch.add], fp32=[nn.Linear], promote=[torch.mul], demote=["sub"])
-    assert opts.Precision.autocastPolicy(policy) is opts.Precision
-
-    @poptorch.autocast()
-    def forward(x, h, w):
-        products = F.linear(h, w), torch.mul(x, h), torch.mul(h, h)
-        return torch.add(x, x), *products, torch.sub(x, h), torch.sub(x, x), torch.matmul(x, w.t())
-
-    x, w = torch.randn(4, 3), torch.randn(2, 3)
-    got = infer(forward, x, x.half(), w, opts=opts)
-    assert dtypes(got) == [HALF, FLOAT, FLOAT, HALF, HALF, FLOAT, HALF]
-    torch.testing.assert_close(got[0], (x + x).half())
-    policy = Policy(fp16=[nn.LayerNorm, nn.BatchNorm2d, nn.CrossEntropyLoss, nn.GELU], fp32=["mm"])
-    assert policy.fp16 == ["layer_norm", "batch_norm", "cross_entropy", "gelu"]
-    opts, norm = options(), nn.LayerNorm(3)
-    opts.Precision.autocastPolicy(Policy(fp16=[nn.LayerNorm]))
-    got = infer(poptorch.autocast()(lambda x: norm(x)), x, opts=opts)
-    assert torch.equal(got, F.layer_norm(x.half(), (3,), norm.weight.half(), norm.bias.half()))
-
-
-def test_surroundings_that_cast_are_those_of_a_call_and_do_not_reach_the_program() -> None:
-    def forward(a, b):
-        with torch.autocast("cpu", enabled=False):
-            whole = a @ b
-        return whole, a @ b
-
-    a, b = torch.eye(3).repeat(2, 1), torch.full((6, 3), 1 + 2**-20)
-    executor = poptorch.inferenceModel(Calling(forward), options(iterations=2))
-    for kind in (HALF, FLOAT, torch.bfloat16, FLOAT):
-        with torch.autocast("cpu", kind, enabled=kind is not FLOAT):
-            whole, cast = executor(a, b)
-        assert whole.dtype == FLOAT
-        assert cast.dtype == kind
-        assert torch.equal(whole, b)
+@pytest.mark.spec("ops", 27)
+@pytest.mark.parametrize(
+    "opts, phrase",
+    [
+        pytest.param(
+            overlapping().setExecutionStrategy(poptorch.PipelinedExecution()),
+            r"not supported with poptorch\.PipelinedExecution",
+            id="pipeline",
+        ),
+        pytest.param(overlapping(tiles=False), "No IO tiles allocated", id="no tiles"),
+        pytest.param(
+            overlapping().outputMode(poptorch.OutputMode.Final),
+            "Unsupported output mode for over",
+            id="output mode",
+        ),
+    ],
+)
+def test_overlap_without_the_options_that_it_needs_is_refused(
+    opts: poptorch.Options, phrase: str
+) -> None:
+    with pytest.raises(poptorch.Error, match=phrase):
+        infer(lambda x: overlapped_input(x) * 2, torch.ones(2), opts=opts)
