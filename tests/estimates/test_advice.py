@@ -1,62 +1,31 @@
-"""Advice is true, and every line of ``what_if`` is the estimate of the changed options."""
+"""Advice is true: an option that it names saves and costs what it says."""
 
-import csv
 import dataclasses
+import functools
 import itertools
 import re
+from typing import NamedTuple
 
 import pytest
 import torch
 
 import poptorch
-from helpers import pricing
-from helpers.cases import few, long
+from helpers.cases import long
 from helpers.pricing import Stack, fullest, meta, priced
 from ipu_models import TutorialCnn
+from poptorch import Estimate
 from poptorch._ipu_model.advice import Adviser
 from poptorch._ipu_model.parts import Advice
-from poptorch._ipu_model.variants import LOCATIONS, PRESENT, Variant
 from poptorch.options.freeze import freeze
 
 
-def made(layers, wide, micro, optimizer, advice="", given="", system="bow:1", model=Stack):
-    """The estimate with the options that are given and those that the lines of an advice set."""
-    options = poptorch.Options()
-    if optimizer:
-        options.Training.gradientAccumulation(8)
-    else:
-        options.deviceIterations(8)
-    exec(f"{given}\n{advice}", {"options": options, "poptorch": poptorch, "torch": torch})
-    how = {"optimizer": optimizer, "options": options, "system": system, "advice": not advice}
-    return priced(lambda: model(layers, wide), meta(8 * micro, wide), **how)
+class Size(NamedTuple):
+    """Square layers of a width, samples of a micro-batch, and an optimizer, or none."""
 
-
-CASES = [
-    (2, 6000, 16, "AdamW"), (2, 7000, 16, "SGD"), (2, 512, 250000, ""), (4, 4096, 16, "AdamW"),
-    (3, 4608, 64, "Adam"), (3, 2048, 16384, "SGD"), (2, 1024, 65536, "AdamW"),
-    (6, 1024, 20000, "SGD"), (2, 11000, 16, ""), (3, 9000, 16, ""),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cases", [CASES[:3], long(CASES[3:])], ids=len)
-def test_the_first_advice_makes_it_fit_as_it_says(cases: list[tuple[int, int, int, str]]) -> None:
-    """In nine of ten cases at least; in all of them it saves what it promises."""
-    fitting = 0
-    for case in cases:
-        before = made(*case)
-        assert not before.fits, case
-        assert before.advice, case
-        first = before.advice[0]
-        after = made(*case, advice=first.change)
-        assert fullest(before) - fullest(after) == pytest.approx(first.saves), case
-        assert after.seconds - before.seconds == pytest.approx(first.costs, abs=1e-9), case
-        assert after.fits == first.fits
-        fitting += first.fits
-        # What is enough alone comes first, and of it the quickest.
-        enough = [line for line in before.advice if line.fits]
-        assert before.advice[: len(enough)] == tuple(sorted(enough, key=lambda line: line.costs))
-    assert fitting >= len(cases) - (len(cases) > 3)
+    layers: int
+    wide: int
+    micro: int
+    optimizer: str = ""
 
 
 class Half(Stack):
@@ -70,44 +39,210 @@ class Half(Stack):
         return super().forward(x.half())
 
 
+def estimate(
+    size: Size,
+    advice: str = "",
+    given: str = "",
+    system: str = "bow:1",
+    model: type[Stack] = Stack,
+) -> Estimate:
+    """Estimate eight micro-batches with the options that are given and those that advice sets.
+
+    Both are Python code. An estimate that follows advice gives none.
+    """
+    options = poptorch.Options()
+    if size.optimizer:
+        options.Training.gradientAccumulation(8)
+    else:
+        options.deviceIterations(8)
+    exec(f"{given}\n{advice}", {"options": options, "poptorch": poptorch, "torch": torch})
+    return priced(
+        lambda: model(size.layers, size.wide),
+        meta(8 * size.micro, size.wide),
+        optimizer=size.optimizer,
+        options=options,
+        system=system,
+        advice=not advice,
+    )
+
+
+class Followed(NamedTuple):
+    """An estimate, one line of its advice, and the estimate that follows it."""
+
+    before: Estimate
+    line: Advice
+    after: Estimate
+
+    @property
+    def saved(self) -> float:
+        """Bytes of the fullest chip."""
+        return fullest(self.before) - fullest(self.after)
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a call."""
+        return self.after.seconds - self.before.seconds
+
+
+# Models that do not fit.
+
+TOO_LARGE = [
+    Size(2, 6000, 16, "AdamW"),
+    Size(2, 7000, 16, "SGD"),
+    Size(2, 512, 250000),
+    Size(4, 4096, 16, "AdamW"),
+    Size(3, 4608, 64, "Adam"),
+    Size(3, 2048, 16384, "SGD"),
+    Size(2, 1024, 65536, "AdamW"),
+    Size(6, 1024, 20000, "SGD"),
+    Size(2, 11000, 16),
+    Size(3, 9000, 16),
+]
+USUAL, MORE = TOO_LARGE[:3], TOO_LARGE[3:]
+
+
+@functools.cache
+def with_first_advice(size: Size) -> Followed:
+    """Return an estimate of a model, and one that follows its first advice."""
+    before = estimate(size)
+    first = before.advice[0]
+    return Followed(before, first, estimate(size, advice=first.change))
+
+
+each_that_is_too_large = pytest.mark.parametrize(
+    "size", [*USUAL, *(long(size) for size in MORE)], ids=str
+)
+
+
+@pytest.mark.slow
+@each_that_is_too_large
+def test_advice_for_what_does_not_fit_saves_and_costs_what_it_says(size: Size) -> None:
+    followed = with_first_advice(size)
+
+    assert not followed.before.fits
+    assert followed.saved == pytest.approx(followed.line.saves)
+    assert followed.cost == pytest.approx(followed.line.costs, abs=1e-9)
+
+
+@pytest.mark.slow
+@each_that_is_too_large
+def test_advice_says_whether_it_is_enough(size: Size) -> None:
+    followed = with_first_advice(size)
+
+    assert followed.after.fits == followed.line.fits
+
+
+@pytest.mark.slow
+@each_that_is_too_large
+def test_advice_that_is_enough_alone_comes_first_and_of_it_the_quickest(size: Size) -> None:
+    advice = with_first_advice(size).before.advice
+
+    enough = [line for line in advice if line.fits]
+
+    assert advice[: len(enough)] == tuple(sorted(enough, key=lambda line: line.costs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", USUAL, ids=str)
+def test_the_first_advice_makes_it_fit(size: Size) -> None:
+    assert with_first_advice(size).after.fits
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_first_advice_makes_all_but_one_of_seven_more_models_fit() -> None:
+    fitting = [size for size in MORE if with_first_advice(size).line.fits]
+
+    assert len(fitting) >= len(MORE) - 1
+
+
+# Models that fit.
+
 OFF = "poptorch.TensorLocationSettings().useOnChipStorage(False)"
-FITTING = [
-    ("setPartialsType", (4, 2048, 512, ""), ""),
-    ("setAvailableMemoryProportion", (4, 2048, 2048, ""),
-     "options.setAvailableMemoryProportion({'IPU0': 0.05})"),
-    ("setWeightLocation", (2, 512, 16, ""), f"options.TensorLocations.setWeightLocation({OFF})"),
-    ("setOptimizerLocation", (2, 512, 16, "AdamW"),
-     f"options.TensorLocations.setOptimizerLocation({OFF})"),
-    ("setActivationLocation", (3, 512, 512, "SGD"),
-     f"options.TensorLocations.setActivationLocation({OFF})"),
-    ("autoRecomputation", (3, 512, 2048, "SGD"), "options._Popart.set('autoRecomputation', 1)"),
-    ("samples per micro-batch", (2, 64, 2, "SGD"), ""),
-    ("replicationFactor(4)", (2, 256, 512, ""), ""),
-]  # fmt: skip
+RECOMPUTES = "options._Popart.set('autoRecomputation', 1)"
+LITTLE_MEMORY = "options.setAvailableMemoryProportion({'IPU0': 0.05})"
 
 
-@pytest.mark.parametrize(("named", "case", "options"), FITTING, ids=[one[0] for one in FITTING])
-def test_what_fits_is_told_what_makes_it_faster(named, case, options) -> None:
-    system = "bow:4" if "replication" in named else "bow:1"
-    model = Half if "Partials" in named or "Proportion" in named else Stack
-    before = made(*case, system=system, model=model, given=options)
-    assert before.fits
-    binding = [one for one in before.advice if "samples per call" in one.change]
-    assert bool(binding) == (before.bound["host call"] > 1 / 3)
-    own = before.advice[len(binding) :]
-    assert [*binding, *sorted(own, key=lambda one: one.costs)] == list(before.advice)
-    (line,) = [one for one in before.advice if named in one.change]
-    assert line.fits
-    assert line.costs < 0
-    after = made(*case, system=system, model=model, given=options, advice=line.change)
-    assert after.seconds - before.seconds == pytest.approx(line.costs, abs=1e-9)
-    assert fullest(before) - fullest(after) == pytest.approx(line.saves, abs=1)
-    assert after.items_per_second > before.items_per_second
-    assert str(before.advice[0]) in str(before)
+class Faster(NamedTuple):
+    """Options, as Python code, with which a model fits and which advice should change."""
+
+    named: str
+    size: Size
+    given: str = ""
+    model: type[Stack] = Stack
+    system: str = "bow:1"
+
+
+FASTER = [
+    Faster("setPartialsType", Size(4, 2048, 512), model=Half),
+    Faster("setAvailableMemoryProportion", Size(4, 2048, 2048), LITTLE_MEMORY, model=Half),
+    Faster(
+        "setWeightLocation",
+        Size(2, 512, 16),
+        f"options.TensorLocations.setWeightLocation({OFF})",
+    ),
+    Faster(
+        "setOptimizerLocation",
+        Size(2, 512, 16, "AdamW"),
+        f"options.TensorLocations.setOptimizerLocation({OFF})",
+    ),
+    Faster(
+        "setActivationLocation",
+        Size(3, 512, 512, "SGD"),
+        f"options.TensorLocations.setActivationLocation({OFF})",
+    ),
+    Faster("autoRecomputation", Size(3, 512, 2048, "SGD"), RECOMPUTES),
+    Faster("samples per micro-batch", Size(2, 64, 2, "SGD")),
+    Faster("replicationFactor(4)", Size(2, 256, 512), system="bow:4"),
+]
+
+
+@pytest.fixture(scope="module", params=FASTER, ids=lambda case: case.named)
+def faster(request: pytest.FixtureRequest) -> Followed:
+    """Return an estimate of a model that fits, and one that follows the advice that is named."""
+    case: Faster = request.param
+    before = estimate(case.size, given=case.given, model=case.model, system=case.system)
+    (line,) = [line for line in before.advice if case.named in line.change]
+    after = estimate(case.size, line.change, given=case.given, model=case.model, system=case.system)
+    return Followed(before, line, after)
+
+
+def test_advice_for_what_fits_makes_it_faster(faster: Followed) -> None:
+    assert faster.before.fits
+    assert faster.line.fits
+    assert faster.line.costs < 0
+    assert faster.after.items_per_second > faster.before.items_per_second
+
+
+def test_advice_for_what_fits_saves_and_costs_what_it_says(faster: Followed) -> None:
+    assert faster.saved == pytest.approx(faster.line.saves, abs=1)
+    assert faster.cost == pytest.approx(faster.line.costs, abs=1e-9)
+
+
+def test_more_samples_per_call_are_advised_first_where_the_host_takes_a_third_of_the_time(
+    faster: Followed,
+) -> None:
+    of_calls = [line for line in faster.before.advice if "samples per call" in line.change]
+
+    assert bool(of_calls) == (faster.before.bound["host call"] > 1 / 3)
+    assert list(faster.before.advice[: len(of_calls)]) == of_calls
+
+
+def test_other_advice_for_what_fits_begins_with_the_quickest(faster: Followed) -> None:
+    others = [line for line in faster.before.advice if "samples per call" not in line.change]
+
+    assert others == sorted(others, key=lambda line: line.costs)
+
+
+def test_an_estimate_prints_its_first_advice(faster: Followed) -> None:
+    assert str(faster.before.advice[0]) in str(faster.before)
+
+
+# Checkpoints.
 
 
 class Marked(Stack):
-    """Three stages of layers, of whose results the user wants one of ``every`` kept."""
+    """Three stages of layers; the user wants every n-th result kept."""
 
     def __init__(self, every: int) -> None:
         super().__init__(12, 64, 4, 8)
@@ -121,291 +256,168 @@ class Marked(Stack):
         return poptorch.identity_loss(x, reduction="mean")
 
 
-def marked(every: int) -> poptorch.Estimate:
+def marked(every: int) -> Estimate:
+    """Estimate the model that keeps every n-th result."""
     rows = meta(8 * 220_000, 64)
     return priced(lambda: Marked(every), rows, steps=8, optimizer="SGD", advice=every == 1)
 
 
 @pytest.mark.slow
 def test_fewer_checkpoints_are_advised_and_save_what_is_said() -> None:
-    before = marked(1)
+    before = marked(every=1)
+    lines = [line for line in before.advice if "recomputationCheckpoint" in line.change]
+
     assert not before.fits
-    lines = [one for one in before.advice if "recomputationCheckpoint" in one.change]
-    assert lines, [one.change for one in before.advice]
+    assert lines, [line.change for line in before.advice]
     for line in lines:
-        after = marked(2 if "every 2." in line.change else 4)
-        assert fullest(before) - fullest(after) == pytest.approx(line.saves)
-        assert after.seconds - before.seconds == pytest.approx(line.costs, abs=1e-9)
-        assert after.fits == line.fits
+        followed = Followed(before, line, marked(every=2 if "every 2." in line.change else 4))
+
+        assert followed.saved == pytest.approx(line.saves)
+        assert followed.cost == pytest.approx(line.costs, abs=1e-9)
+        assert followed.after.fits == line.fits
 
 
-def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
-    class Picky(Stack):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if x.shape[0] < 250000:
-                raise ValueError("too few samples")
-            return super().forward(x)
+# Other advice.
 
+
+class Picky(Stack):
+    """A model that takes no small micro-batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] < 250000:
+            raise ValueError("too few samples")
+        return super().forward(x)
+
+
+def test_a_micro_batch_that_the_model_cannot_take_is_not_advised_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", "poptorch::python")
-    advice = made(2, 512, 250000, "", model=Picky).advice
-    assert not any("deviceIterations" in line.change for line in advice)
+
+    advice = estimate(Size(2, 512, 250000), model=Picky).advice
+
+    assert [line for line in advice if "deviceIterations" in line.change] == []
     assert "125000 samples per micro-batch could not be estimated: too few samples" in caplog.text
 
 
-def tutorial(advice: str = "", times: int = 1) -> poptorch.Estimate:
+def tutorial(advice: str = "", times: int = 1) -> Estimate:
+    """Estimate the model of the tutorial, for some times the samples of its calls."""
     options = poptorch.Options()
     exec(advice, {"options": options})
-    batch = meta(16 * times, 1, 28, 28), meta(16 * times, dtype=torch.int64)
-    how = {"optimizer": "SGD", "momentum": 0.9, "options": options, "system": "mk2:4"}
-    return priced(lambda: TutorialCnn(28), *batch, **how, advice=True)
+    return priced(
+        lambda: TutorialCnn(28),
+        meta(16 * times, 1, 28, 28),
+        meta(16 * times, dtype=torch.int64),
+        optimizer="SGD",
+        momentum=0.9,
+        options=options,
+        system="mk2:4",
+        advice=True,
+    )
+
+
+class MoreIterations(NamedTuple):
+    """The tutorial's estimate, its first advice, and the estimate that follows it."""
+
+    before: Estimate
+    line: Advice
+    times: int
+    after: Estimate
+
+
+@pytest.fixture(scope="module")
+def more_iterations() -> MoreIterations:
+    """Return the tutorial's estimates before and after more device iterations."""
+    before = tutorial()
+    first = before.advice[0]
+    found = re.match(r"options\.deviceIterations\((\d+)\)", first.change)
+    assert found is not None, first.change
+    times = int(found[1])
+    return MoreIterations(before, first, times, tutorial(first.change, times))
 
 
 @pytest.mark.slow
-def test_where_calls_take_the_host_most_of_the_time_more_iterations_are_advised() -> None:
-    before = tutorial()
-    assert before.bound["host call"] > 0.9
-    first = before.advice[0]
-    times = int(re.match(r"options\.deviceIterations\((\d+)\)", first.change)[1])
-    after = tutorial(first.change, times)
-    assert 0.05 < after.bound["host call"] < 0.11
-    assert after.seconds / times - before.seconds == pytest.approx(first.costs)
+def test_more_iterations_are_advised_until_the_host_takes_a_tenth_of_the_time(
+    more_iterations: MoreIterations,
+) -> None:
+    assert more_iterations.before.bound["host call"] > 0.9
+    assert 0.05 < more_iterations.after.bound["host call"] < 0.11
+
+
+@pytest.mark.slow
+def test_more_iterations_cost_what_is_said_for_the_same_samples(
+    more_iterations: MoreIterations,
+) -> None:
+    before, line, times, after = more_iterations
+
+    assert after.seconds / times - before.seconds == pytest.approx(line.costs)
     assert after.items_per_second > 8 * before.items_per_second
-    assert f"# {16 * times:,} samples per call" in first.change
-    assert not any("deviceIterations" in line.change for line in after.advice)
 
 
-def piped(accumulation: int, advice: bool) -> poptorch.Estimate:
-    batch, how = meta(accumulation * 4096, 1024), {"steps": accumulation, "optimizer": "SGD"}
-    return priced(lambda: Stack(8, 1024, 2, 4, 6), batch, **how, advice=advice)
+@pytest.mark.slow
+def test_advice_of_more_iterations_names_the_samples_of_a_call(
+    more_iterations: MoreIterations,
+) -> None:
+    assert f"# {16 * more_iterations.times:,} samples per call" in more_iterations.line.change
+
+
+@pytest.mark.slow
+def test_more_iterations_are_advised_once(more_iterations: MoreIterations) -> None:
+    changes = [line.change for line in more_iterations.after.advice]
+
+    assert [change for change in changes if "deviceIterations" in change] == []
+
+
+def pipeline(accumulation: int, advice: bool) -> Estimate:
+    """Estimate four stages."""
+    return priced(
+        lambda: Stack(8, 1024, 2, 4, 6),
+        meta(accumulation * 4096, 1024),
+        steps=accumulation,
+        optimizer="SGD",
+        advice=advice,
+    )
 
 
 @pytest.mark.slow
 def test_where_chips_wait_for_one_another_more_accumulation_is_advised() -> None:
-    before, after = piped(8, True), piped(32, False)
+    before, after = pipeline(8, advice=True), pipeline(32, advice=False)
+
     first = before.advice[0]
+
     assert first.change == "options.Training.gradientAccumulation(32)  # 131,072 samples per update"
     assert after.seconds / 4 - before.seconds == pytest.approx(first.costs)
 
 
 def test_what_computes_again_comes_before_what_rests_elsewhere_and_that_before_the_rest() -> None:
-    before = made(2, 6000, 16, "AdamW")
-    rates = itertools.count(before.items_per_second / 2)  # what is tried later is quicker
+    """Everything that is tried fits, and what is tried later is quicker."""
+    before = estimate(Size(2, 6000, 16, "AdamW"))
+    rates = itertools.count(before.items_per_second / 2)
 
-    def price(settings) -> poptorch.Estimate:
+    def price(settings: object) -> Estimate:
         chips = tuple(dataclasses.replace(chip, peak={}) for chip in before.chips)
         return dataclasses.replace(before, fits=True, chips=chips, items_per_second=next(rates))
 
     options = poptorch.Options()
     options.Training.gradientAccumulation(8)
+
     advice = Adviser(freeze(options, True), 8 * 16, price, lambda: 3).advice(before)
-    named = [re.search(r"autoRecomputation|set\w+", line.change)[0] for line in advice]
-    locations = ["setAccumulatorLocation", "setActivationLocation", "setOptimizerLocation"]
-    assert named == ["autoRecomputation", *locations, "setAvailableMemoryProportion"]
+
+    named = [re.findall(r"autoRecomputation|set\w+", line.change)[0] for line in advice]
+    assert named == [
+        "autoRecomputation",
+        "setAccumulatorLocation",
+        "setActivationLocation",
+        "setOptimizerLocation",
+        "setAvailableMemoryProportion",
+    ]
 
 
 def test_a_model_that_nothing_else_makes_fit_is_cut_over_more_chips() -> None:
-    before = made(4, 8000, 15, "SGD", system="bow:4")  # weights of 1 GiB, an odd micro-batch
+    """Its weights have 1 GiB, and its micro-batch is odd."""
+    before = estimate(Size(4, 8000, 15, "SGD"), system="bow:4")
+
     first = before.advice[0]
+
     assert first.change == "poptorch.autoplace(model, example, options, num_ipus=4)"
     assert first.fits
-
-
-WIDE, ROWS = 128, 64
-BATCH = pricing.meta(ROWS, WIDE)
-
-
-class Normed(pricing.Stack):
-    """Two linear layers on two chips, with a norm whose statistics forward changes or without."""
-
-    def __init__(self, norm: bool = False) -> None:
-        super().__init__(2, WIDE, 1)
-        self.norm = torch.nn.BatchNorm1d(WIDE) if norm else torch.nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.norm(x))
-
-
-def wrapped(training: bool, norm: bool = False, **settings) -> poptorch.PoplarExecutor:
-    opts = poptorch.Options().replicationFactor(settings.get("replicas", 1))
-    at_once = settings.get("replicas", 1) * settings.get("micro_batch", 8)
-    steps = settings.get("accumulation", ROWS // at_once)
-    if "recomputation" in settings:
-        opts._Popart.set("autoRecomputation", int(settings["recomputation"]))
-    if settings.get("half_partials"):
-        opts.Precision.setPartialsType(torch.half)
-    for kind in ("Activation", "Weight", "Optimizer", "Accumulator"):
-        if f"{kind.lower()}_location" in settings:
-            on_chip, sharded = LOCATIONS[settings[f"{kind.lower()}_location"]]
-            where = poptorch.TensorLocationSettings().useOnChipStorage(on_chip)
-            where.useReplicatedTensorSharding(sharded)
-            getattr(opts.TensorLocations, f"set{kind}Location")(where)
-    how = {"optimizer": "AdamW" if training else "", "steps": steps, "options": opts}
-    if training:
-        opts.deviceIterations(settings.get("device_iterations", 1))
-    else:
-        how["steps"] = settings.get("device_iterations", steps)
-    return pricing.wrapped(lambda: Normed(norm).to(settings.get("dtype", torch.float)), **how)
-
-
-def expected(row: Variant, settings, training: bool, norm: bool) -> Variant:
-    """The line that ``estimate`` gives."""
-    dtype = getattr(torch, settings.get("precision", "float32"))
-    executor, count = wrapped(training, norm, dtype=dtype, **settings), ROWS
-    if "device_iterations" in settings:  # which does not follow from the samples
-        steps = settings.get("accumulation", 8) if training else 1
-        count = settings["device_iterations"] * steps * settings.get("micro_batch", 8)
-    batch, system = pricing.meta(count, WIDE, dtype=dtype), f"{settings.get('chip', 'mk2')}:16"
-    priced = pricing.price(executor, batch, system=system)
-    peak = pricing.fullest(priced)
-    return Variant(
-        row.settings,
-        priced.items_per_second,
-        peak,
-        priced.fits,
-        priced.culprit,
-        priced.bound["bubble"],
-        priced.share_of_peak,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "training, norm, vary",
-    [
-        long(True, False, {"micro_batch": [4, 8], "replicas": [2]}),
-        (True, True, {"replicas": [2, 1], "half_partials": [True]}),
-        long(True, False, {"accumulation": [16], "recomputation": [True, False]}),
-        (
-            True,
-            False,
-            {
-                "replicas": [2],
-                "optimizer_location": ["on chip, sharded", "off chip, sharded"],
-                "activation_location": ["off chip"],
-            },
-        ),
-        long(True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
-        (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
-        (True, False, {"accumulation": [4, 16], "micro_batch": [4], "device_iterations": [2]}),
-        long(False, False, {"device_iterations": [2, 32]}),
-        (True, False, {"precision": ["float32", "float16"]}),
-        long(False, False, {"precision": ["float32", "float16"]}),
-    ],
-)
-def test_lines_are_estimates(training: bool, norm: bool, vary) -> None:
-    executor = wrapped(training, norm)
-    lines = poptorch.what_if(executor, BATCH, system="mk2:16", vary=vary)
-    executor.destroy()
-    count = 1
-    for values in vary.values():
-        count *= len(values)
-    assert len({tuple(line.settings.values()) for line in lines}) == len(lines) == count + 1
-    for line in lines:
-        settings = {k: v for k, v in line.settings.items() if v != PRESENT}
-        assert line == expected(line, settings, training, norm)
-    rates = [line.items_per_second for line in lines]
-    assert rates == sorted(rates, reverse=True)
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_comes_last(tmp_path) -> None:
-    executor = pricing.wrapped(lambda: pricing.Stack(11, 4096))
-    vary = {"chip": ["mk1", "mk2", "bow"]}
-    lines = poptorch.what_if(executor, pricing.meta(16, 4096), system="bow:16", vary=vary)
-    assert [line.settings["chip"] for line in lines] == ["bow", PRESENT, "mk2", "mk1"]
-    assert [line.fits for line in lines] == [True, True, True, False]
-    assert lines[1].items_per_second == lines[0].items_per_second
-    assert str(lines).splitlines()[2].endswith("fits")
-    assert re.search(r"  does not fit, 2\d\d %: weights$", str(lines).splitlines()[-1])
-    lines.to_csv(tmp_path / "lines.csv")
-    with (tmp_path / "lines.csv").open(newline="") as file:
-        read = list(csv.DictReader(file))
-    assert [row["chip"] for row in read] == ["bow", PRESENT, "mk2", "mk1"]
-    assert [float(row["peak_bytes"]) for row in read] == [line.peak_bytes for line in lines]
-    assert read[3]["culprit"] == str(lines[3].culprit)
-
-
-class Deep(pricing.Stack):
-    """Layers of different width, without blocks or with those that are put in."""
-
-    def __init__(self) -> None:
-        super().__init__(0, WIDE)
-        sizes = (WIDE, 512, 512, 64, 512, WIDE)
-        self.layers.extend(torch.nn.Linear(*pair) for pair in itertools.pairwise(sizes))
-
-
-def deep(training: bool, ipus: int = 1) -> poptorch.PoplarExecutor:
-    how = {"steps": 8, "optimizer": "AdamW" if training else ""}
-    executor = pricing.wrapped(Deep, **how)
-    if ipus > 1:
-        options, example = poptorch.Options(), torch.zeros(ROWS, WIDE)
-        model, optimizer = executor._user_model, executor._optimizer
-        executor.destroy()
-        poptorch.autoplace(model, example, options, num_ipus=ipus, optimizer=optimizer)
-        executor = pricing.wrapped(lambda: model, **how, options=options)
-    return executor
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("training", few([True, False], False))
-def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
-    vary = {"ipus_per_replica": [1, 3]}
-    lines = poptorch.what_if(deep(training, 2), BATCH, system="mk2:4", vary=vary)
-    assert len(lines) == 3
-    for line in lines:
-        each = line.settings["ipus_per_replica"]
-        ipus = 2 if each == PRESENT else each
-        priced = pricing.price(deep(training, ipus), BATCH, system="mk2:4")
-        assert len(priced.chips) == ipus
-        assert line.items_per_second == pytest.approx(priced.items_per_second)
-        assert line.peak_bytes == pytest.approx(pricing.fullest(priced))
-
-
-@pytest.mark.parametrize(
-    "vary, title",
-    [
-        ({"batch": [4]}, "what_if cannot vary this setting"),
-        ({"replicas": 4}, "vary needs a list of values for replicas"),
-        ({"replicas": [0]}, "replicas has an invalid value"),
-        ({"micro_batch": [True]}, "micro_batch has an invalid value"),
-        ({"recomputation": [1]}, "recomputation has an invalid value"),
-        ({"precision": ["float8"]}, "precision has an invalid value"),
-        ({"ipus_per_replica": [0]}, "ipus_per_replica has an invalid value"),
-        ({"ipus_per_replica": [16]}, "The model cannot be divided into 16 parts"),
-        ({"weight_location": ["disk"]}, "weight_location has an invalid value"),
-        ({"chip": ["mk9"]}, "There is no such system"),
-        ({"micro_batch": [3]}, "The samples of a call cannot be divided"),
-        ({"replicas": [3]}, "The samples of a call cannot be divided"),
-        ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
-        (None, "a dict of settings and their values"),
-        ({"accumulation": [2]}, "Inference has no gradient accumulation"),
-    ],
-)
-def test_what_cannot_be_is_refused(vary, title: str) -> None:
-    with pytest.raises(poptorch.Error, match=title) as caught:
-        poptorch.what_if(wrapped("Inference" not in title), BATCH, system="mk2:2", vary=vary)
-    assert all(part in str(caught.value) for part in ("Got:", "Where:", "Fix:"))
-
-
-def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path) -> None:
-    vary = {"replicas": [1, 3, 4], "chip": ["mk2"]}
-    table = poptorch.what_if(wrapped(True), BATCH, system="mk2:4", vary=vary)
-    assert [row.settings["replicas"] for row in table] == [1, PRESENT]
-    (warning,) = [r.message for r in caplog.records if "leaves out" in r.message]
-    assert "2 of 3 combinations" in warning
-    assert "The samples of a call cannot be divided" in warning
-    table.to_html(tmp_path / "table.html")
-    page = (tmp_path / "table.html").read_text()
-    assert page.count("<tr>") == 3
-    assert 'name="viewport" content="width=device-width' in page
-    assert "estimated for IPUs, nothing was run</h1>" in page
-    assert "<td>mk2</td>" in page
-
-
-@pytest.mark.parametrize(
-    "longer, begins", [(2.0, "a call takes 2.0 times as long; "), (1.1, "1 ms")]
-)
-def test_advice_that_makes_a_call_much_longer_says_so_first(longer: float, begins: str) -> None:
-    advice = Advice("options.deviceIterations(2)", 0.0, 1e-3, True, longer)
-
-    assert advice.effect.startswith(begins)
