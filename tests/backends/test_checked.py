@@ -1,5 +1,7 @@
 """What raises or is refused, in every tier: floating-point exceptions, values eager refuses."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapping import Calling, Having, agrees, infer, normal, options, training
+from poptorch.backends.reference import fault
 
 INF, NAN = float("inf"), float("nan")
 
@@ -69,6 +72,37 @@ def test_only_what_is_new_is_a_fault():
     x = torch.tensor([1.0, -1.0])
     masked = infer(lambda x: F.softmax(x.masked_fill(x > 0, -INF), 0), x, opts=checking())
     assert masked.tolist() == [0.0, 1.0]
+
+
+def numbers(*values: float) -> torch.Tensor:
+    """Return a tensor of numbers."""
+    return torch.tensor(values)
+
+
+@pytest.mark.spec("precision", 10)
+@pytest.mark.parametrize(
+    "name, operands, result, expected",
+    [
+        pytest.param("add", [numbers(NAN)], numbers(NAN), None, id="NaN that was there"),
+        pytest.param("add", [numbers(INF)], numbers(INF), None, id="infinity that was there"),
+        pytest.param("mul", [numbers(1), 2.0], numbers(INF), "overflow", id="new infinity"),
+        pytest.param("full", [[1], INF], numbers(INF), None, id="infinity that is an argument"),
+        pytest.param("empty", [[1]], numbers(NAN), None, id="memory without values"),
+        pytest.param("div", [numbers(1), 0], numbers(INF), "division by zero", id="pole"),
+        pytest.param(
+            "gt",
+            [numbers(NAN), numbers(1)],
+            torch.tensor([False]),
+            "comparison with NaN",
+            id="comparison",
+        ),
+        pytest.param("add", [torch.tensor([1])], torch.tensor([2]), None, id="integers"),
+    ],
+)
+def test_operands_decide_whether_a_result_is_a_fault(
+    name: str, operands: list[Any], result: torch.Tensor, expected: str | None
+) -> None:
+    assert fault(name, operands, [result]) == expected
 
 
 FINITE = (

@@ -103,6 +103,12 @@ def test_a_model_compiles_after_it_was_explained() -> None:
     assert out.tolist() == [4, 4]
 
 
+def test_a_model_that_can_be_captured_has_nothing_to_explain() -> None:
+    report = explained(nn.Linear(2, 2), torch.ones(3, 2))
+
+    assert str(report) == "Nothing prevents capturing this model."
+
+
 def test_nodes_know_the_lines_of_forward_and_no_others() -> None:
     """Of the user's own forwards, outermost first; of no function that these call."""
 
