@@ -1,278 +1,277 @@
-"""The wrappers: what they accept, modern and old forms, names that integrations import."""
+"""The wrappers: what they accept, and what they make of a model's modes and methods."""
 
-import copy
-import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, Scaled, normal, options, saved, trains_alike
-from poptorch import poptorch_core
-from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
-from poptorch._poplar_executor import PoplarExecutor
+from helpers.wrapping import Having, Scaled, normal, options, trains_alike
 
 X, Y = normal(4, 3), torch.tensor([0, 1, 1, 0])
 
+Wrap = Callable[..., poptorch.PoplarExecutor]
+each_wrapper = pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+
 
 class Net(nn.Module):
+    """A classifier of one layer."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.log_softmax(self.layer(x), 1)
 
 
 @pytest.fixture(autouse=True)
-def _reference(monkeypatch) -> None:
+def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+
+
+# Options.
 
 
 @pytest.mark.spec("options", 1, 2, 3, 31)
 @pytest.mark.spec("programs", 2)
-def test_options_are_frozen_and_copied() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda opts: opts.deviceIterations(2),
+        lambda opts: opts.Training.gradientAccumulation(2),
+        lambda opts: opts._Popart.set("enableOutlining", True),
+    ],
+)
+def test_options_are_frozen_when_they_are_used(change: Callable[[poptorch.Options], Any]) -> None:
+    opts = options()
+    poptorch.trainingModel(Net(), opts)
+
+    with pytest.raises(AttributeError, match="frozen"):
+        change(opts)
+
+
+@pytest.mark.spec("options", 1, 2, 3, 31)
+def test_options_of_a_wrapper_are_frozen() -> None:
+    training = poptorch.trainingModel(Net(), options())
+
+    with pytest.raises(AttributeError, match="frozen"):
+        training.options.deviceIterations(2)
+
+
+@pytest.mark.spec("options", 1, 2, 3, 31)
+def test_a_copy_of_frozen_options_can_be_changed() -> None:
+    opts = options(iterations=1)
+    poptorch.trainingModel(Net(), opts)
+
+    copied = opts.clone().deviceIterations(2)
+
+    assert copied.device_iterations == 2
+    assert opts.device_iterations == 1
+
+
+@pytest.mark.spec("options", 1, 2, 3, 31)
+@pytest.mark.spec("programs", 2)
+def test_wrappers_and_loaders_share_options_and_each_has_its_own_default_of_the_mode() -> None:
     opts = options(iterations=2)
-    training = poptorch.trainingModel(Net(), opts)
-    validation = poptorch.inferenceModel(Net(), opts)
+
+    training = poptorch.trainingModel(Net(), opts).options.toDict()
+    validation = poptorch.inferenceModel(Net(), opts).options.toDict()
     poptorch.DataLoader(opts, torch.utils.data.TensorDataset(X), batch_size=2)
-    for change in (
-        lambda: opts.deviceIterations(2),
-        lambda: opts.Training.gradientAccumulation(2),
-        lambda: opts._Popart.set("enableOutlining", True),
-        lambda: training.options.deviceIterations(2),
-    ):
-        with pytest.raises(AttributeError, match="frozen"):
-            change()
+
+    assert training["output_mode"] == poptorch.OutputMode.Final
+    assert validation["output_mode"] == poptorch.OutputMode.All
     assert opts.defaultOutputMode()
-    for wrapper, mode in ((training, "Final"), (validation, "All")):
-        values = wrapper.options.toDict()
-        assert values["output_mode"] == poptorch.OutputMode[mode]
-        assert values["device_iterations"] == 2
-    opts.clone().deviceIterations(2)
+    assert training["device_iterations"] == 2
+    assert validation["device_iterations"] == 2
 
 
 @pytest.mark.spec("options", 24)
 @pytest.mark.spec("programs", 11)
-def test_settings_are_checked_at_compile() -> None:
-    model, opts = Net(), options()
+def test_settings_of_popart_are_checked_at_compile() -> None:
+    opts = options()
     opts._Popart.set("enableOutlinng", True)
-    wrapper = poptorch.inferenceModel(model, opts)
+    wrapper = poptorch.inferenceModel(Net(), opts)
+
     with pytest.raises(poptorch.Error, match=r"Unknown bool option: enableOutlinng"):
         wrapper(X)
+
+
+@pytest.mark.spec("options", 24)
+@pytest.mark.spec("programs", 11)
+def test_a_model_can_be_wrapped_again_after_its_settings_were_refused() -> None:
+    model, opts = Net(), options()
+    opts._Popart.set("enableOutlinng", True)
+    with pytest.raises(poptorch.Error):
+        poptorch.inferenceModel(model, opts)(X)
+
     assert poptorch.inferenceModel(model, options())(X).shape == (4, 2)
-    wrong = options(iterations=3).outputMode(poptorch.OutputMode.EveryN, 2)
-    wrapper = poptorch.inferenceModel(model, wrong)
+
+
+@pytest.mark.spec("options", 24)
+def test_an_output_period_that_does_not_divide_the_iterations_is_refused_at_compile() -> None:
+    opts = options(iterations=3).outputMode(poptorch.OutputMode.EveryN, 2)
+    wrapper = poptorch.inferenceModel(Net(), opts)
+
     with pytest.raises(poptorch.Error, match="must divide"):
         wrapper(X[:3])
 
 
-@pytest.mark.spec("options", 34)
-def test_the_forms_of_the_first_releases(caplog, capsys) -> None:
-    model = Net()
-    twin = copy.deepcopy(model)
-    loss = nn.functional.nll_loss(twin(X), Y)
-    loss.backward()
-    old = {"device_iterations": 1, "gradient_accumulation": 1, "trace_model": True}
-    training = poptorch.trainingModel(model, loss=nn.NLLLoss(), **old)
-    assert caplog.text.count("deprecated") == 1
-    out, got = training(X, Y)
-    assert out.shape == (4, 2)
-    torch.testing.assert_close(got, loss.detach())
-    weight = twin.layer.weight - 0.01 * twin.layer.weight.grad
-    torch.testing.assert_close(model.layer.weight, weight)
-    assert set(model.state_dict()) == {"layer.weight", "layer.bias"}
-    model = Having(lambda m, a, b: (a + b) * m.scale, scale=nn.Parameter(torch.ones(1)))
-    training = poptorch.trainingModel(model, 1, loss=nn.MSELoss())
-    x, y = torch.ones(2), torch.zeros(2)
-    for args in ((x, x), [x, x]):
-        training.destroy()
-        assert training(args, y)[0].shape == (2,)
-    assert poptorch.inferenceModel(Net(), 2, anchor_mode="FINAL")(X).shape == (2, 2)
-    with pytest.raises(poptorch.Error, match="cannot be combined"):
-        poptorch.trainingModel(Net(), poptorch.Options(), device_iterations=2)
-    with pytest.raises(TypeError, match="Unexpected keyword argument"):
-        poptorch.inferenceModel(Net(), batch_size=2)
+# What is wrapped.
 
 
-def test_what_is_wrapped() -> None:
+def test_a_function_can_be_wrapped() -> None:
     assert torch.equal(poptorch.inferenceModel(torch.neg, options())(X), -X)
+
+
+def test_a_class_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Expected a torch\.nn\.Module or a callable"):
         poptorch.inferenceModel(Net, options())
+
+
+def test_options_of_another_type_are_refused() -> None:
     with pytest.raises(poptorch.Error, match="Invalid type: 'options'"):
         poptorch.trainingModel(Net(), {"a": 1})
 
-    class Sub(torch.Tensor):
-        pass
 
+class Strange(torch.Tensor):
+    """A class of tensors that nobody knows."""
+
+
+def test_a_buffer_of_another_class_of_tensors_is_refused() -> None:
     model = Net()
-    model.register_buffer("strange", torch.ones(2).as_subclass(Sub))
+    model.register_buffer("strange", torch.ones(2).as_subclass(Strange))
+
     with pytest.raises(poptorch.Error, match="All buffers must be an instance of"):
         poptorch.trainingModel(model, options())
 
 
 class Counted(nn.Parameter):
+    """A class of parameters with operators of its own."""
+
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError("no operator of it is called")
 
 
-@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
-def test_a_parameter_of_a_class_with_operators_of_its_own_is_refused_by_name(wrap) -> None:
+@each_wrapper
+def test_a_parameter_of_a_class_with_operators_of_its_own_is_refused_by_name(wrap: Wrap) -> None:
     model = Having(lambda m, x: x * m.weight, weight=Counted(torch.ones(3)))
+
     with pytest.raises(poptorch.Error, match="'weight' is a Counted"):
         wrap(model, options())
 
 
-@pytest.mark.spec("executor", 38)
-def test_training_flags_of_which_the_outermost_stays_in_a_training_model(caplog) -> None:
-    model = Having(lambda m, x: (x, m.training, m.sub.training), sub=nn.Dropout(0.5))
-    wrapper = poptorch.inferenceModel(model, options())
-    model.eval()  # meant for the executor's copy, too
-    assert wrapper(X)[1:] == (False, False)
-    model.train()  # meant for training
-    assert wrapper(X)[1:] == (False, False)
-    wrapper.train()
-    assert wrapper(X)[1:] == (True, True)
-    wrapper.model.eval()
-    assert wrapper(X)[1:] == (False, False)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_code_without_weights_is_captured() -> None:
+    model = Scaled(torch.jit.script(nn.ReLU()), (2,))
 
-    def forward(model, x):
-        out = model.sub(x)
-        loss = (nn.functional.mse_loss(out, x),) if model.training else ()
-        return (out, model.training, model.sub.training, *loss)
-
-    model = Having(forward, sub=nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
-    wrapper = poptorch.trainingModel(model, options(accumulation=2))
-    inference = poptorch.inferenceModel(model, options())
-    for training in (True, False, True, False):
-        model.train(training)
-        assert wrapper(X)[1:3] == (True, training)
-        assert len(wrapper(X)) == 4
-    model.eval()
-    assert inference(X)[1:] == (False, False)
-    assert caplog.text.count("in eval mode during training") == 1
-
-
-def test_what_integrations_read() -> None:
-    training = poptorch.trainingModel(Net(), options(), loss=nn.NLLLoss())
-    assert isinstance(training, PoplarExecutor)
-    assert not training._executable
-    assert training._executable_inputs is None
-    training(X, Y)
-    assert training._executable
-    x, y = training._executable_inputs.args
-    assert x.shape == X.shape
-    assert y.dtype == Y.dtype
-    assert training._user_model is training.model
-    assert training._options is training.options
-    assert "log_softmax" in training._debugGetPopartIR()
-    unwrapModelIfNecessary(training.model)
-    assert type(training.model) is Net
-    assert type(saved(training.model, weights_only=False)) is Net
-    rewrapModelIfNecessary(training.model)
-    assert type(training.model).__name__ == "PoptorchNet"
-    training.destroy()
-    assert not training._executable
-    assert type(training.model) is Net
-
-
-@pytest.mark.spec("ops", 31)
-def test_errors_of_the_engine_module() -> None:
-    assert poptorch_core.Error is poptorch.Error
-    kinds = poptorch_core.TestErrorType
-    for kind in kinds:
-        with pytest.raises(poptorch.Error) as caught:
-            poptorch_core._throwTestError(kind)
-        error = caught.value
-        assert error.type == kind.value
-        assert error.message == f"This is a test of {kind.name}"
-        assert error.location.startswith("[0] ")
-    with pytest.raises(poptorch.RecoverableError) as caught:
-        poptorch_core._throwTestError(kinds.PoplarRecoverableFullReset)
-    assert caught.value.recovery_action == "FULL_RESET"
-    with pytest.raises(poptorch.UnrecoverableError):
-        poptorch_core._throwTestError(kinds.PoplarUnrecoverable)
-    with pytest.raises(poptorch_core.Error) as caught:
-        poptorch.inferenceModel(Net(), options())(torch.ones(2, 7), nonsense=1)
-    assert isinstance(caught.value, poptorch.Error)
-    assert caught.value.type == "poptorch_py_error"
-    assert caught.value.location == ""
-    assert "'nonsense' is not a valid parameter" in caught.value.message
-    mine = poptorch.createPoptorchError("mine")
-    assert mine.type == "poptorch_py_error"
-    assert mine.message == "mine"
-    assert mine.location == ""
-    with pytest.raises(poptorch.Error, match="Unknown"):
-        poptorch_core._validateOptions({"nonsense": True})
-
-
-def test_long_messages_go_into_a_file(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    text = "\n".join(f"line {i}" for i in range(81))
-    error = poptorch.Error("Long", got=text, where="train.py:3", fix=("shorten it", "or that"))
-    title, first, *more, where, fix, other, see = error.message.splitlines()
-    assert title == "Long"
-    assert first.split() == ["Got:", "line", "0"]
-    assert [line.strip() for line in more] == [*(f"line {i}" for i in range(1, 8)), "..."]
-    assert [where.strip(), fix.strip()] == ["Where:  train.py:3", "Fix:    shorten it"]
-    (log,) = tmp_path.iterdir()
-    assert other.strip() == "Fix:    or that"
-    assert see == f"See {log} for details"
-    assert "line 80" in log.read_text()
-    assert "line 79" in str(poptorch.Error("short", got="\n".join(text.splitlines()[1:80])))
-
-
-def test_a_long_message_is_written_once_and_for_this_user_alone(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    text = "\n".join(f"number {i}" for i in range(99))
-    for _ in range(3):
-        poptorch.Error("Long", got=text, where="train.py:3")
-    (log,) = tmp_path.iterdir()
-    assert log.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_long_message_overwrites_nothing_in_the_working_directory(tmp_path, monkeypatch) -> None:
-    mine, work = tmp_path / "mine", tmp_path / "work"
-    mine.write_text("mine")
-    work.mkdir()
-    (work / "poptorch_error.log").symlink_to(mine)
-    monkeypatch.chdir(work)
-    poptorch.Error("Long", got="\n".join(f"row {i}" for i in range(99)), where="train.py:3")
-    assert mine.read_text() == "mine"
-    assert [path.name for path in work.iterdir()] == ["poptorch_error.log"]
-
-
-def test_a_long_message_stays_whole_where_nothing_can_be_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    text = "\n".join(f"place {i}" for i in range(99))
-    assert "place 50" in poptorch.Error("Long", got=text, where="train.py:3").message
+    trains_alike(model, torch.tensor([1.0, -3.0]))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_scripted_code_is_captured_unless_it_has_weights_of_its_own() -> None:
-    x = torch.tensor([1.0, -3.0])
-    trains_alike(Scaled(torch.jit.script(nn.ReLU()), (2,)), x)
-    for inner in (torch.jit.script(nn.Linear(2, 2)), torch.jit.trace(nn.Linear(2, 2), x)):
-        for model in (inner, Scaled(inner)):
-            for wrap in (poptorch.trainingModel, poptorch.inferenceModel):
-                with pytest.raises(TypeError, match="TorchScript"):
-                    wrap(model, options())
+@each_wrapper
+@pytest.mark.parametrize(
+    "make",
+    [torch.jit.script, lambda layer: torch.jit.trace(layer, torch.ones(2))],
+    ids=["scripted", "traced"],
+)
+def test_scripted_code_with_weights_is_refused(
+    make: Callable[[nn.Module], nn.Module], wrap: Wrap
+) -> None:
+    layer = make(nn.Linear(2, 2))
+
+    with pytest.raises(TypeError, match="TorchScript"):
+        wrap(layer, options())
+    with pytest.raises(TypeError, match="TorchScript"):
+        wrap(Scaled(layer), options())
 
 
-def test_functions_become_programs_under_the_names_of_experimental() -> None:
-    net = Net()
-    doubled = poptorch.experimental.IPUContext(lambda x: 2 * x, compiler=poptorch.Compiler.PopART)
-    assert torch.equal(doubled(X), 2 * X)
+# Modes.
 
-    @poptorch.experimental.IPUContext(model=net, options=options())
-    def shifted(x: torch.Tensor) -> torch.Tensor:
-        return net(x) + 1
 
-    torch.testing.assert_close(shifted(X), net(X) + 1)
-    with pytest.raises(NotImplementedError, match="IPUContext"):
-        poptorch.experimental.IPUScope([X])
+def modes_of(m: Having, x: torch.Tensor) -> tuple[bool, bool]:
+    """Return the modes of a model and of its layer."""
+    return m.training, m.sub.training
+
+
+@pytest.mark.spec("executor", 38)
+def test_a_model_that_the_user_switches_stays_in_eval_mode_in_inference() -> None:
+    """The executor has its own copy; the model itself may be switched for training."""
+    model = Having(modes_of, sub=nn.Dropout(0.5))
+    inference = poptorch.inferenceModel(model, options())
+    for training in (False, True):
+        model.train(training)
+
+        assert inference(X) == (False, False)
+
+
+@pytest.mark.spec("executor", 38)
+def test_an_executor_that_the_user_switches_infers_in_that_mode() -> None:
+    inference = poptorch.inferenceModel(Having(modes_of, sub=nn.Dropout(0.5)), options())
+
+    inference.train()
+    assert inference(X) == (True, True)
+
+    inference.model.eval()
+    assert inference(X) == (False, False)
+
+
+def loss_in_training(model: Having, x: torch.Tensor) -> tuple[Any, ...]:
+    """Return the modes of a model and of its layers, and a loss in training mode."""
+    out = model.sub(x)
+    loss = (nn.functional.mse_loss(out, x),) if model.training else ()
+    return (out, model.training, model.sub.training, *loss)
+
+
+def model_with_dropout() -> Having:
+    """Return a model with layers that have a mode."""
+    return Having(loss_in_training, sub=nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
+
+
+@pytest.mark.spec("executor", 38)
+def test_a_training_model_stays_in_training_mode_and_its_layers_have_the_users_mode() -> None:
+    model = model_with_dropout()
+    wrapper = poptorch.trainingModel(model, options(accumulation=2))
+    for training in (True, False, True, False):
+        model.train(training)
+
+        _, outermost, layers, loss = wrapper(X)
+
+        assert outermost is True
+        assert layers is training
+        assert loss.numel() == 1
+
+
+@pytest.mark.spec("executor", 38)
+def test_one_warning_says_that_layers_are_in_eval_mode_in_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = model_with_dropout()
+    wrapper = poptorch.trainingModel(model, options(accumulation=2))
+
+    for training in (True, False, True, False):
+        model.train(training)
+        wrapper(X)
+
+    assert caplog.text.count("in eval mode during training") == 1
+
+
+@pytest.mark.spec("executor", 38)
+def test_a_model_that_is_trained_infers_in_eval_mode() -> None:
+    model = model_with_dropout()
+    training = poptorch.trainingModel(model, options(accumulation=2))
+    inference = poptorch.inferenceModel(model, options())
+    training(X)
+
+    model.eval()
+
+    assert inference(X)[1:] == (False, False)
+
+
+# Methods.
 
 
 RETURNING = {
@@ -295,21 +294,28 @@ RETURNING = {
 
 
 class Freezing(Net):
-    def freeze(self):
+    """Has a method that returns the model."""
+
+    def freeze(self) -> "Freezing":
         self.layer.bias.requires_grad_(False)
         return self
 
 
-@pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+@each_wrapper
 @pytest.mark.parametrize("call", RETURNING.values(), ids=RETURNING)
-def test_methods_that_return_the_module_return_the_executor(wrap, call) -> None:
+def test_methods_that_return_the_module_return_the_executor(
+    wrap: Wrap, call: Callable[[Any], Any]
+) -> None:
     executor = wrap(Freezing(), options())
+
     assert call(executor) is executor
 
 
 def test_methods_that_return_something_else_are_the_modules_own() -> None:
     model = Net()
+
     executor = poptorch.trainingModel(model, options())
+
     assert executor.get_submodule("layer") is model.layer
     assert executor.state_dict().keys() == model.state_dict().keys()
     assert executor.forward.__name__ == "forward"
