@@ -1,14 +1,8 @@
-"""Attach, detach, devices held and given back, forks, threads, and that nothing is kept."""
+"""Attach, detach and destroy; connections, synthetic data, and processes that fork."""
 
-import contextlib
 import copy
-import gc
 import logging
-import random
-import resource
-import threading
-import weakref
-from concurrent import futures
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers import programs
-from helpers.cases import few
-from helpers.closeness import near
-from helpers.wrapping import Calling, Having, Twins, inference, normal, options
+from helpers.wrapping import Calling, normal, options
 from helpers.wrapping import Regression as Net
 from helpers.wrapping import training as wrapped
 
@@ -45,44 +37,151 @@ def test_a_default_device_of_the_caller_changes_nothing(method) -> None:
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.spec("executor", 41)
-@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
-def test_attach_detach_and_destroy() -> None:
+def with_a_layer() -> Calling:
+    """Return a model whose loss is the mean of squared errors."""
     model = Calling(lambda x, y: poptorch.identity_loss((model.layer(x) - y).square(), "mean"))
     model.layer = torch.nn.Linear(4, 2)
-    training = wrapped(model)
+    return model
+
+
+@pytest.mark.spec("executor", 41)
+def test_layers_of_the_model_are_attributes_of_the_executor() -> None:
+    training = wrapped(with_a_layer())
+
     assert training.layer is training.model.layer
-    before = []
-    handle = poptorch.registerPreCompileHook(lambda: before.append(training.isCompiled()))
-    for _ in range(2):
-        assert not training.isAttachedToDevice()
-        for use in (
-            training.copyWeightsToHost,
-            training.copyWeightsToDevice,
-            training.plan,
-            training.attachToDevice,
-            training.detachFromDevice,
-            lambda: training.rng_state,
-        ):
-            with pytest.raises(poptorch.Error, match="not been compiled or has been destroyed"):
-                use()
-        weight = model.layer.weight.detach().clone()
-        training.compile(X + 7, Y)  # with made-up inputs trains nothing
-        assert torch.equal(model.layer.weight, weight)
-        with pytest.raises(poptorch.Error, match="Device is already attached"):
-            training.attachToDevice()
+
+
+# What needs a program.
+NEEDS_A_PROGRAM: dict[str, Callable[[poptorch.PoplarExecutor], object]] = {
+    "copyWeightsToHost": lambda executor: executor.copyWeightsToHost(),
+    "copyWeightsToDevice": lambda executor: executor.copyWeightsToDevice(),
+    "plan": lambda executor: executor.plan(),
+    "attachToDevice": lambda executor: executor.attachToDevice(),
+    "detachFromDevice": lambda executor: executor.detachFromDevice(),
+    "rng_state": lambda executor: executor.rng_state,
+}
+each_that_needs_a_program = pytest.mark.parametrize(
+    "use", NEEDS_A_PROGRAM.values(), ids=NEEDS_A_PROGRAM
+)
+
+
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+@each_that_needs_a_program
+def test_a_model_that_is_not_compiled_has_no_program(
+    use: Callable[[poptorch.PoplarExecutor], object],
+) -> None:
+    training = wrapped(with_a_layer())
+
+    assert not training.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match="not been compiled or has been destroyed"):
+        use(training)
+
+
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+@each_that_needs_a_program
+def test_a_model_that_was_destroyed_has_no_program(
+    use: Callable[[poptorch.PoplarExecutor], object],
+) -> None:
+    training = wrapped(with_a_layer())
+    training.compile(X, Y)
+
+    training.destroy()
+
+    assert not training.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match="not been compiled or has been destroyed"):
+        use(training)
+
+
+@pytest.mark.spec("executor", 41)
+def test_compiling_with_made_up_inputs_trains_nothing() -> None:
+    model = with_a_layer()
+    before = model.layer.weight.detach().clone()
+
+    wrapped(model).compile(X + 7, Y)
+
+    assert torch.equal(model.layer.weight, before)
+
+
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+def test_compiling_attaches_and_attaching_twice_is_refused() -> None:
+    training = wrapped(with_a_layer())
+    training.compile(X, Y)
+
+    with pytest.raises(poptorch.Error, match="Device is already attached"):
+        training.attachToDevice()
+
+    assert training.isAttachedToDevice()
+
+
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+def test_detaching_twice_is_refused() -> None:
+    training = wrapped(with_a_layer())
+    training.compile(X, Y)
+
+    training.detachFromDevice()
+
+    assert not training.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match="Device is not attached"):
         training.detachFromDevice()
-        assert not training.isAttachedToDevice()
-        with pytest.raises(poptorch.Error, match="Device is not attached"):
-            training.detachFromDevice()
-        training.copyWeightsToHost()  # nothing to do, and no harm
-        expected = model(X, Y).detach()
-        torch.testing.assert_close(training(X, Y), expected)  # attaches by itself
-        assert training.isAttachedToDevice()
-        assert not torch.equal(model.layer.weight, weight)
+
+
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+def test_a_detached_model_has_nothing_to_copy_to_the_host_and_that_is_no_error() -> None:
+    model = with_a_layer()
+    training = wrapped(model)
+    training(X, Y)
+    training.detachFromDevice()
+    before = model.layer.weight.detach().clone()
+
+    training.copyWeightsToHost()
+
+    assert torch.equal(model.layer.weight, before)
+
+
+@pytest.mark.spec("executor", 41)
+@pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
+def test_a_call_of_a_detached_model_attaches_and_trains() -> None:
+    model = with_a_layer()
+    training = wrapped(model)
+    training.compile(X, Y)
+    training.detachFromDevice()
+    before = model.layer.weight.detach().clone()
+    expected = model(X, Y).detach()
+
+    loss = training(X, Y)
+
+    torch.testing.assert_close(loss, expected)
+    assert training.isAttachedToDevice()
+    assert not torch.equal(model.layer.weight, before)
+
+
+@pytest.mark.spec("executor", 41)
+def test_a_model_can_be_compiled_again_after_destroy() -> None:
+    model = with_a_layer()
+    training = wrapped(model)
+    training(X, Y)
+    training.destroy()
+    expected = model(X, Y).detach()
+
+    torch.testing.assert_close(training(X, Y), expected)
+
+
+@pytest.mark.spec("executor", 41)
+def test_a_hook_is_called_before_each_compilation() -> None:
+    training, compiled = wrapped(with_a_layer()), list[bool]()
+    handle = poptorch.registerPreCompileHook(lambda: compiled.append(training.isCompiled()))
+
+    for _ in range(2):
+        training.compile(X, Y)
         training.destroy()
     handle.remove()
-    assert before == [False, False]
+    training.compile(X, Y)
+
+    assert compiled == [False, False]
+
+
+@pytest.mark.spec("executor", 41)
+def test_a_hook_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(RuntimeError, match="must be callable"):
         poptorch.registerPreCompileHook(3)
 
@@ -105,78 +204,105 @@ def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gon
 
 
 @pytest.mark.spec("programs", 17, 18, 21, 30)
-@pytest.mark.spec("runtime", 33)
-def test_connection_types(caplog, tmp_path) -> None:
-    half, x, y = Net().half(), X.half(), Y.half()
+def test_output_modes_can_be_found_by_name() -> None:
     mode = poptorch.OutputMode["All"]
-    assert mode is poptorch.OutputMode.All is getattr(poptorch.OutputMode, mode.name)
-    opts = options().useOfflineIpuTarget().outputMode(mode)
+
+    assert mode is poptorch.OutputMode.All
+    assert getattr(poptorch.OutputMode, mode.name) is mode
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> poptorch.PoplarExecutor:
+    """Return a model in half precision that is compiled for a device that is not there."""
+    opts = options().useOfflineIpuTarget().connectionType(poptorch.ConnectionType.Never)
+    # A folder that is not there is no obstacle, as caching is switched off again.
     opts.enableExecutableCaching(str(tmp_path / "not" / "there")).enableExecutableCaching(None)
-    never = wrapped(half, opts.connectionType(poptorch.ConnectionType.Never))
-    never.compile(x, y)
-    assert never.isCompiled()
-    assert not never.isAttachedToDevice()
-    assert never.getTensorNames()
+    never = wrapped(Net().half(), opts)
+    never.compile(X.half(), Y.half())
+    return never
+
+
+@pytest.mark.spec("programs", 17, 18, 21, 30)
+@pytest.mark.spec("runtime", 33)
+def test_a_model_without_a_connection_is_compiled_and_not_attached(
+    offline: poptorch.PoplarExecutor,
+) -> None:
+    assert offline.isCompiled()
+    assert not offline.isAttachedToDevice()
+    assert offline.getTensorNames()
+
+
+@pytest.mark.spec("programs", 17, 18, 21, 30)
+@pytest.mark.spec("runtime", 33)
+def test_a_model_without_a_connection_cannot_be_called_or_attached(
+    offline: poptorch.PoplarExecutor,
+) -> None:
     with pytest.raises(AssertionError, match="offline device"):
-        never(x, y)
+        offline(X.half(), Y.half())
     with pytest.raises(AssertionError, match="attach to an offline device"):
-        never.attachToDevice()
-    never.destroy()
-    assert {value.dtype for value in half.state_dict().values()} == {torch.float16}
+        offline.attachToDevice()
+
+
+@pytest.mark.spec("programs", 17, 18, 21, 30)
+def test_a_model_without_a_connection_keeps_the_types_of_its_weights(
+    offline: poptorch.PoplarExecutor,
+) -> None:
+    offline.destroy()
+
+    kinds = {value.dtype for value in offline.model.state_dict().values()}
+    assert kinds == {torch.float16}
+
+
+@pytest.mark.spec("programs", 17, 18, 21, 30)
+@pytest.mark.spec("runtime", 33)
+def test_a_connection_on_demand_is_made_after_compiling(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
         lazy = wrapped(Net(), options().connectionType(poptorch.ConnectionType.OnDemand))
         lazy.compile(X, Y)
-    text = caplog.text
-    assert text.index("Program:") < text.index("Acquired 1 IPU(s)")
+
+    assert caplog.text.index("Program:") < caplog.text.index("Acquired 1 IPU(s)")
     assert torch.isfinite(lazy(X, Y))
 
 
-@pytest.mark.spec("executor", 56)
-def test_random_state() -> None:
-    dropout, ones = torch.nn.Dropout(0.5).train(), torch.ones(64)
-    opts = options(iterations=2).randomSeed(7)
-    wrapper, again = (poptorch.inferenceModel(dropout, opts) for _ in range(2))
-    wrapper.compile(ones)
-    assert wrapper.rng_state == [7]
-    first = wrapper(ones)
-    assert not torch.equal(first[:32], first[32:])  # new numbers at every micro-step
-    state, second = wrapper.rng_state, wrapper(ones)
-    for set_to, expected in ((state, second), ([7], first)):
-        wrapper.rng_state = set_to
-        assert torch.equal(wrapper(ones), expected)
-    wrapper.detachFromDevice()
-    assert wrapper.rng_state == state
-    assert torch.equal(wrapper(ones), second)
-    with pytest.raises(ValueError, match="not a state of the device"):
-        wrapper.rng_state = [1, 2, 3]
-    torch.manual_seed(7)  # the host's sequence is another one
-    assert torch.equal(again(ones), first)
-    assert not torch.equal(torch.cat([dropout(ones[:32]), dropout(ones[32:])]), first)
-    attention = inference(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q))
-    attention(ones.view(1, 1, 8, 8))
-    state = attention.rng_state
-    attention(ones.view(1, 1, 8, 8))  # torch marks it random: without a dropout it draws nothing
-    assert attention.rng_state == state
-    unseeded = inference(dropout, replicas=2)
-    unseeded.compile(ones)
-    assert unseeded.rng_state is None
-    drawn = unseeded(ones)
-    assert not torch.equal(drawn, inference(dropout, replicas=2)(ones))
-    assert not torch.equal(drawn[:32], drawn[32:])  # replicas draw different numbers
+@pytest.fixture
+def synthetic() -> poptorch.PoplarExecutor:
+    """Return a sum with synthetic data, after a call with ones."""
+    opts = options(iterations=2).enableSyntheticData(True)
+    return poptorch.inferenceModel(lambda x, y: (x, y, x + y), opts)
 
 
 @pytest.mark.spec("executor", 46)
-def test_synthetic_data() -> None:
-    opts = options(iterations=2).enableSyntheticData(True)
-    wrapper = poptorch.inferenceModel(lambda x, y: (x, y, x + y), opts)
-    got = wrapper(torch.ones(2), torch.ones(2))[2]
-    assert got.shape == (2,)
-    assert not torch.equal(got, torch.full((2,), 2.0))
-    counters = wrapper.getPerfCounters()  # an entry for each tensor, without stamps
-    assert counters["input"] == counters["input_complete"] == [[], []]
-    assert counters["output"] == counters["output_complete"] == [[], [], []]
-    for latency in (wrapper.getLatency, wrapper.getHostIpuLatency, wrapper.getComputeLatency):
-        assert latency() == (0.0, 0.0, 0.0)
+def test_with_synthetic_data_results_have_their_shapes_and_not_their_values(
+    synthetic: poptorch.PoplarExecutor,
+) -> None:
+    _, _, total = synthetic(torch.ones(2), torch.ones(2))
+
+    assert total.shape == (2,)
+    assert not torch.equal(total, torch.full((2,), 2.0))
+
+
+@pytest.mark.spec("executor", 46)
+def test_with_synthetic_data_counters_have_an_entry_for_each_tensor_and_no_stamps(
+    synthetic: poptorch.PoplarExecutor,
+) -> None:
+    synthetic(torch.ones(2), torch.ones(2))
+
+    counters = synthetic.getPerfCounters()
+
+    assert counters["input"] == [[], []]
+    assert counters["input_complete"] == [[], []]
+    assert counters["output"] == [[], [], []]
+    assert counters["output_complete"] == [[], [], []]
+
+
+@pytest.mark.spec("executor", 46)
+@pytest.mark.parametrize("latency", ["getLatency", "getHostIpuLatency", "getComputeLatency"])
+def test_with_synthetic_data_there_are_no_latencies(
+    synthetic: poptorch.PoplarExecutor, latency: str
+) -> None:
+    synthetic(torch.ones(2), torch.ones(2))
+
+    assert getattr(synthetic, latency)() == (0.0, 0.0, 0.0)
 
 
 def test_a_plan_can_be_asked_for_while_the_weights_are_on_the_device() -> None:
@@ -233,191 +359,3 @@ def test_a_forked_process_says_so_and_runs_what_is_new() -> None:
     expected = ["refused", "True", "equal", "True", "threads", "1", "parent", "True"]
     assert run.stdout.split() == expected
     assert "forked from a process whose operators ran on several threads" in run.stderr
-
-
-A, B = torch.randn(4, 3), torch.randn(4, 2)
-
-
-def layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-
-
-@contextlib.contextmanager
-def beside(*functions):
-    """Call each function again and again in a thread of its own; what one raises is raised."""
-    ended, begun = threading.Event(), threading.Barrier(len(functions) + 1)
-
-    def loop(function) -> None:
-        begun.wait()
-        while not ended.is_set():
-            function()
-
-    with futures.ThreadPoolExecutor(len(functions)) as threads:
-        running = [threads.submit(loop, each) for each in functions]
-        begun.wait()
-        try:
-            yield
-        finally:
-            ended.set()
-    for each in running:
-        each.result()
-
-
-def documented(function):
-    """A call that may come while the model is not compiled, attached, or is attached already."""
-
-    def call() -> None:
-        try:
-            function()
-        except poptorch.Error as error:
-            told = ("not been compiled", "not attached", "attached already", "already attached")
-            assert any(text in str(error) for text in told), error  # noqa: PT017
-
-    return call
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", few(["reference", "inductor"], "reference"))
-def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
-    """The weights are those of the same calls one after another."""
-    twins = Twins(
-        with_loss(layers(), nn.functional.mse_loss),
-        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        options(tier),
-        **near(8, 10, size=0.1),
-    )
-    model, executor, ours = twins.model, twins.wrapped, twins.ours
-    validation = poptorch.inferenceModel(model.inner, options(tier))
-    methods = [
-        model.state_dict,
-        ours.state_dict,
-        executor.isCompiled,
-        executor.copyWeightsToHost,
-        executor.copyWeightsToHostIfNeeded,
-        executor.plan,
-        executor.getPerfCounters,
-        executor.detachFromDevice,
-        executor.attachToDevice,
-        lambda: executor.rng_state,
-        lambda: executor.setOptimizer(ours),
-        lambda: executor.compile(A, B),
-        lambda: validation(A),
-        validation.detachFromDevice,
-        lambda: repr(executor),
-        lambda: executor.inner[0].weight.sum(),
-    ]
-    rare = [executor.destroy, validation.destroy]
-    draws = [random.Random(seed) for seed in range(3)]
-
-    def method(draw: random.Random):
-        return lambda: documented(draw.choice(methods if draw.random() < 0.99 else rare))()
-
-    with beside(*map(method, draws)):
-        twins.step(A, B, count=100)
-    twins.compare()
-    torch.testing.assert_close(validation(A), model.inner(A))
-
-
-def with_loss(inner: nn.Module, loss) -> nn.Module:
-    return Having(lambda m, x, *rest: loss(m.inner(x), *rest), inner=inner)
-
-
-def test_two_trainers_of_common_weights_wait_for_one_another() -> None:
-    """Each thread locks both, in one order."""
-    model = layers()
-    squared = with_loss(model[0], lambda x: poptorch.identity_loss(x.pow(2), "mean"))
-    both = with_loss(model, nn.functional.mse_loss), squared
-    executors = [poptorch.trainingModel(each, options()) for each in both]
-    for executor, arguments in zip(executors, ((A, B), (A,)), strict=True):
-        executor(*arguments)
-    with beside(lambda: executors[1](A), model.state_dict):
-        for _ in range(50):
-            executors[0](A, B)
-    assert all(value.isfinite().all() for value in model.state_dict().values())
-
-
-RESIDENT = Path("/proc/self/statm")
-INPUT, TARGET = normal(8, 64), normal(8, 64, seed=1)
-
-
-def resident() -> int:
-    gc.collect()
-    return int(RESIDENT.read_text().split()[1]) * resource.getpagesize()
-
-
-def live_tensors() -> int:
-    gc.collect()
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-
-
-@pytest.mark.slow
-def test_a_class_that_reaches_its_executor_goes() -> None:
-    """As a script's classes do, by the script's variables, when it has run or a cell runs again."""
-
-    class Own(Net): ...
-
-    Own.executor = poptorch.trainingModel(Own(64, 64), options())
-    Own.executor(INPUT, TARGET)
-    kept = weakref.ref(Own)
-    del Own
-    gc.collect()
-    assert kept() is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
-def test_a_detached_model_and_its_optimizer_have_each_moment_once(library) -> None:
-    def storages(size: int) -> set[int]:
-        gc.collect()
-        found = (each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter))
-        return {each.data_ptr() for each in found if each.untyped_storage().nbytes() == 4 * size}
-
-    before, model = storages(61 * 67), Net(61, 67)
-    training = poptorch.trainingModel(model, options(), library.Adam(model.parameters(), lr=0.001))
-    for _ in range(2):
-        training(normal(8, 61), normal(8, 67))
-        training.detachFromDevice()
-        assert len(storages(61 * 67) - before) == 3, "a weight and two moments"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not RESIDENT.exists(), reason="nothing says what is resident")
-def test_training_wrapping_and_destroying_keep_nothing() -> None:
-    """A tenth of the length that the limit of 2 % is meant for, so a tenth of the growth."""
-    model = Net(64, 64)
-    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.001)
-    training = poptorch.trainingModel(model, options(accumulation=2), optimizer)
-
-    def some() -> None:
-        for _ in range(50):
-            training(INPUT, TARGET)
-        training.setOptimizer(optimizer)
-        optimizer.state_dict()  # keeps one copy of the state
-        model.state_dict()
-        other = Net(64, 64)
-        others = [poptorch.trainingModel(other, options())]
-        others.append(poptorch.inferenceModel(other, options()))
-        for each in others:
-            each(INPUT, TARGET)
-        others[0].detachFromDevice()
-        others[0].destroy()
-
-    for _ in range(5):
-        some()
-    tensors, before = live_tensors(), resident()
-    for _ in range(20):
-        some()
-    assert live_tensors() <= tensors
-    assert resident() <= before * 1.02
-
-
-@pytest.mark.skipif(not RESIDENT.exists(), reason="nothing says what is resident")
-def test_what_a_program_freed_is_given_back_when_it_is_destroyed() -> None:
-    chain = nn.Sequential(nn.Linear(1, 1), *(nn.Tanh() for _ in range(20)))
-    model = with_loss(chain, lambda y: poptorch.identity_loss(y, "mean"))
-    for _ in range(2):  # the first gives back what others freed
-        training, before = poptorch.trainingModel(model, options()), resident()
-        training(torch.ones(1 << 22, 1))
-        kept = resident() - before
-        training.destroy()
-    assert resident() - before < 50 << 20 < kept / 6
