@@ -4,6 +4,9 @@ import logging
 import multiprocessing
 import re
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ ONE, TWO, THREE = torch.ones(1), torch.ones(2), torch.ones(3)
 UNLIKE = "shapes of the first"
 
 
-def accessor(dataset, **kwargs):
+def accessor(dataset, **kwargs: Any):
     return AsynchronousDataAccessor(dataset, **{**FORK, **kwargs})
 
 
@@ -32,13 +35,13 @@ def torch_s_loader(dataset, size=1, collate_fn=None):
 
 @pytest.mark.spec("data", 20)
 @pytest.mark.parametrize("kind", ["Numbers", "Unfinished", "Endless", "Stream", "SizedStream"])
-def test_any_data_set(kind):
+def test_any_data_set(kind) -> None:
     made = accessor(getattr(sets, kind)(4))
     for _ in range(3):
         assert values(made) == [[0], [1], [2], [3]]
 
 
-def test_a_torch_loader_a_list_and_a_generator():
+def test_a_torch_loader_a_list_and_a_generator() -> None:
     made = accessor(torch_s_loader(sets.Numbers(5), 2))
     assert values(made) == [[0, 1], [2, 3], [4]]  # the last one has fewer rows
     assert len(made) == 3
@@ -50,7 +53,7 @@ def test_a_torch_loader_a_list_and_a_generator():
 
 @pytest.mark.spec("data", 6)
 @pytest.mark.parametrize("mode", ASYNC_MODES)
-def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode):
+def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode) -> None:
     for form in ("tuple", "list", "named tuple"):
         first = next(iter(loader(sets.Structured(4, form), 2, mode=mode)))
         assert type(first) is type(next(accessor(sets.Structured(4, form)))) is list
@@ -61,7 +64,7 @@ def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode):
 
 
 @pytest.fixture
-def graph_parser():
+def graph_parser() -> Iterator[Any]:
     registerCustomArgParser(sets.Graph, sets.GraphParser())
     yield
     registerCustomArgParser(sets.Graph, None)
@@ -71,7 +74,7 @@ def graph_parser():
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
 @pytest.mark.parametrize("mode", ASYNC_MODES)
-def test_registered_types_are_rebuilt(mode):
+def test_registered_types_are_rebuilt(mode) -> None:
     made = loader(sets.Numbers(6), 2, mode=mode, collate_fn=sets.Graph.collate, drop_last=False)
     for _ in range(2):
         seen = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
@@ -80,7 +83,7 @@ def test_registered_types_are_rebuilt(mode):
 
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
-def test_sub_classes_need_their_own_registration():
+def test_sub_classes_need_their_own_registration() -> None:
     data = torch_s_loader(sets.Numbers(2), collate_fn=sets.SubGraph.collate)
     with pytest.raises(Error, match="worker thread failed to start"):
         accessor(data)
@@ -90,7 +93,9 @@ def test_sub_classes_need_their_own_registration():
 
 @pytest.mark.spec("data", 9)
 @pytest.mark.parametrize("form", ["nested", "with text", "with number"])
-def test_nested_structures_and_other_objects_are_refused(form, caplog):
+def test_nested_structures_and_other_objects_are_refused(
+    form, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(Error, match="worker thread failed to start") as caught:
         accessor(torch_s_loader(sets.Structured(4, form), 2, collate_fn=list))
     for text in (str(caught.value), caplog.text):
@@ -106,14 +111,14 @@ def test_nested_structures_and_other_objects_are_refused(form, caplog):
     (TWO, [TWO], "must be of the same kind"), (TWO, "text", "is not a torch tensor"),
     ({"b": ONE}, {"a": ONE}, "must have the same keys"),
 ])  # fmt: skip
-def test_all_elements_are_like_the_first(first, second, message):
+def test_all_elements_are_like_the_first(first, second, message) -> None:
     made = accessor([first, second])
     next(made)
     with pytest.raises(AssertionError, match=f"(?s)data fetcher.*({message}|{UNLIKE})"):
         next(made)
 
 
-def test_what_follows_the_first_element():
+def test_what_follows_the_first_element() -> None:
     made = accessor([{"b": ONE, "a": 2 * ONE}, {"a": 4 * ONE, "b": 3 * ONE}])
     found = [[(k, v.item()) for k, v in d.items()] for d in made]
     assert found == [[("b", 1), ("a", 2)], [("b", 3), ("a", 4)]]
@@ -124,7 +129,7 @@ def test_what_follows_the_first_element():
 
 
 @pytest.mark.spec("data", 7)
-def test_an_element_is_valid_until_the_next_is_asked_for_and_then_overwritten():
+def test_an_element_is_valid_until_the_next_is_asked_for_and_then_overwritten() -> None:
     made = accessor(sets.Numbers(8), buffer_size=2)
     kept = [(t, t.clone()) for t in made]
     assert [copy.item() for _, copy in kept] == list(range(8))
@@ -146,7 +151,7 @@ POISON = {
 }
 
 
-def test_poisoned_buffers_show_use_after_release(monkeypatch):
+def test_poisoned_buffers_show_use_after_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_POISON_BUFFERS", "1")
     data = [[torch.zeros(2, dtype=dtype) for dtype in POISON]] * 3
     made = accessor(data, buffer_size=10, load_indefinitely=False)
@@ -157,7 +162,7 @@ def test_poisoned_buffers_show_use_after_release(monkeypatch):
     assert all(not any(t.any() for t in element) for element in made)  # but not before
 
 
-def test_elements_survive_the_accessor():
+def test_elements_survive_the_accessor() -> None:
     made = accessor(sets.Numbers(3, (1000,)))
     element = next(made)
     made.terminate()
@@ -167,7 +172,7 @@ def test_elements_survive_the_accessor():
 
 @pytest.mark.spec("data", 8)
 @pytest.mark.parametrize("preload", [False, True])
-def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload):
+def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload) -> None:
     data = sets.Counted(9)
     made = accessor(data, buffer_size=4, early_preload=preload)
     assert eventually(lambda: data.count == (4 if preload else 1))
@@ -182,7 +187,7 @@ def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload):
     assert values(made) == [[float(i)] for i in range(9)]
 
 
-def test_the_next_epoch_is_loaded_ahead_or_not():
+def test_the_next_epoch_is_loaded_ahead_or_not() -> None:
     for indefinitely, loaded in ((True, 3 + 5), (False, 3)):
         data = sets.Counted(3)
         made = accessor(data, buffer_size=5, load_indefinitely=indefinitely)
@@ -193,7 +198,7 @@ def test_the_next_epoch_is_loaded_ahead_or_not():
         assert values(made) == [[0], [1], [2]]
 
 
-def test_next_without_a_loop_and_beginning_again_in_the_middle():
+def test_next_without_a_loop_and_beginning_again_in_the_middle() -> None:
     made = accessor(sets.Numbers(20), buffer_size=3)
     for count in (1, 2, 5, 19):
         iter(made)
@@ -210,7 +215,7 @@ def test_next_without_a_loop_and_beginning_again_in_the_middle():
 
 
 @pytest.mark.spec("data", 21)
-def test_loaders_of_ours():
+def test_loaders_of_ours() -> None:
     with pytest.raises(Error, match="already uses an AsynchronousDataAccessor"):
         accessor(loader(sets.Numbers(4), mode=DataLoaderMode.Async))
     sync = loader(sets.Numbers(7), 2)
@@ -229,7 +234,7 @@ class Elements(list):
 
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("rows", [(7,), (1,) * 7, (2, 5), (4, 0, 3)])
-def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last):
+def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last) -> None:
     data = Elements(torch.arange(7.0).split(rows))
     data.rebatched_drop_last = drop_last
     made = accessor(data, rebatched_size=3)
@@ -237,7 +242,7 @@ def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last):
         assert values(made) == [[0, 1, 2], [3, 4, 5]] + ([] if drop_last else [[6]])
 
 
-def test_rebatching_loads_no_more_than_fits_and_needs_rows():
+def test_rebatching_loads_no_more_than_fits_and_needs_rows() -> None:
     data = sets.Counted(9)
     made = accessor(torch_s_loader(data, 1), rebatched_size=2, buffer_size=2, early_preload=True)
     assert eventually(lambda: data.count == 4)
@@ -256,7 +261,9 @@ def test_rebatching_loads_no_more_than_fits_and_needs_rows():
 @pytest.mark.parametrize(
     "strategy", few(SharingStrategy, SharingStrategy.SharedMemory, SharingStrategy.Fork)
 )
-def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeypatch):
+def test_the_data_set_is_a_copy_of_whatever_it_holds(
+    strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shared, own = torch.zeros(2).share_memory_(), torch.zeros(2)
     made = accessor(sets.Carrying(shared, own), sharing_strategy=strategy)
@@ -267,14 +274,14 @@ def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeyp
 
 
 @pytest.fixture
-def start_method():
+def start_method() -> Iterator[Any]:
     before = multiprocessing.get_start_method()
     yield lambda method: multiprocessing.set_start_method(method, force=True)
     multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.long
-def test_torch_s_workers_are_started_as_the_program_would_start_them(start_method):
+def test_torch_s_workers_are_started_as_the_program_would_start_them(start_method) -> None:
     for method in ("fork", "spawn"):
         start_method(method)
         made = accessor(sets.StartMethod(1), sharing_strategy=SharingStrategy.ForkServer)
@@ -285,12 +292,12 @@ def test_torch_s_workers_are_started_as_the_program_would_start_them(start_metho
 class Unpicklable(sets.Numbers):
     """Only a forked process can have it."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> None:
         raise TypeError("Unpicklable")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loading_process_is_forked_where_torch_forks_workers(workers, start_method):
+def test_a_loading_process_is_forked_where_torch_forks_workers(workers, start_method) -> None:
     start_method("fork")
     made = DataLoader(options(), Unpicklable(2), mode=DataLoaderMode.Async, num_workers=workers)
     assert values(made) == [[0], [1]]
@@ -298,13 +305,13 @@ def test_a_loading_process_is_forked_where_torch_forks_workers(workers, start_me
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loading_process_is_not_forked_where_torch_forks_none(workers, start_method):
+def test_a_loading_process_is_not_forked_where_torch_forks_none(workers, start_method) -> None:
     start_method("spawn")
     with pytest.raises((TypeError, Error), match="Unpicklable"):
         DataLoader(options(), Unpicklable(2), mode=DataLoaderMode.Async, num_workers=workers)
 
 
-def test_torch_s_file_system_sharing_is_tolerated():
+def test_torch_s_file_system_sharing_is_tolerated() -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
     made = loader(sets.Numbers(6), 2, mode=DataLoaderMode.Async, num_workers=1)
     assert values(made) == [[0, 1], [2, 3], [4, 5]]
@@ -312,14 +319,14 @@ def test_torch_s_file_system_sharing_is_tolerated():
 
 
 @pytest.mark.spec("data", 30)
-def test_forked_processes_do_not_need_the_program_s_threads():
+def test_forked_processes_do_not_need_the_program_s_threads() -> None:
     made = loader(sets.Numbers(6, (300, 300)), 2, opts=options(), mode=DataLoaderMode.Async)
     torch.set_num_threads(2)
     torch.ones(600, 600) @ torch.ones(600, 600)  # starts the pool, after the process
     assert [batch.shape for batch in made] == [(2, 300, 300)] * 3
 
 
-def test_every_epoch_ends_with_a_verdict_at_debug(caplog):
+def test_every_epoch_ends_with_a_verdict_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="poptorch::python")
     for element in accessor(sets.Slow(5, 20), buffer_size=1):
         assert element >= 0

@@ -1,6 +1,8 @@
 """``autoplace``: the annotated model runs as placed, and the table says why."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(layers))
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         out = x
         for layer in self.layers:
             out = layer(out).tanh()
@@ -175,7 +179,15 @@ class Table(Stack):
     (lambda: Stack(3, 512), meta(4 * 65536, 512), {"optimizer": "SGD"},
      "activations", None, None, 0),
 ])  # fmt: skip
-def test_culprits(make, batch, how, category, size, tensor, chip) -> None:
+def test_culprits(
+    make: Callable[..., Any],
+    batch: torch.Tensor,
+    how: dict[str, Any],
+    category: str,
+    size: int | None,
+    tensor: str | None,
+    chip: int,
+) -> None:
     culprit = priced(make, batch, steps=4, **how).culprit
     assert culprit.category == category
     assert culprit.chip == chip

@@ -48,7 +48,9 @@ def plain() -> nn.Module:
     return Having(lambda m, x: poptorch.identity_loss(m.layer(x), "sum"), layer=nn.Linear(2, 1))
 
 
-def make(folder: Path, calls: int = 0, loader=None, **stateful: object) -> poptorch.Checkpoints:
+def make(
+    folder: Path, calls: int = 0, loader: poptorch.DataLoader | None = None, **stateful: object
+) -> poptorch.Checkpoints:
     executor, loader = training(plain()), loader or [torch.ones(1, 2)] * 9
     checkpoints = poptorch.Checkpoints(folder, executor, loader, **stateful)
     for _, batch in zip(range(calls), checkpoints.batches(1), strict=False):
@@ -102,7 +104,9 @@ def test_a_loop_that_was_left_goes_on_before_and_after_resuming(tmp_path: Path) 
         (16, {"auto_distributed_partitioning": False}, False),
     ],
 )
-def test_fewer_processes_read_what_all_read_or_say_so(rows, others, same, tmp_path, monkeypatch):
+def test_fewer_processes_read_what_all_read_or_say_so(
+    rows: int, others: dict[str, bool], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = torch.ones(rows, 2)
     make(tmp_path, 1, poptorch.DataLoader(options(), data, 4, **others)).save()
     monkeypatch.setenv("POPDIST_PROCESSES_EACH", "2")
@@ -114,7 +118,9 @@ def weight_of(checkpoints: poptorch.Checkpoints) -> torch.Tensor:
     return checkpoints._executor.state_dict()["layer.weight"].clone()
 
 
-def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_goes_on_while_its_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = make(tmp_path, 2)
     saved, gate, write = weight_of(checkpoints), threading.Event(), archive.write
     monkeypatch.setattr(archive, "write", lambda *args: gate.wait(HANGS) and write(*args))
@@ -130,7 +136,9 @@ def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path: Path, monkeypat
     assert torch.equal(weight_of(again), saved)
 
 
-def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, caplog) -> None:
+def test_the_end_of_a_process_waits_for_its_last_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ended: list[bool] = []
     own = {tmp_path / "own": {"a": b"1"}}
     writing = _Writing(own, [], lambda: ended.append(True), lambda: None, HANGS)
@@ -146,7 +154,9 @@ def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_cannot_be_written_is_an_error_and_leaves_nothing(waits, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_an_error_and_leaves_nothing(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = make(tmp_path)
     batches = checkpoints.batches(1)
     checkpoints._executor(next(batches))
@@ -387,7 +397,9 @@ TWISTS = {
 
 
 @pytest.mark.parametrize("twist", TWISTS)
-def test_checkpoints_of_strangers_are_refused_and_nothing_has_changed(twist: str, tmp_path) -> None:
+def test_checkpoints_of_strangers_are_refused_and_nothing_has_changed(
+    twist: str, tmp_path: Path
+) -> None:
     twisted(make(tmp_path, 1, counter=Counter([1.5])).save(), **TWISTS[twist])
     counter = Counter([0.0])
     resuming_ = make(tmp_path, counter=counter)

@@ -158,7 +158,9 @@ KEPT = [
 class Run:
     """A loop over the batches of three epochs that itself draws numbers."""
 
-    def __init__(self, folder: Path, make: Callable[[int], data.DataLoader[Any]], seed: int):
+    def __init__(
+        self, folder: Path, make: Callable[[int], data.DataLoader[Any]], seed: int
+    ) -> None:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)

@@ -6,6 +6,8 @@ import itertools
 import logging
 import random
 import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +38,7 @@ def runs(end: int, size: int) -> list[list[int]]:
     return [list(range(at, min(at + size, end))) for at in range(0, end, size)]
 
 
-def asynchronous(**settings):
+def asynchronous(**settings: Any):
     return {"async_options": settings, "mode": DataLoaderMode.Async}
 
 
@@ -70,7 +72,9 @@ CASES = {
 @pytest.mark.parametrize(
     "name, workers", [(name, workers) for name, case in CASES.items() for workers in case[2]]
 )
-def test_every_mode_yields_the_same_again_and_again(name, workers, mode):
+def test_every_mode_yields_the_same_again_and_again(
+    name: str, workers: int, mode: DataLoaderMode
+) -> None:
     dataset, arguments, _, expected = CASES[name]
     opts = options(*arguments.get("opts", ()))
     made = loader(dataset, num_workers=workers, **{**arguments, "opts": opts, "mode": mode})
@@ -91,7 +95,7 @@ def test_every_mode_yields_the_same_again_and_again(name, workers, mode):
 
 @pytest.mark.spec("data", 24)
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_after_the_end(mode):
+def test_after_the_end(mode: DataLoaderMode) -> None:
     made = loader(sets.Numbers(3), mode=mode)
     made.terminate()
     if mode is DataLoaderMode.Sync:
@@ -104,7 +108,7 @@ def test_after_the_end(mode):
 
 
 @pytest.mark.spec("data", 2)
-def test_making_a_loader_freezes_the_options():
+def test_making_a_loader_freezes_the_options() -> None:
     opts = options()
     loader(sets.Numbers(4), opts=opts)
     with pytest.raises(AttributeError, match="Can't modify frozen Options"):
@@ -116,7 +120,7 @@ def test_making_a_loader_freezes_the_options():
 
 @pytest.mark.spec("data", 22)
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_element_types(mode):
+def test_element_types(mode: DataLoaderMode) -> None:
     data = sets.Structured(7, "all types")
     batches = [[t.clone() for t in batch] for batch in loader(data, 2, mode=mode, drop_last=False)]
     for at, dtype in enumerate(sets.DTYPES):
@@ -125,7 +129,7 @@ def test_element_types(mode):
         assert torch.equal(got, torch.arange(7).to(dtype))
 
 
-def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
+def test_a_newer_iterator_over_one_loading_process_ends_the_older_one() -> None:
     made = loader(sets.Numbers(8), 2, mode=DataLoaderMode.Async)
     first, second = iter(made), iter(made)
     with pytest.raises(Error, match="newer iterator"):
@@ -135,7 +139,7 @@ def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers):
+def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers: int) -> None:
     orders = []
     for mode in ALL_MODES:
         data, order = sets.Numbers(24), torch.Generator().manual_seed(4)
@@ -148,7 +152,7 @@ def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.AsyncRebatched])
-def test_seeds_make_runs_reproducible(mode):
+def test_seeds_make_runs_reproducible(mode: DataLoaderMode) -> None:
     def run(seed):
         torch.manual_seed(seed)
         made = loader(sets.Random(4), 2, mode=mode, num_workers=1, shuffle=True)
@@ -164,7 +168,7 @@ def share_of_worker() -> slice:
 
 
 class Dividing(sets.Repeating):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         yield from [*super().__iter__()][share_of_worker()]
 
 
@@ -191,12 +195,16 @@ SELF_DIVIDING = [
 
 
 @pytest.mark.parametrize("dataset", SELF_DIVIDING, ids=lambda each: type(each).__name__)
-def test_data_that_ask_for_their_worker_bring_no_warning(dataset, caplog):
+def test_data_that_ask_for_their_worker_bring_no_warning(
+    dataset: Dividing | DividingInside | Holding, caplog: pytest.LogCaptureFixture
+) -> None:
     loader(dataset, 2, num_workers=2)
     assert caplog.text == ""
 
 
-def test_data_that_hold_others_which_do_not_ask_bring_the_warning(caplog):
+def test_data_that_hold_others_which_do_not_ask_bring_the_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loader(Holding(sets.Repeating(4)), 2, num_workers=2)
     assert "Every element is returned 2 times" in caplog.text
 
@@ -204,7 +212,7 @@ def test_data_that_hold_others_which_do_not_ask_bring_the_warning(caplog):
 @pytest.mark.slow
 @pytest.mark.spec("data", 19, 25, 29)
 @pytest.mark.parametrize("mode", few(ALL_MODES, DataLoaderMode.Async))
-def test_torch_s_workers(mode, caplog):
+def test_torch_s_workers(mode: DataLoaderMode, caplog: pytest.LogCaptureFixture) -> None:
     """They have their usual ids; iterable data repeats in every one, which warns."""
     own = {"worker_init_fn": sets.note_worker, "persistent_workers": False}
     made = loader(sets.Workers(6), 1, mode=mode, num_workers=2, **own)
@@ -221,8 +229,8 @@ def test_torch_s_workers(mode, caplog):
 
 @pytest.mark.slow
 @pytest.mark.spec("data", 11)
-def test_the_worked_example_of_lost_samples():
-    def sizes(mode, dataset, *size, **more):
+def test_the_worked_example_of_lost_samples() -> None:
+    def sizes(mode, dataset, *size: Any, **more: Any):
         workers = {"num_workers": 5, "worker_init_fn": sets.note_worker}
         return [len(batch) for batch in loader(dataset, *size, mode=mode, **workers, **more)]
 
@@ -249,13 +257,13 @@ def test_the_worked_example_of_lost_samples():
     (TypeError, "early_preload must be True or False", [asynchronous(early_preload="no")]),
     (TypeError, "shuffle must be True or False", [{"shuffle": "no"}]),
 ])  # fmt: skip
-def test_arguments_that_make_no_sense(error, title, cases):
+def test_arguments_that_make_no_sense(error: type, title: str, cases: list[dict[str, Any]]) -> None:
     for arguments in cases:
         with pytest.raises(error, match=title):
             loader(sets.Numbers(9), **arguments)
 
 
-def test_arguments_of_the_accessor_that_make_no_sense():
+def test_arguments_of_the_accessor_that_make_no_sense() -> None:
     for size in (1, "2"):
         with pytest.raises(AssertionError, match="rebatched_size must be at least 2"):
             AsynchronousDataAccessor(sets.Numbers(4), **FORK, rebatched_size=size)
@@ -273,7 +281,11 @@ def test_arguments_of_the_accessor_that_make_no_sense():
         ((poptorch.Options(),), {}, "options only"),
     ],
 )
-def test_a_loader_without_options_or_data_says_how_to_call_it(args, kwargs, got) -> None:
+def test_a_loader_without_options_or_data_says_how_to_call_it(
+    args: tuple[poptorch.Options | sets.Numbers, ...],
+    kwargs: dict[str, int | sets.Numbers],
+    got: str,
+) -> None:
     with pytest.raises(TypeError, match=got) as caught:
         DataLoader(*args, **kwargs)
     assert "poptorch.DataLoader(options, dataset" in str(caught.value)
@@ -293,7 +305,13 @@ def test_a_loader_without_options_or_data_says_how_to_call_it(args, kwargs, got)
     (21, {"programs": (2, 2), "drop_last": False}, "WARNING",
      "5 samples. options.programs(2) allows an additional program"),
 ])  # fmt: skip
-def test_samples_that_are_left_out_are_told(samples, arguments, level, text, caplog):
+def test_samples_that_are_left_out_are_told(
+    samples: int,
+    arguments: dict[str, range | bool | tuple[int, int]],
+    level: str | None,
+    text: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, logger="poptorch::python")
     accumulation, programs = arguments.pop("programs", (1, 1))
     opts = options(accumulation=accumulation)
@@ -303,7 +321,9 @@ def test_samples_that_are_left_out_are_told(samples, arguments, level, text, cap
     assert text in caplog.text
 
 
-def test_arguments_of_another_mode_and_streams_too_short_for_a_batch_are_said(caplog):
+def test_arguments_of_another_mode_and_streams_too_short_for_a_batch_are_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loader(sets.Numbers(4), 2, async_options={"buffer_size": 3}, rebatched_worker_size=1)
     assert "no effect in mode Sync: async_options, rebatched_worker_size" in caplog.text
     loader(sets.Numbers(4), 2, mode=DataLoaderMode.Async, pin_memory=True)
@@ -317,9 +337,9 @@ def test_arguments_of_another_mode_and_streams_too_short_for_a_batch_are_said(ca
 
 
 @pytest.mark.spec("data", 27)
-def test_loaders_rely_on_the_length():
+def test_loaders_rely_on_the_length() -> None:
     class Careless(sets.Unfinished):
-        def __len__(self):
+        def __len__(self) -> int:
             return self.size
 
     assert len(list(Careless(3))) == 3  # plain iteration ends there
@@ -327,33 +347,33 @@ def test_loaders_rely_on_the_length():
 
 
 class Mixin:
-    def __init__(self, *args, extra=0, **kwargs):
+    def __init__(self, *args: Any, extra=0, **kwargs: Any) -> None:
         self.extra = extra
         super().__init__(*args, **kwargs)
 
 
 class Subclass(Mixin, DataLoader):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield batch + self.extra
 
 
 @pytest.mark.slow
 @pytest.mark.spec("programs", 20)
-def test_subclasses_with_mix_ins():
+def test_subclasses_with_mix_ins() -> None:
     for more in ({}, {"mode": DataLoaderMode.Async, "async_options": FORK}):
         made = Subclass(options(2), sets.Numbers(4), extra=10, **more)
         assert values(made) == [[10, 11], [12, 13]]
 
 
-def test_torch_s_loader_may_be_replaced_by_this_one(monkeypatch):
+def test_torch_s_loader_may_be_replaced_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with_options = functools.partialmethod(DataLoader.__init__, options(2))
     monkeypatch.setattr(DataLoader, "__init__", with_options)
     monkeypatch.setattr(torch.utils.data, "DataLoader", DataLoader)
     assert values(torch.utils.data.DataLoader(sets.Numbers(4), batch_size=1)) == [[0, 1], [2, 3]]
 
 
-def test_the_signature_is_poptorch_s():
+def test_the_signature_is_poptorch_s() -> None:
     assert list(inspect.signature(DataLoader.__init__).parameters) == [
         "self",
         "options",
@@ -374,7 +394,7 @@ def test_the_signature_is_poptorch_s():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers):
+def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers: int) -> None:
     data, before = sets.Acting(6, 3, sets.cannot_be_read), descendants().keys()
     made = loader(data, 2, num_workers=workers)
     for attempt in range(3):
@@ -399,7 +419,7 @@ class Augmented(TensorDataset):
         return [2 * t for t in super().__getitem__(index)]
 
 
-def torch_s(dataset, **arguments):
+def torch_s(dataset: TensorDataset, **arguments: Any) -> Any:
     if not arguments.get("batch_sampler"):
         arguments.setdefault("drop_last", True)
     return torch.utils.data.DataLoader(dataset, **arguments)
@@ -415,8 +435,11 @@ def torch_s(dataset, **arguments):
     (TENSORS, {"batch_size": None, "drop_last": False}),
     (Augmented(*TENSORS.tensors), {"batch_size": 2}),
 ])  # fmt: skip
-def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(dataset, arguments):
-    def epochs(make):
+def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(
+    dataset: Augmented | TensorDataset,
+    arguments: Any,
+) -> None:
+    def epochs(make: Callable[..., Any]) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
         torch.manual_seed(3)
         own = dict(arguments)
         if "generator" in own:
@@ -431,7 +454,7 @@ def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(dataset, argu
     assert [type(batch) for batch in got] == [type(batch) for batch in expected]
 
 
-def test_batches_are_the_caller_s_own():
+def test_batches_are_the_caller_s_own() -> None:
     before = TENSORS.tensors[0].clone()
     for batch in loader(TENSORS, 5):
         batch[0].zero_()
@@ -484,19 +507,19 @@ def test_what_does_not_fit_is_said() -> None:
 class Backwards(Sampler):
     """Yields the indices from the last to the first, in batches of two, and has no length."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.size = size
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         return (list(range(self.size))[::-1][i : i + 2] for i in range(0, self.size, 2))
 
 
-def batches(size, batch_size, drop_last=True):
+def batches(size: int, batch_size: int, drop_last: bool = True) -> BatchSampler:
     return BatchSampler(SequentialSampler(range(size)), batch_size, drop_last)
 
 
 @pytest.mark.parametrize("form", sets.FORMS)
-def test_micro_batches_are_joined_as_one_batch_would_be_collated(form):
+def test_micro_batches_are_joined_as_one_batch_would_be_collated(form: str) -> None:
     data = sets.Structured(12, form)
     got = list(loader(data, opts=options(3), batch_sampler=batches(12, 2)))
     expected = list(torch.utils.data.DataLoader(data, 6))
@@ -506,11 +529,11 @@ def test_micro_batches_are_joined_as_one_batch_would_be_collated(form):
     assert values(loader(sets.Numbers(4), batch_sampler=batches(4, 2)))[0] == [0, 1]  # a single one
 
 
-def record(samples):
+def record(samples: list[torch.Tensor]) -> tuple[Any, ...]:
     return torch.stack(samples), [f"sample {int(t)}" for t in samples], "a text", len(samples)
 
 
-def test_texts_in_lists_follow_one_another_and_else_the_last_counts():
+def test_texts_in_lists_follow_one_another_and_else_the_last_counts() -> None:
     sampler = batches(3, 2, False)
     made = loader(sets.Numbers(3), opts=options(2), batch_sampler=sampler, collate_fn=record)
     ((tensor, *others),) = made
@@ -520,7 +543,7 @@ def test_texts_in_lists_follow_one_another_and_else_the_last_counts():
 
 @pytest.mark.spec("data", 16)
 @pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.Async])
-def test_registered_types_are_joined(mode):
+def test_registered_types_are_joined(mode: DataLoaderMode) -> None:
     registerCustomArgParser(sets.Graph, sets.GraphParser())
     try:
         made = loader(
@@ -541,7 +564,7 @@ def test_registered_types_are_joined(mode):
 @pytest.mark.spec("data", 16)
 @pytest.mark.parametrize("drop_last, last", [(True, []), (False, [[8, 9]])])
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_incomplete_groups(mode, drop_last, last):
+def test_incomplete_groups(mode: DataLoaderMode, drop_last: bool, last: list[list[int]]) -> None:
     given = {"batch_sampler": batches(10, 2), "drop_last": drop_last}
     made = loader(sets.Numbers(10), opts=options(2), mode=mode, **given)
     assert made.combinedBatchSize == 4
@@ -552,7 +575,9 @@ def test_incomplete_groups(mode, drop_last, last):
 
 @pytest.mark.spec("data", 17)
 @pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.Async])
-def test_a_sampler_without_length_and_size(mode, caplog):
+def test_a_sampler_without_length_and_size(
+    mode: DataLoaderMode, caplog: pytest.LogCaptureFixture
+) -> None:
     made = loader(sets.Numbers(8), opts=options(2), mode=mode, batch_sampler=Backwards(8))
     assert values(made) == [[7, 6, 5, 4], [3, 2, 1, 0]]
     assert made.combinedBatchSize == 2
@@ -563,7 +588,7 @@ def test_a_sampler_without_length_and_size(mode, caplog):
     assert "the last tensor may be incomplete" in caplog.text
 
 
-def test_sizes_that_do_not_divide_are_told(caplog):
+def test_sizes_that_do_not_divide_are_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     loader(sets.Numbers(10), opts=options(2), batch_sampler=batches(10, 2), drop_last=False)
     assert caplog.records[0].levelname == "WARNING"
@@ -573,7 +598,7 @@ def test_sizes_that_do_not_divide_are_told(caplog):
     assert caplog.text == ""
 
 
-def test_what_a_batch_sampler_excludes():
+def test_what_a_batch_sampler_excludes() -> None:
     sampler, two = batches(8, 2), options(process=0, processes=2)
     for kwargs in ({"batch_size": 2}, {"shuffle": True}, {"batch_size": None}):
         with pytest.raises(Error, match="mutually exclusive with batch_size, shuffle"):
@@ -616,7 +641,7 @@ def draw(rng):
     return (iterations, replicas, accumulation, group), batch, size, combined, parts, settings
 
 
-def check(case):
+def check(case) -> None:
     counts, batch, size, combined, parts, settings = case
     read = [[], []]
     for process, part in enumerate(parts):
@@ -639,7 +664,7 @@ def check(case):
 @pytest.mark.spec("data", 4, 12, 13, 14)
 @pytest.mark.spec("parallel", 40)
 @pytest.mark.parametrize("seed", few(range(5), 0, 2))
-def test_every_sample_once(seed):
+def test_every_sample_once(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(8):
         case = draw(rng)
@@ -650,20 +675,27 @@ def test_every_sample_once(seed):
             raise
 
 
-def of_each_process(processes, dataset, batch_size, seed=None, iterations=1, **kwargs):
-    def made(process):
+def of_each_process(
+    processes: int,
+    dataset: Any,
+    batch_size: int | None,
+    seed: int | None = None,
+    iterations: int = 1,
+    **kwargs: Any,
+) -> list[DataLoader]:
+    def made(process: int) -> DataLoader:
         own = options(iterations, process=process, processes=processes, seed=seed)
         return loader(dataset, batch_size, opts=own, **kwargs)
 
     return [made(process) for process in range(processes)]
 
 
-def flat(batches):
+def flat(batches: DataLoader) -> list[float]:
     return [x for batch in values(batches) for x in batch]
 
 
 @pytest.mark.spec("data", 4)
-def test_last_batches_are_told(caplog):
+def test_last_batches_are_told(caplog: pytest.LogCaptureFixture) -> None:
     loaders = of_each_process(3, sets.Numbers(53), 4, drop_last=False)
     assert [len(made.dataset) for made in loaders] == [18, 18, 17]
     assert "combined batch size (4) x 3 processes" in caplog.text
@@ -671,15 +703,15 @@ def test_last_batches_are_told(caplog):
         assert f"the last batch of this process has {rest} samples" in caplog.text
 
 
-def test_every_process_reads_everything_without_partitioning():
+def test_every_process_reads_everything_without_partitioning() -> None:
     loaders = of_each_process(2, sets.Numbers(6), 3, auto_distributed_partitioning=False)
     assert [values(made) for made in loaders] == [[[0, 1, 2], [3, 4, 5]]] * 2
     streams = of_each_process(2, sets.Stream(6), 3, auto_distributed_partitioning=False)
     assert [values(made) for made in streams] == [[[0, 1, 2], [3, 4, 5]]] * 2
 
 
-def test_processes_that_share_the_stages_read_the_same():
-    def made(process, seed=5):
+def test_processes_that_share_the_stages_read_the_same() -> None:
+    def made(process: int, seed: int = 5) -> DataLoader:
         own = options(1, process=process, processes=4, seed=seed)
         own.Distributed.stageProcesses(2)
         torch.manual_seed(process)
@@ -691,7 +723,7 @@ def test_processes_that_share_the_stages_read_the_same():
 
 
 @pytest.mark.spec("parallel", 39)
-def test_what_cannot_be_partitioned():
+def test_what_cannot_be_partitioned() -> None:
     with pytest.raises(AssertionError, match="batch_size=None not allowed"):
         of_each_process(2, sets.Numbers(6), None, drop_last=False)
     with pytest.raises(AssertionError, match="not supported for IterableDataset"):
@@ -709,7 +741,9 @@ def test_what_cannot_be_partitioned():
         (ALL_MODES[1], 2, None),
     ],
 )
-def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(mode, workers, persistent):
+def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(
+    mode: DataLoaderMode, workers: int, persistent: bool | None
+) -> None:
     loaders = of_each_process(
         2,
         sets.Numbers(23),
@@ -733,7 +767,7 @@ def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(mode, worke
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_two_iterations_at_once_have_their_own_permutations(workers):
+def test_two_iterations_at_once_have_their_own_permutations(workers: int) -> None:
     (made, _) = of_each_process(2, sets.Numbers(20), 2, seed=1, shuffle=True, num_workers=workers)
     (same, _) = of_each_process(2, sets.Numbers(20), 2, seed=1, shuffle=True)
     expected = [flat(same), flat(same), flat(same)]
@@ -748,7 +782,9 @@ def test_two_iterations_at_once_have_their_own_permutations(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_loaded_ahead_when_an_iteration_is_given_up_changes_no_permutation(workers):
+def test_what_is_loaded_ahead_when_an_iteration_is_given_up_changes_no_permutation(
+    workers: int,
+) -> None:
     """How far ahead it is differs between processes, and their parts would overlap."""
     data = sets.Counted(23)
     (ahead, _) = of_each_process(
@@ -769,7 +805,7 @@ def test_what_is_loaded_ahead_when_an_iteration_is_given_up_changes_no_permutati
     ahead.terminate()
 
 
-def test_tensor_data_sets_take_the_short_way_with_the_same_result():
+def test_tensor_data_sets_take_the_short_way_with_the_same_result() -> None:
     numbers = torch.arange(20.0)
     for shuffle in (False, True):
         short = of_each_process(2, TensorDataset(numbers), 2, seed=1, shuffle=shuffle)

@@ -12,6 +12,7 @@ import textwrap
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,13 +35,13 @@ FORK, FORK_SERVER = SharingStrategy.Fork, SharingStrategy.ForkServer
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _helpers():
+def _helpers() -> None:
     """Start Python's own helper processes, which stay until the program ends."""
     resource_tracker.ensure_running()
     accessor(sets.Numbers(1), FORK_SERVER).terminate()
 
 
-def accessor(dataset, strategy=FORK, **kwargs):
+def accessor(dataset, strategy=FORK, **kwargs: Any):
     return AsynchronousDataAccessor(dataset, sharing_strategy=strategy, **kwargs)
 
 
@@ -49,7 +50,7 @@ def worker_pid(made):
     return pid
 
 
-def leave_no_room(index):
+def leave_no_room(index) -> None:
     """For the ring's memory."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
@@ -70,7 +71,9 @@ NOT_STARTED = {  # with the strategy that is tried
 
 @pytest.mark.spec("data", 9)
 @pytest.mark.parametrize("name", NOT_STARTED)
-def test_what_goes_wrong_at_first_arrives_in_the_constructor(name, caplog):
+def test_what_goes_wrong_at_first_arrives_in_the_constructor(
+    name, caplog: pytest.LogCaptureFixture
+) -> None:
     dataset, strategy, texts = NOT_STARTED[name]
     with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
         accessor(dataset, strategy)
@@ -81,7 +84,7 @@ def test_what_goes_wrong_at_first_arrives_in_the_constructor(name, caplog):
 
 
 @pytest.mark.parametrize("mode, workers", [(ASYNC_MODES[0], 0), (ASYNC_MODES[1], 2)])
-def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mode, workers):
+def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mode, workers) -> None:
     data = sets.Acting(12, 7, sets.cannot_be_read)
     with nothing_left():
         made = loader(data, 2, mode=mode, num_workers=workers)
@@ -101,7 +104,7 @@ def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mod
 
 
 @pytest.mark.parametrize("strategy", few([FORK, FORK_SERVER], FORK))
-def test_a_killed_process_is_noticed_after_the_loaded_data(strategy):
+def test_a_killed_process_is_noticed_after_the_loaded_data(strategy) -> None:
     data = sets.Counted(9)
     with nothing_left() as known:
         made = accessor(data, strategy, buffer_size=2, early_preload=True)
@@ -130,7 +133,7 @@ def leave_a_segment(worker: int) -> None:
 LEAVING = {"mode": DataLoaderMode.Async, "num_workers": 2, "worker_init_fn": leave_a_segment}
 
 
-def test_a_killed_process_does_not_leave_its_workers():
+def test_a_killed_process_does_not_leave_its_workers() -> None:
     with nothing_left() as known:
         made = loader(sets.Numbers(100), 2, **LEAVING)
         iterator = iter(made)
@@ -144,7 +147,7 @@ def test_a_killed_process_does_not_leave_its_workers():
         del made, iterator
 
 
-def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
+def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch: pytest.MonkeyPatch) -> None:
     # Asynchronously only: in the program itself, torch raises from a signal handler, anywhere.
     look = torch_dataloader._MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(look, "__defaults__", (0.1,))  # torch looks every 5 s
@@ -158,7 +161,7 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
         del made
 
 
-def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
+def test_a_loader_that_has_failed_ends_its_process_when_it_goes() -> None:
     gc.disable()
     made = accessor(sets.Acting(4, 2, sets.cannot_be_read))
     for _ in range(2):
@@ -170,7 +173,9 @@ def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
 
 
 @pytest.mark.parametrize("number, workers", [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
-def test_a_process_that_is_told_to_end_does_so_with_its_workers(number, workers, capfd):
+def test_a_process_that_is_told_to_end_does_so_with_its_workers(
+    number, workers, capfd: pytest.CaptureFixture[str]
+) -> None:
     with nothing_left() as known:
         made = loader(sets.Slow(100, 5), 1, mode=DataLoaderMode.Async, num_workers=workers)
         iterator = iter(made)
@@ -185,11 +190,13 @@ def test_a_process_that_is_told_to_end_does_so_with_its_workers(number, workers,
         assert capfd.readouterr() == ("", "")
 
 
-def test_a_process_that_does_not_stop_is_made_to(monkeypatch, caplog):
+def test_a_process_that_does_not_stop_is_made_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(process, "PATIENCE", 0.2)
     sleeps = torch.zeros(1, dtype=torch.bool).share_memory_()
 
-    def sleep(index):
+    def sleep(index) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sleeps.fill_(True)
         time.sleep(1000)
@@ -203,7 +210,7 @@ def test_a_process_that_does_not_stop_is_made_to(monkeypatch, caplog):
 
 
 @pytest.mark.long
-def test_a_stopped_process_is_killed(monkeypatch):
+def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PATIENCE", 0.2)
     with nothing_left():
         made = accessor(sets.Numbers(3))
@@ -213,7 +220,7 @@ def test_a_stopped_process_is_killed(monkeypatch):
 
 @pytest.mark.spec("data", 10)
 @pytest.mark.parametrize("mode, workers", [*zip(ALL_MODES, (2, 0, 2), strict=True)])
-def test_a_consumer_that_stops_early(mode, workers, capfd):
+def test_a_consumer_that_stops_early(mode, workers, capfd: pytest.CaptureFixture[str]) -> None:
     with nothing_left() as known:
         made = loader(sets.Numbers(100), 1, mode=mode, num_workers=workers)
         for batch in made:
@@ -224,7 +231,9 @@ def test_a_consumer_that_stops_early(mode, workers, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_interrupted_constructor_leaves_nothing_and_a_consumer_loses_nothing(monkeypatch):
+def test_an_interrupted_constructor_leaves_nothing_and_a_consumer_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with monkeypatch.context() as patch, nothing_left(), pytest.raises(KeyboardInterrupt):
         patch.setattr(
             "poptorch._data.consumer.Consumer._message", lambda *_: signal.raise_signal(2)
@@ -243,7 +252,7 @@ def test_an_interrupted_constructor_leaves_nothing_and_a_consumer_loses_nothing(
         assert values(iter(lambda: next(made, None), None)) == left
 
 
-def test_large_data_sets_travel_through_one_file():
+def test_large_data_sets_travel_through_one_file() -> None:
     with nothing_left():
         made = accessor(sets.Unwieldy(), FORK_SERVER)
         assert values(made) == [[1999.0]]
@@ -253,7 +262,7 @@ def test_large_data_sets_travel_through_one_file():
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 @pytest.mark.parametrize("whole", few([False, True], False))
-def test_what_workers_left_in_shared_memory_is_removed(whole):
+def test_what_workers_left_in_shared_memory_is_removed(whole) -> None:
     with nothing_left() as known:
         made, left = loader(sets.Numbers(12), 1, persistent_workers=False, **LEAVING), set()
         for _ in range(2 if whole else 1):  # a new iteration has new workers
@@ -295,14 +304,14 @@ if __name__ == "__main__":
 class Program:
     """A script that runs in a session of its own, with the processes that it has started."""
 
-    def __init__(self, path, body):
+    def __init__(self, path, body) -> None:
         path.write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    ") + TAIL)
         self.process = programs.Program(path, session=True, environment=ENVIRONMENT)
         assert self.process.stdout.readline() == "ready\n", self.process.errors()
         self.started = descendants(self.process.pid)
         assert len(self.started) >= 6
 
-    def interrupt(self):
+    def interrupt(self) -> None:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self):
@@ -315,7 +324,9 @@ class Program:
 
 
 @pytest.mark.spec("data", 10)
-def test_a_program_that_survives_ctrl_c_goes_on_loading_and_ends_with_the_next(tmp_path):
+def test_a_program_that_survives_ctrl_c_goes_on_loading_and_ends_with_the_next(
+    tmp_path: Path,
+) -> None:
     body = """
         try:
             print("ready", flush=True)
@@ -338,7 +349,7 @@ def test_a_program_that_survives_ctrl_c_goes_on_loading_and_ends_with_the_next(t
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_processes_end_after_their_program_was_killed(tmp_path):
+def test_processes_end_after_their_program_was_killed(tmp_path: Path) -> None:
     program = Program(tmp_path / "p.py", 'print("ready", flush=True)\nsys.stdin.readline()')
     program.process.kill()
     code, *_ = program.end()
@@ -347,7 +358,9 @@ def test_processes_end_after_their_program_was_killed(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.spec("data", 10)
-def test_loaders_survive_the_server_that_has_started_them_and_may_be_abandoned(tmp_path):
+def test_loaders_survive_the_server_that_has_started_them_and_may_be_abandoned(
+    tmp_path: Path,
+) -> None:
     """The program ends silently, by the error of its own at most."""
     body = """
         from multiprocessing import forkserver
@@ -380,7 +393,7 @@ AsynchronousDataAccessor(Numbers(1), sharing_strategy=SharingStrategy.SharedMemo
 """
 
 
-def test_a_script_without_a_guard_is_told_about_it(tmp_path):
+def test_a_script_without_a_guard_is_told_about_it(tmp_path: Path) -> None:
     script = tmp_path / "p.py"
     script.write_text(UNGUARDED)
     done = programs.run(script, environment=ENVIRONMENT)
@@ -414,7 +427,7 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="needs a private /dev/shm of 64 kB")
-def test_a_full_dev_shm(tmp_path):
+def test_a_full_dev_shm(tmp_path: Path) -> None:
     """The ring does not live there; what torch's workers send does, and their failure is told."""
     script = tmp_path / "p.py"
     script.write_text(SMALL_SHM)

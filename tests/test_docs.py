@@ -13,9 +13,11 @@ import pkgutil
 import re
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +101,12 @@ CHAINS = [c for p in PAGES for c in programs(p.relative_to(ROOT).as_posix(), p.r
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
-def test_python_in_the_pages_runs(chain: list[Block], tmp_path, monkeypatch, capsys) -> None:
+def test_python_in_the_pages_runs(
+    chain: list[Block],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")  # no compiling: the pages are tested here
     names: dict[str, object] = {"__name__": "__main__"}
@@ -230,7 +237,7 @@ MODULES = (
 SOURCES = str(ROOT / "src")
 
 
-def public():
+def public() -> Iterator[Any]:
     """Yield the public names of the modules, and the values."""
     for module in map(importlib.import_module, MODULES):
         for name in getattr(module, "__all__", ()) or vars(module):
@@ -259,7 +266,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert len(PUBLIC) > 100
 
 
-def docstrings():
+def docstrings() -> Iterator[tuple[str, str]]:
     """Yield those of functions, classes and the public methods that are written here."""
     for name, value in PUBLIC.items():
         if not (inspect.isclass(value) or inspect.isfunction(value)):
@@ -331,7 +338,7 @@ def model() -> torch.nn.Module:
     return Having(forward, first=torch.nn.Linear(3, 3), second=torch.nn.Linear(3, 2))
 
 
-def called(action):
+def called(action) -> Iterator[tuple[str, str]]:
     """Yield the package's own functions in the order in which an action calls them."""
     calls: list[Stop] = []
     prefix = f"{PACKAGE}/"
@@ -383,7 +390,7 @@ def test_the_stops_of_a_walk_run_in_its_order(title: str) -> None:
         assert stop in calls, f"{stop} is not called, or not after the stops before it"
 
 
-def test_repeated_calls_of_inference_go_a_short_way(monkeypatch) -> None:
+def test_repeated_calls_of_inference_go_a_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 60.0)
     inner = torch.nn.Dropout()
     wrapped = poptorch.inferenceModel(torch.nn.Sequential(inner).eval(), options())

@@ -7,6 +7,8 @@ environment and on heavy imports. Every test can fail, and none because the mach
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import grimp
 import networkx
@@ -26,7 +28,7 @@ OTHER_FOLDERS = [PACKAGE.parent / name for name in PACKAGES[1:]]
 OUR_OTHER_PACKAGE = sorted(path for folder in OTHER_FOLDERS for path in folder.rglob("*.py"))
 
 
-def private_torch(tree: ast.AST, module: str):
+def private_torch(tree: ast.AST, module: str) -> Iterator[None]:
     """Yield a sentence for each use of a torch name with a leading underscore."""
     for line, name in {*imports(tree, module, False), *dotted_names(tree)}:
         first, *rest = name.split(".")
@@ -35,7 +37,7 @@ def private_torch(tree: ast.AST, module: str):
             yield f"{module}:{line} uses {name}"
 
 
-def private_attributes(tree: ast.AST):
+def private_attributes(tree: ast.AST) -> Iterator[Any]:
     """Yield private attributes that are read of anything but ``self``, its class and ``aten``."""
     operators = {
         node.value
@@ -50,7 +52,7 @@ def private_attributes(tree: ast.AST):
                 yield node.attr
 
 
-def defined(tree: ast.AST):
+def defined(tree: ast.AST) -> Iterator[Any]:
     """Yield the names that a file defines: functions, classes, variables, attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -65,7 +67,7 @@ def defined(tree: ast.AST):
             yield from (alias.asname or alias.name for alias in node.names)
 
 
-def lookups(nodes):
+def lookups(nodes: Any) -> Iterator[None]:
     """Yield what is looked up as ``private.name``."""
     for node in nodes:
         owner = node.value if isinstance(node, ast.Attribute) else None
@@ -172,7 +174,7 @@ MUST_NOT_RAISE = {"test_a_loader_that_could_not_be_made_is_collected_silently"}
 CHECKS = {"CONFORMANCE", "raises", "warns", "fail", "assert_close", "check_backend"}
 
 
-def functions(tree: ast.AST):
+def functions(tree: ast.AST) -> Iterator[Any]:
     yield from (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
@@ -219,7 +221,7 @@ def test_every_test_checks_something() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("timeout",), ("rtol", "atol")], ids=["limits", "tolerances"])
-def test_nobody_has_limits_or_tolerances_of_their_own(names) -> None:
+def test_nobody_has_limits_or_tolerances_of_their_own(names: tuple[str, ...]) -> None:
     """Waiting would end on a busy machine; a number says nothing of what is rounded."""
     assert not {path: lines for path in TESTS if (lines := own_numbers(parse(path), names))}
 

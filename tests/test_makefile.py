@@ -44,7 +44,9 @@ def test_make_keeps_another_torch_that_is_there_and_says_so(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has", [None, TESTED, f"{TESTED}+cpu"])
-def test_make_installs_the_tested_torch_where_there_is_none_or_that(has, tmp_path: Path) -> None:
+def test_make_installs_the_tested_torch_where_there_is_none_or_that(
+    has: str | None, tmp_path: Path
+) -> None:
     said, pinned = made(tmp_path, has)
 
     assert pinned == TESTED

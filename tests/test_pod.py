@@ -89,7 +89,9 @@ def test_leases_hold_different_chips_until_released(monkeypatch: pytest.MonkeyPa
     assert _systems.System(_systems.KINDS["mk2"], 3).devices[3:] == [range(2)]
 
 
-def test_an_id_names_a_device_and_a_forgotten_lease_is_given_back(caplog) -> None:
+def test_an_id_names_a_device_and_a_forgotten_lease_is_given_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     lease = _pod.acquire(4, ipu_id=6)
     assert lease.chips == (0, 1, 2, 3)
     assert str(lease) == "Id 6"
@@ -110,7 +112,9 @@ def test_an_id_names_a_device_and_a_forgotten_lease_is_given_back(caplog) -> Non
 
 
 @pytest.mark.spec("runtime", 12)
-def test_what_the_system_never_has_fails_at_once_even_when_waiting(monkeypatch) -> None:
+def test_what_the_system_never_has_fails_at_once_even_when_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(poptorch.Error, match="No device found on the system with 8 IPUs"):
         _pod.acquire(8, wait=True)
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 99"):
@@ -135,7 +139,9 @@ def test_a_killed_holder_holds_nothing_nor_do_its_children() -> None:
 
 
 @pytest.mark.slow
-def test_others_are_not_in_the_way_by_default(monkeypatch, tmp_path: Path, caplog) -> None:
+def test_others_are_not_in_the_way_by_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.delenv("POPTORCH_POD_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     holder = start(FORKING, TMPDIR=str(tmp_path))
@@ -248,7 +254,9 @@ PLACES = {"garbage": lambda entry: entry.write_text("{}garbage"), "a pipe": os.m
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_unusable_directory_is_one_warning(place: str, tmp_path, monkeypatch, caplog) -> None:
+def test_an_unusable_directory_is_one_warning(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     own: list[Path] = []
     monkeypatch.setattr(_pod, "_own", own)
     (tmp_path / "pod").mkdir()
@@ -262,11 +270,13 @@ def test_an_unusable_directory_is_one_warning(place: str, tmp_path, monkeypatch,
     shutil.rmtree(own[0])
 
 
-def test_collecting_a_lease_while_another_is_acquired_loses_nothing(monkeypatch) -> None:
+def test_collecting_a_lease_while_another_is_acquired_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = _pod.acquire(1)
     write, released = _pod._written, []
 
-    def collect_then_write(holder, file):
+    def collect_then_write(holder: _pod.Holder, file: Path) -> Path:
         if not released:
             released.append(first.release())
         return write(holder, file)
@@ -295,7 +305,9 @@ def model(ipu_id: int | None = None) -> poptorch.PoplarExecutor:
 
 @pytest.mark.spec("runtime", 9, 10)
 @pytest.mark.usefixtures("two")
-def test_availability_is_presence_of_a_device_and_the_version_its_generation(monkeypatch) -> None:
+def test_availability_is_presence_of_a_device_and_the_version_its_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert [n for n in (0, 1, 2, 3, 4) if poptorch.ipuHardwareIsAvailable(n)] == [1, 2]
     lease = _pod.acquire(2)
     assert poptorch.ipuHardwareIsAvailable(2)
@@ -322,7 +334,7 @@ def test_availability_is_presence_of_a_device_and_the_version_its_generation(mon
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 11)
 @pytest.mark.usefixtures("two")
-def test_two_executors_cannot_hold_one_device(monkeypatch) -> None:
+def test_two_executors_cannot_hold_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = model(0), model(0)
     first(X)
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 0"):
@@ -358,7 +370,7 @@ def test_a_device_is_held_from_acquisition_to_release() -> None:
 @pytest.mark.spec("runtime", 32)
 @pytest.mark.usefixtures("two")
 def test_ids_are_the_machines_and_block_devices_the_models_own() -> None:
-    def blocks(x):
+    def blocks(x: torch.Tensor) -> torch.Tensor:
         with poptorch.Block("A", ipu_id=0):
             x = x * 2
         with poptorch.Block("B", ipu_id=1):
@@ -369,7 +381,7 @@ def test_ids_are_the_machines_and_block_devices_the_models_own() -> None:
     assert [(holder.device, holder.chips) for holder in _pod.holders()] == [(2, (0, 1))]
 
 
-def test_a_machine_without_devices_still_simulates(monkeypatch) -> None:
+def test_a_machine_without_devices_still_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_POD", "0")
     with pytest.raises(poptorch.Error, match="No IPU detected in the system"):
         model()(X)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 from enum import IntEnum
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_visitors(report: pva.Report) -> None:
     assert len(whole.names) == report.compilation.graph.numComputeSets
 
 
-def test_events_lie_in_one_another(tmp_path) -> None:
+def test_events_lie_in_one_another(tmp_path: Path) -> None:
     rows = [(0, 100, "call"), (10, 20, "compile"), (12, 5, "trace"), (40, 10, "run"), (200, 1, "x")]
     events = [
         {"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
@@ -124,7 +125,9 @@ def test_events_lie_in_one_another(tmp_path) -> None:
 
 @pytest.mark.spec("runtime", 23)
 @pytest.mark.parametrize("text", ["", '{"enable":"false"}', "[]"])
-def test_options_that_say_no_or_nothing_change_nothing(text: str, monkeypatch, caplog) -> None:
+def test_options_that_say_no_or_nothing_change_nothing(
+    text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """They are read when the module is imported."""
     monkeypatch.setenv("PVTI_OPTIONS", text)
     spec = importlib.util.find_spec("poptorch.profiling")
@@ -178,7 +181,7 @@ json.dump({name: count for name, count in names.items() if "aten" not in name}, 
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 14)
-def test_channels_record_events(tmp_path) -> None:
+def test_channels_record_events(tmp_path: Path) -> None:
     ours = programs.with_ours(PVTI_OPTIONS='{"enable":"true","directory":"traces"}')
     done = programs.run("-c", PROGRAM, folder=tmp_path, environment=ours)
     assert done.returncode == 0, done.stderr
@@ -214,7 +217,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_every_member_is_a_value_of_its_key(kind: type[IntEnum], tmp_path) -> None:
+def test_every_member_is_a_value_of_its_key(kind: type[IntEnum], tmp_path: Path) -> None:
     key = KEYS[kind]
     assert sorted(kind) == list(range(len(kind)))
     assert LAST_MEMBER.get(key, max(kind)) == max(kind)

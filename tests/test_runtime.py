@@ -8,6 +8,7 @@ import os
 import pydoc
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(autouse=True)
-def _same_level():
+def _same_level() -> Iterator[None]:
     before = log._level
     yield
     log.set_level(before)
@@ -46,7 +47,7 @@ def test_an_invalid_level_fails_at_import() -> None:
 
 
 @pytest.mark.spec("runtime", 3, 4, 5)
-def test_levels(caplog) -> None:
+def test_levels(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("poptorch").setLevel(logging.CRITICAL)  # ours has a name of its own
     log.python.warning("heard")
     assert "heard" in caplog.text
@@ -89,7 +90,7 @@ def test_logs_go_to_stderr_without_colours() -> None:
 
 @pytest.mark.spec("runtime", 29)
 @pytest.mark.parametrize(("limit", "shown"), [(2, 2), (None, 5)])
-def test_repeated_logs(limit: int | None, shown: int, caplog) -> None:
+def test_repeated_logs(limit: int | None, shown: int, caplog: pytest.LogCaptureFixture) -> None:
     wrapper = poptorch.inferenceModel(torch.nn.Linear(2, 2), options().maxRepeatLogs(limit))
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
         wrapper(torch.ones(2, 2))
@@ -99,7 +100,7 @@ def test_repeated_logs(limit: int | None, shown: int, caplog) -> None:
 
 
 @pytest.mark.spec("runtime", 31)
-def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch) -> None:
+def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper, path = inference(torch.nn.Linear(2, 2)), tmp_path / "new" / "program.txt"
     monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(path))
     wrapper.compile(torch.ones(2, 2))
@@ -217,7 +218,7 @@ HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 
 @pytest.mark.slow
 @pytest.mark.spec("geometric", 80)
-def test_import_is_light_and_changes_nothing(tmp_path) -> None:
+def test_import_is_light_and_changes_nothing(tmp_path: Path) -> None:
     """In a fresh interpreter, warnings as errors; then a model is called, and graphs are known."""
     command = [sys.executable, "-W", "error", "-c", PROBE]
     how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}}

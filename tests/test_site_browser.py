@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import urllib.parse
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.long
-def test_nothing_is_cut_off_and_all_text_stands_out(site, tmp_path) -> None:
+def test_nothing_is_cut_off_and_all_text_stands_out(site, tmp_path: Path) -> None:
     """At 1280 and 390 pixels; in the light and the dark scheme."""
     pages = sorted(site.rglob("*.html"))
     pages.remove(site / "404.html")
@@ -45,7 +46,7 @@ def test_nothing_is_cut_off_and_all_text_stands_out(site, tmp_path) -> None:
     assert json.loads(report) == {"seen": len(pages), "cut": {}, "faint": {}}
 
 
-def test_the_search_works_from_the_disk(site, tmp_path) -> None:
+def test_the_search_works_from_the_disk(site, tmp_path: Path) -> None:
     shown = opened(f"{(site / 'index.html').as_uri()}?q={WORD}", tmp_path)
     assert f"<h1>{PAGE}</h1>" in shown.split('class="md-search-result__list"')[1]
 
@@ -63,7 +64,9 @@ ANSWERS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("words, section", ANSWERS.items())
-def test_the_first_page_found_has_the_section_that_answers(words, section, site, tmp_path) -> None:
+def test_the_first_page_found_has_the_section_that_answers(
+    words, section, site, tmp_path: Path
+) -> None:
     address = f"{(site / 'index.html').as_uri()}?q={urllib.parse.quote(words)}"
     found = opened(address, tmp_path).split('class="md-search-result__list"')[1]
     (first, *_) = re.findall(r'<li class="md-search-result__item">(.*?)</li>', found, re.S)

@@ -1,5 +1,6 @@
 """What raises or is refused, in every tier: floating-point exceptions, values eager refuses."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from poptorch.backends.reference import fault
 INF, NAN = float("inf"), float("nan")
 
 
-def checking(backend="reference", **counts):
+def checking(backend: str = "reference", **counts: Any) -> poptorch.Options:
     opts = options(backend, **counts)
     opts.Precision.enableFloatingPointExceptions(True)
     return opts
@@ -35,7 +36,7 @@ CASES = [(cause, *case) for cause, cases in CAUSES.items() for case in cases]
 
 @pytest.mark.spec("precision", 10)
 @pytest.mark.parametrize("cause, function, x, y", CASES)
-def test_causes(cause, function, x, y):
+def test_causes(cause: str, function: Callable[..., Any], x: list[float], y: list[float]) -> None:
     x, y = torch.tensor(x), torch.tensor(y)
     got, want = infer(function, x, y), function(x, y)
     torch.testing.assert_close(got, want, equal_nan=True)  # off by default
@@ -44,7 +45,7 @@ def test_causes(cause, function, x, y):
 
 
 @pytest.mark.spec("precision", 10)
-def test_a_call_like_the_one_before_is_checked():
+def test_a_call_like_the_one_before_is_checked() -> None:
     executor = poptorch.inferenceModel(Calling(torch.reciprocal), checking())
     for _ in range(3):
         assert executor(torch.full((2,), 4.0)).tolist() == [0.25, 0.25]
@@ -53,10 +54,10 @@ def test_a_call_like_the_one_before_is_checked():
 
 
 @pytest.mark.spec("precision", 10)
-def test_only_what_is_new_is_a_fault():
+def test_only_what_is_new_is_a_fault() -> None:
     """Operands decide: the same result is a fault only where it is new."""
 
-    def function(x):
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.abs() + 1, torch.full((1,), INF), torch.full_like(x, NAN), torch.arange(3) + 1
 
     agrees(
@@ -114,8 +115,8 @@ FINITE = (
 
 @pytest.mark.spec("precision", 11)
 @pytest.mark.parametrize("names", [FINITE, ("elu", "selu", "celu")])
-def test_activations_of_large_inputs(names):
-    def all_of_them(x):
+def test_activations_of_large_inputs(names: tuple[str, ...]) -> None:
+    def all_of_them(x: torch.Tensor) -> list[torch.Tensor]:
         dims = {"softmax": {"dim": -1}, "log_softmax": {"dim": -1}}
         return [getattr(F, name)(x, **dims.get(name, {})) for name in names]
 
@@ -129,23 +130,23 @@ def test_activations_of_large_inputs(names):
 class Root(nn.Module):
     """The root of a sum of squares: where all of them are zero it has no gradient."""
 
-    def forward(self, y):
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
         return y.square().sum().sqrt()
 
 
-def root():
+def root() -> Having:
     body = nn.Sequential(nn.Linear(3, 3), Root())
     return Having(lambda m, x: poptorch.identity_loss(m.body(x), "none"), body=body)
 
 
-def rooted(**counts):
+def rooted(**counts: Any) -> tuple[Having, poptorch.PoplarExecutor]:
     model = root()
     nn.init.zeros_(model.body[0].bias)
     return model, training(model, checking(**counts))
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])
-def test_the_error_names_operator_module_line_and_micro_batch(backend):
+def test_the_error_names_operator_module_line_and_micro_batch(backend: str) -> None:
     model, wrapped = rooted(backend=backend, accumulation=4, iterations=2)
     x = torch.randn(16, 3)
     wrapped(x)
@@ -167,7 +168,7 @@ def test_the_error_names_operator_module_line_and_micro_batch(backend):
     wrapped(x)  # it can go on
 
 
-def test_the_backward_pass_and_the_update_are_named():
+def test_the_backward_pass_and_the_update_are_named() -> None:
     model, wrapped = rooted()
     wrapped(torch.randn(2, 3))
     nn.init.zeros_(model.body[0].weight)
@@ -232,7 +233,9 @@ TABLE = {
 }
 
 
-def forward(model, zero, *inputs):
+def forward(
+    model: Having, zero: torch.Tensor, *inputs: Any
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """No check of inputs sees what is wrong; statistics have changed, buffers changed places."""
     model.calls += 1
     old = model.now.clone()
@@ -265,7 +268,9 @@ def held(of: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Ten
 @pytest.mark.parametrize(
     "backend, accumulation", [("reference", 1), ("reference", 4), ("inductor", 1)]
 )
-def test_what_eager_refuses_is_refused_before_state_changes(backend, accumulation: int) -> None:
+def test_what_eager_refuses_is_refused_before_state_changes(
+    backend: str, accumulation: int
+) -> None:
     inputs = [torch.tensor([row] * accumulation) for _, row, _ in TABLE.values()]
     zero, wrapped = torch.zeros(accumulation, 1), model()
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)

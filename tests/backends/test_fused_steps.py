@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def rounded(size: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_model_trains_as_eagerly(name: str, monkeypatch) -> None:
+def test_a_model_trains_as_eagerly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
         if name == "sgd":
             return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=0.3)
@@ -61,7 +62,7 @@ OF_SGD = {"momentum": 0.9, "share": 0.7, "descent": -0.01}
 COMPILED_IN = {"scaling": 1.0, "nesterov": False, "weight_decay": 0.0}
 
 
-def graph(name: str, variable: bool, change: Any, extra) -> Any:
+def graph(name: str, variable: bool, change: Any, extra: Callable[..., Any]) -> Any:
     """Return a step as backends get it, and tensors for it; ``extra`` is what is returned."""
     is_sgd = name == "sgd"
     values = {**(OF_SGD if is_sgd else VALUES), **change}
@@ -214,7 +215,9 @@ def test_a_narrow_weight_that_is_cast_elsewhere_too_is_taken_by_the_kernel() -> 
 
 
 @pytest.mark.parametrize("name, kernel", [("adam", "fused_adamw_"), ("sgd", "foreach_mul_")])
-def test_a_torch_without_the_kernel(name: str, kernel: str, monkeypatch, caplog) -> None:
+def test_a_torch_without_the_kernel(
+    name: str, kernel: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     path, lost = private.ROWS[kernel]
     monkeypatch.setitem(private.ROWS, kernel, (f"{path}_renamed", lost))
     private._said.clear()
@@ -342,7 +345,9 @@ def test_operators_of_several_forms_keep_theirs() -> None:
     assert len(written(rewritten(function, STATE, OTHER))) == 2
 
 
-def calls_of(operator: Any):
+def calls_of(
+    operator: Any,
+) -> Any:
     """An operator's results for values of each kind, where it takes such."""
     for value in (normal(4, 4).abs(), torch.ones(4, 4, dtype=torch.int64), torch.ones(4, 4) > 0):
         kinds = {"Tensor": value, "number": 1, "int": 1, "float": 1.0, "Optional[number]": 1}

@@ -50,7 +50,9 @@ def everything(x: torch.Tensor, n: torch.Tensor, y: torch.Tensor) -> tuple[Tenso
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [None, 256])
-def test_the_same_bits_with_few_headers(width: int | None, tmp_path, monkeypatch) -> None:
+def test_the_same_bits_with_few_headers(
+    width: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the widest instructions that there are, and by AVX2."""
     torch.manual_seed(0)
     examples = [torch.randn(20, 37), torch.randint(0, 9, (20,)), torch.randn(20, 37)]
@@ -89,8 +91,10 @@ BEYOND = (
 )  # fmt: skip
 
 
-def test_another_process_may_have_written_them_by_then(tmp_path, monkeypatch) -> None:
-    def texts(_) -> dict[str, str]:
+def test_another_process_may_have_written_them_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def texts(_: Path) -> dict[str, str]:
         (tmp_path / "headers-key" / "of another").mkdir(parents=True)
         return {"own.h": ALL}
 
@@ -101,7 +105,9 @@ def test_another_process_may_have_written_them_by_then(tmp_path, monkeypatch) ->
 
 
 @pytest.mark.parametrize("open_to_all", [False, True])
-def test_headers_are_written_for_the_user_alone(open_to_all: bool, tmp_path, monkeypatch) -> None:
+def test_headers_are_written_for_the_user_alone(
+    open_to_all: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(headers, "texts", lambda _: {"folder/own.h": ALL})
     monkeypatch.setattr(headers, "has_vectors", lambda: True)
     monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
@@ -118,7 +124,7 @@ def test_headers_are_written_for_the_user_alone(open_to_all: bool, tmp_path, mon
 
 @pytest.mark.parametrize("spoiled", [".", "folder", "folder/own.h"])
 def test_headers_that_somebody_else_may_have_written_are_not_used(
-    spoiled: str, tmp_path, monkeypatch
+    spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(headers, "texts", lambda _: {"folder/own.h": ALL})
     monkeypatch.setattr(headers, "has_vectors", lambda: True)
@@ -130,7 +136,9 @@ def test_headers_that_somebody_else_may_have_written_are_not_used(
     assert headers.folder("g++") is None
 
 
-def test_a_link_in_the_place_of_the_headers_is_not_followed(tmp_path, monkeypatch) -> None:
+def test_a_link_in_the_place_of_the_headers_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "headers-key").symlink_to("../theirs")
@@ -146,7 +154,9 @@ def test_what_more_a_source_needs_is_told_by_name(text: str) -> None:
     assert headers.suffice(f"{ALL}{text}\n") is (text in ENOUGH)
 
 
-def test_a_release_with_other_headers_is_compiled_with_all(tmp_path, monkeypatch) -> None:
+def test_a_release_with_other_headers_is_compiled_with_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Builder:
         _sources_args, _include_dirs_args, _cflags_args = str(tmp_path / "a.cpp"), "-Ia", "-O3 "
         _compiler, _libraries_args = "g++", "-ltorch -ltorch_cpu -lgomp "
@@ -206,7 +216,7 @@ def step(x: torch.Tensor, n: torch.Tensor) -> tuple[Tensors, Tensors]:
 
 
 @pytest.mark.slow
-def test_one_run_for_all_kernels_of_a_graph(monkeypatch) -> None:
+def test_one_run_for_all_kernels_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
     load = kernels._load
 

@@ -3,6 +3,9 @@
 import itertools
 import time
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ TRIED = libraries.ONEDNN, libraries.LOOPS
 
 
 @pytest.fixture(autouse=True)
-def _nothing_kept(monkeypatch):
+def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Torch keeps compiled graphs, whoever was chosen for them."""
     from torch._inductor import config
 
@@ -104,7 +107,9 @@ def trained() -> poptorch.PoplarExecutor:
     return wrapped
 
 
-def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_path, caplog) -> None:
+def test_what_is_measured_once_is_in_plan_and_key_and_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("DEBUG", logger="poptorch:cpp")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     faster, measured = {libraries.BLAS: 1.0, libraries.ONEDNN: 0.8}, list[str]()
@@ -133,7 +138,9 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(monkeypatch, tmp_pat
     ((64, 512, 256, "np"), libraries.ONEDNN, [1.05], libraries.ONEDNN),
     ((128, 512, 256, "np"), libraries.ONEDNN, [0.95], libraries.BLAS),
 ])  # fmt: skip
-def test_what_is_clearly_faster_twice_is_taken(shape, other, times, taken, monkeypatch, tmp_path):
+def test_what_is_clearly_faster_twice_is_taken(
+    shape, other, times, taken, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     share, made = itertools.cycle(times), libraries.Shape(*shape)
     later, matrix = made._replace(columns=2 * made.columns), libraries.Shape(65, 512, 512, "nt")
@@ -158,8 +165,8 @@ def test_what_is_clearly_faster_twice_is_taken(shape, other, times, taken, monke
     ],
 )
 def test_few_rows_are_measured_with_weights_that_no_cache_of_a_core_holds(
-    shape, alone, monkeypatch
-):
+    shape, alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     multiply, read = torch.mm, dict[int, int]()
     monkeypatch.setattr(
         torch,
@@ -179,7 +186,7 @@ def test_few_rows_are_measured_with_weights_that_no_cache_of_a_core_holds(
     ],
 )
 def test_times_are_of_both_libraries_and_leave_threads_alone(
-    threads: int, cores: float, clock: str, monkeypatch
+    threads: int, cores: float, clock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a neighbour has cores, by the time of one thread."""
     in_turn, clocks = libraries._in_turn, []

@@ -149,7 +149,9 @@ def test_masks_that_lie_in_columns_are_read_so() -> None:
 
 
 @pytest.mark.parametrize("rows", [4, 4096])
-def test_few_layers_are_cut_where_a_step_is_long(rows: int, monkeypatch) -> None:
+def test_few_layers_are_cut_where_a_step_is_long(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("poptorch.backends.inductor.repeats.LEAST_SAVED", 500)
     tensors = [*encoders()[:-1], torch.randn(rows, 4, WIDTH)]
     assert (cut(*graph(two_encoders, tensors), tensors) is not None) == (rows > 4)

@@ -29,14 +29,18 @@ SAID = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on d
 @pytest.mark.parametrize(
     ("capability", "known"), [("AVX512", True), ("AVX2", True), ("DEFAULT", False), ("Z", False)]
 )
-def test_vectors_are_tried_out_where_aten_uses_none(capability, known, monkeypatch) -> None:
+def test_vectors_are_tried_out_where_aten_uses_none(
+    capability, known, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert toolchain.has_vectors() is known
     assert shortcuts.settings().get("vec_isa_ok", False) is known
     assert ("check_build" in shortcuts.stand_ins()) is known
 
 
-def test_code_is_there_without_a_shortcut_that_fails(tmp_path: Path, monkeypatch) -> None:
+def test_code_is_there_without_a_shortcut_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is the matter with it, the second attempt does as torch does."""
     asked: list[object] = []
 
@@ -155,7 +159,9 @@ def test_every_pattern_of_attention_has_a_softmax(file: Path) -> None:
         (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
     ],
 )
-def test_complaints_of_the_compiler_are_quoted(raised, kind, text: str, monkeypatch) -> None:
+def test_complaints_of_the_compiler_are_quoted(
+    raised, kind, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*arguments: object, **options: object) -> None:
         raise raised
 

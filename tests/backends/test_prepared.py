@@ -1,6 +1,7 @@
 """Compiled inference computes what depends on weights alone once, and anew when they change."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another
 
 
 @pytest.fixture(autouse=True)
-def library(monkeypatch, request) -> str:
+def library(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """Take one for products with small weights, too, whichever this processor likes."""
     name = getattr(request, "param", libraries.ONEDNN)
     monkeypatch.setattr(packing, "_SMALLEST_WEIGHT", 0)
@@ -80,7 +81,9 @@ def change(executor: poptorch.PoplarExecutor, model: nn.Module, x: torch.Tensor)
 @pytest.mark.parametrize(
     "library", ["", libraries.BLAS, libraries.TURNED, libraries.ONEDNN], indirect=True
 )
-def test_new_weights_are_prepared_however_they_come(library, monkeypatch) -> None:
+def test_new_weights_are_prepared_however_they_come(
+    library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not library:  # what only saves time fails
         monkeypatch.setattr(compiler, "_compile_quickly", None)
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
@@ -96,7 +99,9 @@ def test_new_weights_are_prepared_however_they_come(library, monkeypatch) -> Non
     change(executor, model, x)
 
 
-def test_small_convolutions_read_weights_that_lie_tap_by_tap(monkeypatch) -> None:
+def test_small_convolutions_read_weights_that_lie_tap_by_tap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(convolutions, "SMALLEST", 1 << 20)
     model = nn.Sequential(nn.Conv2d(8, 9, 3, 2, 1), nn.BatchNorm2d(9), nn.Conv2d(9, 4, 2)).eval()
     executor = poptorch.inferenceModel(model, options("inductor").programs(2))
@@ -110,7 +115,7 @@ def test_small_convolutions_read_weights_that_lie_tap_by_tap(monkeypatch) -> Non
     same(executor, model, x)
 
 
-def test_onnx_runtime_evaluates_models(tmp_path) -> None:
+def test_onnx_runtime_evaluates_models(tmp_path: Path) -> None:
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
     executor = compiled(model, "onnxruntime")
     same(executor, model, x)
@@ -127,7 +132,7 @@ def test_onnx_runtime_evaluates_models(tmp_path) -> None:
 
 
 @pytest.mark.compiling_fails
-def test_what_onnx_lacks_runs_on_the_reference_backend(caplog) -> None:
+def test_what_onnx_lacks_runs_on_the_reference_backend(caplog: pytest.LogCaptureFixture) -> None:
     same(compiled(Having(lambda m, x: torch.lgamma(x)), "onnxruntime"), torch.lgamma, normal(3))
     assert re.search(
         "reference backend: A part of this program cannot be expressed in ONNX.*\n.*lgamma",
@@ -150,7 +155,9 @@ def test_onnx_runtime_refuses_what_is_no_evaluation(does: str, forward) -> None:
         executor(normal(4, 6))
 
 
-def test_onnx_runtime_is_an_extra(monkeypatch, caplog) -> None:
+def test_onnx_runtime_is_an_extra(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(onnx_runtime, "_NEEDED", ("absent",))
     compiled(nn.Linear(3, 2), "onnxruntime")(normal(1, 3))
     assert "needs absent: pip install 'poptorch[onnxruntime]'" in caplog.text
@@ -301,7 +308,7 @@ def test_a_program_that_packs_nothing_reads_the_values_that_were_packed() -> Non
     same(executor, model, row)
 
 
-def test_a_saved_program_prepares_what_it_loads(tmp_path) -> None:
+def test_a_saved_program_prepares_what_it_loads(tmp_path: Path) -> None:
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
     compiled(model).compileAndExport(tmp_path / "model.poptorch", x)
     same(poptorch.load(tmp_path / "model.poptorch"), model, x)

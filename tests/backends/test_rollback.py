@@ -1,7 +1,9 @@
 """What the driver of compiled parts does: it puts back what a run has written, reduces early."""
 
 import resource
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ X, Y = torch.ones(8, 4), torch.zeros(8, 3)
 
 
 @pytest.fixture
-def limited(limit: int):
+def limited(limit: int) -> Iterator[Any]:
     soft, hard = resource.getrlimit(limit)
     resource.setrlimit(limit, (1 << 46, hard))
     yield
@@ -32,7 +34,7 @@ def limited(limit: int):
 def tearing(run: Compiled, at: int, runs: list[int]) -> Compiled:
     """Let the run of some number fail when it has written, as code that writes in place may."""
 
-    def function(arguments):
+    def function(arguments: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         results = run(arguments)
         runs.append(1)
         if len(runs) == at:
@@ -42,7 +44,7 @@ def tearing(run: Compiled, at: int, runs: list[int]) -> Compiled:
     return function
 
 
-def copies(tensors) -> dict[str, torch.Tensor]:
+def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: tensor.clone() for key, tensor in tensors.items()}
 
 
@@ -183,14 +185,14 @@ class Group:
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def begin(self, tensors, what: str):
+    def begin(self, tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
         self.log.append("begin")
         return list(tensors)
 
-    def all_reduce(self, tensors, what: str, begun) -> None:
+    def all_reduce(self, tensors: list[torch.Tensor], what: str, begun: list[torch.Tensor]) -> None:
         self.log.append(f"wait for {len(begun)} and {len(tensors)}")
 
-    def finish(self, begun, what: str) -> None:
+    def finish(self, begun: list[torch.Tensor], what: str) -> None:
         self.log.append(f"finish {len(begun)}")
 
 

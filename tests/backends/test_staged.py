@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -124,7 +126,9 @@ def test_random_models_equal_the_fused_program(case) -> None:
     assert_same_states(ours[-1], states[-1], plan.program, **tolerances)
 
 
-def small_plan(strategy=None, processes: int = 1) -> tuple[Captured, Plan, list]:
+def small_plan(
+    strategy: SerialPhasedExecution | None = None, processes: int = 1
+) -> tuple[Captured, Plan, list]:
     torch.manual_seed(0)
     example = STAGE_ZOO["mlp"]
     captured, opts = Captured(example.build(2), example.inputs(ROWS), sgd), poptorch.Options()
@@ -135,7 +139,7 @@ def small_plan(strategy=None, processes: int = 1) -> tuple[Captured, Plan, list]
     return captured, captured.plan(opts), [example.inputs(ROWS * 3)]
 
 
-def damaged(plan: Plan, **changes) -> Plan:
+def damaged(plan: Plan, **changes: Any) -> Plan:
     return dataclasses.replace(plan, staged=dataclasses.replace(plan.staged, **changes))
 
 
@@ -148,7 +152,9 @@ def test_a_value_that_was_not_sent_and_another_chips_weight_are_missed() -> None
         captured.run_staged(damaged(plan, homes=homes), batches)
 
 
-def test_gradients_are_added_up_with_those_of_another_process(monkeypatch) -> None:
+def test_gradients_are_added_up_with_those_of_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Which has the same ones, so that their mean is what this one has alone."""
     monkeypatch.setattr(staged_module.Peers, "all_reduce", lambda *a: [t.mul_(2) for t in a[1]])
     states = []
@@ -171,7 +177,7 @@ def test_what_was_not_stored_is_missed() -> None:
 
 
 def test_an_input_changed_in_place_comes_back() -> None:
-    def changing(x):
+    def changing(x: torch.Tensor) -> torch.Tensor:
         poptorch.Block.start("A", 0)
         y = x * 2
         poptorch.Block.start("B", 1)
@@ -184,7 +190,7 @@ def test_an_input_changed_in_place_comes_back() -> None:
     assert torch.equal(out, 3 * (x - 1) + 1)
 
 
-def layered(function) -> Having:
+def layered(function: Callable[..., Any]) -> Having:
     """A layer, what is made of its result, and the mean of that."""
     layer = nn.Linear(4, 4)
     return Having(lambda m, x: poptorch.identity_loss(function(m.layer(x)), "mean"), layer=layer)
@@ -200,7 +206,7 @@ def test_dropout_with_one_stage_draws_as_the_fused_program_does() -> None:
     assert torch.equal(*losses)
 
 
-def homonyms(model, x, y):
+def homonyms(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """With a sub-module that is called as a moment is, whose layer is called as another is."""
     with poptorch.Block("start", ipu_id=0):
         x = torch.tanh(model.fc(x))
@@ -231,7 +237,9 @@ def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: s
         wrapper.compile(torch.randn(accumulation, 4))
 
 
-def two_blocks(model: Having, x: torch.Tensor, y: torch.Tensor):
+def two_blocks(
+    model: Having, x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """On two chips; makes tensors of its own."""
     with poptorch.Block("A", ipu_id=0):
         x = model.first(x) * model.scale + torch.ones(4)
@@ -240,7 +248,7 @@ def two_blocks(model: Having, x: torch.Tensor, y: torch.Tensor):
         return out, torch.nn.functional.mse_loss(out, y)
 
 
-def test_without_devices_chips_are_the_hosts_memory(monkeypatch) -> None:
+def test_without_devices_chips_are_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices(3) == [Device(torch.device("cpu"))] * 3
     synchronise(devices(3))
@@ -255,7 +263,13 @@ class _Computed(torch.utils._python_dispatch.TorchDispatchMode):
         super().__init__()
         self.devices: set[str] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[()],
+        args: tuple[float | list[int] | torch.Tensor, ...] = (),
+        kwargs: dict[str, float | torch.device] | None = None,
+    ) -> torch.Tensor:
         result = func(*args, **(kwargs or {}))
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs, result)):
             if isinstance(leaf, torch.Tensor):
@@ -263,7 +277,7 @@ class _Computed(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
-def test_parts_compute_on_the_device_of_their_chip(monkeypatch) -> None:
+def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without data takes part of the work; no operator may see two devices."""
     meta = torch.device("meta")
     monkeypatch.setattr(staged_module, "devices", lambda n: [Device(meta)] * n)
@@ -272,10 +286,16 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch) -> None:
     seen: dict[Direction, set[str]] = {}
     compute = chips_module.Replica._compute
 
-    def watched(self, action, step, chip, batch):
+    def watched(
+        self,
+        action: chips_module.Action,
+        step: int,
+        chip: chips_module.Chip,
+        batch: list[torch.Tensor],
+    ) -> None:
         moved = self._modules[action.stage_pass]
 
-        def run(*arguments):
+        def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
             with _Computed() as computed:
                 results = moved(*arguments)
             seen.setdefault(action.stage_pass.direction, set()).update(computed.devices)

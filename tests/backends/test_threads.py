@@ -48,7 +48,9 @@ def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
     assert machine.threads.decision == ""
 
 
-def test_the_faster_number_stays_until_calls_collapse_or_it_is_tried_anew(caplog) -> None:
+def test_the_faster_number_stays_until_calls_collapse_or_it_is_tried_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, logger=log.engine.name)
     machine = Machine(one=0.002, two=0.001)
     while not machine.threads.decision:
@@ -76,7 +78,9 @@ def test_the_faster_number_stays_until_calls_collapse_or_it_is_tried_anew(caplog
         (3.0, 4.0, [2, 1, 2, 1, 2, 1], "one thread: 3000.00 ms a call, 4000.00 ms a call with 2"),
     ],
 )
-def test_short_calls_and_what_threads_clearly_help_are_not_tried_for_long(one, two, calls, said):
+def test_short_calls_and_what_threads_clearly_help_are_not_tried_for_long(
+    one: float, two: float, calls: list[int], said: str
+) -> None:
     machine = Machine(one, two)
     assert [machine.call() for _ in calls] == calls
     assert machine.threads.decision == f"with {said}"

@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import zipfile
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -25,7 +27,7 @@ from poptorch._base.errors import Error
         ("", None),
     ],
 )
-def test_flags(text, value, monkeypatch):
+def test_flags(text: str, value: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_IPU_MODEL", text)
     assert env.get("POPTORCH_IPU_MODEL") is value
 
@@ -33,7 +35,9 @@ def test_flags(text, value, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text"), [("POPTORCH_WAIT_FOR_IPU", "maybe"), ("OMPI_COMM_WORLD_SIZE", "two")]
 )
-def test_what_cannot_be_understood_is_an_error_that_names_the_variable(name, text, monkeypatch):
+def test_what_cannot_be_understood_is_an_error_that_names_the_variable(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match=f"{name} has an invalid value") as caught:
         env.get(name)
@@ -41,7 +45,9 @@ def test_what_cannot_be_understood_is_an_error_that_names_the_variable(name, tex
     assert text in str(caught.value)
 
 
-def test_a_misspelt_variable_is_a_warning(monkeypatch, caplog):
+def test_a_misspelt_variable_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("POPTORCH_BACKENDS", "reference")
     log.setup()
     lines = [record.getMessage() for record in caplog.records]
@@ -49,7 +55,7 @@ def test_a_misspelt_variable_is_a_warning(monkeypatch, caplog):
 
 
 @pytest.fixture
-def fresh_handlers(monkeypatch):
+def fresh_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let ``setup`` run as at import, and put back what was there."""
     level = log._level
     for logger in (log.python, log.engine):
@@ -61,7 +67,9 @@ def fresh_handlers(monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh_handlers")
-def test_the_engines_log_goes_to_the_file_of_the_variable(tmp_path, monkeypatch, capsys):
+def test_the_engines_log_goes_to_the_file_of_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "engine.log"))
     monkeypatch.setenv("POPTORCH_LOG_LEVEL", "INFO")
     log.setup()
@@ -73,7 +81,9 @@ def test_the_engines_log_goes_to_the_file_of_the_variable(tmp_path, monkeypatch,
 
 
 @pytest.mark.usefixtures("fresh_handlers")
-def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):
+def test_a_file_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "missing" / "engine.log"))
     log.setup()
     log.engine.warning("one line")
@@ -83,7 +93,9 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.usefixtures("fresh_handlers")
-def test_a_full_disk_is_one_warning_and_the_log_goes_to_stderr(monkeypatch, capsys) -> None:
+def test_a_full_disk_is_one_warning_and_the_log_goes_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("POPTORCH_LOG_DEST", "/dev/full")
     monkeypatch.setenv("POPTORCH_LOG_LEVEL", "INFO")
     log.setup()
@@ -95,7 +107,9 @@ def test_a_full_disk_is_one_warning_and_the_log_goes_to_stderr(monkeypatch, caps
     assert [line.rpartition("] ")[2] for line in lines] == ["line 0", "line 1", "line 2"]
 
 
-def test_a_line_of_the_trace_says_so(capsys, monkeypatch) -> None:
+def test_a_line_of_the_trace_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log, "_level", "TRACE")
     monkeypatch.setattr(log.engine, "level", logging.DEBUG)
     monkeypatch.setattr(log.engine, "_cache", {})  # of what is enabled: none of this level stays
@@ -110,7 +124,7 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def groups(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 20 GiB to spare, of which 19 are in the page cache; its control groups."""
     memory = SimpleNamespace(total=24 * GIB, available=20 * GIB, free=GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
@@ -120,7 +134,7 @@ def groups(tmp_path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("lies", ["job/part", "job", ""])
-def test_a_limit_of_a_group_counts_without_the_page_cache(groups, lies: str) -> None:
+def test_a_limit_of_a_group_counts_without_the_page_cache(groups: Path, lies: str) -> None:
     (groups / "own").write_text("0::/job/part\n")
     (groups / "job" / "part").mkdir(parents=True)
     (groups / "job" / "memory.max").write_text("max\n")
@@ -131,7 +145,7 @@ def test_a_limit_of_a_group_counts_without_the_page_cache(groups, lies: str) -> 
     assert resources.memory_size() == 24 * GIB
 
 
-def test_groups_of_the_first_kind_are_read_too(groups) -> None:
+def test_groups_of_the_first_kind_are_read_too(groups: Path) -> None:
     (groups / "own").write_text("5:cpu:/other\n4:memory:/job\n1:name=systemd:/x\n")
     own = groups / "memory" / "job"
     own.mkdir(parents=True)
@@ -140,7 +154,7 @@ def test_groups_of_the_first_kind_are_read_too(groups) -> None:
     assert resources.available_memory() == 0  # over it, with nothing to give back
 
 
-def test_a_part_within_another_is_none_of_it(monkeypatch) -> None:
+def test_a_part_within_another_is_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = zip(itertools.count(0.0), itertools.repeat(0.0), strict=False)
     monkeypatch.setattr(timing, "_now", clock.__next__)
     with pytest.raises(ZeroDivisionError), timing.measured() as parts:
@@ -164,7 +178,7 @@ def header(digests: object) -> str:
     return json.dumps({"format": archive.FORMAT, "poptorch": "0", "digests": digests})
 
 
-def with_header(path, text: str) -> None:
+def with_header(path: Path, text: str) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(archive.HEADER, text)
 
@@ -198,7 +212,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path) -> None:
+def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make, why = LIES[lie]
     make(path)
@@ -207,7 +221,7 @@ def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a device", "no text"])
-def test_text_is_read_from_files_that_end(what: str, tmp_path) -> None:
+def test_text_is_read_from_files_that_end(what: str, tmp_path: Path) -> None:
     path = tmp_path / "text"
     if what == "a pipe":
         os.mkfifo(path)

@@ -3,6 +3,9 @@
 import functools
 import logging
 import pkgutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +54,7 @@ def remove(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _warnings_are_said_again(monkeypatch: pytest.MonkeyPatch):
+def _warnings_are_said_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     private._said.clear()
     substitutes.substitutes.cache_clear()
     yield
@@ -138,7 +141,9 @@ TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the
     [["FakeTensorMode"], IN_CAPTURE, TOGETHER, *(long([name]) for name in ALONE)],
     ids=lambda names: names[0] if len(names) == 1 else f"{len(names)} names",
 )
-def test_training_without(names: list[str], cache, monkeypatch, caplog) -> None:
+def test_training_without(
+    names: list[str], cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The usual numbers and warnings of what is lost, or an error with the version."""
     lost = {lost_without(name) for name in names}
     model, backend = net, "reference"
@@ -178,7 +183,9 @@ torch.library.impl("without_shapes::plain", "cpu", lambda x: x * 2)
         ),
     ],
 )
-def test_operators_without(name: str, function, monkeypatch) -> None:
+def test_operators_without(
+    name: str, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     remove(name, monkeypatch)
     with pytest.raises(poptorch.Error, match="has no torch") as caught:
         infer(function, torch.ones(2))
@@ -193,7 +200,9 @@ def test_operators_without(name: str, function, monkeypatch) -> None:
         *((name, lambda: library.load(b"")) for name in OPTIONAL[private.KEPT_CODE]),
     ],
 )
-def test_compiling_and_loading_code_without(name: str, use, monkeypatch) -> None:
+def test_compiling_and_loading_code_without(
+    name: str, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     remove(name, monkeypatch)
     with pytest.raises(private.Gone, match="has no torch"):
         use()
@@ -202,7 +211,9 @@ def test_compiling_and_loading_code_without(name: str, use, monkeypatch) -> None
 @pytest.mark.slow
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("backend", ["optimise", "inductor"])
-def test_the_interpreter_takes_the_place_of_compiled_code(backend, monkeypatch, caplog, tmp_path):
+def test_the_interpreter_takes_the_place_of_compiled_code(
+    backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     remove(REQUIRED[private.COMPILER][0], monkeypatch)
     monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -214,7 +225,9 @@ def test_the_interpreter_takes_the_place_of_compiled_code(backend, monkeypatch, 
     assert VERSION in warning
 
 
-def test_settings_that_are_gone_are_left_out_unless_they_are_needed(monkeypatch, caplog) -> None:
+def test_settings_that_are_gone_are_left_out_unless_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     import torch._inductor.config as config
 
     for name in ("reorder_for_locality", "vec_isa_ok", "fallback_random"):
@@ -229,10 +242,12 @@ def test_settings_that_are_gone_are_left_out_unless_they_are_needed(monkeypatch,
 
 
 @pytest.mark.parametrize("way", ["there", "gone", "other arguments"])
-def test_a_stand_in_is_there_within_the_block_only(way: str, monkeypatch, caplog) -> None:
+def test_a_stand_in_is_there_within_the_block_only(
+    way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     usual, asked = private.check_build, []
 
-    def stand_in(usual, self, code):
+    def stand_in(usual: Callable[..., Any], self, code: str) -> None:
         asked.append((usual, self, code))
 
     if way == "gone":
@@ -355,7 +370,9 @@ def _is_there(path: str) -> bool:
 
 
 @pytest.mark.slow
-def test_no_stand_in_is_called_in_another_way(monkeypatch, caplog) -> None:
+def test_no_stand_in_is_called_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def forward(model, x):
         return torch.nn.functional.mse_loss(checkpoint(model.layer, x, use_reentrant=False), x)
 

@@ -35,7 +35,7 @@ pathlib.Path(sys.argv[1]).write_text("done")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
-def test_a_script_trains_with_streams_that_are_closed_or_full(streams, tmp_path: Path) -> None:
+def test_a_script_trains_with_streams_that_are_closed_or_full(streams: str, tmp_path: Path) -> None:
     script, result = tmp_path / "train.py", tmp_path / "result"
     script.write_text(SCRIPT)
 
@@ -51,7 +51,9 @@ def closed() -> io.StringIO:
 
 
 @pytest.mark.parametrize("stream", [None, closed(), open("/dev/full", "w")])  # noqa: SIM115
-def test_the_progress_bar_and_the_log_fail_no_call(stream, monkeypatch) -> None:
+def test_the_progress_bar_and_the_log_fail_no_call(
+    stream: io.StringIO | io.TextIOWrapper | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executor = training(Regression(), options().showCompilationProgressBar(True))
     monkeypatch.setattr(sys, "stderr", stream)
     poptorch.setLogLevel("DEBUG")
@@ -61,7 +63,9 @@ def test_the_progress_bar_and_the_log_fail_no_call(stream, monkeypatch) -> None:
     assert loss > 0
 
 
-def test_a_stream_that_is_replaced_later_gets_what_is_written(monkeypatch) -> None:
+def test_a_stream_that_is_replaced_later_gets_what_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream, later = terminal.Stream("stderr"), io.StringIO()
     monkeypatch.setattr(sys, "stderr", later)
 
@@ -70,7 +74,7 @@ def test_a_stream_that_is_replaced_later_gets_what_is_written(monkeypatch) -> No
     assert later.getvalue() == "a line\n"
 
 
-def test_a_stream_that_is_not_there_is_no_terminal(monkeypatch) -> None:
+def test_a_stream_that_is_not_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
 
     assert not terminal.Stream("stderr").isatty()

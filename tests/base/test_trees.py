@@ -4,7 +4,7 @@ import collections
 import pickle
 import sys
 import types
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,15 +23,15 @@ class Options(dict):
 
 
 class Box:
-    def __init__(self, inside, label="box"):
+    def __init__(self, inside: types.SimpleNamespace, label: str = "box") -> None:
         self.inside, self.label = inside, label
 
 
-def tensor(value):
+def tensor(value: int) -> torch.Tensor:
     return torch.tensor(float(value))
 
 
-def nested():
+def nested() -> Any:
     return {
         "pair": Pair(tensor(1), [tensor(2), "text"]),
         "none": None,
@@ -39,7 +39,7 @@ def nested():
     }
 
 
-def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_constants():
+def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_constants() -> None:
     tensors, structure = trees.flatten(nested(), "x")
     assert [t.item() for t in tensors] == [1, 2, 3, 5, 4]
     assert structure.paths == (
@@ -75,7 +75,9 @@ def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_co
         torch.Size([2, 3]),
     ],
 )
-def test_containers_with_unusual_constructors(value):
+def test_containers_with_unusual_constructors(
+    value: collections.defaultdict | torch.Size | tuple[Any, ...],
+) -> None:
     tensors, structure = trees.flatten(value)
     again = structure.unflatten(tensors)
     assert type(again) is type(value)
@@ -94,14 +96,16 @@ def test_containers_with_unusual_constructors(value):
     ([np.arange(2), float("nan")], [np.arange(2), 5.0],
      "Value mismatch for x[1]: expected nan but got 5.0"),
 ])  # fmt: skip
-def test_the_first_difference_says_what_and_where(expected, got, message):
+def test_the_first_difference_says_what_and_where(expected: Any, got: Any, message: str) -> None:
     _, first = trees.flatten(expected, "x")
     _, second = trees.flatten(got, "x", like=first)
     assert str(trees.first_difference(first, second)) == message
     assert trees.first_difference(first, first) is None
 
 
-def test_an_adapter_comes_when_its_package_is_there(monkeypatch, caplog):
+def test_an_adapter_comes_when_its_package_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(trees, "ADAPTERS", {"others": "ours_for_others"})
     trees.import_adapters()
     assert caplog.text == ""
@@ -120,5 +124,5 @@ def test_an_adapter_comes_when_its_package_is_there(monkeypatch, caplog):
         (["text", 1, torch.float32, tensor, Box, sys, torch.Generator()], False),
     ],
 )
-def test_tensors_are_found_in_any_object(inside, holds):
+def test_tensors_are_found_in_any_object(inside: Any, holds: bool) -> None:
     assert trees.holds_tensors(Box(types.SimpleNamespace(inside=inside))) == holds

@@ -1,5 +1,8 @@
 """User code that runs during the backward pass sees the program's state, and changes it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,17 +13,17 @@ from helpers.wrapping import Having, normal, training, trains_alike
 X = normal(4, 3)
 
 
-def model_of(forward) -> Having:
+def model_of(forward: Callable[..., Any]) -> Having:
     torch.manual_seed(0)
     return Having(forward, layer=nn.Linear(3, 3), seen=torch.zeros(3), count=torch.zeros(()))
 
 
-def marked(out):
+def marked(out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, poptorch.identity_loss(out.square(), "mean")
 
 
-def in_place(model, x):
-    def hook(gradient):
+def in_place(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
         model.seen.add_(gradient.sum(0))
         model.count.add_(1)
         return gradient * (1 + model.count)
@@ -66,16 +69,18 @@ def in_an_unpack_hook(model, x):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("forward", [in_place, assigned, in_a_function, in_an_unpack_hook])
-def test_what_the_backward_pass_reads_and_writes_is_the_programs(forward, accumulation) -> None:
+def test_what_the_backward_pass_reads_and_writes_is_the_programs(
+    forward: Callable[..., Any], accumulation: int
+) -> None:
     trains_alike(model_of(forward), X, accumulation=accumulation, steps=3)
 
 
-def plain(model, x):
+def plain(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return marked(model.layer(x))
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
-def test_a_hook_on_the_node_that_accumulates_is_refused(register) -> None:
+def test_a_hook_on_the_node_that_accumulates_is_refused(register: str) -> None:
     model = model_of(plain)
     node = torch.autograd.graph.get_gradient_edge(model.layer.weight).node
     handle = getattr(node, register)(lambda *gradients: None)

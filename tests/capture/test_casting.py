@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,18 +20,18 @@ CASTING = poptorch.HalfFloatCastingBehavior
 CHOICES = {HALF: CASTING.FloatDowncastToHalf, FLOAT: CASTING.HalfUpcastToFloat}
 
 
-def choosing(dtype):
+def choosing(dtype: torch.dtype) -> poptorch.Options:
     opts = options()
     if dtype is not None:
         opts.Precision.halfFloatCasting(CHOICES[dtype])
     return opts
 
 
-def dtypes(results):
+def dtypes(results: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> list[torch.dtype]:
     return [result.dtype for result in results]
 
 
-def classifier(layer):
+def classifier(layer: nn.Linear) -> Graded:
     return Graded(F.cross_entropy, both=True, layer=layer, flat=nn.Flatten())
 
 
@@ -65,7 +67,7 @@ def called(layer, x):
     return result[0] if isinstance(result, tuple) else result
 
 
-def together(model, *inputs):
+def together(model, *inputs: Any):
     outs = [called(layer, x) for layer, x in zip(model.layers, inputs, strict=True)]
     losses = torch.stack([(out.float() + 1).square().mean() for out in outs])
     return outs, poptorch.identity_loss(losses, "sum")
@@ -82,7 +84,9 @@ def together(model, *inputs):
         (FLOAT, HALF, HALF),
     ],
 )
-def test_weights_follow_the_activations_and_both_what_was_chosen(activation, weights, choice):
+def test_weights_follow_the_activations_and_both_what_was_chosen(
+    activation: torch.dtype, weights: torch.dtype, choice: torch.dtype | None
+) -> None:
     """Without a choice they are trained, also two micro-batches side by side."""
     kind, lanes = choice or activation, 2 if (choice, weights) == (None, FLOAT) else 1
     table = LAYERS | {"rms norm": (lambda: nn.RMSNorm(3), (6, 3))} if choice else LAYERS
@@ -107,7 +111,7 @@ def test_weights_follow_the_activations_and_both_what_was_chosen(activation, wei
 
 
 @pytest.mark.spec("precision", 2)
-def test_half_activations_train_float_weights():
+def test_half_activations_train_float_weights() -> None:
     """The update happens in float32: a change that half could not hold is not lost."""
     model = classifier(nn.Linear(3, 4))
     nn.init.ones_(model.layer.weight)
@@ -140,7 +144,7 @@ def mixing(model):
 @pytest.mark.slow
 @pytest.mark.spec("precision", 1)
 @pytest.mark.parametrize("trained, chosen", [(True, None), (False, FLOAT)])
-def test_mixed_operands_get_one_type(trained, chosen):
+def test_mixed_operands_get_one_type(trained: bool, chosen: torch.dtype | None) -> None:
     """By default half, and float with HalfUpcastToFloat; exactly what eager makes of such."""
     a, h = (t.half().float() for t in (torch.randn(4, 4), torch.randn(4, 4)))
     own = {"a": a, "h": h.half()}
@@ -186,7 +190,7 @@ RULES = {
 
 @pytest.mark.spec("precision", 5, 18, 19)
 @pytest.mark.parametrize("function, kinds", RULES.values(), ids=RULES)
-def test_types_of_results(function, kinds):
+def test_types_of_results(function: Callable[..., Any], kinds: list[torch.dtype]) -> None:
     a = torch.randn(4, 4)
     a[0] = torch.tensor([0.1, 0.5, 0.0, -1.0])
     h = a.half()
@@ -198,13 +202,15 @@ def test_types_of_results(function, kinds):
 
 @pytest.mark.spec("executor", 23)
 @pytest.mark.spec("precision", 4)
-def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
+def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from poptorch._capture import micro
 
     micro.say_narrowed.cache_clear()
     caplog.set_level("INFO", logger="poptorch::python")
 
-    def said():
+    def said() -> list[str]:
         return [text for text in caplog.messages if "not supported natively" in text]
 
     infer(lambda x, y: x[y], torch.randn(4, 3), torch.arange(4))
@@ -229,12 +235,12 @@ def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
 
 
 @pytest.mark.spec("precision", 6)
-def test_sums_of_every_pair_in_every_type():
+def test_sums_of_every_pair_in_every_type() -> None:
     kinds = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]
     a, b = torch.tensor([1.5, -2.25, 100.0]), torch.tensor([0.5, 4.75, -7.0])
     pairs = list(itertools.product(kinds, kinds))
 
-    def sums(a, b):
+    def sums(a: torch.Tensor, b: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [((a.to(s) + b.to(t)).type(t), (a.to(s) + b.to(t)).type(s)) for s, t in pairs]
 
     narrow = {torch.float64: torch.float32, torch.int64: torch.int32}
@@ -245,8 +251,8 @@ def test_sums_of_every_pair_in_every_type():
 
 
 @pytest.mark.spec("precision", 7)
-def test_factories_take_the_type_of_their_input():
-    def made(x):
+def test_factories_take_the_type_of_their_input() -> None:
+    def made(x: torch.Tensor) -> list[torch.Tensor]:
         like = [torch.ones(3, dtype=x.dtype), torch.full((2,), 0.1, dtype=x.dtype)]
         like += [torch.zeros_like(x), x.new_ones(2), torch.rand(2, dtype=x.dtype)]
         return [*like, torch.empty_like(x).normal_(), torch.normal(x, 1.0), x.dtype == HALF]
@@ -259,7 +265,7 @@ def test_factories_take_the_type_of_their_input():
 
 @pytest.mark.slow
 @pytest.mark.spec("precision", 9, 21)
-def test_statistics_have_types_of_their_own():
+def test_statistics_have_types_of_their_own() -> None:
     norm, eager = nn.BatchNorm1d(4).half(), nn.BatchNorm1d(4)
     norm.running_mean, norm.running_var = norm.running_mean.float(), norm.running_var.float()
     x = (torch.randn(18, 4) * 3 + 1).half()
@@ -275,7 +281,7 @@ def test_statistics_have_types_of_their_own():
 
 
 @pytest.mark.spec("precision", 13, 14)
-def test_losses_have_the_type_of_the_model_and_may_overflow_where_torchs_do():
+def test_losses_have_the_type_of_the_model_and_may_overflow_where_torchs_do() -> None:
     x, y = torch.full((64,), 300.0).half(), torch.zeros(64).half()
     summed = infer(lambda x, y: F.mse_loss(x, y, reduction="sum"), x, y)
     assert summed.dtype == HALF
@@ -292,13 +298,13 @@ def test_losses_have_the_type_of_the_model_and_may_overflow_where_torchs_do():
 
 
 @pytest.mark.spec("precision", 8, 20)
-def test_small_integers_half_buffers_and_labels_of_32_bits_mean_what_they_mean_in_torch():
+def test_small_integers_half_buffers_and_labels_of_32_bits_mean_what_they_mean_in_torch() -> None:
     small = [torch.arange(0, 120, 7).to(dtype) for dtype in (torch.uint8, torch.int8, torch.int16)]
     agrees(lambda *x: [(t, t.float(), t.half() / 255) for t in x], *small, rtol=0, atol=0)
     table = Having(lambda model, x: model.table * x, table=torch.arange(6.0).half())
     agrees(table, torch.full((6,), 0.5).half(), rtol=0, atol=0)
 
-    def used(x, y):
+    def used(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return F.cross_entropy(x, y), F.nll_loss(x, y), F.one_hot(y, 3), x.gather(1, y[:, None])
 
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
@@ -306,7 +312,7 @@ def test_small_integers_half_buffers_and_labels_of_32_bits_mean_what_they_mean_i
     torch.testing.assert_close(got, used(logits, labels), check_dtype=False)
 
 
-def test_groups_of_every_nth_channel():
+def test_groups_of_every_nth_channel() -> None:
     groups, x, norm = 3, torch.randn(4, 6, 5), nn.GroupNorm(3, 6)
     norm.weight = nn.Parameter(torch.arange(6.0))
     opts = options()
@@ -321,7 +327,7 @@ def test_groups_of_every_nth_channel():
 
 
 @pytest.mark.parametrize("weights", [FLOAT, torch.bfloat16])
-def test_bfloat16_is_a_type_like_half(weights):
+def test_bfloat16_is_a_type_like_half(weights: torch.dtype) -> None:
     x, labels = torch.randn(8, 3).bfloat16(), torch.arange(8) % 4
     model = classifier(nn.Linear(3, 4))
     exact = model.layer(x.float()).detach()
@@ -331,7 +337,7 @@ def test_bfloat16_is_a_type_like_half(weights):
     assert model.layer.weight.dtype == weights
 
 
-def test_products_of_half_tensors_are_computed_in_float():
+def test_products_of_half_tensors_are_computed_in_float() -> None:
     layer, x = nn.Linear(64, 32).half(), torch.randn(16, 64).half()
     wrapped = poptorch.inferenceModel(layer, options())
     got = wrapped(x)

@@ -4,6 +4,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def older(block: Block, x: torch.Tensor) -> torch.Tensor:
 def net(calling: Callable[[Block, torch.Tensor], torch.Tensor]) -> Having:
     """Two layers with dropout, each called in some way, and a loss."""
 
-    def forward(m, x, y):
+    def forward(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = m.first(x)
         for layer in m.layers:
             x = calling(lambda h, layer=layer: dropout(torch.tanh(layer(h))), x)
@@ -161,17 +162,19 @@ STATES = [forked, restored, of_the_default_generator, seeded, from_a_generator, 
 
 
 @pytest.mark.parametrize("calling", CHECKPOINTS)
-def test_checkpoints_with_dropout_train_as_in_eager_torch(calling) -> None:
+def test_checkpoints_with_dropout_train_as_in_eager_torch(calling: Callable[..., Any]) -> None:
     trains_alike(net(calling), net(calling), X, Y)
 
 
 @pytest.mark.parametrize("calling", STATES)
-def test_random_states_in_forward_mean_what_they_mean_in_eager_torch(calling) -> None:
+def test_random_states_in_forward_mean_what_they_mean_in_eager_torch(
+    calling: Callable[..., Any],
+) -> None:
     trains_alike(net(calling), net(calling), X, Y)
 
 
 @pytest.mark.parametrize("calling", [newer, nested, restored, from_a_generator, reversible])
-def test_lanes_keep_the_draws_of_each_micro_batch(calling) -> None:
+def test_lanes_keep_the_draws_of_each_micro_batch(calling: Callable[..., Any]) -> None:
     executor = trains_alike(net(calling), net(calling), X, Y, accumulation=4)
 
     assert executor.plan().program.lanes is not None
@@ -185,7 +188,7 @@ def test_compiled_checkpoints_reuse_the_draws_of_the_forward_pass() -> None:
 
 
 def test_an_older_checkpoint_trains_nothing_from_inputs_without_gradient() -> None:
-    def forward(m, x, y):
+    def forward(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return mse_loss(m.last(older(m.first, x)), y)
 
     model = Having(forward, first=nn.Linear(6, 6), last=nn.Linear(6, 3))
@@ -198,7 +201,7 @@ def test_an_older_checkpoint_trains_nothing_from_inputs_without_gradient() -> No
 def test_a_checkpoint_without_the_random_state_draws_anew() -> None:
     """As in eager torch, where the gradient is not that of the output, either."""
 
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         out = checkpoint(
             lambda h: dropout(h * m.weight).exp(), x, use_reentrant=False, preserve_rng_state=False
         )
@@ -225,7 +228,7 @@ def test_draws_that_are_made_again_are_one_node() -> None:
 
 
 def drawing_from(generator: torch.Generator) -> Having:
-    def forward(m, x, y):
+    def forward(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = m.first(x)
         x = x * torch.rand(x.shape, generator=m.own) + torch.empty(6).normal_(generator=m.own)
         x = x * torch.bernoulli(torch.sigmoid(x), generator=m.own)
@@ -270,7 +273,7 @@ def test_a_generator_that_only_a_closure_holds_goes_on_too() -> None:
 def test_a_generator_that_forward_seeds_starts_again_each_time() -> None:
     own = torch.Generator().manual_seed(2)
 
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         own.manual_seed(5)
         return x + torch.rand(6, generator=own)
 
@@ -280,7 +283,9 @@ def test_a_generator_that_forward_seeds_starts_again_each_time() -> None:
     torch.testing.assert_close(executor(X), forward(X))
 
 
-def test_a_program_with_a_generator_of_the_model_says_that_it_runs_interpreted(caplog) -> None:
+def test_a_program_with_a_generator_of_the_model_says_that_it_runs_interpreted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     executor = training(drawing_from(torch.Generator()), options("inductor"))
 
     executor(X, Y)
@@ -296,7 +301,7 @@ def looping(x: torch.Tensor) -> torch.Tensor:
     return poptorch.for_loop(3, lambda h: dropout(h, 0.3), [x])[0]
 
 
-def seeds_a_loop(x):
+def seeds_a_loop(x: torch.Tensor):
     torch.manual_seed(3)
     return looping(x)
 
@@ -353,7 +358,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("forward", REFUSED)
-def test_what_cannot_be_drawn_from_a_state_is_refused_with_its_line(forward) -> None:
+def test_what_cannot_be_drawn_from_a_state_is_refused_with_its_line(
+    forward: Callable[..., Any],
+) -> None:
     with pytest.raises(poptorch.Error, match=r"(?s)the state that forward has set.*test_draws.py:"):
         infer(forward, X)
 
@@ -361,7 +368,7 @@ def test_what_cannot_be_drawn_from_a_state_is_refused_with_its_line(forward) -> 
 _counted = itertools.count()
 
 
-def counts(x):
+def counts(x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(next(_counted))
     return dropout(x)
 
@@ -381,13 +388,13 @@ ANEW = [counts, seeds_by_chance, has_a_generator_seeded_by_chance]
 
 
 @pytest.mark.parametrize("forward", ANEW)
-def test_another_seed_in_each_run_is_refused_with_its_line(forward) -> None:
+def test_another_seed_in_each_run_is_refused_with_its_line(forward: Callable[..., Any]) -> None:
     with pytest.raises(poptorch.Error, match=r"(?s)differently each time.*test_draws.py:"):
         infer(forward, X)
 
 
 def test_draws_after_a_loop_go_on() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return looping(x) * 0 + torch.rand(6), torch.rand(6)
 
     first, second = infer(forward, X)
@@ -398,7 +405,7 @@ def test_draws_after_a_loop_go_on() -> None:
 def test_a_seed_that_another_thread_sets_during_a_capture_is_the_hosts() -> None:
     torch.manual_seed(3)
 
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         thread = threading.Thread(target=torch.manual_seed, args=(9,))
         thread.start()
         thread.join()
@@ -413,7 +420,7 @@ def test_seeds_in_forward_leave_the_host_alone() -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
 
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(8)
         return x + torch.rand(6)
 

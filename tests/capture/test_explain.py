@@ -2,6 +2,8 @@
 
 import inspect
 import linecache
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,20 +14,22 @@ import poptorch
 from helpers.wrapping import Calling, Having, Scaled, graph_of, infer, normal, options, training
 
 
-def explained(model, *args):
+def explained(model: Callable[..., Any] | Having, *args: Any) -> list[Any]:
     model = model if isinstance(model, nn.Module) else Calling(model)
     return poptorch.inferenceModel(model, options()).explain(*args)
 
 
-def comments(findings) -> list[str]:
+def comments(findings: Any) -> list[str]:
     return [finding.line.rpartition("# ")[2] for finding in findings]
 
 
-def test_every_construct_is_listed_with_its_line_and_a_remedy(capsys) -> None:
-    def counted(x):
+def test_every_construct_is_listed_with_its_line_and_a_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def counted(x: torch.Tensor) -> torch.Tensor:
         return x * x.sum().item()  # first
 
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         x = counted(model.layer(x).abs())
         model.seen.add_(1)
         picked = x[x > 0]  # second
@@ -59,12 +63,12 @@ def test_every_construct_is_listed_with_its_line_and_a_remedy(capsys) -> None:
 
 @pytest.mark.spec("supported_ops", 30)
 def test_the_error_of_a_compilation_names_all_that_is_unsupported() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         a = torch.nonzero(x)  # first
         b = torch.unique(x)  # second
         return a.sum() + b.sum() + x.sum().item()  # third
 
-    def error_of(function) -> str:
+    def error_of(function: Callable[..., Any]) -> str:
         with pytest.raises(poptorch.Error, match="dynamic output shapes") as caught:
             poptorch.inferenceModel(Calling(function), options())(torch.ones(2))
         return str(caught.value)
@@ -79,7 +83,7 @@ def test_the_error_of_a_compilation_names_all_that_is_unsupported() -> None:
 
 
 def test_what_stops_forward_and_a_missing_loss_are_last() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor):
         x.tolist()
         return x @ torch.ones(7, 7)
 
@@ -113,14 +117,14 @@ def test_nodes_know_the_lines_of_forward_and_no_others() -> None:
     """Of the user's own forwards, outermost first; of no function that these call."""
 
     class Inner(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return helper(x)
 
     class Outer(nn.Sequential):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self[0](x + 1)
 
-    def helper(x):
+    def helper(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     kept = {*graph_module._loader.eval_cache, *linecache.cache}
@@ -172,7 +176,7 @@ def test_each_part_has_its_own_mode_which_is_followed() -> None:
 def test_new_tensors_need_no_device_and_those_from_outside_are_frozen() -> None:
     outside = torch.ones(3)
 
-    def forward(x):
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         new = torch.arange(3.0) + torch.zeros(3) + torch.full((3,), 2.0) + torch.tensor([1.0, 2, 3])
         assert new.device == x.device
         return x + new + torch.linspace(0, 1, 3), x * outside
@@ -188,7 +192,7 @@ def test_new_tensors_need_no_device_and_those_from_outside_are_frozen() -> None:
 def test_python_in_forward_and_hooks_runs_at_capture_only() -> None:
     ran = []
 
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         for layer in model.layers:
             ran.append("forward")
             x = layer(x)

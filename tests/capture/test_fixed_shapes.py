@@ -1,5 +1,7 @@
 """Functions whose shapes depend on their arguments: where these are constants all is torch's."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,9 @@ COUNTS, LABELS = torch.tensor([2, 0, 1]), torch.tensor([[2, 0, 1], [0, 2, 2]])
 PAIRS = torch.arange(30).view(5, 6) % 3 == 0
 
 
-def padded(x, lengths, first, **how):
+def padded(
+    x: torch.Tensor, lengths: list[int] | torch.Tensor, first: bool, **how: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     packed = rnn.pack_padded_sequence(x, lengths, first, enforce_sorted=False)
     result, found = rnn.pad_packed_sequence(packed, first, **how)
     return packed.data, result, result.sum() * found
@@ -31,7 +35,7 @@ def filled(x, index, value=-1.0):
 def test_values_and_gradients_are_those_of_torch(section: str) -> None:
     function = together(section, "x, i, l, t, r, p, w", **globals())
 
-    def forward(model, x, start):
+    def forward(model: Having, x: torch.Tensor, start: torch.Tensor) -> Any:
         (i,), x = start, x * model.weight
         targets = torch.tensor([[1, 2, 2], [3, 1, 0]]) + 0 * i
         masks = (mask & (i > 0) for mask in (torch.arange(5) % 2 == 0, PAIRS, X > 0.3))

@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,8 @@ from poptorch._capture import ModelTensor, micro
 X = normal(4, 3)
 
 
-def two(between=lambda x: x) -> Having:
-    def forward(m, x):
+def two(between: Callable[..., Any] = lambda x: x) -> Having:
+    def forward(m: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = m.second(between(m.first(x)))
         return out, poptorch.identity_loss(out.square(), "mean")
 
@@ -36,7 +38,7 @@ def trained(model: torch.nn.Module, eager: torch.nn.Module | None = None) -> tor
 
 @pytest.mark.spec("supported_ops", 11)
 @pytest.mark.parametrize("cut", [torch.Tensor.detach, torch.no_grad()(lambda x: x * 1)])
-def test_what_lies_before_a_detach_stays_bit_for_bit(cut) -> None:
+def test_what_lies_before_a_detach_stays_bit_for_bit(cut: Callable[..., Any]) -> None:
     model = trained(two(cut))
     for name, value in two().first.state_dict().items():
         assert torch.equal(model.first.state_dict()[name], value)
@@ -57,7 +59,9 @@ def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_
 
 
 @pytest.mark.spec("supported_ops", 13, 14)
-def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(caplog) -> None:
+def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     executor, x = training(two()), X.clone().requires_grad_()
     out, loss = executor(x)
     executor(x)
@@ -94,7 +98,9 @@ poptorch.register_custom_op(
         ),
     ],
 )
-def test_gradients_of_ones_own_are_honoured(between, eager) -> None:
+def test_gradients_of_ones_own_are_honoured(
+    between: Callable[..., Any], eager: Callable[..., Any] | None
+) -> None:
     model, plain = trained(two(between), two(eager) if eager else None), trained(two())
     assert not torch.allclose(model.first.weight, plain.first.weight)
 
@@ -108,7 +114,7 @@ def test_gradients_of_ones_own_are_honoured(between, eager) -> None:
         lambda m: torch.nn.utils.weight_norm(m.first),
     ],
 )
-def test_parametrizations_and_old_weight_norm_train_as_in_torch(change) -> None:
+def test_parametrizations_and_old_weight_norm_train_as_in_torch(change: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     model, eager = two(), two()
     change(model)
@@ -163,7 +169,9 @@ def test_they_are_trained_wherever_forward_finds_them(reach: str) -> None:
 
 
 def test_a_view_that_was_made_before_is_refused() -> None:
-    def viewing(model, x, y):
+    def viewing(
+        model: Having, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = x @ model.turned[0] + model.layer.bias
         return out, torch.nn.functional.mse_loss(out, y)
 
@@ -180,7 +188,9 @@ STORAGE = torch.zeros(64)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(DIM, max_size=2), KIND), max_size=4))
-def test_tensors_in_the_memory_of_others_are_found(views) -> None:
+def test_tensors_in_the_memory_of_others_are_found(
+    views: list[tuple[int, list[tuple[Any, ...]], torch.dtype]],
+) -> None:
     """With elements of another size these may lie in between."""
     tensors, memory = {}, {}
     for path, (first, dims, dtype) in enumerate(views):

@@ -1,5 +1,8 @@
 """Torch's own control flow and function transforms in ``forward``, beside plain Python."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -20,23 +23,25 @@ def layer() -> nn.Linear:
     return made
 
 
-def model_of(function) -> Having:
-    def forward(model, x):
+def model_of(function: Callable[..., Any]) -> Having:
+    def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = function(model.layer, x)
         return out, poptorch.identity_loss(out.square(), "mean")
 
     return Having(forward, layer=layer())
 
 
-def scanned(layer, x):
-    def step(carry, each):
+def scanned(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    def step(
+        carry: dict[str, torch.Tensor], each: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], tuple[torch.Tensor]]:
         return {"sum": (layer(each["row"]) + carry["sum"]).tanh()}, (each["row"] * carry["sum"],)
 
     last, (rows,) = scan(step, {"sum": torch.zeros(3)}, {"row": x}, reverse=True)
     return rows + last["sum"]
 
 
-def scanned_in_python(layer, x):
+def scanned_in_python(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     total, rows = torch.zeros(3), []
     for row in reversed(x):
         rows.insert(0, row * total)
@@ -84,18 +89,18 @@ PAIRS = [
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("function, plain", PAIRS)
 def test_loops_of_known_length_and_transforms_train_as_python_does(
-    function, plain, accumulation
+    function: Callable[..., Any], plain: Callable[..., Any], accumulation: int
 ) -> None:
     model, eager = model_of(function), model_of(plain)
 
     trains_alike(model, X, eager=eager, accumulation=accumulation)
 
 
-def chosen(layer, x):
+def chosen(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda: {"out": layer(x)}, lambda: {"out": -layer(x)})["out"]
 
 
-def chosen_in_python(layer, x):
+def chosen_in_python(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return layer(x) if x.sum() > 0 else -layer(x)
 
 
@@ -137,7 +142,9 @@ DECISIONS = [
 
 
 @pytest.mark.parametrize("function, plain", DECISIONS)
-def test_cond_and_while_loop_decide_anew_in_each_call(function, plain) -> None:
+def test_cond_and_while_loop_decide_anew_in_each_call(
+    function: Callable[..., Any], plain: Callable[..., Any]
+) -> None:
     own = layer()
     executor = inference(Having(lambda model, x: function(model.own, x), own=own))
 
@@ -148,14 +155,16 @@ def test_cond_and_while_loop_decide_anew_in_each_call(function, plain) -> None:
 
 
 def test_a_condition_that_is_a_constant_takes_its_branch_also_in_training() -> None:
-    def forward(own, x):
+    def forward(own: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         return torch.cond(torch.tensor(False), lambda a: a, lambda a: own(a), (x,))
 
     trains_alike(model_of(forward), X, eager=model_of(lambda own, x: own(x)))
 
 
 @pytest.mark.parametrize("name, function", [("torch.cond", chosen), ("while_loop", halved)])
-def test_cond_and_while_loop_are_refused_where_a_gradient_is_needed(name, function) -> None:
+def test_cond_and_while_loop_are_refused_where_a_gradient_is_needed(
+    name: str, function: Callable[..., Any]
+) -> None:
     executor = training(model_of(function))
 
     with pytest.raises(poptorch.Error, match=f"{name} has no gradient") as refused:
@@ -166,19 +175,19 @@ def test_cond_and_while_loop_are_refused_where_a_gradient_is_needed(name, functi
 
 
 def test_cond_without_a_gradient_is_part_of_training() -> None:
-    def forward(own, x):
+    def forward(own: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             scale = torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a * 3, (x,))
         return own(scale)
 
-    def plain(own, x):
+    def plain(own: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         return own(x * 2 if x.sum() > 0 else x * 3)
 
     trains_alike(model_of(forward), X, eager=model_of(plain), accumulation=4)
 
 
 def test_branches_that_return_other_shapes_are_refused() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor):
         return torch.cond(x.sum() > 0, lambda a: a[:1], lambda a: a, (x,))
 
     with pytest.raises(poptorch.Error, match="Both branches") as refused:
@@ -187,8 +196,8 @@ def test_branches_that_return_other_shapes_are_refused() -> None:
     assert "((1, 3), torch.float32)" in refused.value.message
 
 
-def count_in_branch(model, x):
-    def taken(a):
+def count_in_branch(model: Having, x: torch.Tensor):
+    def taken(a: torch.Tensor) -> torch.Tensor:
         model.count.add_(1)
         return a
 
@@ -208,7 +217,9 @@ def count_in_loop(model, x):
 
 
 @pytest.mark.parametrize("function", [count_in_branch, change_in_branch, count_in_loop])
-def test_a_body_that_writes_to_a_tensor_from_outside_is_refused(function) -> None:
+def test_a_body_that_writes_to_a_tensor_from_outside_is_refused(
+    function: Callable[..., Any],
+) -> None:
     model = Having(function, count=torch.zeros(()))
 
     with pytest.raises(
@@ -220,7 +231,7 @@ def test_a_body_that_writes_to_a_tensor_from_outside_is_refused(function) -> Non
 
 
 def test_a_while_loop_over_a_python_number_is_refused() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor):
         return while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, a * 2), (0, x))[1]
 
     with pytest.raises(
@@ -231,16 +242,18 @@ def test_a_while_loop_over_a_python_number_is_refused() -> None:
     assert "torch.tensor(0)" in refused.value.message
 
 
-def causal(b, h, query, key):
+def causal(
+    b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
     return query >= key
 
 
-def masked_in_python(x):
+def masked_in_python(x: torch.Tensor) -> torch.Tensor:
     rows = x.reshape(1, 2, 4, 3)
     return nn.functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True)
 
 
-def by_block_mask(x):
+def by_block_mask(x: torch.Tensor) -> torch.Tensor:
     rows = x.reshape(1, 2, 4, 3)
     return flex_attention(rows, rows, rows, block_mask=MASK)
 
@@ -257,7 +270,7 @@ MASK = create_block_mask(causal, None, None, 4, 4, device="cpu")
 
 
 @pytest.mark.parametrize("function", [by_block_mask, by_score])
-def test_flex_attention_is_captured_in_inference(function) -> None:
+def test_flex_attention_is_captured_in_inference(function: Callable[..., Any]) -> None:
     got = infer(function, X)
 
     torch.testing.assert_close(got, masked_in_python(X))

@@ -16,7 +16,7 @@ from helpers.wrapping import Calling, Having, unchecked
 X = torch.ones(2, 3)
 
 
-def held_by_the_model(m, x):
+def held_by_the_model(m: Having, x: torch.Tensor) -> torch.Tensor:
     return x * m.own.random()
 
 
@@ -40,7 +40,9 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("forward", DRAWS.values(), ids=DRAWS)
-def test_a_number_of_the_host_is_told_with_its_line(forward, caplog) -> None:
+def test_a_number_of_the_host_is_told_with_its_line(
+    forward: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     infer(forward, X)
 
     (text,) = told(caplog)
@@ -58,7 +60,9 @@ OWN = {
 
 
 @pytest.mark.parametrize("make", OWN.values(), ids=OWN)
-def test_a_generator_that_the_model_holds_is_told(make, caplog) -> None:
+def test_a_generator_that_the_model_holds_is_told(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     model = Having(held_by_the_model, own=make())
 
     poptorch.inferenceModel(model, unchecked())(X)
@@ -67,7 +71,9 @@ def test_a_generator_that_the_model_holds_is_told(make, caplog) -> None:
     assert "from the model's own at " in text
 
 
-def test_what_draws_without_a_name_that_is_noted_is_told_with_forward(caplog) -> None:
+def test_what_draws_without_a_name_that_is_noted_is_told_with_forward(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     infer(lambda x: x * imported(), X)
 
     (text,) = told(caplog)
@@ -93,7 +99,9 @@ SAME = {
 
 
 @pytest.mark.parametrize("forward", SAME.values(), ids=SAME)
-def test_numbers_that_are_the_same_in_every_run_are_not_told(forward, caplog) -> None:
+def test_numbers_that_are_the_same_in_every_run_are_not_told(
+    forward: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     infer(forward, X)
 
     assert told(caplog) == []
@@ -102,7 +110,7 @@ def test_numbers_that_are_the_same_in_every_run_are_not_told(forward, caplog) ->
 def test_a_capture_that_fails_puts_the_generators_back() -> None:
     state = random.getstate()
 
-    def forward(x):
+    def forward(x: torch.Tensor):
         return x * random.random() @ x
 
     with pytest.raises(RuntimeError):

@@ -1,6 +1,8 @@
 """While ``forward`` is captured it sees the user's own parameters and buffers."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from helpers.wrapping import Having, normal, options, training, trains_alike
 X, Y = normal(8, 4), normal(8, 3, seed=1)
 
 
-def model(function, **state) -> Having:
+def model(function: Callable[..., Any], **state: Any) -> Having:
     """Return a module whose loss is that of what the function makes of it and the inputs."""
     torch.manual_seed(3)
     return Having(
@@ -23,7 +25,7 @@ def model(function, **state) -> Having:
     )
 
 
-def marked(function) -> Having:
+def marked(function: Callable[..., Any]) -> Having:
     """Return one that a copy follows too: attributes, lists and dictionaries of its parameters."""
     made = model(function, mark=torch.ones(3))
     made.layer.weight.gain = 3.0
@@ -31,7 +33,7 @@ def marked(function) -> Having:
     return made
 
 
-def parameters_are_parameters(m, x):
+def parameters_are_parameters(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.layer(x) * (1 if isinstance(m.layer.weight, nn.Parameter) else 5)
 
 
@@ -79,19 +81,19 @@ SEEN = [
 
 
 @pytest.mark.parametrize("function", SEEN, ids=lambda function: function.__name__)
-def test_forward_sees(function) -> None:
+def test_forward_sees(function: Callable[..., Any]) -> None:
     trains_alike(marked(function), X, Y, eager=marked(function), accumulation=2)
 
 
 class Scaling(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight):
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.gain = weight.gain if isinstance(weight, nn.Parameter) else 0.0
         return x @ weight.t() * ctx.gain
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight = ctx.saved_tensors
         return gradient @ weight * ctx.gain, gradient.t() @ x * ctx.gain
 
@@ -106,7 +108,7 @@ class Scripted(nn.Module):
         return x @ weight.t() * 2
 
 
-def a_function_with_its_own_backward(m, x):
+def a_function_with_its_own_backward(m: Having, x: torch.Tensor) -> torch.Tensor:
     return Scaling.apply(x, m.held[0])
 
 
@@ -179,7 +181,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize("function", GIVEN, ids=lambda function: function.__name__)
-def test_a_parameter_that_a_list_holds_is_trained_through(function) -> None:
+def test_a_parameter_that_a_list_holds_is_trained_through(function: Callable[..., Any]) -> None:
     ours, eager = marked(function), marked(function)
     for each in (ours, eager):
         each.held.append(torch.jit.script(Scripted()))
@@ -190,7 +192,13 @@ class Doubling(nn.Parameter):
     """A parameter whose layer counts twice."""
 
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type],
+        args: tuple[torch.Tensor | None, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         result = super().__torch_function__(func, types, args, kwargs or {})
         return result * 2 if func is nn.functional.linear else result
 
@@ -203,7 +211,7 @@ class Named(torch.Tensor):
         return self * 2
 
 
-def linear(m, x):
+def linear(m: Having, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(x, m.weight) + m.weight.sum()
 
 
@@ -219,13 +227,15 @@ def through_the_class(m, x):
         (through_the_class, lambda value: nn.Parameter(value.as_subclass(Named))),
     ],
 )
-def test_the_class_of_a_parameter_is_asked_about_torchs_functions(function, make) -> None:
+def test_the_class_of_a_parameter_is_asked_about_torchs_functions(
+    function: Callable[..., Any], make: Callable[..., Any] | type
+) -> None:
     ours, eager = (model(function, weight=make(normal(3, 4))) for _ in range(2))
     trains_alike(ours, X, Y, eager=eager, accumulation=2)
 
 
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0"])
-def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(name) -> None:
+def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(name: str) -> None:
     def normed() -> Having:
         made = model(lambda m, x: m.recurrent(x.unsqueeze(1))[0][:, 0])
         made.recurrent = parametrizations.spectral_norm(nn.GRU(4, 3), name)
@@ -234,7 +244,7 @@ def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(name) -> N
     trains_alike(normed(), X, Y, eager=normed())
 
 
-def without_torch_functions(m, x):
+def without_torch_functions(m: Having, x: torch.Tensor):
     with torch._C.DisableTorchFunction():
         return x @ m.layer.weight.t()
 
@@ -248,13 +258,15 @@ def overridable(x, m):
 @pytest.mark.parametrize(
     "function", [without_torch_functions, lambda m, x: overridable(x, m)], ids=["off", "overridden"]
 )
-def test_a_weight_that_reaches_an_operator_unseen_is_refused_with_its_line(function) -> None:
+def test_a_weight_that_reaches_an_operator_unseen_is_refused_with_its_line(
+    function: Callable[..., Any],
+) -> None:
     with pytest.raises(poptorch.Error, match=r"(?s)passes the weight itself.*test_identity\.py"):
         training(model(function))(X, Y)
 
 
 def test_without_gradients_it_counts_on_every_way() -> None:
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
             return x @ m.layer.weight.t()
 
@@ -270,11 +282,11 @@ def test_without_gradients_it_counts_on_every_way() -> None:
 def test_other_threads_compute_with_the_weights_while_forward_is_captured() -> None:
     seen = []
 
-    def elsewhere(m):
+    def elsewhere(m: Having) -> None:
         out = nn.functional.linear(X, m.layer.weight, m.held[1])
         seen.append((type(out), out.requires_grad, m.layer.weight.gain))
 
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         thread = threading.Thread(target=elsewhere, args=[m])
         thread.start()
         thread.join()
@@ -288,7 +300,7 @@ def test_other_threads_compute_with_the_weights_while_forward_is_captured() -> N
 
 
 def test_an_error_in_forward_leaves_the_parameters_as_they_were() -> None:
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> None:
         m.layer.weight.mul(2)
         raise ValueError("forward gives up")
 
@@ -301,7 +313,7 @@ def test_an_error_in_forward_leaves_the_parameters_as_they_were() -> None:
     assert torch.autograd.Function.apply == function
 
 
-def filled(m, x):
+def filled(m: Having, x: torch.Tensor) -> torch.Tensor:
     if m.reference is None:
         m.reference = x.mean(0)
     return m.layer(x - m.reference)
@@ -316,7 +328,9 @@ def registered(m, x):
 @pytest.mark.parametrize(
     "function, known", [(filled, "was None"), (registered, "did not exist before the run")]
 )
-def test_a_buffer_that_forward_makes_is_refused_with_its_line(function, known) -> None:
+def test_a_buffer_that_forward_makes_is_refused_with_its_line(
+    function: Callable[..., Any], known: str
+) -> None:
     made = model(function)
     if function is filled:
         made.register_buffer("reference", None)
@@ -326,7 +340,7 @@ def test_a_buffer_that_forward_makes_is_refused_with_its_line(function, known) -
 
 
 def test_one_buffer_under_two_names_may_not_be_parted() -> None:
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         m.first = m.first + 1
         return m.layer(x) + m.second
 

@@ -1,5 +1,8 @@
 """In-place changes of inputs, views and buffers, and masks, mean in a program what torch does."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +13,7 @@ from helpers.wrapping import Calling, Having, Twins, infer, normal, options, tra
 from poptorch._capture import purity
 
 
-def nested(x, others):
+def nested(x: torch.Tensor, others: Any) -> torch.Tensor:
     x += 1
     others["list"][0].mul_(2)
     others["pair"][1][0] = -x.sum()
@@ -37,7 +40,9 @@ def other_types(x, n):
     return y, n * 1
 
 
-def clone(value):
+def clone(
+    value: Any,
+) -> Any:
     return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, value)
 
 
@@ -50,7 +55,10 @@ def clone(value):
         (other_types, (normal(3, 2), torch.arange(2, dtype=torch.int32))),
     ],
 )
-def test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call(function, inputs) -> None:
+def test_changed_inputs_are_seen_by_the_caller_and_by_the_next_call(
+    function: Callable[..., Any],
+    inputs: Any,
+) -> None:
     wrapped = poptorch.inferenceModel(Calling(function), options())
     ours, theirs = clone(inputs), clone(inputs)
     for _ in range(2):
@@ -69,7 +77,7 @@ def test_each_iteration_changes_its_slice_of_an_input() -> None:
 
 @pytest.mark.spec("supported_ops", 3)
 def test_gradients_of_values_written_into_views() -> None:
-    def writing(model, x):
+    def writing(model: Having, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         y[1][0].mul_(model.weight[0])
         y[0, :, 1:] += model.weight[:, 1:]
@@ -81,7 +89,7 @@ def test_gradients_of_values_written_into_views() -> None:
 
 @pytest.mark.spec("supported_ops", 4, 5)
 def test_buffers_count_executions_not_calls() -> None:
-    def count(model, x):
+    def count(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         model.count += 1
         model.last.copy_(x[-1])  # is never read
         counting.seen = counting.seen + 1  # as a method does that is kept in an attribute
@@ -102,11 +110,11 @@ def test_buffers_count_executions_not_calls() -> None:
 
 @pytest.mark.spec("supported_ops", 6)
 def test_reassigned_buffers_are_named() -> None:
-    def bind(model, x):
+    def bind(model: Having, x: torch.Tensor) -> torch.Tensor:
         model.state = model.state + torch.ones(2)
         return x + model.state[0]
 
-    def delete(model, x):
+    def delete(model: Having, x: torch.Tensor) -> torch.Tensor:
         del model.state
         model.state = None
         return x
@@ -118,7 +126,7 @@ def test_reassigned_buffers_are_named() -> None:
 
 @pytest.mark.spec("supported_ops", 6)
 def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
-    def copying(model, x):
+    def copying(model: Having, x: torch.Tensor) -> torch.Tensor:
         model.state.copy_(model.state + 1)
         model.norm.num_batches_tracked = model.norm.num_batches_tracked + 1
         return model.norm(x) + model.state
@@ -136,7 +144,9 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
     (lambda m, x: m.norm(x[:, 1:].t()), False), (lambda m, x: m.layer(x).relu_(), True),
     (lambda m, x: (m.layer(x) * 2)[0].add_(1), True), (lambda m, x: m.layer(x).half(), True),
 ])  # fmt: skip
-def test_only_what_writes_or_is_half_is_traced_twice(function, again, monkeypatch) -> None:
+def test_only_what_writes_or_is_half_is_traced_twice(
+    function: Callable[..., Any], again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which takes two fifths of a capture's time."""
     traced, usual = [], purity._functionalize
     monkeypatch.setattr(purity, "_functionalize", lambda *a: traced.append(1) or usual(*a))
@@ -148,7 +158,7 @@ def test_only_what_writes_or_is_half_is_traced_twice(function, again, monkeypatc
 X, LABELS = torch.randn(24, 12, 6), torch.randint(-3, 9, (24, 5)).where(torch.arange(5) > 0, 2)
 
 
-def ctc(model, x, labels, more=0):
+def ctc(model: Having, x: torch.Tensor, labels: torch.Tensor, more: int = 0) -> torch.Tensor:
     """Do what speech models do: check labels, whose values are known then, and mask steps."""
     assert more or labels.max() < 9
     there, hidden = labels >= 1, x * 2

@@ -1,5 +1,8 @@
 """Gradients that ``forward`` of an inference model computes, such as forces."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -14,12 +17,12 @@ def energy(model: Having, x: torch.Tensor) -> torch.Tensor:
     return model.last(model.first(x).tanh()).sum()
 
 
-def model_of(forward) -> Having:
+def model_of(forward: Callable[..., Any]) -> Having:
     torch.manual_seed(0)
     return Having(forward, first=nn.Linear(3, 8), last=nn.Linear(8, 1))
 
 
-def forces(model, x):
+def forces(model: Having, x: torch.Tensor) -> torch.Tensor:
     x = x.detach().clone().requires_grad_()
     return -torch.autograd.grad(energy(model, x), x)[0]
 
@@ -45,7 +48,9 @@ def by_a_function(model, x):
 
 @pytest.mark.parametrize("iterations", [1, 2])
 @pytest.mark.parametrize("forward", [forces, by_keyword, by_a_method, by_a_function])
-def test_inference_computes_gradients_as_eager_torch_does(forward, iterations) -> None:
+def test_inference_computes_gradients_as_eager_torch_does(
+    forward: Callable[..., Any], iterations: int
+) -> None:
     model = model_of(forward)
 
     got = inference(model, iterations=iterations)(X)
@@ -68,7 +73,7 @@ def test_a_model_that_computes_gradients_is_explained() -> None:
 
 
 def test_a_tensor_in_another_order_is_viewed_as_on_an_ipu() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         turned = x.t()
         return turned.view(-1), turned.view(size=(2, 6)), turned.view_as(torch.zeros(12))
 
@@ -103,7 +108,9 @@ class Classifier(nn.Module):
         (nn.functional.cross_entropy, torch.tensor([0, 2, 1, 0])),
     ],
 )
-def test_the_loss_of_an_exported_module_is_found(loss, target) -> None:
+def test_the_loss_of_an_exported_module_is_found(
+    loss: Callable[..., Any], target: torch.Tensor
+) -> None:
     model = Classifier(loss)
     _, expected = model(X, target)
     exported = torch.export.export(model, (X, target)).module()

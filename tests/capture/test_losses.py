@@ -1,6 +1,8 @@
 """Which value training starts from."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +20,13 @@ CLASS = torch.tensor([2])
 mse, each = F.mse_loss, functools.partial(F.mse_loss, reduction="none")
 
 
-def model_of(losses) -> Having:
+def model_of(losses: Callable[..., Any]) -> Having:
     """One weight per input column; what forward makes of ``out`` and ``y`` is a function's job."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     return Having(lambda model, x, y: losses(model.weight * x, y), weight=weight)
 
 
-def follows(losses, loss, lanes: int = 1) -> object:
+def follows(losses: Callable[..., Any], loss: Callable[..., Any], lanes: int = 1) -> object:
     """Compare the gradient of a step with that of a function in torch; return what came of it."""
     model, eager = model_of(losses), model_of(loss)
     for batch in MICRO_BATCHES[:lanes]:
@@ -40,7 +42,7 @@ def step(model: Having, lanes: int) -> object:
     return executor(*map(torch.cat, zip(*MICRO_BATCHES[:lanes][::-1], strict=True)))
 
 
-def value_of(loss):
+def value_of(loss: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, model_of(loss)(X, Y))
 
 
@@ -48,7 +50,7 @@ def by_hand(out, y):
     return (out - y).square().mean()
 
 
-def marked(value, reduction="none"):
+def marked(value: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     return poptorch.identity_loss(value, reduction)
 
 
@@ -136,7 +138,7 @@ def adapted(out, y):
     return F.l1_loss(out - 0.3 * step, y), inner
 
 
-def penalised(out, y):
+def penalised(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return mse(out, y) + 0.1 * out.square().sum()
 
 
@@ -150,14 +152,16 @@ FOLLOWED = pairs("followed", "o, y", **globals()) | {
 @pytest.mark.spec("executor", 48)
 @pytest.mark.filterwarnings("ignore:`NLLLoss2d` has been deprecated")
 @pytest.mark.parametrize("losses, loss", FOLLOWED.values(), ids=FOLLOWED)
-def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(losses, loss) -> None:
+def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(
+    losses: Callable[..., Any], loss: Callable[..., Any]
+) -> None:
     """As ``loss.backward()`` of what forward returned would; no metrics and no inner losses."""
     torch.testing.assert_close(follows(losses, loss, lanes=2), value_of(losses))
 
 
 @pytest.mark.spec("ops", 5)
 def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
-    def nested(out, y):
+    def nested(out: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         total, each = marked(out * y, "sum"), marked((out - y).abs())
         return marked(total.square() + each.sum()), total, each, out
 

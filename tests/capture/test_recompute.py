@@ -102,7 +102,7 @@ def test_forward_work_is_done_again_by_compiled_code_too(model, backend, kind, t
     assert len(counted) == times
 
 
-def test_random_masks_and_prints_are_not_made_twice(capfd) -> None:
+def test_random_masks_and_prints_are_not_made_twice(capfd: pytest.CaptureFixture[str]) -> None:
     def noisy(model, x):
         x = poptorch.ipu_print_tensor((x * model.weight).exp(), "x", False)
         return poptorch.identity_loss(F.dropout(x).sin().cos(), "sum")

@@ -37,7 +37,9 @@ class Signed(nn.Module):
 
 
 @pytest.mark.parametrize("function", [signed, shrunk, torch.jit.script(Signed())])
-def test_a_script_takes_the_path_of_the_first_inputs_with_a_warning(function, caplog) -> None:
+def test_a_script_takes_the_path_of_the_first_inputs_with_a_warning(
+    function: nn.Module | torch.ScriptFunction, caplog: pytest.LogCaptureFixture
+) -> None:
     got = infer(lambda x: function(x), X)
 
     torch.testing.assert_close(got, function(X))
@@ -45,8 +47,8 @@ def test_a_script_takes_the_path_of_the_first_inputs_with_a_warning(function, ca
     assert "test_scripts.py" in caplog.text
 
 
-def test_a_script_that_branches_on_values_trains(caplog) -> None:
-    def forward(model, x):
+def test_a_script_that_branches_on_values_trains(caplog: pytest.LogCaptureFixture) -> None:
+    def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = signed(model.layer(x).square())  # positive in every step
         return out, poptorch.identity_loss(out, "mean")
 

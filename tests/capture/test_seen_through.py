@@ -2,6 +2,8 @@
 
 import functools
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,15 +19,15 @@ by_checkpoint = functools.partial(checkpoint, use_reentrant=False)
 
 
 @pytest.fixture(autouse=True)
-def validating():
+def validating() -> Iterator[None]:
     """Compiling anything ends the validation of all distributions' arguments."""
     before = Distribution._validate_args
     yield
     Distribution.set_default_validate_args(before)
 
 
-def net(calling=lambda block, x: block(x)) -> Having:
-    def forward(m, x, y):
+def net(calling: Callable[..., Any] = lambda block, x: block(x)) -> Having:
+    def forward(m: Having, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = m.last(calling(m.block, x))
         return out, nn.functional.mse_loss(out, y)
 
@@ -61,7 +63,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_it_trains_as_without(make) -> None:
+def test_it_trains_as_without(make: Callable[..., Any]) -> None:
     without = net()
     trains_alike(without, X, Y, accumulation=4)
     torch.testing.assert_close(trained(make()), [*without.parameters()])
@@ -122,7 +124,9 @@ def test_checkpoints_of_other_threads_are_torchs_own() -> None:
         torch.testing.assert_close(leaf.grad, leaf.detach().exp())
 
 
-def test_checkpoints_are_refused_where_their_gradients_would_be_wrong(monkeypatch) -> None:
+def test_checkpoints_are_refused_where_their_gradients_would_be_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     name = "checkpoint_without_reentrant_generator_impl"
     path, lost = private.ROWS[name]
     monkeypatch.setitem(private.ROWS, name, (f"{path}_renamed", lost))

@@ -3,6 +3,8 @@
 import collections
 import copy
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -68,12 +70,16 @@ MODELS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function, shape, state", MODELS)
-def test_it_trains_as_in_torch(function, shape: tuple[int, ...], state) -> None:
+def test_it_trains_as_in_torch(
+    function: Callable[..., Any],
+    shape: tuple[int, ...],
+    state: dict[str, nn.ModuleList | torch.Tensor],
+) -> None:
     trains_alike(Having(function, **state), normal(*shape), lr=0.05)
 
 
 def test_arithmetic_is_torchs() -> None:
-    def complex_numbers(z):
+    def complex_numbers(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inverse = torch.linalg.inv(z + 3 * torch.eye(3))
         return z.exp() * 1j, torch.fft.fft2(z), inverse, z.real, z == z
 
@@ -100,7 +106,9 @@ def test_memory_formats_mean_values_only() -> None:
         (lambda model, x: x @ model.layer.weight[0], False),
     ],
 )
-def test_operands_of_different_types_are_named_with_the_line(product, price: bool) -> None:
+def test_operands_of_different_types_are_named_with_the_line(
+    product: Callable[..., Any], price: bool
+) -> None:
     """Eager torch refuses them, too."""
     model, x = Having(product, layer=nn.Linear(4, 4)), torch.ones(3, 4, dtype=torch.int32)
     with pytest.raises(RuntimeError):
@@ -117,7 +125,7 @@ def test_operands_of_different_types_are_named_with_the_line(product, price: boo
     agrees(model, x.float())
 
 
-def normed(model, x):
+def normed(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     out = model.norm(x * model.weight)
     return out, poptorch.identity_loss((out + x).square().sum(), "none")
 
@@ -129,7 +137,9 @@ def normed(model, x):
         (nn.BatchNorm2d(3, momentum=None, affine=False), (3, 2, 2)),
     ],
 )
-def test_without_momentum_every_batch_has_the_same_share(norm, shape) -> None:
+def test_without_momentum_every_batch_has_the_same_share(
+    norm: nn.Module, shape: tuple[int, ...]
+) -> None:
     weight, x = nn.Parameter(torch.tensor(0.5)), normal(12, *shape)
     model = Having(normed, norm=copy.deepcopy(norm), weight=weight)
     trains_alike(model, x, accumulation=3, steps=2, lr=0.01)
@@ -145,7 +155,7 @@ SIGNS = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, -1.0]])
 
 @pytest.mark.spec("supported_ops", 16)
 def test_single_numbers_get_a_dimension_where_several_are_returned() -> None:
-    def call(mode=poptorch.OutputMode.Final, **counts) -> torch.Tensor:
+    def call(mode: poptorch.OutputMode = poptorch.OutputMode.Final, **counts: Any) -> torch.Tensor:
         return infer(torch.sum, torch.ones(6), opts=options(**counts).outputMode(mode))
 
     assert call().shape == ()
@@ -209,7 +219,7 @@ def test_inputs_have_a_position_or_a_name_and_unused_ones_are_still_checked() ->
 SEED = 5
 
 
-def draws(x):
+def draws(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([each.float().flatten() for each in together("draws", "x")(x)])[None]
 
 
@@ -218,7 +228,9 @@ def draws(x):
     (lambda x: torch.poisson(x.exp()), 0, 1, "reference"),  # which lanes cannot draw
     long(draws, 4, 2, "inductor"),
 ])  # fmt: skip
-def test_draws_are_alike_one_after_another_and_side_by_side(function, lanes, replicas, backend):
+def test_draws_are_alike_one_after_another_and_side_by_side(
+    function: Callable[..., Any], lanes: int, replicas: int, backend: str
+) -> None:
     counts = {"iterations": 4, "replicas": replicas, "lanes": lanes}
     way = Way(training=False, **counts, backend=backend, seed=SEED)
     make = functools.partial(Calling, function)
@@ -235,11 +247,11 @@ def test_draws_are_alike_one_after_another_and_side_by_side(function, lanes, rep
 def test_an_encoder_drops_out_what_it_does_in_eager_torch(lanes: int) -> None:
     """Its attention returns samples in the second dimension of memory, as masks then lie."""
 
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = m.layer(x)
         return out, poptorch.identity_loss(out[..., 0].square(), "mean")
 
-    def make():
+    def make() -> Having:
         torch.manual_seed(0)
         return Having(forward, layer=nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
 

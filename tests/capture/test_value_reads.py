@@ -1,5 +1,8 @@
 """Where forward asks for values: constants answer, branches freeze, numbers explain themselves."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +25,7 @@ from helpers.wrapping import (
 CLOSED_OVER = torch.tensor([10.0, 20.0])
 
 
-def constants(x):
+def constants(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     literal, grid = torch.tensor([3, 4]), torch.arange(4).view(2, 2)
     grid[0] += 5
     assert grid.tolist() == [[5, 6], [2, 3]]
@@ -49,19 +52,21 @@ def conditions(x):
 
 @pytest.mark.spec("supported_ops", 9, 10)
 @pytest.mark.parametrize("function", [constants, conditions])
-def test_it_is_what_torch_makes_of_it(function) -> None:
+def test_it_is_what_torch_makes_of_it(function: Callable[..., Any]) -> None:
     agrees(function, torch.tensor([0.5, 2.5, -1.5]), check_dtype=False)
     with pytest.raises(ValueError, match="Expected parameter"):  # outside they look
         torch.distributions.Normal(torch.ones(3), -torch.ones(3))
 
 
-def branch(model, x):
+def branch(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     model.calls += 1
     out = x * model.weight if x.sum() > 0 else x - model.weight  # the first inputs decide
     return out, poptorch.identity_loss(out, "sum")
 
 
-def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(caplog) -> None:
+def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     x, state = torch.tensor([1.0, 2.0]), {"weight": nn.Parameter(torch.tensor(3.0))}
     model = poptorch.inferenceModel(Having(branch, calls=torch.zeros(()), **state), options())
     assert model(x)[0].tolist() == [3.0, 6.0]
@@ -80,8 +85,10 @@ def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(caplog) -> None:
     assert other.weight == 3.0 + 2 * 0.1 * 2
 
 
-def test_the_first_micro_batch_decides_and_a_truth_is_a_branch(caplog) -> None:
-    def forward(x):
+def test_the_first_micro_batch_decides_and_a_truth_is_a_branch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         return (x + 1, F.dropout(x)) if (x.max() > 0).item() else (x - 1, x)
 
     x = torch.ones(1000).repeat_interleave(2) * torch.tensor([1.0, -1.0]).repeat_interleave(1000)
@@ -105,7 +112,7 @@ NUMBERS = {
 
 
 def test_numbers_explain_themselves() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         table = torch.zeros(3)
         table[0] = x.sum()  # and so it is no constant
         for ask in NUMBERS.values():
@@ -124,8 +131,10 @@ def test_numbers_explain_themselves() -> None:
         assert part in str(caught.value)
 
 
-def test_a_number_may_be_checked_and_decide_and_its_line_is_named(caplog) -> None:
-    def checked(model, x):
+def test_a_number_may_be_checked_and_decide_and_its_line_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def checked(model: Having, x: torch.Tensor) -> torch.Tensor:
         assert x.isnan().sum().item() == 0
         count = (x > -9).sum().item()
         most = x.max().item()
@@ -139,7 +148,9 @@ def test_a_number_may_be_checked_and_decide_and_its_line_is_named(caplog) -> Non
     assert all("test_value_reads.py" in line for line in lines)
 
 
-def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
+def test_printing_shows_no_values_and_says_so_once(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     # The check against eager PyTorch would print the values, too.
     printing = Calling(lambda x: (print(x), print(f"{x.sum():.3f}"), x)[2])
     poptorch.inferenceModel(printing, unchecked())(torch.full((2,), 7.0))
@@ -168,7 +179,7 @@ def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
         (lambda x: x[x.long()[1] : 2 * x.long()[1]], "needs a constant length"),
     ],
 )
-def test_shapes_cannot_depend_on_values(select, phrase: str) -> None:
+def test_shapes_cannot_depend_on_values(select: Callable[..., Any], phrase: str) -> None:
     with pytest.raises(poptorch.Error, match=phrase) as caught:
         infer(lambda x: select(x), torch.arange(4.0))
     assert "test_value_reads.py" in str(caught.value)
@@ -185,7 +196,7 @@ def test_slices_that_eager_torch_makes_shorter_are_refused(backend: str) -> None
             model(x, torch.tensor(start))
 
 
-def short_cut(model, x):
+def short_cut(model: Having, x: torch.Tensor) -> torch.Tensor:
     y = x * model.weight if (model.mask == 1).all() else x * model.weight * model.mask
     if model.changes:
         model.mask.mul_(0.5)
@@ -199,7 +210,9 @@ def masked(mask: torch.Tensor, changes: bool = False) -> poptorch.PoplarExecutor
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["buffer", "frozen weight"])
-def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(frozen: bool, caplog) -> None:
+def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(
+    frozen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     mask = nn.Parameter(torch.ones(3), requires_grad=False) if frozen else torch.ones(3)
     executor, x = masked(mask), torch.ones(2, 3)
     assert float(executor(x)) == 6.0
@@ -215,7 +228,9 @@ def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(frozen: bool, caplog) -
     assert float(executor(x)) == 0.0
 
 
-def test_a_branch_on_what_forward_writes_is_decided_by_the_first_inputs(caplog) -> None:
+def test_a_branch_on_what_forward_writes_is_decided_by_the_first_inputs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     executor = masked(torch.ones(3), changes=True)
     assert float(executor(torch.ones(2, 3))) == 6.0
     assert "is True for the first inputs" in caplog.text

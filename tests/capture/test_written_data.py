@@ -1,5 +1,8 @@
 """What ``forward`` writes through ``.data`` and with ``backward()`` counts as in eager PyTorch."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +13,7 @@ from helpers.wrapping import Having, normal, training, trains_alike
 X, Y = normal(8, 4), normal(8, 3, seed=1)
 
 
-def model(function) -> Having:
+def model(function: Callable[..., Any]) -> Having:
     torch.manual_seed(3)
     return Having(
         lambda m, x, y: nn.functional.mse_loss(function(m, x, y), y),
@@ -20,7 +23,7 @@ def model(function) -> Having:
     )
 
 
-def a_weight_is_assigned(m, x, y):
+def a_weight_is_assigned(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m.layer.weight.data = m.layer.weight.data * 0.9
     return m.layer(x)
 
@@ -112,11 +115,11 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("function", ALIKE, ids=lambda function: function.__name__)
-def test_it_trains_alike_where(function) -> None:
+def test_it_trains_alike_where(function: Callable[..., Any]) -> None:
     trains_alike(model(function), X, Y, eager=model(function), accumulation=2)
 
 
-def another_shape_is_left(m, x, y):
+def another_shape_is_left(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m.state.data = torch.zeros(1)
     return m.layer(x) + m.state
 
@@ -145,7 +148,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("function, said", REFUSED)
-def test_it_is_refused_where(function, said) -> None:
+def test_it_is_refused_where(function: Callable[..., Any], said: str) -> None:
     made = model(function)
     made.held = [torch.zeros(8, 4), made.state[:2]]
     if function is one_of_two_buffers_in_one_memory_is_written:

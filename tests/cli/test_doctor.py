@@ -5,7 +5,9 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,7 @@ def lines_of(file: str, *codes: str) -> list[str]:
     return found
 
 
-def test_a_script_is_explained_to_the_last_construct(capsys) -> None:
+def test_a_script_is_explained_to_the_last_construct(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", UNDECIDED]) == 1
     out = capsys.readouterr().out
     assert "Undecided, inference, called at undecided.py:" in out
@@ -45,7 +47,7 @@ def test_a_script_is_explained_to_the_last_construct(capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_trains_is_told_what_limits_it(capsys) -> None:
+def test_a_script_that_trains_is_told_what_limits_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--calls", "6", WAITING]) == 0
     out = capsys.readouterr().out
     assert "\nClassifier, training, called at waiting.py:" in out
@@ -57,7 +59,7 @@ def test_a_script_that_trains_is_told_what_limits_it(capsys) -> None:
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(tmp_path: Path) -> Callable[..., Any]:
     def write(text: str) -> str:
         file = tmp_path / "script.py"
         file.write_text(f"import sys, torch, poptorch\n{text}")
@@ -75,7 +77,9 @@ print("the end")
 """
 
 
-def test_a_model_that_cannot_be_compiled_ends_the_script(script, capsys) -> None:
+def test_a_model_that_cannot_be_compiled_ends_the_script(
+    script: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = script("""
 class Counted(torch.nn.Module):
     def forward(self, x):
@@ -95,7 +99,9 @@ for model in (torch.nn.Identity(), Counted(), torch.nn.ReLU()):
     assert "caught" not in out
 
 
-def test_a_script_runs_to_its_end_with_its_arguments(script, capsys) -> None:
+def test_a_script_runs_to_its_end_with_its_arguments(
+    script: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     before = dict(vars(poptorch.PoplarExecutor)), dict(vars(poptorch.DataLoader))
     assert main(["doctor", script(LOOP), "3"]) == 0
     out = capsys.readouterr().out
@@ -147,13 +153,19 @@ class Named(torch.nn.Linear):
     (["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0, "Nothing prevents capturing"),
     (["--training", "FILE:Named", "rows=4,3"], 1, "error: Couldn't find a loss in graph"),
 ])  # fmt: skip
-def test_what_is_explained_is_said_before_it_runs(arguments, status, said, script, capsys) -> None:
+def test_what_is_explained_is_said_before_it_runs(
+    arguments: list[str],
+    status: int,
+    said: str,
+    script: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     file = script(MODULES)
     assert main(["doctor", *(word.replace("FILE", file) for word in arguments)]) == status
     assert said.replace("FILE", file) in capsys.readouterr().out
 
 
-def test_a_file_that_fails_is_shown_without_our_own_frames(script) -> None:
+def test_a_file_that_fails_is_shown_without_our_own_frames(script: Callable[..., Any]) -> None:
     with pytest.raises(SystemExit, match="ZeroDivisionError") as end:
         main(["doctor", f"{script('def fail(): 1 / 0' + chr(10) + 'fail()')}:model"])
     assert str(end.value).count(", line ") == 2
@@ -170,7 +182,7 @@ class Branching(torch.nn.Module):
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch) -> None:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that is installed beside torch."""
     folder = tmp_path / "lib" / "python3.11" / "site-packages"
     (folder / "acme").mkdir(parents=True)
@@ -181,7 +193,9 @@ def package(tmp_path, monkeypatch) -> None:
         sys.modules.pop(name, None)
 
 
-def test_lines_inside_other_packages_are_named(package, script, capsys) -> None:
+def test_lines_inside_other_packages_are_named(
+    package, script: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = script("""
 from acme.layers import Branching
 class Outer(torch.nn.Module):
@@ -200,7 +214,9 @@ class Outer(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_products_are_measured_again(capsys, monkeypatch, tmp_path) -> None:
+def test_products_are_measured_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(libraries, "_COMMON", [(64, 256, 256)])
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert main(["doctor", "--calibrate"]) == 0
@@ -208,7 +224,7 @@ def test_products_are_measured_again(capsys, monkeypatch, tmp_path) -> None:
     assert [row[:13] for row in rows] == [f"64x256x256 {lies}" for lies in ("nn", "np", "nt", "tn")]
 
 
-def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
+def test_each_command_has_a_help_page_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     pages = [["doctor"], ["cache"], ["cache", "list"], ["cache", "explain"], ["cache", "trim"]]
     for words in pages:
         with pytest.raises(SystemExit):
@@ -216,7 +232,9 @@ def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
         assert "example:\n  poptorch " + words[0] in capsys.readouterr().out
 
 
-def test_nobody_who_reads_on_is_no_error(script, monkeypatch) -> None:
+def test_nobody_who_reads_on_is_no_error(
+    script: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as stream:
@@ -234,13 +252,18 @@ def test_nobody_who_reads_on_is_no_error(script, monkeypatch) -> None:
         (["FILE"], "To examine a module in this file: poptorch doctor FILE:NAME"),
     ],
 )
-def test_wrong_use_is_said_in_one_line(arguments, phrase: str, script, capsys) -> None:
+def test_wrong_use_is_said_in_one_line(
+    arguments: list[str],
+    phrase: str,
+    script: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     file = script("class Net(torch.nn.Linear): pass\n")
     assert main(["doctor", *(word.replace("FILE", file) for word in arguments)]) == 2
     assert phrase.replace("FILE", file) in capsys.readouterr().err
 
 
-def test_the_table(tmp_path: Path, capsys) -> None:
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["options"]) == 0
     text = capsys.readouterr().out
     assert "deviceIterations = 1" in text
@@ -261,7 +284,9 @@ def test_the_table(tmp_path: Path, capsys) -> None:
         ("nonsense(4)\n", ("line 1 of options.cfg: nonsense(4)", "Invalid attribute")),
     ],
 )
-def test_a_faulty_file_is_an_error_with_its_line(text, says, tmp_path: Path, capsys) -> None:
+def test_a_faulty_file_is_an_error_with_its_line(
+    text: str | None, says: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "options.cfg"
     if text is not None:
         file.write_text(text)
@@ -274,7 +299,7 @@ def test_a_faulty_file_is_an_error_with_its_line(text, says, tmp_path: Path, cap
 
 
 def test_faulty_options_are_named_and_the_command_is_no_line_of_the_user(
-    monkeypatch, capsys
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"nonsense": 4}')
     assert main(["options"]) == 2
@@ -293,7 +318,9 @@ def test_faulty_options_are_named_and_the_command_is_no_line_of_the_user(
         ([], 2, "command"),
     ],
 )
-def test_the_version_and_that_a_command_is_needed(words, status, said, capsys) -> None:
+def test_the_version_and_that_a_command_is_needed(
+    words: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == status
@@ -320,11 +347,13 @@ print("ran on")
 
 
 @pytest.fixture
-def linear(script) -> str:
+def linear(script: Callable[..., Any]) -> str:
     return script(SCRIPT)
 
 
-def test_the_first_model_is_priced_and_the_script_ends(linear: str, tmp_path, capsys) -> None:
+def test_the_first_model_is_priced_and_the_script_ends(
+    linear: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, file = list(sys.argv), str(tmp_path / "estimate.json")
     assert main(["estimate", "--system", "mk2:1", "--json", file, linear, "8"]) == 0
     shown = capsys.readouterr().out
@@ -346,7 +375,13 @@ def test_the_first_model_is_priced_and_the_script_ends(linear: str, tmp_path, ca
         (14640, 0, "limit): weights, 915.1 MiB"),
     ],
 )
-def test_what_does_not_fit_is_a_failure_a_close_one_is_not(size, status, said, script, capsys):
+def test_what_does_not_fit_is_a_failure_a_close_one_is_not(
+    size: int,
+    status: int,
+    said: str,
+    script: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     file = script(
         f"with torch.device('meta'): model = torch.nn.Linear({size}, 1 << 14)\n"
         f"poptorch.inferenceModel(model).compile(torch.empty(1, {size}, device='meta'))\n"
@@ -355,7 +390,9 @@ def test_what_does_not_fit_is_a_failure_a_close_one_is_not(size, status, said, s
     assert said in capsys.readouterr().out
 
 
-def test_what_cannot_be_run_or_priced_is_one_message(linear: str, tmp_path, capsys) -> None:
+def test_what_cannot_be_run_or_priced_is_one_message(
+    linear: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty.py").write_text("")
     for words, said in (
         (["--system", "x:2", linear, "8"], "There is no such system"),
@@ -372,7 +409,9 @@ def test_what_cannot_be_run_or_priced_is_one_message(linear: str, tmp_path, caps
 LINK = ["--latency", "1ms", "--bandwidth", "1Gb"]
 
 
-def test_a_curve_starts_from_calls_that_are_measured(script, capsys) -> None:
+def test_a_curve_starts_from_calls_that_are_measured(
+    script: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = script(
         "class Net(torch.nn.Linear):\n"
         "    def forward(self, x): return poptorch.identity_loss(super().forward(x), 'mean')\n"
@@ -388,7 +427,9 @@ def test_a_curve_starts_from_calls_that_are_measured(script, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_our_options_behind_the_script_are_said_to_be_the_scripts(linear, capsys, monkeypatch):
+def test_our_options_behind_the_script_are_said_to_be_the_scripts(
+    linear, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("POPTORCH_POD")
     assert main(["estimate", linear, "8", "--system=mk2:1"]) == 0
     out, err = capsys.readouterr()
@@ -430,7 +471,9 @@ def made(directory: Path, cycles: float, size: float) -> str:
     return str(directory)
 
 
-def test_reports_are_printed_and_compared(tmp_path, capsys) -> None:
+def test_reports_are_printed_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     old, new = made(tmp_path / "old", 1000, 500), made(tmp_path / "new", 1015, 500)
     assert main(["report", old]) == 0
     out = capsys.readouterr().out
@@ -450,7 +493,9 @@ def test_reports_are_printed_and_compared(tmp_path, capsys) -> None:
         assert main(["report", "--compare", old, new, "--budget", wrong]) == 2
 
 
-def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(tmp_path, capsys) -> None:
+def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = Path(made(tmp_path / "odd", 1000, 500)) / "profile.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"name": "\x1b[2Jnet"}))
@@ -476,12 +521,12 @@ CARDS = """\
 
 
 @pytest.fixture(autouse=True)
-def _own_pod(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path))
     monkeypatch.setenv("POPTORCH_POD", "4")
 
 
-def output(tool, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def output(tool: Callable[..., Any], capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert tool(arguments) == 0
     return capsys.readouterr().out
 
@@ -507,7 +552,7 @@ def test_names_of_processes_say_nothing_to_a_terminal(
     lease.release()
 
 
-def test_monitor_shows_devices_and_processes(capsys) -> None:
+def test_monitor_shows_devices_and_processes(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(monitor, capsys)
     assert "Partition: virtual-mk2-4 [active] has 4 reconfigurable IPUs" in text
     assert text.count("| M2000 |") == 4
@@ -525,7 +570,7 @@ def test_monitor_shows_devices_and_processes(capsys) -> None:
     lease.release()
 
 
-def test_facts_in_json(capsys) -> None:
+def test_facts_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     lease, facts = _pod.acquire(1), json.loads(output(monitor, capsys, "--json"))
     assert facts["partition"] == "virtual-mk2-4"
     assert facts["ipus"] == 4
@@ -542,7 +587,7 @@ def test_facts_in_json(capsys) -> None:
     assert facts["held_by"] == []
 
 
-def test_info_lists_devices_or_tells_about_one(capsys) -> None:
+def test_info_lists_devices_or_tells_about_one(capsys: pytest.CaptureFixture[str]) -> None:
     lease, text = _pod.acquire(2), output(info, capsys, "--list-devices")
     assert text == output(info, capsys)  # when it is asked for nothing
     lines = text.splitlines()
@@ -557,7 +602,9 @@ def test_info_lists_devices_or_tells_about_one(capsys) -> None:
     assert "no device 7" in capsys.readouterr().err
 
 
-def test_a_machine_without_devices(capsys, monkeypatch) -> None:
+def test_a_machine_without_devices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_POD", "0")
     assert "has 0 reconfigurable IPUs" in output(monitor, capsys)
     assert output(info, capsys, "-l") == "No IPU detected in virtual-mk2-0\n"

@@ -13,7 +13,7 @@ PLENTY = 64 << 30
 
 
 @pytest.fixture(autouse=True)
-def healthy(monkeypatch, tmp_path: Path) -> Path:
+def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(health, "WATCHED", 0.06)
     monkeypatch.setattr(health.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=PLENTY))
@@ -29,7 +29,7 @@ def examined(capsys) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_healthy_machine_has_nothing_wrong(capsys) -> None:
+def test_a_healthy_machine_has_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = examined(capsys)
 
     subjects = [line.split()[0] for line in text.splitlines() if line[:1].islower()]
@@ -92,7 +92,7 @@ BROKEN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
 def test_what_is_wrong_is_said_with_a_remedy(
-    broken: str, healthy: Path, monkeypatch, capsys
+    broken: str, healthy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     breaks, said, fix = BROKEN[broken]
     monkeypatch.setattr(health.torch, "get_num_threads", lambda: 2)

@@ -5,6 +5,7 @@ import io
 import json
 import runpy
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -123,7 +124,7 @@ results = Trainer(poptorch.Options()).train()
 """
 
 
-def migrated(script, *, todo: int = 0):
+def migrated(script: Path, *, todo: int = 0) -> Path:
     """Write the new script beside the old one; it has so many TODOs."""
     new = script.with_name(f"plain_{script.name}")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -132,7 +133,7 @@ def migrated(script, *, todo: int = 0):
     return new
 
 
-def both(old, new, monkeypatch) -> tuple[dict, dict]:
+def both(old: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict, dict]:
     """Return what variables the two scripts have at their end."""
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     before = runpy.run_path(str(old))
@@ -143,7 +144,9 @@ def both(old, new, monkeypatch) -> tuple[dict, dict]:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("text, todo", [(PLAIN, 0), (INFERENCE, 0), (BLOCKS, 0), (CUSTOM, 1)])
-def test_the_new_script_computes_what_the_old_one_does(text, todo, tmp_path, monkeypatch) -> None:
+def test_the_new_script_computes_what_the_old_one_does(
+    text: str, todo: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(HEAD + text)
@@ -151,7 +154,7 @@ def test_the_new_script_computes_what_the_old_one_does(text, todo, tmp_path, mon
     torch.testing.assert_close(new["results"], old["results"], **near(32, 8))
 
 
-def test_examples_and_tutorials_move_on(tmp_path, monkeypatch) -> None:
+def test_examples_and_tutorials_move_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = json.loads((ROOT / "docs/tutorials/port.ipynb").read_text())["cells"]
     page = (ROOT / "docs/quick_start.md").read_text().split("## 5.")[0]
     blocks = [part.split("```")[0].partition("\n")[2] for part in page.split("```python")[1:]]
@@ -224,7 +227,7 @@ printed = poptorch.ipu_print_tensor(value)
 """
 
 
-def test_what_cannot_be_translated_stays_with_its_meaning(tmp_path) -> None:
+def test_what_cannot_be_translated_stays_with_its_meaning(tmp_path: Path) -> None:
     script = tmp_path / "unsure.py"
     script.write_text(UNSURE)
     assert migrated(script, todo=9).read_text().endswith(SURE)
@@ -244,7 +247,9 @@ results = poptorch.inferenceModel(model.eval(), options)(x.half()[:4]), losses
 
 
 @pytest.mark.numeric
-def test_a_script_in_half_precision_trains_in_float32_and_says_so(tmp_path, monkeypatch) -> None:
+def test_a_script_in_half_precision_trains_in_float32_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "half.py"
     script.write_text(HEAD + HALF)
     new = migrated(script, todo=4)
@@ -260,7 +265,7 @@ def test_a_script_in_half_precision_trains_in_float32_and_says_so(tmp_path, monk
 
 
 def test_half_precision_from_elsewhere_becomes_float32_when_the_script_runs(
-    tmp_path, monkeypatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "half.py"
     hidden = HALF.replace("model.half()", "model.to(getattr(torch, 'half'))")
@@ -272,7 +277,7 @@ def test_half_precision_from_elsewhere_becomes_float32_when_the_script_runs(
     assert plain["losses"][-1] < plain["losses"][0]
 
 
-def test_a_script_that_only_predicts_stays_in_half_precision(tmp_path) -> None:
+def test_a_script_that_only_predicts_stays_in_half_precision(tmp_path: Path) -> None:
     script = tmp_path / "half.py"
     script.write_text(
         HEAD + "out = poptorch.inferenceModel(model.half().eval())(data[0][0].half())"
@@ -305,7 +310,7 @@ step, names = training_model(x, y), training_model.getTensorNames()
 """
 
 
-def test_what_asks_a_compiled_program_becomes_a_comment(tmp_path) -> None:
+def test_what_asks_a_compiled_program_becomes_a_comment(tmp_path: Path) -> None:
     script = tmp_path / "queries.py"
     text = QUERIES.rstrip().rpartition("\n")[0]
     script.write_text(HEAD + text)
@@ -322,7 +327,7 @@ def test_what_asks_a_compiled_program_becomes_a_comment(tmp_path) -> None:
     assert "import popart" not in code
 
 
-def test_a_line_that_also_trains_is_no_comment(tmp_path) -> None:
+def test_a_line_that_also_trains_is_no_comment(tmp_path: Path) -> None:
     script = tmp_path / "queries.py"
     script.write_text(HEAD + QUERIES)
 
@@ -335,7 +340,7 @@ def test_a_line_that_also_trains_is_no_comment(tmp_path) -> None:
     )
 
 
-def test_named_tuples_and_ordered_dictionaries_come_back_as_they_are(tmp_path) -> None:
+def test_named_tuples_and_ordered_dictionaries_come_back_as_they_are(tmp_path: Path) -> None:
     script = tmp_path / "kinds.py"
     script.write_text(
         HEAD
@@ -360,7 +365,7 @@ kinds = [type(each) for each in results]
     assert plain["kinds"] == [plain["Pair"], plain["collections"].OrderedDict]
 
 
-def test_the_report_and_the_diff(tmp_path, capsys) -> None:
+def test_the_report_and_the_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(HEAD + PLAIN)
     assert main(["migrate", str(script)]) == 0
@@ -390,7 +395,9 @@ def test_the_report_and_the_diff(tmp_path, capsys) -> None:
     (b"import torch\nfrom poptorch import *\n", "script.py:2: replace the star import"),
     (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path, capsys) -> None:
+def test_what_cannot_be_read_is_said_with_its_line(
+    text: bytes | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "script.py"
     if text is not None:
         script.write_bytes(text)
@@ -400,7 +407,9 @@ def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path, capsys)
     assert not printed.out
 
 
-def test_without_libcst_the_extra_is_named_and_no_script_is_replaced(monkeypatch, capsys) -> None:
+def test_without_libcst_the_extra_is_named_and_no_script_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["migrate", "-o", __file__, __file__]) == 2
     assert "would replace" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "libcst", None)

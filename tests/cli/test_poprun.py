@@ -183,7 +183,13 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
         (["--host=a,-oProxyCommand=sh", "-n", "2", "true"], "it begins with a dash"),
     ],
 )
-def test_what_cannot_be_started_is_said(arguments, said, tmp_path, monkeypatch, capsys) -> None:
+def test_what_cannot_be_started_is_said(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(resources, "available_memory", lambda: 1 << 20)
     if arguments and arguments[0][0] in "{[":
         file = tmp_path / "job.json"
@@ -194,7 +200,7 @@ def test_what_cannot_be_started_is_said(arguments, said, tmp_path, monkeypatch, 
     assert said in capsys.readouterr().err
 
 
-def test_what_there_is_no_room_for_is_started_if_asked_to(monkeypatch) -> None:
+def test_what_there_is_no_room_for_is_started_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poprun, "launch", lambda job: 0)
     assert poprun.main(["-n", "1000", "--oversubscribe", "true"]) == 0
 
@@ -204,7 +210,9 @@ def completed(*arguments: str) -> argparse.Namespace:
     return poprun.complete(reader, reader.parse_args([*arguments, "true"]))
 
 
-def test_output_of_one_instance_is_shown_by_its_host_only(tmp_path: Path, monkeypatch) -> None:
+def test_output_of_one_instance_is_shown_by_its_host_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["--num-instances=4", "--host=b,a", "--only-output-from-instance=1"]
     first = completed(*arguments)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{first.key}\n"))
@@ -215,7 +223,9 @@ def test_output_of_one_instance_is_shown_by_its_host_only(tmp_path: Path, monkey
     assert all(shown)  # torch shows all for an empty one
 
 
-def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkeypatch) -> None:
+def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Command lines can be read by everybody on a machine, and so can the names in a store."""
     shell, said = tmp_path / "shell", tmp_path / "said"
     shell.write_text(f'#!/bin/sh\necho "$@" > {said}\ncat >> {said}\n')
@@ -264,7 +274,9 @@ def test_on_one_host_the_store_of_torch_listens_at_the_loopback_address_only() -
     assert listeners(first.master_port) == []  # each start has its own
 
 
-def test_processes_on_one_host_are_told_a_folder_and_on_several_a_secret(monkeypatch) -> None:
+def test_processes_on_one_host_are_told_a_folder_and_on_several_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, several = completed("--num-instances=2"), completed("--host=a,b", "--num-instances=2")
     told_here, told_there = poprun.secrets_of(one, "/folder"), poprun.secrets_of(several, "/folder")
 
@@ -274,7 +286,9 @@ def test_processes_on_one_host_are_told_a_folder_and_on_several_a_secret(monkeyp
     assert len(told_there["POPTORCH_JOB_KEY"]) == 64
 
 
-def test_the_secret_of_a_job_is_not_in_the_command_for_another_host(monkeypatch) -> None:
+def test_the_secret_of_a_job_is_not_in_the_command_for_another_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("POPTORCH_JOB_KEY", "secret")
     monkeypatch.setenv("POPTORCH_JOB_DIR", "/folder")
 
@@ -285,7 +299,9 @@ def test_the_usual_remote_shell_takes_no_host_for_an_option() -> None:
     assert env.TABLE["POPTORCH_REMOTE_SHELL"].default.split()[-1] == "--"
 
 
-def test_processes_that_share_stages_have_the_same_replicas(monkeypatch) -> None:
+def test_processes_that_share_stages_have_the_same_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ})
     made = completed("--num-instances=4", "--stage-processes=2", "--num-replicas=6")
     assert [line[-6:] for line in poprun.topology(made).splitlines()[1:]] == [

@@ -4,6 +4,8 @@ import gc
 import logging
 import tempfile
 import weakref
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +70,15 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     ("optimise", "fails on the kernels", 2), ("auto", "cannot write the library", 1),
     long("auto", "writes nonsense", 1),
 ])  # fmt: skip
-def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog, capsys) -> None:
+def test_broken_compilers(
+    backend: str,
+    kind: str,
+    sources: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from torch._inductor import config
 
     script, said = COMPILERS[kind]
@@ -111,7 +121,14 @@ def test_broken_compilers(backend, kind, sources, tmp_path, monkeypatch, caplog,
         ("optimise", toolchain.sysconfig, "/my python", "C++ compiler, such as '/my python"),
     ],
 )
-def test_what_is_missing_is_named(backend, place, value, said, monkeypatch, caplog) -> None:
+def test_what_is_missing_is_named(
+    backend: str,
+    place: Any,
+    value: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Torch's compiler is given its own folder and that of Python's library, too."""
     monkeypatch.delenv("CXX", raising=False)
     if isinstance(place, str):
@@ -128,7 +145,9 @@ def test_what_is_missing_is_named(backend, place, value, said, monkeypatch, capl
 
 
 @pytest.mark.compiling_fails
-def test_no_room_for_temporary_files(monkeypatch, caplog) -> None:
+def test_no_room_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
 

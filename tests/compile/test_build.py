@@ -41,7 +41,9 @@ def test_large_reductions_travel_in_pieces_of_one_type() -> None:
 
 
 @pytest.mark.parametrize("count, more", [(1, ""), (3, ""), (4, "process 2: and 1 more")])
-def test_what_differs_from_process_0_is_listed(count: int, more: str, monkeypatch) -> None:
+def test_what_differs_from_process_0_is_listed(
+    count: int, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts = {str(at): "a" for at in range(5)}
     there = {0: facts, 2: facts | {str(at): "b" for at in range(count)}}
     monkeypatch.setattr(agreement._job, "compare", lambda *_: there)
@@ -58,7 +60,9 @@ def test_what_differs_from_process_0_is_listed(count: int, more: str, monkeypatc
     ([(4, 0), (4, None)], None), ([(0, None), (4, None)], "process 0: 0; process 1: 4"),
     ([(4, 0), (4, 1)], "process 0: 0; process 1: 1"),
 ])  # fmt: skip
-def test_data_of_processes_is_of_one_length_and_one_order(data, said, monkeypatch) -> None:
+def test_data_of_processes_is_of_one_length_and_one_order(
+    data: list[tuple[int, int | None]], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = types.SimpleNamespace(texts=lambda *_: [*map(json.dumps, data)])
     monkeypatch.setattr(agreement._job, "current", lambda: group)
     if said is None:
@@ -68,7 +72,9 @@ def test_data_of_processes_is_of_one_length_and_one_order(data, said, monkeypatc
 
 
 @pytest.mark.parametrize("given", [1, 2])
-def test_other_replicas_than_poprun_gave_are_told(given: int, monkeypatch, caplog) -> None:
+def test_other_replicas_than_poprun_gave_are_told(
+    given: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "4")
     monkeypatch.setenv("POPDIST_NUM_LOCAL_REPLICAS", str(given))
     monkeypatch.setattr(agreement._job, "join", lambda *_: None)
@@ -79,7 +85,7 @@ def test_other_replicas_than_poprun_gave_are_told(given: int, monkeypatch, caplo
     assert ("poprun assigned 1 replicas to this process" in caplog.text) == (given == 1)
 
 
-def test_each_is_logged_with_its_time(caplog) -> None:
+def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
     poptorch.setLogLevel("TRACE")
     with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
         training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
@@ -93,7 +99,7 @@ def test_each_is_logged_with_its_time(caplog) -> None:
     assert all("\n  in  param." in graph for graph in graphs)
 
 
-def test_the_command_lists_them(capsys) -> None:
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["passes"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.split() == ["pass", "room", "changes", "what", "it", "does"]
@@ -166,7 +172,9 @@ def test_special_values() -> None:
     {"op": "call_function", "target": "aten.nothing.default"},
     {"op": "call_method", "target": "to"},
 ])  # fmt: skip
-def test_values_and_operators_that_are_not_known_are_refused(data) -> None:
+def test_values_and_operators_that_are_not_known_are_refused(
+    data: dict[str, list[dict[str, int] | str] | str],
+) -> None:
     with pytest.raises(json_codec.Unreadable):
         if "op" in data:
             nodes = {"nodes": [data], "name": "x", "inputs": [], "outputs": []}

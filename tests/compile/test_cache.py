@@ -7,7 +7,9 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +33,9 @@ class Net(nn.Module):
         self.layer = nn.Linear(4, 2)
         self.factor = factor
 
-    def forward(self, x, y, times=1):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor, times: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.layer(x) * (self.factor * times)
         return out, nn.functional.mse_loss(out, y)
 
@@ -41,7 +45,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "cache"
 
 
-def trained(folder: Path, *, factor=1.0, lr=0.1, rows=8, times=1, edit=lambda opts: None):
+def trained(
+    folder: Path,
+    *,
+    factor: float = 1.0,
+    lr: float = 0.1,
+    rows: int = 8,
+    times: int = 1,
+    edit: Callable[..., Any] = lambda opts: None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     model, opts = Net(factor), options().enableExecutableCaching(folder)
     edit(opts)
     training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=lr))
@@ -68,7 +80,9 @@ MISSES = [
 ]
 
 
-def test_what_has_no_text_form_runs_and_a_miss_reads_a_few_entries(folder, monkeypatch) -> None:
+def test_what_has_no_text_form_runs_and_a_miss_reads_a_few_entries(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.mkdir(parents=True)
     for at in range(2 * cache.NEAREST_OF):
         (folder / f"{at}.popef").write_bytes(b"no entry")
@@ -82,7 +96,9 @@ def test_what_has_no_text_form_runs_and_a_miss_reads_a_few_entries(folder, monke
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 15, 16, 17, 18)
-def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch) -> None:
+def test_hits_and_misses_that_say_what_differs(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free
     trained(folder)
     (first,) = folder.glob("*.popef")
@@ -111,7 +127,7 @@ def test_hits_and_misses_that_say_what_differs(folder: Path, caplog, monkeypatch
 
 @pytest.mark.slow
 def test_code_of_another_home_is_a_miss_that_says_what_to_set(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "poptorch:cpp")
     said = []
@@ -129,7 +145,9 @@ def test_code_of_another_home_is_a_miss_that_says_what_to_set(
 
 
 @pytest.mark.parametrize("damage", [b"nonsense", "half", "pipe", "folder"])
-def test_damaged_entries_are_rebuilt(damage: bytes | str, folder: Path, caplog) -> None:
+def test_damaged_entries_are_rebuilt(
+    damage: bytes | str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trained(folder)
     (path,) = folder.glob("*.popef")
     good = path.read_bytes()
@@ -152,7 +170,9 @@ def test_damaged_entries_are_rebuilt(damage: bytes | str, folder: Path, caplog) 
 @pytest.mark.parametrize(
     "facts", [b"[1]", json.dumps({"input 0": "\x1b[2Jwell"}).encode(), b"[" * 100_000]
 )
-def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, capsys) -> None:
+def test_entries_that_say_something_else_end_no_run(
+    facts: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder.mkdir(parents=True, mode=0o700)
     archive.write(folder / "0.popef", {"facts.json": facts})
     (folder / "1.popef").mkdir()
@@ -163,7 +183,9 @@ def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, 
     assert files(folder) == ["1.popef"]
 
 
-def test_names_of_entries_say_nothing_to_a_terminal(folder: Path, capsys) -> None:
+def test_names_of_entries_say_nothing_to_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder.mkdir(parents=True, mode=0o700)
     facts = json.dumps({"input 0": "float32\n(4,)\tx", "training": "True"}).encode()
     archive.write(folder / "\x1b[2J\n0.popef", {"facts.json": facts})
@@ -205,7 +227,13 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
     (lambda f, _: (f.mkdir(parents=True), f.chmod(0o777)), "can write to it (chmod go-w)"),
     (of_another, "it belongs to another user"), (full, "No space left on device"),
 ])  # fmt: skip
-def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said, caplog, monkeypatch) -> None:
+def test_a_folder_of_no_use_is_a_warning(
+    folder: Path,
+    spoil: Callable[..., Any],
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spoil(folder, monkeypatch)
     for _ in range(2):
         assert torch.isfinite(trained(folder)[1])
@@ -228,7 +256,9 @@ def test_two_processes_at_once(folder: Path) -> None:
     assert len(files(folder)) == 1
 
 
-def test_the_command(folder: Path, capsys, monkeypatch) -> None:
+def test_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained(folder)
     trained(folder, rows=4)
     monkeypatch.setenv("POPTORCH_CACHE_DIR", str(folder))
@@ -319,7 +349,7 @@ class Seen(nn.Module):
         self.looks: list[dict[str, torch.Tensor]] = []
         self.kinds: list[set[type]] = []
 
-    def forward(self, x, target):
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if poptorch.isRunningOnIpu():
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 self.looks.append(pool.submit(self.look).result(HANGS))
@@ -366,13 +396,13 @@ def test_calls_of_another_thread_are_no_part_of_a_capture() -> None:
     """One ends meanwhile that had begun before; all threads call torch's hooks on modules."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def meets(model, x):
+    def meets(model: Having, x: torch.Tensor) -> torch.Tensor:
         if poptorch.isRunningOnIpu():
             go_on.set()
             assert ended.wait(HANGS)
         return model.layer(x)
 
-    def waits(theirs, x):
+    def waits(theirs: Having, x: torch.Tensor) -> torch.Tensor:
         begun.set()
         assert go_on.wait(HANGS)
         return theirs.inner(x)

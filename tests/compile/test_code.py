@@ -61,13 +61,15 @@ class Builder:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch) -> cache.Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cache.Store:
     monkeypatch.setattr(cache, "_loaded", {})
     return cache.Store(tmp_path / "store")
 
 
 @pytest.mark.parametrize("wrong", ["damage", "no digest", "another key", "another graph"])
-def test_code_that_is_not_as_it_was_kept_is_made_again(wrong, store, tmp_path, monkeypatch, caplog):
+def test_code_that_is_not_as_it_was_kept_is_made_again(
+    wrong, store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     if wrong == "no digest":
         store.folder.mkdir(mode=0o700)
         archive.write(store.path("key"), {"code": b"theirs"})
@@ -94,7 +96,9 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(wrong, store, tmp_path, m
     assert len(caplog.records) == 1
 
 
-def test_homes_with_keys_of_their_own_share_a_folder_of_code(store, tmp_path, monkeypatch, caplog):
+def test_homes_with_keys_of_their_own_share_a_folder_of_code(
+    store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As containers do that get a new home each, and a volume for compiled code."""
 
     def in_home(name: str) -> list[int]:
@@ -111,7 +115,9 @@ def test_homes_with_keys_of_their_own_share_a_folder_of_code(store, tmp_path, mo
     assert caplog.text == ""
 
 
-def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog) -> None:
+def test_a_key_that_others_can_read_is_none(
+    store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "folder" / "key"
     monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
     mine = keyed.digest("name", b"code")
@@ -131,7 +137,9 @@ def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog
         assert keyed.digest("name", b"code") != mine
 
 
-def test_the_users_folder_is_below_one_where_nobody_else_writes(tmp_path, monkeypatch, caplog):
+def test_the_users_folder_is_below_one_where_nobody_else_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     own = tmp_path / f"poptorch-code-{os.getuid()}"
     monkeypatch.setattr(folders, "temporary", lambda: str(tmp_path))
     before = os.umask(0)
@@ -146,7 +154,9 @@ def test_the_users_folder_is_below_one_where_nobody_else_writes(tmp_path, monkey
     assert "other users can write to it" in caplog.text
 
 
-def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkeypatch, caplog):
+def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     seen = []
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 

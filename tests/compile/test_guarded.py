@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +49,7 @@ class Compiled:
         self.runs, self._failing, self._error = 0, failing, error
 
     def function(self, run: backends.Compiled) -> backends.Compiled:
-        def counted(arguments):
+        def counted(arguments: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             results = run(arguments)
             self.runs += 1
             if self.runs >= self._failing:
@@ -60,13 +62,15 @@ class Compiled:
 
 
 @pytest.fixture
-def plant(monkeypatch, tmp_path):
+def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Return what has code ready for a model's graphs, one run of which fails."""
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
     monkeypatch.setattr(cache, "_loaded", {})
 
     def planted(
-        plan, failing: int, error: Callable[[], Exception] = lambda: AssertionError(LAYOUT_FAULT)
+        plan: cache.Plan,
+        failing: int,
+        error: Callable[[], Exception] = lambda: AssertionError(LAYOUT_FAULT),
     ) -> Compiled:
         compiled = Compiled(failing, error)
         code = PlanCode(plan, backends.choose("inductor"), cache.default_store())
@@ -78,7 +82,7 @@ def plant(monkeypatch, tmp_path):
     return planted
 
 
-def warnings(caplog) -> list[str]:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
@@ -99,7 +103,7 @@ PLACES = {
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("failing", PLACES.values(), ids=PLACES)
 def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
-    failing: int, plant, caplog
+    failing: int, plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = training("reference")
     wanted = [expected(X, Y).tolist() for _ in range(4)]
@@ -117,7 +121,9 @@ def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
     assert LAYOUT_FAULT in warning
 
 
-def test_no_copy_of_the_state_is_kept_where_memory_is_short(plant, monkeypatch) -> None:
+def test_no_copy_of_the_state_is_kept_where_memory_is_short(
+    plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then the call cannot be made again, and its error says what was lost."""
     monkeypatch.setattr(guarded, "available_memory", lambda: 1)
     interpreted = training("reference")
@@ -134,7 +140,7 @@ def test_no_copy_of_the_state_is_kept_where_memory_is_short(plant, monkeypatch) 
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("place", range(1, ACCUMULATION + 1))
 def test_a_later_call_is_done_again_too_where_nothing_was_written_for_good(
-    place: int, plant, caplog
+    place: int, plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = training("reference")
     wanted = [expected(X, Y).tolist() for _ in range(guarded.FIRST + 2)]
@@ -148,7 +154,9 @@ def test_a_later_call_is_done_again_too_where_nothing_was_written_for_good(
     assert len(warnings(caplog)) == 1
 
 
-def test_a_later_call_that_fails_in_its_second_update_keeps_the_first(plant, caplog) -> None:
+def test_a_later_call_that_fails_in_its_second_update_keeps_the_first(
+    plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     once = training("reference")
     for _ in range(guarded.FIRST):
         once(X, Y)
@@ -164,7 +172,7 @@ def test_a_later_call_that_fails_in_its_second_update_keeps_the_first(plant, cap
     assert not warnings(caplog)
 
 
-def test_a_later_update_that_was_half_written_says_so(plant) -> None:
+def test_a_later_update_that_was_half_written_says_so(plant: Callable[..., Any]) -> None:
     expected = training("reference")
     expected(X, Y)
     model = training("inductor")
@@ -185,7 +193,9 @@ def test_a_later_update_that_was_half_written_says_so(plant) -> None:
         lambda: poptorch.Error("The user's mistake"),
     ],
 )
-def test_what_is_no_fault_of_the_code_is_raised(mistake, plant, caplog) -> None:
+def test_what_is_no_fault_of_the_code_is_raised(
+    mistake: Callable[..., Any], plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     expected = training("reference")
     expected(X, Y)
     model = training("inductor")
@@ -201,7 +211,7 @@ def test_what_is_no_fault_of_the_code_is_raised(mistake, plant, caplog) -> None:
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("failing", [1, 2, 6], ids=["first", "second", "repeated"])
 def test_an_inference_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
-    failing: int, plant, caplog
+    failing: int, plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     net = nn.Linear(4, 2)
     expected = poptorch.inferenceModel(net, options("reference"))
@@ -217,7 +227,9 @@ def test_an_inference_call_that_fails_in_compiled_code_is_done_by_the_interprete
 
 
 @pytest.mark.compiling_fails
-def test_a_takeover_that_fails_is_the_last_one(plant, caplog, monkeypatch) -> None:
+def test_a_takeover_that_fails_is_the_last_one(
+    plant: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # nothing is compiled here
     monkeypatch.setattr(tiers, "LOOKING", 0.0)
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
@@ -243,7 +255,9 @@ def _of_the_user() -> Exception:
         return error
 
 
-def test_an_error_of_the_users_own_function_is_raised(plant, caplog) -> None:
+def test_an_error_of_the_users_own_function_is_raised(
+    plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     expected = training("reference")
     expected(X, Y)
     model = training("inductor")

@@ -8,7 +8,9 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +51,7 @@ def until_settled(model: poptorch.PoplarExecutor) -> list[float]:
 
 
 @pytest.fixture
-def eager_to_compile(monkeypatch, tmp_path: Path) -> Path:
+def eager_to_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Let compiling begin with the second call, into an empty store."""
     monkeypatch.setattr(tiers, "SHARE", 0.0)
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
@@ -59,7 +61,9 @@ def eager_to_compile(monkeypatch, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("eager_to_compile")
-def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(monkeypatch, capsys) -> None:
+def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = training(shown=True)
     losses = losses_of(model, 1)
     text = "runs on the reference backend until inductor has compiled it"
@@ -91,7 +95,9 @@ def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(monkeypatch, 
 
 
 @pytest.mark.slow
-def test_graphs_that_others_have_compiled_take_over(eager_to_compile, monkeypatch, capsys):
+def test_graphs_that_others_have_compiled_take_over(
+    eager_to_compile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # it may not compile itself
     monkeypatch.setattr(tiers, "LOOKING", 0.0)
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
@@ -123,7 +129,13 @@ def test_graphs_that_others_have_compiled_take_over(eager_to_compile, monkeypatc
     ],
 )
 def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
-    holder, name: str, value: str, said: str, eager_to_compile, monkeypatch, caplog
+    holder: Any,
+    name: str,
+    value: str,
+    said: str,
+    eager_to_compile,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(holder, name, value)
     model = training()
@@ -138,7 +150,7 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
 def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
-    way: str, eager_to_compile, monkeypatch
+    way: str, eager_to_compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle, looks = [0.0], []
     if way == "dropped":  # what others compiled is no idle core
@@ -167,7 +179,7 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
 
 @pytest.mark.slow
 def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
-    eager_to_compile, monkeypatch, capsys
+    eager_to_compile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
     monkeypatch.setattr(tiers, "SHARE", 1e9)
@@ -199,7 +211,7 @@ def test_a_process_at_low_priority_serves_no_other_program(kept) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path) -> None:
+def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     """However that one ended: nobody holds the other end of the socket any more."""
     process = helper.CompilerProcess("inductor")
     process.socket.close()
@@ -222,7 +234,7 @@ while True:
 
 
 @pytest.fixture
-def kept(monkeypatch):
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Processes that answer at once; none is there before or afterwards."""
     monkeypatch.setattr(helper, "_CODE", REPLYING)
     monkeypatch.setattr(helper, "_kept", [])
@@ -243,7 +255,7 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_one_process_serves_program_after_program(kept) -> None:
+def test_one_process_serves_program_after_program(kept: list[Any]) -> None:
     first, other = helper.acquire("b"), helper.acquire("b")
     for keys in (["a"], ["b", "c"]):
         assert outcomes(first, *keys) == dict.fromkeys(keys, ("stored", ""))
@@ -260,7 +272,9 @@ def test_one_process_serves_program_after_program(kept) -> None:
     job.end()
 
 
-def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatch, caplog) -> None:
+def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(
+    kept: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "poptorch:cpp")
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     process = helper.acquire("b")
@@ -278,7 +292,9 @@ def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatc
 
 
 @pytest.mark.parametrize("change", ["environment", "backend", "ended", "of a parent"])
-def test_what_cannot_be_used_again_is_not(change: str, kept, monkeypatch) -> None:
+def test_what_cannot_be_used_again_is_not(
+    change: str, kept: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     helper.warm("b")
     (process,) = kept
     if change == "environment":
@@ -296,7 +312,9 @@ def test_what_cannot_be_used_again_is_not(change: str, kept, monkeypatch) -> Non
     another.end()
 
 
-def test_wrapping_goes_on_where_no_process_can_be_started(monkeypatch, tmp_path: Path) -> None:
+def test_wrapping_goes_on_where_no_process_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[str] = []
 
     def warm(backend: str) -> None:
@@ -318,7 +336,14 @@ def test_wrapping_goes_on_where_no_process_can_be_started(monkeypatch, tmp_path:
     ("inductor", 2.5, False, False, False, 0),
 ])  # fmt: skip
 def test_idle_cores_import_the_compiler_ahead(
-    name, idle, there, code, works, processes, tmp_path, monkeypatch
+    name: str,
+    idle: float,
+    there: bool,
+    code: bool,
+    works: bool,
+    processes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(helper, "warm", lambda backend: works or Path("/nowhere").stat())
     monkeypatch.setattr(helper, "is_there", lambda backend: there)

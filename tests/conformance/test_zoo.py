@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -67,7 +70,7 @@ CASES = [  # lanes per replica (0: as many as there are micro-batches), replicas
 
 
 @pytest.mark.parametrize("name, lanes, replicas, backend", CASES)
-def test_training_equals_the_eager_loop(name, lanes: int, replicas: int, backend: str) -> None:
+def test_training_equals_the_eager_loop(name: str, lanes: int, replicas: int, backend: str) -> None:
     way = Way(
         lanes=1 if lanes == 1 else lanes * replicas,
         accumulation=ACCUMULATION,
@@ -102,7 +105,7 @@ def test_inference_equals_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize("pages", [1 << 30, 300_000])
-def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
+def test_the_budget_falls_in_halves(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is free at the moment must not show in what compiled code is kept under."""
     monkeypatch.setattr(choosing, "available_memory", lambda: pages * 4096)
     budget = choosing.default_budget()
@@ -125,7 +128,7 @@ def test_interpreting_backends(backend: str, check: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", few(CONFORMANCE, "loops"))
-def test_inductor_as_it_ships(check: str, tmp_path) -> None:
+def test_inductor_as_it_ships(check: str, tmp_path: Path) -> None:
     """In a user's process, whose compiler conftest does not make quicker, with no code kept."""
     program = f"import poptorch.testing; poptorch.testing.CONFORMANCE[{check!r}]('inductor')"
     settings = programs.with_ours(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"))
@@ -142,11 +145,11 @@ class Broken:
     def unavailable(self) -> str | None:
         return None
 
-    def compile(self, plan, progress):
+    def compile(self, plan: Any, progress: Callable[..., Any]) -> Any:
         inner = backends.available()["reference"].compile(plan, progress)
 
         class Forgetful:
-            def run(self, state, batch):
+            def run(self, state: Any, batch: list[torch.Tensor]) -> list[torch.Tensor]:
                 before = {key: value.clone() for key, value in state.tensors.items()}
                 results = inner.run(state, batch)
                 for key, value in before.items():
@@ -160,7 +163,7 @@ class Broken:
 
 
 @pytest.fixture
-def with_broken(monkeypatch):
+def with_broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     point = EntryPoint("broken", f"{__name__}:Broken", "poptorch.backends")
     monkeypatch.setattr(backend_names, "others", lambda: EntryPoints([point]))
     registry.available.cache_clear()
@@ -174,7 +177,9 @@ def test_the_suite_can_fail(with_broken) -> None:
         CONFORMANCE["one step"]("broken")
 
 
-def test_the_environment_chooses_a_backend_unless_an_option_does(monkeypatch) -> None:
+def test_the_environment_chooses_a_backend_unless_an_option_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for variable, option in (("inductor", "reference"), ("reference", "auto")):
         monkeypatch.setenv("POPTORCH_BACKEND", variable)
         model = poptorch.inferenceModel(torch.nn.Linear(2, 2), options(option))
@@ -188,7 +193,9 @@ def test_the_environment_chooses_a_backend_unless_an_option_does(monkeypatch) ->
     ((torch.ones(2),), (torch.ones(2), torch.ones(2)), False),
     ((torch.ones(2),), [torch.ones(2)], False), (torch.ones(2), 1, False),
 ])  # fmt: skip
-def test_allclose(ref, other, same: bool) -> None:
+def test_allclose(
+    ref: torch.Tensor | tuple[list[torch.Tensor] | torch.Tensor, ...], other: Any, same: bool
+) -> None:
     assert allclose(ref, other) is same
 
 

@@ -4,7 +4,10 @@ import os
 import pickle
 import random
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,14 +25,14 @@ from poptorch._data.sharding import Shard, permutation
 
 
 @pytest.fixture
-def ends():
+def ends() -> Iterator[list[Channel]]:
     both = [Channel(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET)]
     yield both
     for end in both:
         end.close()
 
 
-def test_what_does_not_fit_is_cut_off_in_front(ends):
+def test_what_does_not_fit_is_cut_off_in_front(ends: list[Channel]) -> None:
     one, other = ends
     one.send(Kind.ITEM, slot=3, rows=1 << 40)
     one.send(Kind.ERROR, text="x" * 100_000 + "\udc80")
@@ -41,7 +44,7 @@ def test_what_does_not_fit_is_cut_off_in_front(ends):
 
 
 @pytest.mark.parametrize("has_unread", [False, True])
-def test_the_end_of_the_other_process(ends, has_unread):
+def test_the_end_of_the_other_process(ends: list[Channel], has_unread: bool) -> None:
     one, other = ends
     one.send(Kind.STOP)
     if has_unread:
@@ -54,7 +57,7 @@ def test_the_end_of_the_other_process(ends, has_unread):
         other.send(Kind.FREE)
 
 
-def test_waiting_ends_when_a_watched_descriptor_is_ready(ends):
+def test_waiting_ends_when_a_watched_descriptor_is_ready(ends: list[Channel]) -> None:
     readable, writable = os.pipe()
     try:
         ends[0].watch(readable)
@@ -76,11 +79,11 @@ def test_waiting_ends_when_a_watched_descriptor_is_ready(ends):
         (0.0, 0.0, "(0%) went into waiting"),
     ],
 )
-def test_the_verdict(waited, total, text):
+def test_the_verdict(waited: float, total: float, text: str) -> None:
     assert text in verdict(waited, total)
 
 
-def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
+def test_pauses_get_longer_until_a_message_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = map(Channel, socket.socketpair(type=socket.SOCK_SEQPACKET))
     loading = object.__new__(worker._Worker)
     loading._channel, loading._published, loading._freed = theirs, 2, 0
@@ -89,7 +92,7 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
     passed, asked = [], theirs.receive
     monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=passed.append))
 
-    def woken(seconds=None):
+    def woken(seconds: float | None = None) -> tuple[Any, ...]:
         if seconds is None:
             passed.append("until a message comes")
             ours.send(Kind.FREE)
@@ -102,7 +105,9 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
     theirs.close()
 
 
-def test_only_what_the_ended_processes_left_is_removed(tmp_path, monkeypatch) -> None:
+def test_only_what_the_ended_processes_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path)
     if (ended := os.fork()) == 0:
         os._exit(0)
@@ -128,14 +133,16 @@ def test_how_the_loading_process_ended_is_described(code: int | None, said: str)
 class Batched(Numbers):
     classes = ("cat", "dog")
 
-    def __getitems__(self, indices):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return [torch.tensor(float(-i)) for i in indices]
 
 
 @pytest.mark.parametrize(
     "n, others", [(250, {}), (250, {"shuffle": True}), (192, {"drop_last": False})]
 )
-def test_who_does_the_work_of_two_reads_their_samples(n: int, others, monkeypatch) -> None:
+def test_who_does_the_work_of_two_reads_their_samples(
+    n: int, others: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read(process: int, processes: int) -> list[torch.Tensor]:
         opts = loaders.options(2, 2, 3, process=process, processes=processes, seed=1)
         made = loaders.loader(torch.arange(n), 2, opts=opts, **others)
@@ -151,7 +158,7 @@ def test_who_does_the_work_of_two_reads_their_samples(n: int, others, monkeypatc
     assert loaders.loader(torch.arange(8), 1, opts=alone).combinedBatchSize == 2
 
 
-def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads():
+def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads() -> None:
     shard = Shard(Numbers(10), range(3, 7))
     assert [shard[i].item() for i in (0, 3, -1)] == [3, 6, 6]
     for index in (4, -5):
@@ -170,7 +177,7 @@ def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads():
 
 
 @pytest.mark.spec("data", 15)
-def test_two_permutations_cover_everything_and_all_differ():
+def test_two_permutations_cover_everything_and_all_differ() -> None:
     rng = random.Random(2)
     for _ in range(100):
         used = rng.randrange(1, 40)
@@ -195,13 +202,17 @@ def wrapped(opts: poptorch.Options) -> poptorch.PoplarExecutor:
     return poptorch.trainingModel(model, opts, optimizer, loss=torch.nn.MSELoss())
 
 
-def loader(mode=poptorch.DataLoaderMode.Sync, **counts: int) -> poptorch.DataLoader:
+def loader(
+    mode: poptorch.DataLoaderMode = poptorch.DataLoaderMode.Sync, **counts: int
+) -> poptorch.DataLoader:
     return loaders.loader(SAMPLES, 2, opts=options(**counts), mode=mode)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* use of fork")
 @pytest.mark.parametrize("mode", poptorch.DataLoaderMode)
-def test_batches_that_a_model_cuts_otherwise_are_said_once(mode, caplog) -> None:
+def test_batches_that_a_model_cuts_otherwise_are_said_once(
+    mode: poptorch.DataLoaderMode, caplog: pytest.LogCaptureFixture
+) -> None:
     data, executor = loader(mode, iterations=2, accumulation=2), wrapped(options())
     for _ in range(2):
         for batch in data:
@@ -216,7 +227,9 @@ def test_batches_that_a_model_cuts_otherwise_are_said_once(mode, caplog) -> None
     assert "from 4 micro-batches of 2" in caplog.text
 
 
-def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(caplog) -> None:
+def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     accessor = poptorch.AsynchronousDataAccessor(loader(accumulation=4))
     wrapped(options(accumulation=4))(*next(iter(accessor)))
     accessor.terminate()

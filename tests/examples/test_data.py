@@ -6,7 +6,9 @@ import hashlib
 import http.server
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def served(folder: Path):
+def served(folder: Path) -> Iterator[str]:
     """Serve a folder on loopback."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -61,7 +63,9 @@ def test_a_named_directory_comes_first_the_debian_package_second(copy: Path) -> 
         data.load(copy, limit=0)
 
 
-def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(monkeypatch) -> None:
+def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with served(data.SUBSET) as url:
         wrong = data.load(url=url).notes
         assert not data.DOWNLOADS.exists()
@@ -92,7 +96,9 @@ def test_without_a_network_the_subset_is_used_and_said(tmp_path: Path) -> None:
         (TEST_LABELS, lambda content: b"", "starts with nothing"),
     ],
 )
-def test_a_broken_file_is_named(copy: Path, name: str, spoil, says: str) -> None:
+def test_a_broken_file_is_named(
+    copy: Path, name: str, spoil: Callable[..., Any], says: str
+) -> None:
     path = copy / name
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(data.DataError, match=says) as caught:

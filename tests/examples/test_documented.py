@@ -4,8 +4,11 @@ import copy
 import ctypes
 import importlib
 import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +28,9 @@ SCRIPTS = sorted(path.stem for path in ARCHIVED.glob("*.py"))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_training_model_of_the_first_release(replicas: int, monkeypatch) -> None:
+def test_a_training_model_of_the_first_release(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     model = torch.nn.Linear(8, 4)
     eager = copy.deepcopy(model)
@@ -51,7 +56,7 @@ class Parallel(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2 * rounds))
 
-    def forward(self, x, labels):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         left = right = x
         for number, layer in enumerate(self.layers):
             with poptorch.Block(str(number)):
@@ -76,7 +81,11 @@ def alternating(kind) -> poptorch.SerialPhasedExecution:
     (3, alternating(SerialPhasedExecution), ALTERNATING),
     (3, alternating(ParallelPhasedExecution), ALTERNATING),
 ])  # fmt: skip
-def test_phases_train_as_placed_and_as_eager_torch_does(rounds: int, strategy, placed) -> None:
+def test_phases_train_as_placed_and_as_eager_torch_does(
+    rounds: int,
+    strategy: ParallelPhasedExecution | SerialPhasedExecution,
+    placed: set[tuple[int, int]],
+) -> None:
     opts = options().backend("staged").setExecutionStrategy(strategy)
     executor = trains_alike(Parallel(rounds), X, Y, opts=opts, accumulation=6, steps=1)
     assert {(stage.phase, stage.chip) for stage in executor.plan().layout.stages} == placed
@@ -95,7 +104,9 @@ def test_each_row_of_published_programs_names_what_runs_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few(SCRIPTS, "mnist", "observing", "pipelining"))
-def test_published_programs_run(name: str, tmp_path, monkeypatch, capsys) -> None:
+def test_published_programs_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     monkeypatch.chdir(tmp_path)
     importlib.import_module(f"archived.{name}").main()  # checks its own numbers
@@ -124,10 +135,14 @@ def leaky_cubed(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.leaky_relu(x, 0.02) ** 3
 
 
-def trains_as(model: torch.nn.Module, formula, backend: str = "reference") -> None:
+def trains_as(
+    model: torch.nn.Module, formula: Callable[..., Any], backend: str = "reference"
+) -> None:
     """Compare steps with the same layer and the formula in eager torch."""
 
-    def forward(own, x, target):
+    def forward(
+        own: Having, x: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = formula(own.layer(x))
         return out, torch.nn.functional.mse_loss(out, target)
 

@@ -5,6 +5,7 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
 @pytest.mark.parametrize(
     "name", few([name for name in FOLDERS if name not in UNLIKE], "series", "text", "single_cell")
 )
-def test_it_learns_as_eager_does(name: str, tmp_path, monkeypatch) -> None:
+def test_it_learns_as_eager_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the words of the README's command, which save a picture and the weights."""
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     module = importlib.import_module(f"{name}.train")
@@ -81,7 +84,9 @@ SHORT = ("--small", "--backend", "reference", "--updates")
 
 
 @pytest.mark.parametrize("name", ["nodes", "molecules", "temporal"])
-def test_both_loops_train_alike(name: str, tmp_path, capsys) -> None:
+def test_both_loops_train_alike(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "picture.png"
     eager, ours = importlib.import_module(name).main([*SHORT, "8", "--plot", str(picture)])
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -121,7 +126,9 @@ def trained(subset: FashionMNIST) -> common.Result:
 
 
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
-def test_poptorch_follows_the_native_loop(trained, subset, backend, monkeypatch) -> None:
+def test_poptorch_follows_the_native_loop(
+    trained, subset, backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", backend)
     ported = common.finished(poptorch_ipu.epochs(options("--epochs", "2"), subset))
     first, second = torch.tensor(trained.losses), torch.tensor(ported.losses)
@@ -166,20 +173,20 @@ def train(monkeypatch: pytest.MonkeyPatch):
     return train
 
 
-def agent(kind, steps: int = 40, **settings):
+def agent(kind, steps: int = 40, **settings: Any):
     settings |= {"train_freq": 8, "gradient_steps": 8, "learning_starts": 16, "device": "cpu"}
     settings["policy_kwargs"] = {"net_arch": [8, 8]}
     return kind("MlpPolicy", "Pendulum-v1", seed=3, **settings).learn(steps)
 
 
-def equal(one, other, **close) -> None:
+def equal(one, other, **close: Any) -> None:
     torch.testing.assert_close(one.get_parameters(), other.get_parameters(), **close)
 
 
 @pytest.mark.parametrize("still", [["critic"], ["actor", "ent_coef"]])
 @pytest.mark.parametrize("interval", [1, 2])
 def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
-    train, still: list[str], interval: int, monkeypatch
+    train, still: list[str], interval: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its actor sees the critics after their step; here both see the weights of before."""
     monkeypatch.setattr(Normal, "rsample", lambda own, shape=(): own.loc + 0.3 * own.scale)
@@ -207,7 +214,7 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
     assert ours == pytest.approx(theirs, rel=relative(100, 4))
 
 
-def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(train, tmp_path) -> None:
+def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(train, tmp_path: Path) -> None:
     first, again = agent(train.CompiledSAC), agent(train.CompiledSAC)
     equal(first, again, rtol=0, atol=0)
     for kind in (sb3.SAC, train.CompiledSAC):
@@ -219,7 +226,7 @@ def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(train, tmp_path
         assert first.actor.optimizer.state_dict()["state"][0]["step"] == first._n_updates
 
 
-def test_the_example_draws_and_saves(train, tmp_path) -> None:
+def test_the_example_draws_and_saves(train, tmp_path: Path) -> None:
     picture, file = tmp_path / "speed.png", tmp_path / "model.zip"
     eager, wrapped = train.main(["--small", "--plot", str(picture), "--save", str(file)])
     assert len(eager.seconds) == len(wrapped.seconds) == 20

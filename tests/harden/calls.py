@@ -1,7 +1,7 @@
 """Calls with odd arguments, first calls too: refused in words, or right; nothing has changed."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,7 @@ def documented(error: BaseException) -> bool:
     return isinstance(error, poptorch.Error) or any(note.startswith(ours) for note in notes)
 
 
-def trial(number: int):
+def trial(number: int) -> Iterator[tuple[str, str]]:
     draw = random.Random(number)
     name = draw.choice(sorted(KINDS))
     subject = Subject(draw, name)
@@ -156,7 +156,9 @@ def trial(number: int):
     subject.wrapper.destroy()
 
 
-def attempt(subject, what, args, kwargs) -> tuple[str, str | None]:
+def attempt(
+    subject: Subject, what: str, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]
+) -> tuple[str, str | None]:
     before = subject.state()
     try:
         got = subject.wrapper(*args, **kwargs)

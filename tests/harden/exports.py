@@ -2,8 +2,10 @@
 
 import functools
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,7 +19,7 @@ from .modules import Model, batches, drawn
 EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
 
 
-def trial(number: int):
+def trial(number: int) -> Iterator[Any]:
     case = replace(drawn(number), backend="reference")
     given = batches(case)
     with (

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import random
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -172,7 +173,7 @@ def _apart(got: Any, expected: Any, close: dict[str, float]) -> str | None:
     return None
 
 
-def simpler(case: Case):
+def simpler(case: Case) -> Iterator[Any]:
     for at in range(len(case.parts) if len(case.parts) > 1 else 0):
         kept = tuple(each - (each > at) for each in case.evaluated if each != at)
         yield replace(case, parts=case.parts[:at] + case.parts[at + 1 :], evaluated=kept)
@@ -188,7 +189,7 @@ def shrunk(case: Case, outcome: str) -> Case:
     return case
 
 
-def trial(number: int):
+def trial(number: int) -> Iterator[Any]:
     case = drawn(number)
     outcome, said = problem(case)
     if said is not None:

@@ -5,7 +5,9 @@ import inspect
 import json
 import random
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +51,7 @@ def arguments(draw: random.Random, method):
     return [draw.choice(VALUES) for _ in range(draw.randint(least, max(least, most)))]
 
 
-def trial(number: int):
+def trial(number: int) -> Iterator[Any]:
     draw = random.Random(number)
     options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -4,8 +4,10 @@ import copy
 import os
 import random
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -239,7 +241,7 @@ def refused(method, wrong: bool) -> bool:
     return False
 
 
-def trial(number: int):
+def trial(number: int) -> Iterator[Any]:
     subject = Subject(number)
     order = [subject.draw.choice(ACTIONS) for _ in range(14)]
     order += [Subject.call, Subject.state_dict, Subject.optimizer_state]

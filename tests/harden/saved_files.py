@@ -8,7 +8,9 @@ import os
 import random
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,7 +46,7 @@ def saved() -> tuple[bytes, dict[str, torch.Tensor]]:
         return path.read_bytes(), weights
 
 
-def trial(number: int):
+def trial(number: int) -> Iterator[Any]:
     draw = random.Random(number)
     whole, weights = saved()
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +107,7 @@ def _replaced(draw: random.Random, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path):
+def opened(path: Path) -> Iterator[Any]:
     """Yield the parts of a whole file; then write them with right digests, as a stranger could."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}

@@ -3,6 +3,8 @@
 import copy
 import random
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -40,7 +42,7 @@ def wrapped(seed: int, lanes: int, **counts: int):
     return model, poptorch.trainingModel(model, opts, optimizer)
 
 
-def trial(number: int):
+def trial(number: int) -> Iterator[Any]:
     draw = random.Random(number)
     seed, lanes = draw.randrange(1 << 20), draw.choice([0, 1])
     made = torch.Generator().manual_seed(seed)

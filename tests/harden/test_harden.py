@@ -5,6 +5,7 @@
 
 import collections
 import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_a_defect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     native = models.Subject.native
 
-    def others(self, args, kwargs):
+    def others(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return torch.utils._pytree.tree_map(lambda t: t * 1.001, native(self, args, kwargs))
 
     monkeypatch.setattr(models.Subject, "native", others)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,7 +87,9 @@ class Way:
 class Eager:
     """Replicas of a model: own buffers, the first's weights; ``draws`` seeds each micro-batch."""
 
-    def __init__(self, make, loss, way, draws=None) -> None:
+    def __init__(
+        self, make: Callable[..., Any], loss: Callable[..., Any] | type, way: Way, draws: Any = None
+    ) -> None:
         self.loss, self.way, self.draws = loss, way, draws or itertools.repeat(None)
         self.models = [make() for _ in range(way.replicas)]
         for model in self.models[1:]:
@@ -138,7 +141,7 @@ class Eager:
 
 
 class Ours:
-    def __init__(self, make, way: Way) -> None:
+    def __init__(self, make: Callable[..., Any], way: Way) -> None:
         self.model, opts = make(), way.options()
         if way.training:
             optimizer = way.own_optimizer_of(self.model)
@@ -155,7 +158,7 @@ class Ours:
 
 
 @contextlib.contextmanager
-def wrapped(make, way: Way):
+def wrapped(make: Callable[..., Any], way: Way) -> Iterator[Ours]:
     ours = Ours(make, way)
     try:
         yield ours
@@ -178,7 +181,7 @@ def _joined(*values: Any) -> Any:
     return torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
 
 
-def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1):
+def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1) -> Iterator[None]:
     """Seed torch at each ``next`` as a device is for its next micro-batch, from the state given."""
     while True:
         key, state = streams.next_key(state)

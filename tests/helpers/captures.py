@@ -1,5 +1,7 @@
 """Capturing a small model as a session does and placing it as a compilation does, for tests."""
 
+from typing import Any
+
 import torch
 from torch import fx, nn
 
@@ -14,7 +16,9 @@ from poptorch._place.place import find_homes
 from poptorch.options.freeze import freeze
 
 
-def capture(module: nn.Module, *inputs: torch.Tensor, training=False, replicas=1) -> Micro:
+def capture(
+    module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
+) -> Micro:
     tensors = _capture.tensors_of(module)
     state = tuple(
         (slots.param if t.is_parameter else slots.buffer)(path, t.tensor.shape, t.tensor.dtype)
@@ -48,7 +52,7 @@ class Chain(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in steps)
         self.steps = steps
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer, step in zip(self.layers, self.steps, strict=True):
             if step is not None:
                 poptorch.Block.start(*step)
@@ -56,7 +60,13 @@ class Chain(nn.Module):
         return poptorch.identity_loss(x, "mean")
 
 
-def options(strategy=None, *, accumulation=99, iterations=99, training=True) -> poptorch.Options:
+def options(
+    strategy: Any = None,
+    *,
+    accumulation: int = 99,
+    iterations: int = 99,
+    training: bool = True,
+) -> poptorch.Options:
     """Return options with enough micro-batches for any pipeline of the tests."""
     opts = poptorch.Options().showCompilationProgressBar(False).deviceIterations(iterations)
     if training:
@@ -66,14 +76,21 @@ def options(strategy=None, *, accumulation=99, iterations=99, training=True) -> 
     return opts.autoRoundNumIPUs(True)
 
 
-def place(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options, training=True) -> Layout:
+def place(
+    model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options, training: bool = True
+) -> Layout:
     micro, spec = capture(model, *inputs, training=training), freeze(opts, training)
     layout = _place.place(micro.graph, micro.visits, spec)
     _place.log_layout(layout, spec)
     return layout
 
 
-def chain(*steps, strategy=None, training: bool = True, **counts: int) -> Layout:
+def chain(
+    *steps: Any,
+    strategy: Any = None,
+    training: bool = True,
+    **counts: int,
+) -> Layout:
     opts = options(strategy, training=training, **counts)
     return place(Chain(*steps), X, opts=opts, training=training)
 

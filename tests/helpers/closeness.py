@@ -24,7 +24,9 @@ def relative(terms: float, steps: int = 1, dtype: torch.dtype = torch.float32) -
     return terms * steps * torch.finfo(dtype).eps
 
 
-def near(terms, steps=1, *, size=1.0, dtype=torch.float32) -> dict[str, float]:
+def near(
+    terms: float, steps: int = 1, *, size: float = 1.0, dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
     """``relative`` for ``assert_close``; size: of the largest summand, if sums may be smaller."""
     share = relative(terms, steps, dtype)
     return {"rtol": share, "atol": share * size}

@@ -5,6 +5,8 @@ import os
 import signal
 import time
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +21,15 @@ Pair = namedtuple("Pair", "left right")
 class Numbers(Dataset):
     """Sample i is the number i, in a tensor of the given shape and type."""
 
-    def __init__(self, size, shape=(), dtype=torch.float32):
+    def __init__(
+        self, size: int, shape: tuple[()] = (), dtype: torch.dtype = torch.float32
+    ) -> None:
         self.size, self.shape, self.dtype = size, shape, dtype
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> torch.Tensor:
         if not 0 <= index < self.size:
             raise IndexError(index)
         return torch.full(self.shape, index, dtype=self.dtype)
@@ -56,22 +60,22 @@ DTYPES = (torch.float16, torch.bfloat16, torch.uint8, torch.bool, torch.complex6
 class Structured(Numbers):
     """Sample i in a form that is made of the number i."""
 
-    def __init__(self, size, form):
+    def __init__(self, size: int, form: str) -> None:
         super().__init__(size)
         self.form = form
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]:
         return FORMS[self.form](super().__getitem__(index))
 
 
 class Graph:
     """A collated object with a text beside its tensors."""
 
-    def __init__(self, nodes, edges, name):
+    def __init__(self, nodes: torch.Tensor, edges: torch.Tensor, name: str) -> None:
         self.nodes, self.edges, self.name = nodes, edges, name
 
     @classmethod
-    def collate(cls, samples):
+    def collate(cls, samples: list[torch.Tensor]) -> "Graph":
         nodes = torch.stack(samples)
         return cls(nodes, -nodes, "graph")
 
@@ -81,11 +85,11 @@ class SubGraph(Graph):
 
 
 class GraphParser(ICustomArgParser):
-    def yieldTensors(self, struct):  # noqa: N802
+    def yieldTensors(self, struct: Graph) -> Iterator[torch.Tensor]:  # noqa: N802
         yield struct.nodes
         yield struct.edges
 
-    def reconstruct(self, original_structure, tensor_iterator):
+    def reconstruct(self, original_structure: Graph, tensor_iterator: Any) -> Graph:
         kind = type(original_structure)
         return kind(next(tensor_iterator), next(tensor_iterator), original_structure.name)
 
@@ -93,10 +97,10 @@ class GraphParser(ICustomArgParser):
 class Stream(IterableDataset):
     """The numbers below a size; with ``splits``, every worker yields a contiguous part."""
 
-    def __init__(self, size, splits=False):
+    def __init__(self, size: int, splits: bool = False) -> None:
         self.size, self.splits = size, splits
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         info = get_worker_info()
         begin, end = 0, self.size
         if self.splits and info is not None:
@@ -108,7 +112,7 @@ class Stream(IterableDataset):
 class Repeating(IterableDataset):
     """The numbers below a size, in every worker."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.size = size
 
     def __iter__(self):
@@ -123,7 +127,7 @@ class SizedStream(Stream):
 class Counted(Numbers):
     """Counts in shared memory how many samples any process has loaded."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         super().__init__(size)
         self.count = torch.zeros(1, dtype=torch.int64).share_memory_()
 
@@ -135,29 +139,29 @@ class Counted(Numbers):
 class Acting(Numbers):
     """Does something before one sample is there, as long as the shared flag is up."""
 
-    def __init__(self, size, index, action):
+    def __init__(self, size: int, index: int, action: Callable[..., Any]) -> None:
         super().__init__(size)
         self.index, self.action = index, action
         self.acts = torch.ones(1, dtype=torch.bool).share_memory_()
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> torch.Tensor:
         if index == self.index and self.acts:
             self.action(index)
         return super().__getitem__(index)
 
 
-def cannot_be_read(index):
+def cannot_be_read(index: int) -> None:
     raise KeyError(f"sample {index} cannot be read")
 
 
-def kills_its_process(index):
+def kills_its_process(index) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Slow(Numbers):
     """Takes some milliseconds per sample, without using a core."""
 
-    def __init__(self, size, milliseconds, shape=()):
+    def __init__(self, size, milliseconds, shape=()) -> None:
         super().__init__(size, shape)
         self.milliseconds = milliseconds
 
@@ -169,10 +173,10 @@ class Slow(Numbers):
 class Unfinished:
     """A map-style data set that says StopIteration beyond its length."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.size = size
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> torch.Tensor:
         if index >= self.size:
             raise StopIteration
         return torch.tensor(float(index))
@@ -198,7 +202,7 @@ class Workers(Numbers):
         return torch.tensor([index, -1 if info is None else info.id, self.initialised])
 
 
-def note_worker(worker_id):
+def note_worker(worker_id) -> None:
     Workers.initialised = worker_id
 
 
@@ -215,7 +219,7 @@ class Random(Numbers):
 class Carrying:
     """Holds tensors of many kinds; the last element says whether they have arrived."""
 
-    def __init__(self, shared, own):
+    def __init__(self, shared, own) -> None:
         self.shared, self.own = shared, own
         self.known = self.values()
         self.twice = [own, own]
@@ -254,7 +258,7 @@ class Carrying:
 class Unwieldy:
     """Has more tensors than a process may open files, and one that is small only as it is."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.many = [torch.tensor([float(i)]) for i in range(2000)]
         self.expanded = torch.ones(1).expand(100_000_000_000)
 
@@ -266,7 +270,7 @@ class Unwieldy:
 
 
 class Unpicklable(Numbers):
-    def __getstate__(self):
+    def __getstate__(self) -> None:
         raise RuntimeError("this data set cannot travel")
 
 
@@ -275,5 +279,5 @@ class Unreadable(Numbers):
         return _refuse, ()
 
 
-def _refuse():
+def _refuse() -> None:
     raise RuntimeError("this data set cannot arrive")

@@ -7,6 +7,7 @@ others fails. It counts what travels.
 import collections
 import functools
 from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -36,7 +37,7 @@ def outside(value: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def run(operator, *args, **kwargs):
+def run(operator, *args: Any, **kwargs: Any):
     given = {}
 
     def enter(value: torch.Tensor) -> torch.Tensor:
@@ -58,7 +59,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     return target
 
 
-def convolution_backward(gradient: torch.Tensor, *rest):
+def convolution_backward(gradient: torch.Tensor, *rest: Any):
     x, weight, *others = rest
     return run(aten.convolution_backward.default, gradient, x, weight, [gradient.shape[1]], *others)
 

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ def check_style(file: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def loaded(file: Path):
+def loaded(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -162,7 +162,7 @@ def _running(options: poptorch.Options) -> None:
 
 
 def _staged(
-    strategy=poptorch.PipelinedExecution, optimizer=None, layer=nn.Tanh, chips=4, **more
+    strategy=poptorch.PipelinedExecution, optimizer=None, layer=nn.Tanh, chips=4, **more: Any
 ) -> Case:
     optimizer = optimizer or (lambda p: adamw(p, lr=0.01))
 

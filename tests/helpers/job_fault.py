@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from typing import Any
 
 import torch
 
@@ -88,7 +89,7 @@ def deliver_once(what: str) -> None:
     """Do something else than to exchange values the second time."""
     deliver, calls = Passing.deliver, []
 
-    def second(self: Passing, *values) -> None:
+    def second(self: Passing, *values: Any) -> None:
         calls.append(1)
         if len(calls) == 2 and what == "killed between stages":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -9,6 +9,7 @@ import sys
 import traceback
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from helpers import compiled
@@ -76,7 +77,7 @@ def _run(module: str, arguments: list[str], output: str, variables: dict[str, st
 NETWORK = {"MASTER_ADDR": "127.0.0.2"}
 
 
-def start(module, arguments, count, folder, **more) -> list[BaseProcess]:
+def start(module, arguments, count, folder, **more: Any) -> list[BaseProcess]:
     """Start processes, each told who it is; process i prints to ``i.out`` of the folder."""
     port, processes = str(free_port()), []
     for index in range(count):
@@ -112,7 +113,7 @@ def printed(folder: Path, index: int) -> str:
     return text
 
 
-def run(module, arguments, count, folder, **more):
+def run(module, arguments, count, folder, **more: Any):
     """Run a job to its end; return exit status and output of each process."""
     processes = start(module, arguments, count, folder, **more)
     try:

@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from helpers.patience import HANGS, eventually
 
@@ -73,7 +75,7 @@ def segments(pids: set[int]) -> set[str]:
 
 
 @contextlib.contextmanager
-def nothing_left(seconds: float = HANGS):
+def nothing_left(seconds: float = HANGS) -> Iterator[Any]:
     """Assert that the block soon leaves nothing, nor processes that it puts in the yielded dict."""
     gc.collect()
     before, files, maps = descendants(), set(descriptors().items()), len(mappings())

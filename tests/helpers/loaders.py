@@ -1,5 +1,7 @@
 """Making options and loaders for the tests of the data loader."""
 
+from typing import Any
+
 from poptorch.dataloader import DataLoader
 from poptorch.enums import DataLoaderMode, SharingStrategy
 from poptorch.options import Options
@@ -10,8 +12,14 @@ ASYNC_MODES = [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched]
 
 
 def options(
-    iterations=1, replicas=1, accumulation=1, group=1, process=None, processes=1, seed=None
-):
+    iterations: int = 1,
+    replicas: int = 1,
+    accumulation: int = 1,
+    group: int = 1,
+    process: int | None = None,
+    processes: int = 1,
+    seed: int | None = None,
+) -> Options:
     made = Options().deviceIterations(iterations).replicationFactor(replicas)
     made.Training.gradientAccumulation(accumulation)
     if group > 1:
@@ -23,12 +31,18 @@ def options(
     return made
 
 
-def loader(dataset, *args, opts=None, mode=DataLoaderMode.Sync, **kwargs):
+def loader(
+    dataset: Any,
+    *args: Any,
+    opts: Options | None = None,
+    mode: DataLoaderMode = DataLoaderMode.Sync,
+    **kwargs: Any,
+) -> DataLoader:
     if mode is not DataLoaderMode.Sync:
         kwargs["async_options"] = {**FORK, **kwargs.get("async_options", {})}
     return DataLoader(opts or options(), dataset, *args, mode=mode, **kwargs)
 
 
-def values(batches):
+def values(batches: Any) -> list[list[float]]:
     """Return the numbers of each batch, copied out of any buffer."""
     return [batch.flatten().tolist() for batch in batches]

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -39,7 +41,7 @@ def weights_of_inference(backend: str, rows: int) -> float:
     return float(subprocess.check_output(command, env=environment, text=True).split()[1])
 
 
-def peak_of_call(executor, *args: torch.Tensor) -> int:
+def peak_of_call(executor: Callable[..., Any], *args: torch.Tensor) -> int:
     """The most bytes that torch's allocator held at once for one call of a compiled executor."""
     executor(*args)
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:

@@ -16,7 +16,9 @@ class Net(torch.nn.Module):
         self.activation = torch.nn.functional.relu
         self.register_buffer("scale", torch.full((1,), 2.0))
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None, mode: str = "mean"):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None, mode: str = "mean"
+    ) -> dict[str, str | torch.Tensor]:
         """Return a prediction, and with a target a pair with the loss."""
         out = self.drop(self.activation(self.norm(self.first(x)))) * self.scale
         out = self.second(out)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -9,7 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class Passing(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any] | type,
+        types: tuple[type, ...],
+        args: tuple[bool | str | torch.Tensor, ...] = (),
+        kwargs=None,
+    ) -> Any:
         return func(*args, **(kwargs or {}))
 
 

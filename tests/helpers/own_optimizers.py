@@ -1,6 +1,7 @@
 """Optimizers as users write them, each with code that is no simple formula."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,11 +10,17 @@ from torch import nn
 class Lion(torch.optim.Optimizer):
     """Signs of a blend of momentum and gradient; keeps the momentum."""
 
-    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+    def __init__(
+        self,
+        params: list[dict[str, float | list[torch.Tensor]]],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None) -> None:
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:
@@ -31,13 +38,20 @@ class Lion(torch.optim.Optimizer):
 class LARS(torch.optim.Optimizer):
     """A rate for each weight, by norms that an ``if`` looks at; the first step makes the buffer."""
 
-    def __init__(self, params, lr, momentum=0.9, weight_decay=1e-4, eta=0.001):
+    def __init__(
+        self,
+        params: list[dict[str, float | list[torch.Tensor]] | torch.Tensor],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        eta: float = 0.001,
+    ) -> None:
         super().__init__(
             params,
             {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta},
         )
 
-    def step(self, closure=None):
+    def step(self, closure=None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -60,12 +74,12 @@ class LARS(torch.optim.Optimizer):
 class ScheduledAdam(torch.optim.Optimizer):
     """Adam in Python's numbers, with a schedule of its own that also scales the decay."""
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, decay=0.01, warmup=5):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, decay=0.01, warmup=5) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "decay": decay, "warmup": warmup}
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None) -> None:
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:
@@ -94,12 +108,18 @@ class ScheduledAdam(torch.optim.Optimizer):
 class Lookahead(torch.optim.SGD):
     """A subclass with a step of its own, that counts in an attribute of the object."""
 
-    def __init__(self, params, lr=0.01, every=4, **settings):
+    def __init__(
+        self,
+        params: list[dict[str, float | list[torch.Tensor]]],
+        lr: float = 0.01,
+        every: int = 4,
+        **settings: Any,
+    ) -> None:
         super().__init__(params, lr=lr, **settings)
         self.every, self.count = every, 0
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None) -> None:
         super().step(closure)
         self.count += 1
         for group in self.param_groups:
@@ -115,11 +135,13 @@ class Lookahead(torch.optim.SGD):
 class CountingGroups(torch.optim.Optimizer):
     """The count is in the groups, which get it at the first step; rates are changed in place."""
 
-    def __init__(self, params, lr=1e-3):
+    def __init__(
+        self, params: list[dict[str, float | list[torch.Tensor]]], lr: float = 1e-3
+    ) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None) -> None:
         for group in self.param_groups:
             if "step" in group:
                 group["step"] += 1
@@ -134,11 +156,11 @@ class CountingGroups(torch.optim.Optimizer):
 class OneNorm(torch.optim.Optimizer):
     """All gradients are divided by one norm, by functions for lists."""
 
-    def __init__(self, params, lr=1e-2):
+    def __init__(self, params, lr=1e-2) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None) -> None:
         weights = [p for group in self.param_groups for p in group["params"]]
         total = torch.sqrt(sum(p.grad.pow(2).sum() for p in weights))
         directions = [p.grad / (total + 1e-6) for p in weights]
@@ -148,11 +170,11 @@ class OneNorm(torch.optim.Optimizer):
 class Nested(torch.optim.Optimizer):
     """Keeps lists, dicts and a matrix that is neither zeros nor ones."""
 
-    def __init__(self, params, lr=1e-2):
+    def __init__(self, params, lr=1e-2) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

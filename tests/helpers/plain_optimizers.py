@@ -5,13 +5,22 @@ the number of the update from 1, and returns new weights. Nothing here is shared
 """
 
 import math
+from typing import Any
 
 import torch
 
 
 def sgd(
-    weights, gradients, state, t, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False
-):
+    weights: dict[str, torch.Tensor],
+    gradients: dict[str, torch.Tensor],
+    state: dict[str, Any],
+    t: int,
+    lr: float,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+) -> dict[str, torch.Tensor]:
     result = {}
     for name, w in weights.items():
         g = gradients[name] + weight_decay * w
@@ -24,7 +33,15 @@ def sgd(
     return result
 
 
-def _adam_like(w, g, s, t, betas, eps, corrected):
+def _adam_like(
+    w: torch.Tensor,
+    g: torch.Tensor,
+    s: dict[str, torch.Tensor],
+    t: int,
+    betas: tuple[float, float],
+    eps: float,
+    corrected: bool,
+) -> torch.Tensor:
     s["m"] = betas[0] * s.get("m", 0.0) + (1 - betas[0]) * g
     s["v"] = betas[1] * s.get("v", 0.0) + (1 - betas[1]) * g**2
     m, v = s["m"], s["v"]
@@ -61,17 +78,17 @@ def adamw(
 
 
 def lamb(
-    weights,
-    gradients,
-    state,
-    t,
-    lr=1e-3,
-    betas=(0.9, 0.999),
-    eps=1e-8,
-    weight_decay=0.01,
-    bias_correction=True,
-    max_weight_norm=65500.0,
-):
+    weights: dict[str, torch.Tensor],
+    gradients: dict[str, torch.Tensor],
+    state: dict[str, dict[str, torch.Tensor]],
+    t: int,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    bias_correction: bool = True,
+    max_weight_norm: float = 65500.0,
+) -> dict[str, torch.Tensor]:
     result = {}
     for name, w in weights.items():
         s = state.setdefault(name, {})

@@ -1,6 +1,8 @@
 """What models of tests cost on IPUs: their weights and batches are on the meta device."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -31,7 +33,13 @@ def two_stages() -> nn.Sequential:
     return model
 
 
-def wrapped(make, steps=None, optimizer="", options=None, **settings) -> poptorch.PoplarExecutor:
+def wrapped(
+    make: Callable[..., Any],
+    steps: int | None = None,
+    optimizer: str = "",
+    options: poptorch.Options | None = None,
+    **settings: Any,
+) -> poptorch.PoplarExecutor:
     """Wrap a model: with the name of an optimizer for training, whose steps are accumulation."""
     options = options or poptorch.Options()
     if steps is not None and optimizer:
@@ -46,12 +54,16 @@ def wrapped(make, steps=None, optimizer="", options=None, **settings) -> poptorc
     return poptorch.trainingModel(model, options, made)
 
 
-def priced(make, *batch, system="bow:4", advice=False, **how) -> poptorch.Estimate:
+def priced(
+    make: Callable[..., Any], *batch: Any, system: str = "bow:4", advice: bool = False, **how: Any
+) -> poptorch.Estimate:
     """Return the estimate of a model that is wrapped so."""
     return price(wrapped(make, **how), *batch, system=system, advice=advice)
 
 
-def price(executor, *batch, system, advice=False) -> poptorch.Estimate:
+def price(
+    executor: poptorch.PoplarExecutor, *batch: Any, system: str, advice: bool = False
+) -> poptorch.Estimate:
     """Return an estimate and destroy the executor; without advice it takes a fraction."""
     advised = nullcontext() if advice else patch.object(Repricer, "advised", lambda _, made: made)
     try:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from helpers import compiled, program_server
 from helpers.patience import HANGS
@@ -26,7 +27,14 @@ class Program:
     given one, and a session of its own if wanted; ``stdout`` is a descriptor in a pipe's place.
     """
 
-    def __init__(self, *words, environment=None, folder=None, session=False, stdout=None) -> None:
+    def __init__(
+        self,
+        *words: Any,
+        environment: dict[str, str] | None = None,
+        folder=None,
+        session: bool = False,
+        stdout=None,
+    ) -> None:
         told = {
             "words": [str(word) for word in words],
             "environment": dict(with_ours() if environment is None else environment),

@@ -2,7 +2,9 @@
 
 import ast
 import functools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "poptorch"
@@ -13,7 +15,7 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def imports(tree: ast.AST, module: str, is_package: bool):
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
     """Yield (line, absolute target) of each import; ``from a import b`` is ``a.b``, name or not."""
     package = module.split(".") if is_package else module.split(".")[:-1]
     for node in ast.walk(tree):
@@ -27,7 +29,7 @@ def imports(tree: ast.AST, module: str, is_package: bool):
                 yield node.lineno, ".".join([*base, alias.name])
 
 
-def top_level(tree: ast.AST):
+def top_level(tree: ast.AST) -> Iterator[Any]:
     """Yield the nodes that are in no function: what runs when the module is imported."""
     yield tree
     for node in ast.iter_child_nodes(tree):
@@ -35,7 +37,7 @@ def top_level(tree: ast.AST):
             yield from top_level(node)
 
 
-def dotted_names(tree: ast.AST):
+def dotted_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, ``a.b.c``) of each chain of attributes that starts at a plain name."""
     for node in ast.walk(tree):
         parts: list[str] = []

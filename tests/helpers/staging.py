@@ -4,6 +4,7 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,12 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 class Captured:
     """A captured model, for plans of several strategies; each run starts from its values."""
 
-    def __init__(self, module, inputs, optimizer=None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: tuple[torch.Tensor, ...],
+        optimizer: Callable[..., Any] | None = None,
+    ) -> None:
         self.module = copy.deepcopy(module)
         self.training = optimizer is not None
         captured = functools.partial(capture, self.module, *inputs, training=self.training)
@@ -78,7 +84,9 @@ class Captured:
         assert isinstance(executable, StagedExecutable)
         return *self._run(plan, executable, batches), executable
 
-    def _run(self, plan: Plan, executable, batches: list) -> tuple[list, list[State]]:
+    def _run(
+        self, plan: Plan, executable: StagedExecutable, batches: list
+    ) -> tuple[list, list[State]]:
         state, results, states = self.state(plan), [], []
         for batch in batches:
             results.append(executable.run(state, [part.clone() for part in batch]))
@@ -110,11 +118,11 @@ class Staged(nn.Module):
         self.layers = nn.ModuleList(layer() for _ in range(blocks))
         self.chips = list(range(blocks))
 
-    def forward(self, x, y):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = self.run(x)
         return x, nn.functional.mse_loss(x, y)
 
-    def run(self, x):
+    def run(self, x: torch.Tensor) -> torch.Tensor:
         for number, layer in enumerate(self.layers):
             poptorch.Block.start(f"b{number}", self.chips[number])
             x = layer(x)
@@ -137,7 +145,7 @@ def transformer_layer() -> nn.Module:
 class Skip(Staged):
     """The first block's result is read by all others."""
 
-    def run(self, x):
+    def run(self, x: torch.Tensor) -> torch.Tensor:
         first = None
         for number, layer in enumerate(self.layers):
             poptorch.Block.start(f"b{number}", self.chips[number])
@@ -153,7 +161,7 @@ class Tied(Staged):
         super().__init__(blocks, mlp_layer)
         self.table = nn.Embedding(7, WIDTH)
 
-    def forward(self, tokens, y):
+    def forward(self, tokens: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         poptorch.Block.start("b0", 0)
         x = self.run(self.table(tokens).mean(1))
         return x, nn.functional.cross_entropy(x @ self.table.weight.t(), y)

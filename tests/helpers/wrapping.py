@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Calling(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
 
@@ -49,7 +49,7 @@ class Having(nn.Module):
             else:
                 setattr(self, name, value)
 
-    def forward(self, *args):
+    def forward(self, *args: Any) -> Any:
         return self.function(self, *args)
 
 
@@ -61,7 +61,7 @@ class Scaled(nn.Module):
         self.weight = nn.Parameter(torch.full(shape, 2.0))
         self.function = function
 
-    def forward(self, x, *rest):
+    def forward(self, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.function(self.weight * x, *rest)
         return out, poptorch.identity_loss(out.square(), reduction="mean")
 
@@ -74,7 +74,7 @@ class Several(nn.Module):
         self.weights = nn.ParameterList(weight.clone() for weight in weights)
         self.functions = functions
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
         scaled = [weight * x for weight, x in zip(self.weights, inputs, strict=True)]
         outs = [function(x) for function, x in zip(self.functions, scaled, strict=True)]
         losses = torch.stack([out.square().mean() for out in outs])
@@ -90,7 +90,12 @@ def infer(function: Callable[..., Any], *args: Any, opts: poptorch.Options | Non
     return poptorch.inferenceModel(Calling(function), opts or options())(*args)
 
 
-def agrees(function, *args, opts=None, **near) -> Any:
+def agrees(
+    function: Callable[..., Any] | nn.Module,
+    *args: Any,
+    opts: poptorch.Options | None = None,
+    **near: Any,
+) -> Any:
     """Call a function through an inference model; compare what comes with torch, and return it."""
     got = infer(function, *args, opts=opts)
     with torch.no_grad():
@@ -98,7 +103,15 @@ def agrees(function, *args, opts=None, **near) -> Any:
     return got
 
 
-def trains_alike(model, *inputs, eager=None, opts=None, accumulation=1, steps=2, **settings) -> Any:
+def trains_alike(
+    model: nn.Module,
+    *inputs: Any,
+    eager: nn.Module | None = None,
+    opts: poptorch.Options | None = None,
+    accumulation: int = 1,
+    steps: int = 2,
+    **settings: Any,
+) -> Any:
     """Train a model that returns its loss last beside a copy (or ``eager``); compare everything."""
     eager, settings = eager or copy.deepcopy(model), {"lr": 0.1, **settings}
     plain = torch.optim.SGD(eager.parameters(), **settings)
@@ -135,7 +148,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def saved(value, weights_only: bool = True):
+def saved(value: Any, weights_only: bool = True) -> Any:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)
@@ -145,13 +158,20 @@ def saved(value, weights_only: bool = True):
 class Graded(nn.Module):
     """Layers by name, one after another; with targets, the loss, after the output if ``both``."""
 
-    def __init__(self, loss=nn.functional.mse_loss, both: bool = False, **layers: nn.Module):
+    def __init__(
+        self,
+        loss: Callable[..., Any] = nn.functional.mse_loss,
+        both: bool = False,
+        **layers: nn.Module,
+    ) -> None:
         super().__init__()
         self.loss, self.both, self.order = loss, both, tuple(layers)
         for name, layer in layers.items():
             self.add_module(name, layer)
 
-    def forward(self, x, y=None):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
         for name in self.order:
             x = self.get_submodule(name)(x)
         if y is None:
@@ -166,13 +186,13 @@ class Regression(Graded):
         super().__init__(layer=nn.Linear(inputs, outputs))
 
 
-def inference(function, **counts: int) -> poptorch.PoplarExecutor:
+def inference(function: Callable[..., Any] | nn.Module, **counts: int) -> poptorch.PoplarExecutor:
     module = function if isinstance(function, nn.Module) else Calling(function)
     return poptorch.inferenceModel(module, options(**counts))
 
 
 @contextlib.contextmanager
-def compilations():
+def compilations() -> Iterator[list[Any]]:
     """Fill a list with an entry for each program that is compiled meanwhile."""
     compiled: list[int] = []
     handle = poptorch.registerPostCompileHook(lambda: compiled.append(1))
@@ -189,7 +209,13 @@ class Twins:
     states are; with an ``rtol`` of 0, weights too.
     """
 
-    def __init__(self, model, make, opts=None, **close) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        make: Callable[..., Any] | type,
+        opts: poptorch.Options | None = None,
+        **close: Any,
+    ) -> None:
         self.model, self.eager = model, copy.deepcopy(model)
         self.theirs, self.ours = (make(m.parameters()) for m in (self.eager, self.model))
         self.wrapped = poptorch.trainingModel(self.model, opts or options(), self.ours)

@@ -16,7 +16,7 @@ ROWS = 4
 def scored(forward: Callable, loss: Callable[..., torch.Tensor], **layers: nn.Module) -> nn.Module:
     """A model that returns what a function makes of its layers and an input, and its loss."""
 
-    def both(model, x, y):
+    def both(model: Having, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = forward(model, x)
         return out, loss(out, y)
 
@@ -28,7 +28,7 @@ def linear() -> nn.Module:
 
 
 def conv_batch_norm() -> nn.Module:
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         return m.head(m.norm(m.conv(x)).relu_().flatten(1))
 
     layers = {"conv": nn.Conv2d(2, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(64, 3)}
@@ -49,7 +49,7 @@ class BatchNorms(nn.Module):
         self.frozen.eval()
         return self
 
-    def forward(self, x, y):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.plain(self.frozen(self.twice(self.twice(self.head(x)) + 1) * 2))
         return out, F.mse_loss(out, y)
 

@@ -87,7 +87,9 @@ def test_a_folder_that_others_can_enter_is_refused(mode: int, own_folder: Path) 
 
 
 @pytest.mark.slow
-def test_the_usual_folder_that_another_user_has_made_is_refused(tmp_path, monkeypatch) -> None:
+def test_the_usual_folder_that_another_user_has_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for parent in (tmp_path, *tmp_path.parents):
         if not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o001)
@@ -147,7 +149,9 @@ def met(index: int, name: str = "name") -> tuple[Place, FolderStore]:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_last_process_that_leaves_removes_the_folder(order, own_folder: Path) -> None:
+def test_the_last_process_that_leaves_removes_the_folder(
+    order: tuple[int, int], own_folder: Path
+) -> None:
     members = [met(0), met(1)]
 
     first, last = (members[index] for index in order)
@@ -202,7 +206,9 @@ def test_a_value_without_the_jobs_signature_is_refused(forged: str, store: Folde
 
 
 @pytest.mark.parametrize("other", [{"key": "another"}, {"name": "another start"}])
-def test_a_value_of_another_key_or_start_is_refused(other: dict[str, str], store) -> None:
+def test_a_value_of_another_key_or_start_is_refused(
+    other: dict[str, str], store: FolderStore
+) -> None:
     signed(store, **other).set("key", "value")
 
     with pytest.raises(RuntimeError, match="POPTORCH_JOB_KEY"):

@@ -61,7 +61,9 @@ def test_outside_of_a_job_there_is_one_instance() -> None:
         (MPIRUN, (True, 3, 4, 1, 4, 1, 1)),
     ],
 )
-def test_every_launcher_is_understood(variables, said, monkeypatch) -> None:
+def test_every_launcher_is_understood(
+    variables: dict[str, str], said: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert names() == said
@@ -73,7 +75,7 @@ def test_every_launcher_is_understood(variables, said, monkeypatch) -> None:
 
 
 @pytest.mark.spec("parallel", 38)
-def test_what_the_launcher_decides_cannot_be_changed(monkeypatch) -> None:
+def test_what_the_launcher_decides_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in POPRUN.items():
         monkeypatch.setenv(name, value)
     made = popdist.poptorch.Options(ipus_per_replica=2).outputMode(poptorch.OutputMode.All)
@@ -98,7 +100,7 @@ def test_what_the_launcher_decides_cannot_be_changed(monkeypatch) -> None:
         popdist.poptorch.Options(ipus_per_replica=4)
 
 
-def test_processes_that_share_stages_count_once(monkeypatch) -> None:
+def test_processes_that_share_stages_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TORCHRUN, "POPDIST_STAGE_PROCESSES": "2"}.items():
         monkeypatch.setenv(name, value)
     assert popdist.getNumTotalReplicas() == 2
@@ -110,7 +112,9 @@ def test_processes_that_share_stages_count_once(monkeypatch) -> None:
         options.Distributed.stageProcesses(4)
 
 
-def test_functions_are_called_on_the_instances_that_are_listed(monkeypatch) -> None:
+def test_functions_are_called_on_the_instances_that_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert popdist.execute_on_instances({3}, lambda x: x + 1, 1) == 2
@@ -128,7 +132,9 @@ def test_functions_are_called_on_the_instances_that_are_listed(monkeypatch) -> N
     ({**OF_A, LOCAL_SIZE: "1"}, None), ({**OF_A, LOCAL_SIZE: "2"}, "127.0.0.1"),
     ({**TWO, LOCAL_SIZE: "2", "OMPI_MCA_ess_base_jobid": "7"}, "127.0.0.1"),
 ])  # fmt: skip
-def test_where_processes_meet(variables, address, monkeypatch) -> None:
+def test_where_processes_meet(
+    variables: dict[str, str], address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     place = _job.endpoint()

@@ -7,7 +7,10 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,13 +42,17 @@ def test_each_start_has_a_name_of_its_own() -> None:
     assert len({*names}) == 3
 
 
-def test_the_store_of_torchruns_agent_belongs_to_no_process(monkeypatch) -> None:
+def test_the_store_of_torchruns_agent_belongs_to_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert rendezvous.store_owner() == 0
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert rendezvous.store_owner() == -1
 
 
-def test_who_is_waited_for_is_said_in_time_and_named(monkeypatch, caplog) -> None:
+def test_who_is_waited_for_is_said_in_time_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(poptorch.Error, match=r"process 0 of 3 has waited 0 s for process 1, 2"):
         meet(dist.HashStore(), 0, 3, datetime.timedelta(seconds=0.01))
     monkeypatch.setattr(rendezvous, "IMPATIENT", 0.001)
@@ -60,7 +67,7 @@ def test_who_is_waited_for_is_said_in_time_and_named(monkeypatch, caplog) -> Non
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("where", [{"MASTER_ADDR": "127.0.0.1"}, jobs.NETWORK])
 def test_a_process_that_waits_for_the_others_can_be_interrupted(
-    where, index, tmp_path, monkeypatch
+    where: dict[str, str], index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's store waits in C++, for minutes."""
     folder = {"POPTORCH_JOB_DIR": str(tmp_path)}
@@ -75,7 +82,7 @@ def test_a_process_that_waits_for_the_others_can_be_interrupted(
 
 
 @contextlib.contextmanager
-def two_hosts():
+def two_hosts() -> Iterator[Any]:
     try:
         with hosts.two_hosts() as wire:
             yield wire
@@ -97,7 +104,9 @@ def on_hosts(folder, wire, program, *arguments: str, then=lambda output: None) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("more, ends", [([], 1), (["--max-restarts=2", "--min-instances=1"], 0)])
-def test_a_cut_link_ends_a_job_or_leaves_it_one_host(more, ends, tmp_path) -> None:
+def test_a_cut_link_ends_a_job_or_leaves_it_one_host(
+    more: list[str], ends: int, tmp_path: Path
+) -> None:
     with two_hosts() as wire:
 
         def cut(output) -> None:
@@ -116,7 +125,7 @@ def test_a_cut_link_ends_a_job_or_leaves_it_one_host(more, ends, tmp_path) -> No
 
 
 @pytest.mark.long
-def test_processes_on_two_hosts_train_together(tmp_path) -> None:
+def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
     """Over a link of 1 ms that loses one packet of a hundred."""
     with two_hosts() as wire:
         wire.delay, wire.loss = 0.001, 0.01

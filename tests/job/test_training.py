@@ -2,6 +2,7 @@
 
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ def compare(results: Results, name: str) -> Result:
         long(4, [name for name, case in CASES.items() if name not in FEW[4] and case.parts == 1]),
     ],
 )
-def test_processes_train_as_one(processes: int, names: list[str], tmp_path) -> None:
+def test_processes_train_as_one(processes: int, names: list[str], tmp_path: Path) -> None:
     results, _ = job(tmp_path, processes, names)
     for name in names:
         compare(results, name)
@@ -108,7 +109,7 @@ def check_parts_of_state(results: Results) -> None:
 
 
 @pytest.mark.spec("parallel", 36)
-def test_four_processes_train_as_one(tmp_path) -> None:
+def test_four_processes_train_as_one(tmp_path: Path) -> None:
     results, _ = job(tmp_path, 4, FEW[4])
     for name in FEW[4]:
         compare(results, name)
@@ -128,7 +129,7 @@ def program(results: Results, name: str, end: str = "  #") -> list[str]:
 
 
 @pytest.mark.spec("parallel", 31, 36)
-def test_two_processes_train_as_one(tmp_path) -> None:
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
     results, printed = job(tmp_path, 2, FEW[2])
     alone = {name: compare(results, name) for name in FEW[2]}
     check_stages(results, alone[SAVED], tmp_path / "saved.poptorch")
@@ -188,7 +189,7 @@ def check_stages(results: Results, alone: Result, file) -> None:
 
 
 @pytest.mark.long
-def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_path) -> None:
+def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
@@ -212,7 +213,7 @@ def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_pat
     long("state loaded alone", "point of the program: it exchanges the numbers of the optimizer"),
     long("weights written alone", "it exchanges digests of the weights that were written"),
 ])  # fmt: skip
-def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path) -> None:
+def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
     assert jobs.status(*jobs.start("helpers.job_fault", [what], 2, tmp_path)) == 1
     text = jobs.printed(tmp_path, 0)
     assert "poptorch.Error: 'poptorch_py_error': Process 1 of the job is lost" in text
@@ -220,7 +221,7 @@ def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path) -
     assert said in text
 
 
-def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) -> None:
+def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Path) -> None:
     for index, (code, text) in jobs.run("helpers.job_fault", ["differences"], 2, tmp_path).items():
         assert code == 0, text
         parts = re.split(f"(?:{'|'.join(DIFFERENCES)}): ", text)
@@ -260,7 +261,9 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path) ->
         ),
     ],
 )
-def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tmp_path) -> None:
+def test_who_is_lost_is_named_after_the_keeper_has_gone(
+    what: str, said: str, tmp_path: Path
+) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path, **jobs.NETWORK)
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
     text = jobs.printed(tmp_path, 2)
@@ -270,7 +273,7 @@ def test_who_is_lost_is_named_after_the_keeper_has_gone(what: str, said: str, tm
 
 
 @pytest.mark.parametrize("what", ["a member is killed", long("a member is stopped")])
-def test_on_one_machine_who_is_lost_is_named_whoever_it_is(what: str, tmp_path) -> None:
+def test_on_one_machine_who_is_lost_is_named_whoever_it_is(what: str, tmp_path: Path) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path)
 
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
@@ -280,13 +283,13 @@ def test_on_one_machine_who_is_lost_is_named_whoever_it_is(what: str, tmp_path) 
 
 
 @pytest.mark.parametrize("where", [{}, jobs.NETWORK])
-def test_who_keeps_the_store_ends_after_the_others_have_read(where, tmp_path) -> None:
+def test_who_keeps_the_store_ends_after_the_others_have_read(where, tmp_path: Path) -> None:
     ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path, **where)
     assert {text for _, text in ended.values()} == {"3 texts\n"}
     assert {status for status, _ in ended.values()} == {0}
 
 
-def test_a_job_on_one_machine_that_has_ended_leaves_nothing(tmp_path) -> None:
+def test_a_job_on_one_machine_that_has_ended_leaves_nothing(tmp_path: Path) -> None:
     ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path)
 
     assert {status for status, _ in ended.values()} == {0}

@@ -1,5 +1,8 @@
 """Operators of other libraries that write to what they are given."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -29,18 +32,18 @@ LIBRARY.impl("grow_", lambda x, by=2.0: x.mul_(by), "CompositeExplicitAutograd")
 LIBRARY.impl("grow_all", lambda xs: None, "CompositeExplicitAutograd")
 
 
-def counting(model, x):
+def counting(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     advance(model.count, by=2.0)
     out = model.layer(x) * model.count
     return out, poptorch.identity_loss(out.square(), "mean")
 
 
-def popping(model, x):
+def popping(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     out = model.layer(x) * pop(model.count, [3]) + model.count
     return out, poptorch.identity_loss(out.square(), "mean")
 
 
-def growing(model, x):
+def growing(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         model.count.add_(1)
         grown = torch.ops.poptorch_tests.grow_(model.count[:2], by=1.5)
@@ -50,7 +53,9 @@ def growing(model, x):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("function", [counting, popping, growing])
-def test_what_an_operator_writes_to_a_buffer_is_kept(function, accumulation) -> None:
+def test_what_an_operator_writes_to_a_buffer_is_kept(
+    function: Callable[..., Any], accumulation: int
+) -> None:
     torch.manual_seed(0)
     model = Having(function, layer=nn.Linear(3, 3), count=torch.zeros(3))
 
@@ -58,7 +63,7 @@ def test_what_an_operator_writes_to_a_buffer_is_kept(function, accumulation) -> 
 
 
 def test_what_an_operator_writes_to_a_computed_tensor_is_seen_by_its_views() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         doubled = x * 2
         view = doubled.t()
         advance(doubled)
@@ -83,7 +88,7 @@ def test_an_operator_that_writes_runs_in_compiled_code() -> None:
 
 
 def test_an_operator_that_writes_to_a_list_of_tensors_is_refused_by_its_name() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         torch.ops.poptorch_tests.grow_all([y])
         return y

@@ -3,6 +3,9 @@
 import copy
 import functools
 import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +19,14 @@ from helpers.wrapping import Graded, Having, Twins, compilations, normal, option
 adam = functools.partial(torch.optim.Adam, lr=0.05)
 
 
-def discriminate(models, real, noise):
+def discriminate(models: Having, real: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         fake = models.generator(noise)
     score = models.discriminator(fake) - models.discriminator(real)
     return poptorch.identity_loss(F.softplus(score).mean(), reduction="none")
 
 
-def generate(models, noise):
+def generate(models: Having, noise: torch.Tensor) -> torch.Tensor:
     score = models.discriminator(models.generator(noise))
     return poptorch.identity_loss(F.softplus(-score).mean(), reduction="none")
 
@@ -38,7 +41,7 @@ def nets() -> tuple[nn.Module, nn.Module]:
 class Wrapped:
     """Training models over common modules, and the same in plain torch."""
 
-    def __init__(self, *makers) -> None:
+    def __init__(self, *makers: Any) -> None:
         self.nets = nets()
         made = [make(*self.nets) for make in makers]
         self.plain, copies = copy.deepcopy((self.nets, made))
@@ -116,7 +119,9 @@ def test_models_train_as_in_plain_torch(script: str | int) -> None:
 @pytest.mark.parametrize(
     ("library", "common"), [(torch.optim, True), (torch.optim, False), (poptorch.optim, False)]
 )
-def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(library, common, caplog):
+def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
+    library: Any, common: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     inner = nets()[1]
     other = Having(lambda m, x, y: F.l1_loss(m.inner(x), y), inner=inner if common else nets()[1])
     optimizer = library.Adam([*{*inner.parameters(), *other.parameters()}], lr=0.05)
@@ -173,7 +178,9 @@ def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
     [(lambda weight: weight, 4), (torch.t, 4), (lambda weight: weight[1:3], 2)],
     ids=["same", "transposed", "part"],
 )
-def test_parameters_in_one_memory_are_common(cut, rows: int, late: bool) -> None:
+def test_parameters_in_one_memory_are_common(
+    cut: Callable[..., Any], rows: int, late: bool
+) -> None:
     """Also where each model has a parameter of its own over it, put there before or after."""
     layers = [nn.Linear(4, 4), nn.Linear(4, rows)]
     plain = copy.deepcopy(layers)
@@ -220,14 +227,16 @@ class Net(nn.Module):
         self.linear = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         out = self.norm(self.linear(x))
         if self.training:
             out = out * 2
         return out if y is None else (out, nn.functional.mse_loss(out, y))
 
 
-def sgd(parameters) -> torch.optim.Optimizer:
+def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
@@ -252,7 +261,9 @@ def test_training_and_validating_follow_the_mode(backend: str) -> None:
 class Labelled(Net):
     """A forward that needs labels to train: the example of the user guide."""
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
         out = nn.functional.dropout(self.norm(self.linear(x)), training=self.training)
         return (out, nn.functional.mse_loss(out, y)) if self.training else out
 
@@ -289,7 +300,7 @@ def test_a_short_last_batch_trains_like_eager() -> None:
 
 
 @pytest.mark.slow
-def test_detaching_saving_and_other_modes_in_between(tmp_path) -> None:
+def test_detaching_saving_and_other_modes_in_between(tmp_path: Path) -> None:
     adam = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.5, 0.9), eps=1e-2)
     # A norm over three rows makes errors larger: of these sums eager torch is 2e-05 from float64.
     twins = Twins(Net(), adam, options().programs(2), **near(8 + FUNCTION, 5, size=4))
@@ -355,7 +366,7 @@ def test_a_failed_kind_leaves_the_others() -> None:
 
 @pytest.mark.parametrize("detaches", [False, True])
 def test_what_only_one_program_trains_keeps_its_moments(detaches: bool) -> None:
-    def forward(model, x, y):
+    def forward(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(model.layer(x) * (model.scale if model.training else 1.0), y)
 
     scaled = Having(forward, layer=nn.Linear(4, 4), scale=nn.Parameter(torch.ones(4)))

@@ -4,6 +4,9 @@ import copy
 import functools
 import logging
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +30,9 @@ class Net(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 2)
 
-    def forward(self, x, y=None, flag=1):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None, flag: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.layer(x) * flag
         if self.mode == "raises":
             raise ValueError("a mistake of mine")
@@ -39,7 +44,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def inputs():
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 4), torch.randn(4, 2)
 
 
@@ -57,7 +62,9 @@ def told(error: BaseException) -> str:
 
 @pytest.mark.spec("executor", 28, 37)
 @pytest.mark.parametrize("mode", IN_FORWARD)
-def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
+def test_a_mistake_in_forward(
+    mode: str, inputs: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Net()
     before, training = copy.deepcopy(model.state_dict()), poptorch.trainingModel(model, options())
     monkeypatch.setattr(Net, "mode", mode)
@@ -92,13 +99,13 @@ class Refuse(torch.autograd.Function):
     """Fails, where gradients flow or before."""
 
     @staticmethod
-    def forward(ctx, x, code):
+    def forward(ctx: Any, x: torch.Tensor, code: int):
         if code == 7:
             raise RefusalError(7)
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, gradient) -> None:
         raise RefusalError(8)
 
 
@@ -117,7 +124,7 @@ def test_exceptions_of_a_model_stay_the_users_own(code: int, accumulation: int) 
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 35)
-def test_a_traceback_ends_in_the_users_line(tmp_path) -> None:
+def test_a_traceback_ends_in_the_users_line(tmp_path: Path) -> None:
     """Of a program that nobody catches it in; a variable brings the frames between back."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -160,7 +167,9 @@ WRONG = [
 
 
 @pytest.mark.spec("executor", 15, 18, 19, 20, 21, 35, 67)
-def test_other_inputs_on_a_later_call(inputs, caplog) -> None:
+def test_other_inputs_on_a_later_call(
+    inputs: tuple[torch.Tensor, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
     training = poptorch.trainingModel(Net(), options())
     training(*inputs)
     for call, text in WRONG:
@@ -178,7 +187,9 @@ def test_other_inputs_on_a_later_call(inputs, caplog) -> None:
                 call(training, *inputs)
 
 
-def test_an_unknown_backend_is_named(inputs, monkeypatch) -> None:
+def test_an_unknown_backend_is_named(
+    inputs: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "fastest")
     parts = r"Unknown backend\n.*'fastest'\n.*test_errors.py.*\n.*onnxruntime, optimise, reference"
     with pytest.raises(poptorch.Error, match=parts):
@@ -187,10 +198,10 @@ def test_an_unknown_backend_is_named(inputs, monkeypatch) -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_an_operator_that_fails_is_named_with_the_line(count: int) -> None:
-    def factor(x):
+    def factor(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.cholesky(x * 2).contiguous()
 
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor | None:
         return poptorch.for_loop(count, factor, [x])[0] if count else factor(x)
 
     model = poptorch.inferenceModel(forward, options())
@@ -209,7 +220,9 @@ def test_an_operator_that_fails_is_named_with_the_line(count: int) -> None:
 X, Y = normal(16, 4), torch.arange(16) % 3
 
 
-def wrapped(dropout: float = 0.0, mode=poptorch.OutputMode.Final, **counts: int):
+def wrapped(
+    dropout: float = 0.0, mode: poptorch.OutputMode = poptorch.OutputMode.Final, **counts: int
+) -> tuple[Graded, poptorch.PoplarExecutor, torch.optim.SGD]:
     layers = {"layer": nn.Linear(4, 3), "dropout": nn.Dropout(dropout)}
     model = Graded(nn.functional.cross_entropy, both=True, **layers)
     opts = options(**counts).outputMode(mode)
@@ -224,7 +237,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_stepping_by_hand(compiles: bool, caplog, monkeypatch) -> None:
+def test_stepping_by_hand(
+    compiles: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if compiles:  # as torch.compile leaves it
         usual = torch.optim.SGD._init_group
         monkeypatch.setattr(torch.optim.SGD, "_init_group", torch.compiler.disable(usual))
@@ -258,7 +273,9 @@ def held():
         (lambda model: [parameter.grad for parameter in model.parameters()], [None, None]),
     ],
 )
-def test_reading_gradients(read, wanted: object, caplog) -> None:
+def test_reading_gradients(
+    read: Callable[..., Any], wanted: object, caplog: pytest.LogCaptureFixture
+) -> None:
     model, training, _ = wrapped()
     read(model)
     for _ in range(3):
@@ -303,7 +320,9 @@ def test_batches_that_are_cut_unless_they_are_meant_to_be(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("mode, at", [(poptorch.OutputMode.All, 3), (poptorch.OutputMode.Final, 4)])
-def test_the_first_loss_that_is_no_number(mode: poptorch.OutputMode, at: int, caplog) -> None:
+def test_the_first_loss_that_is_no_number(
+    mode: poptorch.OutputMode, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of the results of all updates the one is named; of the last of a call, that one."""
     _, training, _ = wrapped(iterations=2, accumulation=2, mode=mode)
     training(X, Y)
@@ -318,7 +337,9 @@ def test_the_first_loss_that_is_no_number(mode: poptorch.OutputMode, at: int, ca
 
 
 @pytest.mark.parametrize("dropout, count", [(0.5, 1), (0.0, 0)])
-def test_seeding_the_host_once_the_program_draws(dropout, count, caplog, monkeypatch) -> None:
+def test_seeding_the_host_once_the_program_draws(
+    dropout: float, count: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(dropout)
@@ -333,7 +354,9 @@ def test_seeding_the_host_once_the_program_draws(dropout, count, caplog, monkeyp
     assert all("torch.manual_seed(2): assign executor.rng_state" in line for line in said)
 
 
-def test_seeding_the_host_again_with_the_same_seed_is_noticed(caplog, monkeypatch) -> None:
+def test_seeding_the_host_again_with_the_same_seed_is_noticed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(0.5)
@@ -347,7 +370,9 @@ def test_seeding_the_host_again_with_the_same_seed_is_noticed(caplog, monkeypatc
     assert "torch.manual_seed(1): assign executor.rng_state" in said
 
 
-def test_a_seed_that_is_taken_back_or_an_option_of_others_is_none(caplog, monkeypatch) -> None:
+def test_a_seed_that_is_taken_back_or_an_option_of_others_is_none(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(0.5)
@@ -400,7 +425,7 @@ def test_a_decorated_function_stands_where_its_def_does() -> None:
     assert source.definition_line(len) is None
 
 
-def test_a_long_line_is_cut_where_it_still_says_something(tmp_path) -> None:
+def test_a_long_line_is_cut_where_it_still_says_something(tmp_path: Path) -> None:
     words, calls = "value = " + "a + " * 40 + "b", "x = f(" + "a," * 60 + "b)"
     path = tmp_path / "train.py"
     path.write_text(f"{words}\n{calls}\nx  =  1\n")
@@ -413,7 +438,7 @@ def test_a_long_line_is_cut_where_it_still_says_something(tmp_path) -> None:
     assert third == "train.py:3, x = 1"
 
 
-def test_keywords_of_other_releases_mean_what_todays_do(capfd) -> None:
+def test_keywords_of_other_releases_mean_what_todays_do(capfd: pytest.CaptureFixture[str]) -> None:
     x, weight = torch.tensor([1.0, 3.0]), torch.nn.Parameter(torch.ones(2))
     assert poptorch.identity_loss(loss=x, reduction="sum") == 4
     opts = options().enablePipelining(enable_pipelining=False).profile(profile=False)
@@ -426,7 +451,7 @@ def test_keywords_of_other_releases_mean_what_todays_do(capfd) -> None:
     assert half.bias_correction is False
     mode = poptorch.OverlapMode.NoOverlap
 
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         x = poptorch.set_overlap_for_input(input_tensor=x, mode=mode)
         x = poptorch.ipu_print_tensor(tensor_to_print=x, optional_title="it")
         return poptorch.set_overlap_for_output(output_tensor=x * 1, mode=mode)
@@ -438,7 +463,9 @@ def test_keywords_of_other_releases_mean_what_todays_do(capfd) -> None:
 
 
 @pytest.mark.parametrize("device", ["ipu", torch.device("xla")])
-def test_moving_a_wrapped_model_to_a_device_that_is_not_there_says_what_to_do(device) -> None:
+def test_moving_a_wrapped_model_to_a_device_that_is_not_there_says_what_to_do(
+    device: str | torch.device,
+) -> None:
     executor = poptorch.inferenceModel(nn.Linear(3, 2).eval(), options())
     with pytest.raises(poptorch.Error, match="remove the call") as caught:
         executor.to(device)

@@ -52,7 +52,9 @@ def training(optimizer: str = "poptorch", opts: poptorch.Options | None = None):
 @pytest.mark.parametrize(
     "backend, optimizer, trusted", [("reference", "poptorch", False), ("staged", "torch", True)]
 )
-def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool, tmp_path) -> None:
+def test_a_loaded_trainer_continues(
+    backend: str, optimizer: str, trusted: bool, tmp_path: Path
+) -> None:
     opts = options(accumulation=2).randomSeed(3).backend(backend)
     first = training(optimizer, opts)
     for _ in range(2):
@@ -77,7 +79,9 @@ def test_a_loaded_trainer_continues(backend: str, optimizer: str, trusted: bool,
 @pytest.mark.slow
 @pytest.mark.spec("executor", 63)
 @pytest.mark.spec("runtime", 24)
-def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path, caplog) -> None:
+def test_hyper_parameters_come_from_a_file_from_before_any_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first, path = training(), tmp_path / "m.poptorch"
     first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
     first.compileAndExport(path, X, Y)
@@ -110,7 +114,7 @@ def test_hyper_parameters_come_from_a_file_from_before_any_run(tmp_path, caplog)
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("options", 38)
 @pytest.mark.spec("runtime", 24, 25)
-def test_compiled_without_a_device(tmp_path, caplog) -> None:
+def test_compiled_without_a_device(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = Net().eval()
     offline = poptorch.inferenceModel(model, options(iterations=2).useOfflineIpuTarget(21))
     path = tmp_path / "m.poptorch"
@@ -137,7 +141,7 @@ def test_compiled_without_a_device(tmp_path, caplog) -> None:
 
 
 @pytest.mark.spec("executor", 43)
-def test_files_without_the_model(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_without_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Local(Net):
         """Not importable by name."""
 
@@ -171,7 +175,7 @@ def test_files_without_the_model(tmp_path, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.slow
-def test_what_is_loaded_into_must_fit(tmp_path) -> None:
+def test_what_is_loaded_into_must_fit(tmp_path: Path) -> None:
     path = tmp_path / "m.poptorch"
     training("torch").compileAndExport(path, X, Y)
     target, linear = into("torch"), nn.Linear(4, 4)
@@ -202,7 +206,7 @@ def test_what_is_loaded_into_must_fit(tmp_path) -> None:
     assert trainer.isCompiled()
 
 
-def test_what_cannot_be_compiled_for_while_loading(tmp_path) -> None:
+def test_what_cannot_be_compiled_for_while_loading(tmp_path: Path) -> None:
     """Made-up arguments would freeze the wrong branch; a type of the user's is not in the file."""
     path, layer, positive = tmp_path / "m.poptorch", nn.Linear(4, 4), X.abs()
     depends = Calling(lambda x, _=None: layer(x) if x.sum() > 0 else x)
@@ -219,7 +223,7 @@ def test_what_cannot_be_compiled_for_while_loading(tmp_path) -> None:
         poptorch.load(path, model=depends)
 
 
-def test_arguments_of_plain_types(tmp_path) -> None:
+def test_arguments_of_plain_types(tmp_path: Path) -> None:
     value = [None, True, 3, 2.5, "text", torch.float16, (2.0, {"a": X})]
 
     def made() -> nn.Module:
@@ -233,7 +237,7 @@ def test_arguments_of_plain_types(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_options_come_from_the_file(tmp_path) -> None:
+def test_options_come_from_the_file(tmp_path: Path) -> None:
     opts = options(accumulation=4).outputMode(poptorch.OutputMode.Sum).randomSeed(7)
     opts.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("a"), poptorch.Stage("b")))
     opts.Precision.enableStochasticRounding(True)
@@ -262,7 +266,9 @@ def test_options_come_from_the_file(tmp_path) -> None:
 
 
 @pytest.mark.spec("executor", 44)
-def test_where_files_go_and_what_is_not_in_them(tmp_path, caplog) -> None:
+def test_where_files_go_and_what_is_not_in_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         wrapper.save(tmp_path / "early.poptorch")
@@ -317,7 +323,9 @@ def test_a_save_is_led_nowhere_by_a_link_of_another_user(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-def test_compiled_code_travels_but_is_used_from_trusted_files_only(tmp_path, monkeypatch) -> None:
+def test_compiled_code_travels_but_is_used_from_trusted_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "here"))
     first = poptorch.inferenceModel(nn.Linear(4, 4), options().backend("inductor"))
     expected, path = first(X), tmp_path / "model.poptorch"
@@ -462,7 +470,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_stranger_says_is_refused_and_nothing_has_changed(change, path, monkeypatch) -> None:
+def test_what_a_stranger_says_is_refused_and_nothing_has_changed(
+    change: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(path.parent)
     os.mkfifo("pipe")  # whoever opens it waits for ever
     changed(path, CHANGES[change])
@@ -566,7 +576,7 @@ def touch(*args: object) -> list[str]:
 class Reduces:
     """Pickles as a call."""
 
-    def __init__(self, function, *args) -> None:
+    def __init__(self, function, *args: Any) -> None:
         self.call = (function, args)
 
     def __reduce__(self):
@@ -745,7 +755,9 @@ WAYS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.removeprefix("by_"))
 @pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
-def test_an_optimizer_that_goes_on_has_the_state_of_an_undisturbed_run(make, way, tmp_path) -> None:
+def test_an_optimizer_that_goes_on_has_the_state_of_an_undisturbed_run(
+    make: Callable[..., Any], way: Callable[..., Any], tmp_path: Path
+) -> None:
     torch.manual_seed(5)
     model = steady()
     undisturbed = copy.deepcopy(model)

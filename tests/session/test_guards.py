@@ -5,6 +5,8 @@ import contextlib
 import copy
 import dataclasses
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -21,11 +23,11 @@ TOLD = "The compiled program does not follow what changed on the host: "
 
 
 @pytest.fixture(autouse=True)
-def looking_as_often_on_a_busy_machine(monkeypatch) -> None:
+def looking_as_often_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CHEAP", 60.0)
 
 
-def test_a_long_look_puts_the_next_off(monkeypatch) -> None:
+def test_a_long_look_puts_the_next_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     checks = guards.Checks(guards.Guard(lambda: 0, lambda _: [], ""))
     monkeypatch.setattr(time, "monotonic", iter([100.0, 100.01]).__next__)
@@ -33,7 +35,7 @@ def test_a_long_look_puts_the_next_off(monkeypatch) -> None:
     assert checks.due == pytest.approx(101.0)
 
 
-def looks(monkeypatch, apart: float, first: int = 0) -> int:
+def looks(monkeypatch: pytest.MonkeyPatch, apart: float, first: int = 0) -> int:
     """How often two calls look, so many seconds apart; a look takes 0.1 ms."""
     made: list[int] = []
     checks = guards.Checks(guards.Guard(lambda: made.append(1), lambda _: [], ""))
@@ -46,16 +48,22 @@ def looks(monkeypatch, apart: float, first: int = 0) -> int:
     return len(made)
 
 
-def test_a_call_that_comes_a_while_after_the_last_one_is_looked_at(monkeypatch) -> None:
+def test_a_call_that_comes_a_while_after_the_last_one_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert looks(monkeypatch, apart=0.012) == 2
     assert looks(monkeypatch, apart=0.005) == 1
 
 
-def test_the_first_calls_are_looked_at_however_soon_they_come(monkeypatch) -> None:
+def test_the_first_calls_are_looked_at_however_soon_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert looks(monkeypatch, apart=0.005, first=2) == 2
 
 
-def test_weights_that_change_right_after_the_first_call_are_told_by_the_second(caplog) -> None:
+def test_weights_that_change_right_after_the_first_call_are_told_by_the_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Net()
     executor = inference(model)
     executor(X)
@@ -67,7 +75,7 @@ def test_weights_that_change_right_after_the_first_call_are_told_by_the_second(c
 
 
 def test_weights_that_change_between_two_long_validations_are_told_by_the_second(
-    caplog, monkeypatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "CHEAP", 1e-12)  # the next look that is due is far away
     model = Net()
@@ -82,7 +90,7 @@ def test_weights_that_change_between_two_long_validations_are_told_by_the_second
     )
 
 
-def run(executor: poptorch.PoplarExecutor, calls: int = 1):
+def run(executor: poptorch.PoplarExecutor, calls: int = 1) -> torch.Tensor:
     """Call it so that what changed is looked at."""
     for _ in range(calls):
         time.sleep(PAUSE)
@@ -91,16 +99,16 @@ def run(executor: poptorch.PoplarExecutor, calls: int = 1):
 
 
 class Net(Graded):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(first=nn.Linear(3, 4), tanh=nn.Tanh(), second=nn.Linear(4, 2))
 
 
 class Shift(nn.Module):
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> "Shift":
         self.size = 1.0 if mode else 0.0
         return super().train(mode)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.size
 
 
@@ -112,7 +120,7 @@ class Config:
 class Holds(Net):
     """Numbers, lists, tensors and settings that the program has as constants; some it has not."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.drop, self.shift, self.norm = nn.Dropout(0.5), Shift().train(), nn.BatchNorm1d(3)
         self.register_buffer("heat", torch.ones(()))
@@ -122,7 +130,7 @@ class Holds(Net):
         self.config, self.args = Config(), argparse.Namespace(offset=0.0)
         self.log, self.seen, self.unused = [0.0], {"first": 0.0}, torch.zeros(3)
 
-    def forward(self, x, y=None):
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         self.calls += 1
         x = self.shift(self.drop(self.norm(x))) / self.temperature * self.heat
         x = x * self.factors[1] + self.settings["shift"] * self.mask + self.masks[0]
@@ -204,7 +212,11 @@ CHANGES = [  # each of which is told in the one message
 
 @pytest.mark.parametrize("wrap", [training, inference])
 @pytest.mark.parametrize("changes", CHANGES)
-def test_changes_are_told_once_in_one_message(wrap, changes, caplog) -> None:
+def test_changes_are_told_once_in_one_message(
+    wrap: Callable[..., Any],
+    changes: dict[str, Callable[..., Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Holds()
     executor = wrap(model)
     for call in range(2):
@@ -224,7 +236,9 @@ def test_changes_are_told_once_in_one_message(wrap, changes, caplog) -> None:
     assert [part for part in changes if part not in told] == []
 
 
-def test_a_number_that_waits_for_set_optimizer_is_told_once(caplog) -> None:
+def test_a_number_that_waits_for_set_optimizer_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Holds()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     executor = poptorch.trainingModel(model, options(), optimizer)
@@ -246,7 +260,9 @@ def test_a_number_that_waits_for_set_optimizer_is_told_once(caplog) -> None:
 
 
 @pytest.mark.parametrize("wrap", [training, inference])
-def test_compiled_anew_the_program_has_what_changed(wrap, caplog) -> None:
+def test_compiled_anew_the_program_has_what_changed(
+    wrap: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     model = Net()
     executor = wrap(model)
     run(executor, 2)
@@ -265,7 +281,7 @@ def test_compiled_anew_the_program_has_what_changed(wrap, caplog) -> None:
     assert TOLD not in caplog.text
 
 
-def test_hooks_that_an_optimizer_gets_later_are_told(caplog) -> None:
+def test_hooks_that_an_optimizer_gets_later_are_told(caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     executor = poptorch.trainingModel(model, options(), optimizer)
@@ -279,7 +295,9 @@ def test_hooks_that_an_optimizer_gets_later_are_told(caplog) -> None:
 
 
 @pytest.mark.parametrize("wrap", [training, inference])
-def test_a_block_that_comes_too_late_is_told(wrap, caplog) -> None:
+def test_a_block_that_comes_too_late_is_told(
+    wrap: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     executor = wrap(Net())
     model = executor.model
     poptorch.BeginBlock(model.first, ipu_id=0)
@@ -298,7 +316,9 @@ def test_a_block_that_comes_too_late_is_told(wrap, caplog) -> None:
     assert caplog.text.count("BeginBlock was called on a") == 1
 
 
-def test_another_forward_of_a_class_is_told_once(caplog, monkeypatch) -> None:
+def test_another_forward_of_a_class_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Net()
     executor = inference(model)
     before = run(executor)
@@ -321,7 +341,9 @@ def edit(model: Holds) -> None:
     model.config, model.args = Config(3.0), argparse.Namespace(offset=1.0)
 
 
-def test_what_changes_between_wrapping_and_compiling_counts_in_training(caplog) -> None:
+def test_what_changes_between_wrapping_and_compiling_counts_in_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Holds()
     model.second.requires_grad_(False)
     executor = training(model)
@@ -341,7 +363,9 @@ def test_what_changes_between_wrapping_and_compiling_counts_in_training(caplog) 
     assert "'second.weight' on the host" in caplog.text  # fixed, though others came down
 
 
-def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(caplog) -> None:
+def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Holds().eval()
     expected, executor = model(X).detach(), inference(model)
     edit(model)
@@ -359,7 +383,9 @@ def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(caplo
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
-def test_clipping_on_the_host_is_told_once(clip, caplog, monkeypatch) -> None:
+def test_clipping_on_the_host_is_told_once(
+    clip: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Net, "__len__", lambda model: 0, raising=False)  # as those that count
     model = Net()
     executor = training(model)
@@ -372,7 +398,9 @@ def test_clipping_on_the_host_is_told_once(clip, caplog, monkeypatch) -> None:
     assert caplog.text.count(f"{clip} finds no gradients in a model that is wrapped") == 1
 
 
-def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_told(caplog) -> None:
+def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Net()
     validation, trainer = inference(model), training(model)
     loss = Calling(lambda x: poptorch.identity_loss(x.pow(2).mean(), reduction="none"))
@@ -392,7 +420,9 @@ def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_told(caplog) 
 
 
 class Taking(Net):
-    def forward(self, x, y, factors, extra):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor, factors: numpy.ndarray, extra: argparse.Namespace
+    ) -> torch.Tensor:
         return super().forward(x * torch.tensor(factors) * extra.scale, y)
 
 
@@ -403,7 +433,9 @@ class Taking(Net):
         (lambda factors, extra: setattr(extra, "scale", 4.0), "scale of extra was 1.0 and is 4.0"),
     ],
 )
-def test_an_argument_that_is_constant_and_changes_is_told(do, said: str, caplog) -> None:
+def test_an_argument_that_is_constant_and_changes_is_told(
+    do: Callable[..., Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     factors, extra = numpy.ones(3, dtype=numpy.float32), argparse.Namespace(scale=1.0)
     executor, given = training(Taking()), (factors, extra)
     executor(X, Y, *given)

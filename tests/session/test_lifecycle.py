@@ -19,7 +19,7 @@ X, Y = normal(4, 4), normal(4, 2, seed=1)
 
 
 @pytest.mark.parametrize("method", ["compile", "__call__"])
-def test_a_default_device_of_the_caller_changes_nothing(method) -> None:
+def test_a_default_device_of_the_caller_changes_nothing(method: str) -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5), Net(2, 2))
     twin = copy.deepcopy(model)
     opts = options(accumulation=2).randomSeed(3)

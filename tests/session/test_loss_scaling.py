@@ -1,7 +1,10 @@
 """Loss scaling, accumulators, and stochastic rounding of what is stored."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 import poptorch
 from helpers.closeness import relative
@@ -22,10 +25,15 @@ HALF_MAX = torch.finfo(HALF).max
 TINY = 2.0**-26  # half of the smallest half number
 
 
-def wrap(opts=None, dtype=HALF, factor=1.0, **settings):
+def wrap(
+    opts: poptorch.Options | None = None,
+    dtype: torch.dtype = HALF,
+    factor: float = 1.0,
+    **settings: Any,
+) -> tuple[Having, torch.optim.SGD, poptorch.PoplarExecutor]:
     """The gradient of the weight is the mean of the input, or a part of that."""
 
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         out = model.weight * x
         mean = out.mean() if factor == 1 else out.float().mean() * factor
         return poptorch.identity_loss(mean, "none")
@@ -35,14 +43,14 @@ def wrap(opts=None, dtype=HALF, factor=1.0, **settings):
     return model, optimizer, poptorch.trainingModel(model, opts or options(), optimizer)
 
 
-def weight(model):
+def weight(model: nn.Module) -> float:
     return float(model.weight.detach())
 
 
 @pytest.mark.spec("optimizers", 7)
 @pytest.mark.spec("precision", 22)
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_the_loss_is_not_scaled_and_tiny_gradients_survive(accumulation):
+def test_the_loss_is_not_scaled_and_tiny_gradients_survive(accumulation: int) -> None:
     """With float32 weights and half activations the gradient passes through half."""
     model = Scaled(lambda x: x)
     model.forward = lambda x: poptorch.identity_loss(
@@ -58,17 +66,17 @@ def test_the_loss_is_not_scaled_and_tiny_gradients_survive(accumulation):
         assert before - weight(model) == pytest.approx(moved)
 
 
-def automatic(**counts):
+def automatic(**counts: Any) -> poptorch.Options:
     opts = options(**counts)
     opts.Training.setAutomaticLossScaling(True)
     return opts
 
 
-def factor(optimizer):
+def factor(optimizer: torch.optim.SGD) -> float:
     return float(optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"])
 
 
-def test_the_automatic_factor_follows_the_gradients():
+def test_the_automatic_factor_follows_the_gradients() -> None:
     opts = automatic(accumulation=4)
     opts.anchorTensor("scale", "finalLossScale")
     model, optimizer, wrapped = wrap(opts, loss_scaling=4.0)
@@ -94,7 +102,9 @@ EDGES = [
 
 
 @pytest.mark.parametrize(("gradients", "before", "after"), EDGES)
-def test_the_factor_doubles_or_halves_between_bounds(gradients, before, after):
+def test_the_factor_doubles_or_halves_between_bounds(
+    gradients: list[float], before: float, after: float
+) -> None:
     part = TINY if gradients == [TINY] else 1.0
     _, optimizer, wrapped = wrap(automatic(accumulation=len(gradients)).lanes(1), factor=part)
     x = torch.tensor(gradients, dtype=torch.float32).div(part).half()
@@ -107,7 +117,7 @@ def test_the_factor_doubles_or_halves_between_bounds(gradients, before, after):
     assert factor(optimizer) == after
 
 
-def test_the_factor_is_kept_in_checkpoints_and_makes_the_scale_variable():
+def test_the_factor_is_kept_in_checkpoints_and_makes_the_scale_variable() -> None:
     model, optimizer, wrapped = wrap(automatic())
     for _ in range(3):
         wrapped(torch.full((1,), 2.0**-6).half())
@@ -123,7 +133,9 @@ def test_the_factor_is_kept_in_checkpoints_and_makes_the_scale_variable():
     assert weight(model) == pytest.approx(-4 * 2.0**-6)
 
 
-def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog):
+def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model, optimizer, wrapped = wrap(automatic(), dtype=torch.float32)
     assert float(wrapped(torch.ones(1))) == 0.0
     wrapped(torch.ones(1))
@@ -135,7 +147,9 @@ def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog
 @pytest.mark.spec("optimizers", 10)
 @pytest.mark.spec("precision", 15)
 @pytest.mark.parametrize("settings", [{}, {"accum_type": HALF}])
-def test_accumulators_of_half_weights_are_float_by_default(settings):
+def test_accumulators_of_half_weights_are_float_by_default(
+    settings: dict[str, torch.dtype],
+) -> None:
     given = options(accumulation=4).lanes(1)
     model, _, wrapped = wrap(given, **settings)
     wrapped(torch.ones(4).half())
@@ -158,7 +172,12 @@ def test_accumulators_of_half_weights_are_float_by_default(settings):
     (poptorch.ReductionType.Sum, {"accum_type": HALF}, torch.float32, -float("inf")),
     (poptorch.ReductionType.Mean, {"use_combined_accum": True}, HALF, -35000.0),
 ])  # fmt: skip
-def test_means_stay_in_range_where_a_sum_overflows(kind, settings, dtype, want):
+def test_means_stay_in_range_where_a_sum_overflows(
+    kind: poptorch.ReductionType,
+    settings: dict[str, bool | torch.dtype],
+    dtype: torch.dtype,
+    want: float,
+) -> None:
     """A running mean does, and a velocity to which gradients are added already divided."""
     opts = options(accumulation=4).lanes(1)
     opts.Training.accumulationAndReplicationReductionType(kind)
@@ -170,7 +189,7 @@ def test_means_stay_in_range_where_a_sum_overflows(kind, settings, dtype, want):
 COUNT = 20_000
 
 
-def weights(dtype=torch.float16, count=COUNT):
+def weights(dtype: torch.dtype = torch.float16, count: int = COUNT) -> Having:
     return Having(
         lambda m, x: poptorch.identity_loss((m.weight * x).float().sum(), "none"),
         weight=torch.nn.Parameter(torch.ones(count, dtype=dtype)),
@@ -178,7 +197,7 @@ def weights(dtype=torch.float16, count=COUNT):
 
 
 @pytest.mark.parametrize(("count", "after"), [(4_000_000, 0.5), (6_000_000, 2.0)])
-def test_of_ten_million_gradients_one_may_be_beyond(count, after):
+def test_of_ten_million_gradients_one_may_be_beyond(count: int, after: float) -> None:
     """Of all in two micro-batches; these lie in one."""
     model, x = weights(count=count), torch.zeros(2, count).half()
     x[0, 0] = HALF_MAX
@@ -187,13 +206,15 @@ def test_of_ten_million_gradients_one_may_be_beyond(count, after):
     assert factor(optimizer) == after
 
 
-def rounding(seed=1, enabled=True, **counts):
+def rounding(seed: int = 1, enabled: bool = True, **counts: Any) -> poptorch.Options:
     opts = options(**counts).randomSeed(seed)
     opts.Precision.enableStochasticRounding(enabled)
     return opts
 
 
-def trained(opts, lr=2.0**-13, calls=4, rows=1):
+def trained(
+    opts: poptorch.Options, lr: float = 2.0**-13, calls: int = 4, rows: int = 1
+) -> tuple[torch.Tensor, poptorch.PoplarExecutor]:
     model = weights()
     wrapped = training(model, opts, lr)
     for _ in range(calls):
@@ -201,7 +222,7 @@ def trained(opts, lr=2.0**-13, calls=4, rows=1):
     return model.weight.detach().double(), wrapped
 
 
-def test_updates_too_small_for_half_arrive_on_average():
+def test_updates_too_small_for_half_arrive_on_average() -> None:
     """Each update is a quarter of the distance to the next half number below 1."""
     rounded, _ = trained(rounding())
     assert (
@@ -224,7 +245,7 @@ def test_one_seed_one_sequence_that_continues_after_detaching() -> None:
     assert torch.equal(replicated, want)  # the same mean gradient, the same stream
 
 
-def test_half_accumulators_are_unbiased():
+def test_half_accumulators_are_unbiased() -> None:
     """Gradients of 1 + 2**-12 cannot be added up in half; on average they are."""
     opts = rounding(accumulation=4)
     opts.lanes(1)
@@ -236,8 +257,8 @@ def test_half_accumulators_are_unbiased():
     assert float(moved.std()) > 0
 
 
-def test_exact_values_and_float_results_stay():
-    def forward(x):
+def test_exact_values_and_float_results_stay() -> None:
+    def forward(x: torch.Tensor) -> tuple[list[torch.Tensor] | torch.Tensor, ...]:
         single, double, other = x.float() * 3.1, x.double() * 3.1, torch.bfloat16
         copies = (torch.half, double), (other, single), (torch.float, x), (torch.half, x.float())
         made = [torch.zeros(1000, dtype=dtype).copy_(value) for dtype, value in copies]
@@ -248,7 +269,7 @@ def test_exact_values_and_float_results_stay():
 
 
 @pytest.mark.spec("precision", 12)
-def test_it_acts_in_inference_until_it_is_switched_off():
+def test_it_acts_in_inference_until_it_is_switched_off() -> None:
     between = 1 + 2.0**-12
     x = torch.full((COUNT,), between)
     products = torch.tensor([[1.0, 2.0**-12]]).half(), torch.ones(2, COUNT).half()
@@ -263,7 +284,7 @@ def test_it_acts_in_inference_until_it_is_switched_off():
         assert infer(function, *inputs, opts=rounding(enabled=False)).unique().tolist() == [1.0]
 
 
-def test_batch_norms_in_half_train():
+def test_batch_norms_in_half_train() -> None:
     """Torch says of their running statistics, which are half, that they are float32."""
     close = {"rtol": 0, "atol": relative(4, dtype=torch.half)}
     model = Graded(norm=torch.nn.BatchNorm1d(4)).half()

@@ -76,7 +76,9 @@ EVENTS: dict[str, Callable[[Twins, Path], Any]] = {
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
-def test_training_goes_on_after_an_event_under_a_mode(event, mode, tmp_path) -> None:
+def test_training_goes_on_after_an_event_under_a_mode(
+    event: Callable[..., Any], mode: Callable[..., Any] | type, tmp_path: Path
+) -> None:
     twins = trained()
     with mode():
         event(twins, tmp_path)
@@ -85,7 +87,9 @@ def test_training_goes_on_after_an_event_under_a_mode(event, mode, tmp_path) -> 
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_steps_that_are_counted_on_the_host_are_counted_under_a_mode(mode, tmp_path) -> None:
+def test_steps_that_are_counted_on_the_host_are_counted_under_a_mode(
+    mode: Callable[..., Any] | type, tmp_path: Path
+) -> None:
     twins = trained(MAKERS["RMSprop"])
     with mode():
         twins.ours.state_dict()
@@ -95,7 +99,7 @@ def test_steps_that_are_counted_on_the_host_are_counted_under_a_mode(mode, tmp_p
 
 
 @pytest.mark.parametrize("name", [name for name in MODES if name != "saved_tensors_hooks"])
-def test_a_loaded_file_is_compiled_under_a_mode(name: str, tmp_path) -> None:
+def test_a_loaded_file_is_compiled_under_a_mode(name: str, tmp_path: Path) -> None:
     """Hooks of saved tensors are part of what is captured: those of ``MODES`` refuse it."""
     twins = trained()
     twins.wrapped.save(tmp_path / "model")
@@ -130,7 +134,9 @@ STEPS_OF_DETACHING = [(StateStore, "download"), (StateStore, "device_only")]
 
 @pytest.mark.parametrize(("owner", "name"), STEPS_OF_DETACHING, ids=lambda each: str(each))
 @pytest.mark.parametrize("event", ["detachFromDevice", "destroy"])
-def test_a_device_that_cannot_be_left_goes_on(event: str, owner, name, monkeypatch) -> None:
+def test_a_device_that_cannot_be_left_goes_on(
+    event: str, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twins = trained()
     with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
         planted.setattr(owner, name, fails)
@@ -142,7 +148,7 @@ def test_a_device_that_cannot_be_left_goes_on(event: str, owner, name, monkeypat
     twins.compare()
 
 
-def test_state_that_cannot_be_read_is_read_later(monkeypatch) -> None:
+def test_state_that_cannot_be_read_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
     twins = trained(MAKERS["RMSprop"])
     with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
         planted.setattr(StateStore, "readable", fails)
@@ -152,7 +158,9 @@ def test_state_that_cannot_be_read_is_read_later(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["write_hypers", "write"])
-def test_a_device_that_cannot_be_attached_is_attached_later(name: str, monkeypatch) -> None:
+def test_a_device_that_cannot_be_attached_is_attached_later(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twins = trained()
     twins.wrapped.detachFromDevice()
     with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
@@ -173,7 +181,9 @@ def on_meta(layer: nn.Module) -> None:
 
 @pytest.mark.parametrize("spoil", [without_memory, on_meta], ids=["without memory", "meta"])
 @pytest.mark.filterwarnings("ignore")
-def test_copying_weights_to_the_device_copies_none_if_one_cannot_be_read(spoil) -> None:
+def test_copying_weights_to_the_device_copies_none_if_one_cannot_be_read(
+    spoil: Callable[..., Any],
+) -> None:
     twins = trained()
     last = twins.model.head
     before = {name: value.clone() for name, value in twins.model.state_dict().items()}

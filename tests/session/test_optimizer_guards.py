@@ -5,6 +5,7 @@ import re
 import time
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ sgd = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @pytest.fixture(autouse=True)
-def looking_as_often_on_a_busy_machine(monkeypatch) -> None:
+def looking_as_often_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CHEAP", 60.0)
 
 
@@ -49,7 +50,7 @@ def trained(make: Callable) -> tuple[torch.optim.Optimizer, poptorch.PoplarExecu
     return optimizer, executor
 
 
-def told(caplog) -> list[str]:
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in caplog.messages if TOLD in text]
 
 
@@ -136,7 +137,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("make", "change", "said"), CHANGES.values(), ids=CHANGES)
-def test_what_changes_the_update_is_told_once(make, change: Change, said: str, caplog) -> None:
+def test_what_changes_the_update_is_told_once(
+    make: Callable[..., Any] | type, change: Change, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     optimizer, executor = trained(make)
     caplog.clear()
     change(optimizer)
@@ -145,7 +148,9 @@ def test_what_changes_the_update_is_told_once(make, change: Change, said: str, c
     assert re.search(said, message)
 
 
-def test_hooks_of_all_optimizers_are_told(caplog, in_effect_for_all) -> None:
+def test_hooks_of_all_optimizers_are_told(
+    caplog: pytest.LogCaptureFixture, in_effect_for_all: list[Any]
+) -> None:
     _, executor = trained(sgd)
     in_effect_for_all += [
         of_torch.register_optimizer_step_pre_hook(lambda *_: None),
@@ -156,7 +161,9 @@ def test_hooks_of_all_optimizers_are_told(caplog, in_effect_for_all) -> None:
     assert "2 hooks of the optimizer's step" in message
 
 
-def test_a_step_that_its_class_gets_later_is_told(caplog, monkeypatch) -> None:
+def test_a_step_that_its_class_gets_later_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, executor = trained(sgd)
     monkeypatch.setattr(torch.optim.SGD, "step", lambda self, closure=None: None)
     run(executor, 2)
@@ -164,7 +171,7 @@ def test_a_step_that_its_class_gets_later_is_told(caplog, monkeypatch) -> None:
     assert "step() of SGD" in message
 
 
-def test_each_kind_of_change_is_told_after_the_others(caplog) -> None:
+def test_each_kind_of_change_is_told_after_the_others(caplog: pytest.LogCaptureFixture) -> None:
     optimizer, executor = trained(sgd)
     for change in (entry(lr=0.5), attribute(max_grad_norm=1.0), without_bias, after_each_step):
         change(optimizer)
@@ -185,7 +192,9 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
-def test_what_leaves_the_update_as_it_is_is_not_told(change: Change, caplog) -> None:
+def test_what_leaves_the_update_as_it_is_is_not_told(
+    change: Change, caplog: pytest.LogCaptureFixture
+) -> None:
     optimizer, executor = trained(sgd)
     change(optimizer)
     run(executor, 2)
@@ -202,7 +211,9 @@ REMEDIES = {
 
 
 @pytest.mark.parametrize(("change", "destroys"), REMEDIES.values(), ids=REMEDIES)
-def test_what_is_told_takes_effect_as_the_message_says(change: Change, destroys, caplog) -> None:
+def test_what_is_told_takes_effect_as_the_message_says(
+    change: Change, destroys: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     twins = Twins(Regression(), sgd)
     twins.step(X, Y)
     for optimizer in twins.both:
@@ -216,7 +227,9 @@ def test_what_is_told_takes_effect_as_the_message_says(change: Change, destroys,
     assert told(caplog) == []
 
 
-def test_what_waits_for_another_set_optimizer_is_not_hidden_by_the_first(caplog) -> None:
+def test_what_waits_for_another_set_optimizer_is_not_hidden_by_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     optimizer, executor = trained(sgd)
     after_each_step(optimizer)
     executor.setOptimizer(optimizer)
@@ -231,8 +244,10 @@ WRAPPED_WITH = {
 
 
 @pytest.mark.parametrize(("bring", "said"), WRAPPED_WITH.values(), ids=WRAPPED_WITH)
-def test_what_an_optimizer_brings_along_and_does_not_run_is_told(bring, said, caplog) -> None:
-    def make(parameters) -> torch.optim.Optimizer:
+def test_what_an_optimizer_brings_along_and_does_not_run_is_told(
+    bring: Callable[..., Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
         optimizer = sgd(parameters)
         bring(optimizer)
         return optimizer
@@ -243,8 +258,10 @@ def test_what_an_optimizer_brings_along_and_does_not_run_is_told(bring, said, ca
     assert re.search(said, message)
 
 
-def test_a_scheduler_that_was_there_does_not_stand_for_another_step(caplog) -> None:
-    def make(parameters) -> torch.optim.Optimizer:
+def test_a_scheduler_that_was_there_does_not_stand_for_another_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
         optimizer = sgd(parameters)
         torch.optim.lr_scheduler.StepLR(optimizer, 9)
         return optimizer
@@ -253,7 +270,7 @@ def test_a_scheduler_that_was_there_does_not_stand_for_another_step(caplog) -> N
     assert caplog.messages == []
 
 
-def test_each_of_several_optimizers_is_looked_at(caplog) -> None:
+def test_each_of_several_optimizers_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     model = Regression()
     pair = [sgd([parameter]) for parameter in model.parameters()]
     executor = poptorch.trainingModel(model, options(), pair)

@@ -23,18 +23,18 @@ X, Y = normal(4, 4), normal(4, 2, seed=1)
 WEIGHT = "Accl1___layer.weight"
 
 
-def wrapped(model: Net, optimizer=None) -> poptorch.PoplarExecutor:
+def wrapped(model: Net, optimizer: torch.optim.Optimizer | None = None) -> poptorch.PoplarExecutor:
     return poptorch.trainingModel(model, options(), optimizer)
 
 
-def adam(lr: float = 0.01):
+def adam(lr: float = 0.01) -> tuple[Graded, torch.optim.Adam, poptorch.PoplarExecutor]:
     """A model, its optimizer, and the executor of both."""
     model = Net()
     optimizer = poptorch.optim.Adam(model.parameters(), lr=lr)
     return model, optimizer, wrapped(model, optimizer)
 
 
-def state_of(optimizer) -> dict[str, torch.Tensor]:
+def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return optimizer.state_dict()["ipu_state"]
 
 
@@ -115,7 +115,9 @@ def test_state_is_none_until_compiled() -> None:
 
 @pytest.mark.spec("executor", 60)
 @pytest.mark.spec("optimizers", 15, 17)
-def test_states_are_read_once_and_partial_ones_merge_when_they_are_used(caplog) -> None:
+def test_states_are_read_once_and_partial_ones_merge_when_they_are_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     _, optimizer, training = adam()
     training(X, Y)
     assert optimizer.get_state_dict()["ipu_state"] is None
@@ -140,7 +142,7 @@ def test_states_are_read_once_and_partial_ones_merge_when_they_are_used(caplog) 
 @pytest.mark.spec("optimizers", 1, 2)
 @pytest.mark.spec("programs", 19)
 @pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD])
-def test_a_changed_rate_waits_for_set_optimizer(kind) -> None:
+def test_a_changed_rate_waits_for_set_optimizer(kind: type) -> None:
     model = Net()
     optimizer = kind(model.parameters(), lr=0.1)
     training = wrapped(model, optimizer)
@@ -208,7 +210,7 @@ def test_one_update_of_the_default_per_device_iteration() -> None:
 
 @pytest.mark.spec("optimizers", 23)
 @pytest.mark.parametrize("way", ["frozen", "left out"])
-def test_parameters_that_are_not_trained_stay(way: str, caplog) -> None:
+def test_parameters_that_are_not_trained_stay(way: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     trained = [("bias", model.layer.bias)] if way == "left out" else [*model.named_parameters()]
     other = [("scale", torch.nn.Parameter(torch.ones(3)))]
@@ -226,7 +228,7 @@ def test_parameters_that_are_not_trained_stay(way: str, caplog) -> None:
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
-def test_an_optimizer_of_another_model_is_refused(library) -> None:
+def test_an_optimizer_of_another_model_is_refused(library: Any) -> None:
     training = wrapped(Net(), library.SGD(Net().parameters(), lr=0.1))
     said = r"(?s)None of the optimizer's parameters.*0 of group 0 of shape \(2, 4\)"
     with pytest.raises(poptorch.Error, match=said):
@@ -341,7 +343,9 @@ def test_the_state_itself_can_be_read_copied_cleared_and_changed() -> None:
             twins.compare()
 
 
-def test_a_step_by_hand_counts_and_a_change_of_what_was_read_earlier_is_said_once(caplog) -> None:
+def test_a_step_by_hand_counts_and_a_change_of_what_was_read_earlier_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     twins = trained(MAKERS["Adam"])
     twins.step(GIVEN, WANTED)
     twins.ours.zero_grad()  # a step by hand moves weights and moments on the host; both go up
@@ -402,7 +406,12 @@ CHANGES: list[tuple[Maker, str, list[dict[str, Any]], int]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("make, way, changes, number", CHANGES)
 @pytest.mark.spec("executor", 61)
-def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(make, way, changes, number):
+def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(
+    make: Callable[..., Any],
+    way: str,
+    changes: list[dict[str, float | tuple[float, float]]],
+    number: int,
+) -> None:
     twins = trained(make)
     with compilations() as programs:
         twins.step(GIVEN, WANTED, count=2)
@@ -419,7 +428,9 @@ def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(make, way, ch
 
 
 @pytest.mark.slow
-def test_it_is_said_and_the_loaded_state_too_changes_the_program(caplog) -> None:
+def test_it_is_said_and_the_loaded_state_too_changes_the_program(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """``load_state_dict`` brings numbers along, and with them, a term that was compiled out."""
     donor, twins = (trained(MAKERS["SGD"]), trained(MAKERS["plain"]))
     donor.step(GIVEN, WANTED, count=2)
@@ -486,7 +497,7 @@ def test_several_optimizers_have_numbers_and_state_of_their_own() -> None:
         (lambda a, b: [torch.optim.Adam(a), torch.optim.Adam(a + b)], "4 parameters"),
     ],
 )
-def test_optimizers_that_do_not_go_together_are_refused(make, got: str) -> None:
+def test_optimizers_that_do_not_go_together_are_refused(make: Callable[..., Any], got: str) -> None:
     model = net()
     parts = [[*part.parameters()] for part in (model.body, model.head)]
     with pytest.raises(poptorch.Error, match=got):
@@ -506,7 +517,9 @@ def test_the_random_sequence_goes_on() -> None:
     assert len(set(losses[0])) == 3
 
 
-def test_a_structural_change_waits_for_set_optimizer_or_is_refused(caplog) -> None:
+def test_a_structural_change_waits_for_set_optimizer_or_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     twins = trained(MAKERS["plain"])
     with compilations() as programs:
         twins.step(GIVEN, WANTED)

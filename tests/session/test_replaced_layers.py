@@ -8,6 +8,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ adam = functools.partial(torch.optim.Adam, lr=0.1, eps=1e-3)
 
 
 @pytest.fixture(autouse=True)
-def looking_as_often_on_a_busy_machine(monkeypatch) -> None:
+def looking_as_often_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CHEAP", 60.0)
 
 
@@ -37,7 +38,9 @@ class Net(nn.Module):
         if tied:
             self.head.weight = self.middle.weight
 
-    def forward(self, x, y=None):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.head(self.middle(torch.tanh(self.body(self.norm(x)))))
         return out if y is None else (out, nn.functional.mse_loss(out, y))
 
@@ -108,13 +111,15 @@ def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) 
 
 @pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
 @pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
-def test_each_tensor_has_what_was_trained_in_it(replace, read) -> None:
+def test_each_tensor_has_what_was_trained_in_it(
+    replace: Callable[..., Any], read: Callable[..., Any]
+) -> None:
     for calls in (0, 1):
         check_replaced(Twins(Net(), adam, **CLOSE), replace, read, calls)
 
 
 @pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
-def test_weights_that_are_untied_have_values_of_their_own(read) -> None:
+def test_weights_that_are_untied_have_values_of_their_own(read: Callable[..., Any]) -> None:
     def untie(model: nn.Module) -> None:
         model.head.weight = nn.Parameter(model.middle.weight.detach().clone())
 
@@ -145,7 +150,7 @@ TOLD_OF = {
 
 
 @pytest.mark.parametrize("what", TOLD_OF)
-def test_what_was_replaced_is_told_once(what: str, caplog) -> None:
+def test_what_was_replaced_is_told_once(what: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
     executor(X, Y)
@@ -157,7 +162,7 @@ def test_what_was_replaced_is_told_once(what: str, caplog) -> None:
     assert TOLD_OF[what] in told or what == "layers that change places"
 
 
-def test_weights_that_are_untied_are_told(caplog) -> None:
+def test_weights_that_are_untied_are_told(caplog: pytest.LogCaptureFixture) -> None:
     model = Net(tied=True)
     executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
     executor(X, Y)

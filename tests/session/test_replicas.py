@@ -28,7 +28,9 @@ def test_input_groups(kind: str, groups: list[int]) -> None:
 
 
 def grouped(groups: int) -> nn.Module:
-    def forward(model, x, y):
+    def forward(
+        model: Having, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = (x * model.weight).sum(1)
         return out, nn.functional.mse_loss(out, y)
 
@@ -45,7 +47,9 @@ GROUPINGS = [
 @pytest.mark.spec("parallel", 32, 33, 34)
 @pytest.mark.spec("programs", 28)
 @pytest.mark.parametrize(("kind", "size", "of_replica", "backend"), GROUPINGS)
-def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str) -> None:
+def test_weights_per_group(
+    kind: CommGroupType, size: int, of_replica: list[int], backend: str
+) -> None:
     groups = max(of_replica) + 1
     model = grouped(groups)
     eager = copy.deepcopy(model)
@@ -130,7 +134,7 @@ def test_grouping_in_inference_and_its_mistakes() -> None:
 def counts() -> nn.Module:
     """A floating buffer that forward changes in place, and a plain tensor that it changes too."""
 
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         model.seen += x.sum()
         model.plain += x.sum()
         return model.seen * 1, model.plain * 1

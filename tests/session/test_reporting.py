@@ -1,6 +1,9 @@
 """Profile reports: where they lie, when they are written, what is in them."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,17 +27,17 @@ class Net(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
         poptorch.BeginBlock(self.second, "second", ipu_id=1)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         out = self.second(torch.relu(self.first(x)))
         return out if y is None else torch.nn.functional.cross_entropy(out, y)
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Options that ask for reports: by the environment, by Python, or by both."""
     monkeypatch.setattr(page, "html", lambda content: "page")
 
-    def make(environment=None, python=None) -> poptorch.Options:
+    def make(environment=None, python: Path | None = None) -> poptorch.Options:
         if environment is not None:
             chosen = {"autoReport.all": "true", "autoReport.directory": str(environment)}
             monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(chosen))
@@ -51,12 +54,14 @@ def training(opts: poptorch.Options) -> poptorch.PoplarExecutor:
     return poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def names(directory) -> set[str]:
+def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/tmp/outside", "..", "org/model"])
-def test_no_name_of_a_model_leaves_the_folder_of_reports(name: str, ask, tmp_path) -> None:
+def test_no_name_of_a_model_leaves_the_folder_of_reports(
+    name: str, ask: Callable[..., Any], tmp_path: Path
+) -> None:
     reports = tmp_path / "a" / "reports"
     model = poptorch.inferenceModel(torch.nn.Linear(8, 8), ask(python=reports).modelName(name))
     model(X)
@@ -67,7 +72,9 @@ def test_no_name_of_a_model_leaves_the_folder_of_reports(name: str, ask, tmp_pat
     assert names(tmp_path) == {"a"}
 
 
-def test_a_link_in_the_folder_of_reports_is_replaced_and_not_followed(ask, tmp_path) -> None:
+def test_a_link_in_the_folder_of_reports_is_replaced_and_not_followed(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
     mine, folder = tmp_path / "mine", tmp_path / "reports" / "inference"
     mine.write_text("mine")
     folder.mkdir(parents=True)
@@ -82,7 +89,7 @@ def test_a_link_in_the_folder_of_reports_is_replaced_and_not_followed(ask, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 21, 22)
-def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path) -> None:
+def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path: Path) -> None:
     poptorch.inferenceModel(Net(), ask().deviceIterations(2)).compile(X)
     assert not names(tmp_path)  # nothing is written unless it is asked for
     poptorch.inferenceModel(Net(), ask().enableProfiling().deviceIterations(2)).compile(X)
@@ -98,7 +105,9 @@ def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_path, monkeypatch):
+def test_the_report_has_the_estimate_its_advice_and_what_was_measured(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Programs as small as these are given no advice, so that any will do."""
     costs = []
 
@@ -149,7 +158,9 @@ def test_the_report_has_the_estimate_its_advice_and_what_was_measured(ask, tmp_p
 
 
 @pytest.mark.parametrize("backend", ["reference", "staged"])
-def test_actions_and_operators_of_the_first_calls_are_timed_here(ask, tmp_path, backend) -> None:
+def test_actions_and_operators_of_the_first_calls_are_timed_here(
+    ask: Callable[..., Any], tmp_path: Path, backend: str
+) -> None:
     executor, ones = training(ask(python=tmp_path).backend(backend)), []
     for _ in range(4):
         executor(X, Y)
@@ -175,7 +186,7 @@ def test_actions_and_operators_of_the_first_calls_are_timed_here(ask, tmp_path, 
 
 
 @pytest.mark.slow  # starts a process
-def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path) -> None:
+def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> None:
     """Three calls, of which the file after call 2 knows two; a child that was forked after two."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -194,7 +205,12 @@ def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path) -> None:
     assert profile.read(tmp_path / "inference")["measured"]["calls"] == 3
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_warning(ask, tmp_path, monkeypatch, caplog):
+def test_a_folder_that_cannot_be_written_to_is_one_warning(
+    ask: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     monkeypatch.setenv("POPTORCH_POD", "bow:4")
     (tmp_path / "full").write_text("a file in the place of a folder")
     wrapped = training(ask(python=tmp_path / "full").logCycleCount(True))

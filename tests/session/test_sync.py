@@ -9,6 +9,7 @@ import logging
 import pickle
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,9 @@ class Net(nn.Module):
         self.layer = nn.Linear(4, 2)
         self.top = nn.Parameter(torch.ones(2))
 
-    def forward(self, x, y=None):
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         out = self.layer(x) * self.top
         return out if y is None else (out, nn.functional.mse_loss(out, y))
 
@@ -65,7 +68,7 @@ def test_every_look_sees_trained_values() -> None:
     assert set(twins.wrapped.plan().program.graphs) == {"step"}  # one graph holds it all
 
 
-def transfers(caplog) -> list[int]:
+def transfers(caplog: pytest.LogCaptureFixture) -> list[int]:
     """How often weights have come down, and how often they have gone up."""
     ways = "from IPU to host", "from host to IPU memory"
     return [caplog.text.count(f"Writing weights {way}") for way in ways]
@@ -74,7 +77,9 @@ def transfers(caplog) -> list[int]:
 @pytest.mark.spec("executor", 6, 39, 57, 58, 59)
 @pytest.mark.spec("programs", 6)
 @pytest.mark.parametrize("first", ["training", "inference"])
-def test_a_burst_of_training_comes_down_once_and_validation_refreshes_itself(first, caplog) -> None:
+def test_a_burst_of_training_comes_down_once_and_validation_refreshes_itself(
+    first: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "poptorch:cpp")
     twins = Twins(Net(), sgd)
     if first == "inference":
@@ -162,7 +167,9 @@ def test_an_executor_may_be_collected_while_another_is_captured() -> None:
     twins.step(X, Y)
 
     class Dropping(Net):
-        def forward(self, x, y=None):
+        def forward(
+            self, x: torch.Tensor, y: torch.Tensor | None = None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             twins.wrapped = None
             gc.collect()
             return super().forward(x, y)
@@ -201,7 +208,9 @@ A, B = normal(8, 2), normal(8, 2, seed=1)
 def net() -> Having:
     """A weight and a buffer of its own, and one below."""
 
-    def forward(model, x, y=None):
+    def forward(
+        model: Having, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         out = model.below(x * model.weight + model.offset)
         return out if y is None else (out, nn.functional.mse_loss(out, y))
 
@@ -329,7 +338,7 @@ def written(executor: Any) -> list[weakref.ref[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
-def test_a_devices_tensors_go_when_it_goes(library) -> None:
+def test_a_devices_tensors_go_when_it_goes(library: Any) -> None:
     """Without the garbage collector, which nobody waits for."""
     model = Layered()
     optimizer = library.Adam(model.parameters(), lr=0.05)
@@ -356,7 +365,7 @@ def test_a_model_that_reaches_its_executor_goes_with_it_and_leaves_what_was_trai
         def __init__(self, layer: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             self.run = poptorch.trainingModel(Having(self.loss, layer=layer), options(), optimizer)
 
-        def loss(self, model, x, y):
+        def loss(self, model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return nn.functional.mse_loss(model.layer(x), y)
 
     twins = Twins(Graded(layer=nn.Linear(3, 2)), adam, **near(10, 2))
@@ -404,7 +413,7 @@ def test_an_optimizers_state_follows_a_parameter_whose_data_are_others(way: str)
     twins.compare()
 
 
-def test_what_is_saved_has_what_was_loaded_into_the_optimizer(tmp_path) -> None:
+def test_what_is_saved_has_what_was_loaded_into_the_optimizer(tmp_path: Path) -> None:
     for edits in (False, True):
         for detached in (False, True):
             model = Layered()
@@ -447,7 +456,7 @@ class Tagged(nn.Linear):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "pickled": True}
 
-    def forward(self, x, y):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(super().forward(x), y)
 
 
@@ -467,7 +476,7 @@ def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
 
 @pytest.mark.parametrize("backend", few(["reference", "inductor"], "reference"))
 def test_what_inference_counts_comes_down_when_it_is_asked_for(backend: str) -> None:
-    def count(own, x):
+    def count(own: Having, x: torch.Tensor) -> torch.Tensor:
         if own.training:  # a program for eval() reads the one and not the other
             own.count.add_(1)
             own.seen.add_(1)

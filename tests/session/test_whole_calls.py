@@ -4,6 +4,7 @@ import copy
 import os
 import pkgutil
 import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def raising(signum: int, frame: object) -> None:
 
 
 @pytest.fixture
-def handled():
+def handled() -> Iterator[Callable[..., Any]]:
     """Sets handlers of signals, for as long as a test lasts."""
     before: dict[int, Any] = {}
 
@@ -129,7 +130,7 @@ def handled():
         signal.signal(signum, handler)
 
 
-def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted) -> None:
+def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[..., Any]) -> None:
     """Send a signal after those runs of a graph, counted from 1, that are wanted."""
     runs: list[object] = []
     original = driver._BoundRun.__call__
@@ -146,7 +147,9 @@ def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "lanes"), [(signal.SIGALRM, 0), (signal.SIGINT, 1)])
-def test_a_handler_that_raises_waits_for_a_whole_state(signum, lanes, monkeypatch, handled) -> None:
+def test_a_handler_that_raises_waits_for_a_whole_state(
+    signum: signal.Signals, lanes: int, monkeypatch: pytest.MonkeyPatch, handled
+) -> None:
     handled(signum, raising)
     trained = Trained("reference", lanes=lanes, iterations=3, accumulation=2)
     x, y = batch(24)
@@ -162,7 +165,9 @@ def test_a_handler_that_raises_waits_for_a_whole_state(signum, lanes, monkeypatc
     trained.call(x, y)
 
 
-def test_handlers_that_do_not_raise_run_and_may_choose_another(monkeypatch, handled) -> None:
+def test_handlers_that_do_not_raise_run_and_may_choose_another(
+    monkeypatch: pytest.MonkeyPatch, handled: Callable[..., Any]
+) -> None:
     seen = []
 
     def first(signum: int, frame: object) -> None:
@@ -184,7 +189,7 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(monkeypatch, hand
 
 
 def test_what_a_handler_raises_while_guards_are_looked_at_is_no_change(
-    monkeypatch, handled, caplog
+    monkeypatch: pytest.MonkeyPatch, handled: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     last, armed = pkgutil.resolve_name("poptorch._base.seeding.last"), list[int]()
 
@@ -206,7 +211,9 @@ def test_what_a_handler_raises_while_guards_are_looked_at_is_no_change(
     assert "does not follow" not in caplog.text
 
 
-def test_a_handler_may_raise_anywhere_in_a_call_like_the_last_one(handled) -> None:
+def test_a_handler_may_raise_anywhere_in_a_call_like_the_last_one(
+    handled: Callable[..., Any],
+) -> None:
     model, x, stopped = torch.nn.Linear(64, 4).eval(), normal(3, 64), 0
     torch.set_num_threads(2)
     executor = poptorch.inferenceModel(model, options())
@@ -230,7 +237,7 @@ def test_ctrl_c_while_compiling() -> None:
     presses = [signal.SIGINT]
 
     class Interrupting(Labelled):
-        def forward(self, x, y):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             if presses and poptorch.isRunningOnIpu():
                 os.kill(os.getpid(), presses.pop())
             return super().forward(x, y)
@@ -262,7 +269,10 @@ REPORT = (
 )
 
 
-def wrapped(make, state) -> tuple[torch.nn.Module, torch.optim.Optimizer, poptorch.PoplarExecutor]:
+def wrapped(
+    make: type,
+    state: Any,
+) -> Any:
     model = Regression(4, 4)
     optimizer = make(model.parameters(), lr=0.1)
     if state is not None:
@@ -281,7 +291,7 @@ def wrapped(make, state) -> tuple[torch.nn.Module, torch.optim.Optimizer, poptor
         (poptorch.optim.Adam, "run"),
     ],
 )
-def test_a_first_call_that_fails_has_not_happened(make, place: str) -> None:
+def test_a_first_call_that_fails_has_not_happened(make: type, place: str) -> None:
     model, optimizer, wrapper = wrapped(make, None)
     wrapper(X, Y)
     kept, losses = copy.deepcopy((model.state_dict(), optimizer.state_dict())), []
@@ -413,7 +423,7 @@ def test_a_keyword_called_self() -> None:
 
 @pytest.mark.parametrize("iterations", [1, 2])  # one: a call like the last one
 def test_indices_that_are_checked_are_those_that_are_read(iterations: int) -> None:
-    def forward(model, at: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+    def forward(model: Having, at: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
         ordered = model.rows(model.order).sum() * 0
         return model.rows(at.long()[:, None])[:, 0] + free[:, None] + ordered
 

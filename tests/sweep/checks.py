@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -58,7 +59,7 @@ class Trained(torch.nn.Module):
         leaves = filter(is_float, pytree.tree_leaves(inputs))
         self.factors = torch.nn.ParameterList(torch.ones(()) for _ in leaves)
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any):
         factors = iter(self.factors)
         args, kwargs = pytree.tree_map(
             lambda leaf: leaf * next(factors) if is_float(leaf) else leaf, (args, kwargs)
@@ -175,6 +176,6 @@ def problem_of(check) -> str | None:
     return None
 
 
-def spread(items: list[Any], count: int):
+def spread(items: list[Any], count: int) -> Iterator[Any]:
     """Yield at most ``count`` items, evenly spaced."""
     yield from items[:: max(1, -(-len(items) // count))]

@@ -1,6 +1,8 @@
 """Small models of transformers beside eager torch: ``benchmarks/zoo.py`` makes and judges them."""
 
 import inspect
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import transformers
@@ -89,11 +91,11 @@ def names():
     return RECIPES
 
 
-def samples(name: str, most: int):
+def samples(name: str, most: int) -> Iterator[Any]:
     yield name
 
 
-def tried(name: str):
+def tried(name: str) -> Iterator[Any]:
     """Yield how training went."""
     said = zoo.verdict(lambda: made(name), "reference") or "eager torch does not train it"
     yield "training", None if said == "equal" else said

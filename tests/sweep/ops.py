@@ -95,7 +95,7 @@ class Applied(torch.nn.Module):
         values = [torch.nn.Parameter(tensors[at].detach().clone()) for at in trained]
         self.weights = torch.nn.ParameterList(values)
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: Any):
         tensors = list(self.kept)
         for at, value in zip([*self.given, *self.trained], [*inputs, *self.weights], strict=True):
             tensors[at] = value
