@@ -82,35 +82,97 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
 
 @pytest.mark.spec("executor", 31, 32)
 @pytest.mark.spec("optimizers", 14, 16)
-def test_state_is_none_until_compiled() -> None:
-    model, optimizer, training = adam()
+def test_before_compiling_the_optimizer_has_no_state() -> None:
+    _, optimizer, _ = adam()
+
     state = optimizer.state_dict()
+
     assert state["ipu_state"] is None
     assert state["ipu_param"] is None
     assert not optimizer.has_state()
+
+
+@pytest.mark.spec("executor", 31, 32)
+@pytest.mark.spec("optimizers", 14, 16)
+def test_compiling_gives_the_optimizer_moments_of_zero_and_its_numbers() -> None:
+    _, optimizer, training = adam(lr=0.01)
+
     training.compile(X, Y)
+
     state = optimizer.state_dict()
     assert not state["ipu_state"][WEIGHT].any()
     assert state["ipu_param"]["learningRate___specific___layer.weight"] == torch.tensor(0.01)
+
+
+# By name: what is changed in a state, the error, and what is said.
+WRONG_STATES: dict[str, tuple[Any, type[Exception], str]] = {
+    "torch's": (
+        lambda state, native: native,
+        RuntimeError,
+        "Only IPU optimizer states can be loaded",
+    ),
+    "no dictionary": (
+        lambda state, native: {**state, "ipu_state": 3},
+        RuntimeError,
+        "Only IPU optimizer states can be loaded",
+    ),
+    "without numbers": (
+        lambda state, native: {**native, "ipu_state": {}},
+        RuntimeError,
+        "Only IPU optimizer states can be loaded",
+    ),
+    "empty": (lambda state, native: {}, RuntimeError, "because it is empty"),
+    "none": (lambda state, native: None, RuntimeError, "because it is empty"),
+    "more groups": (
+        lambda state, native: {**state, "param_groups": state["param_groups"] * 2},
+        ValueError,
+        "parameter group",
+    ),
+}
+
+
+@pytest.mark.spec("executor", 31, 32)
+@pytest.mark.spec("optimizers", 14, 16)
+@pytest.mark.parametrize("change, error, said", WRONG_STATES.values(), ids=WRONG_STATES)
+def test_a_state_of_another_kind_is_refused(
+    change: Callable[..., Any], error: type[Exception], said: str
+) -> None:
+    model, optimizer, training = adam()
+    training.compile(X, Y)
     native = torch.optim.Adam(model.parameters(), lr=0.5).state_dict()
-    for wrong in (native, {**state, "ipu_state": 3}, {**native, "ipu_state": {}}):
-        with pytest.raises(RuntimeError, match="Only IPU optimizer states can be loaded") as caught:
-            optimizer.load_state_dict(wrong)
-        assert isinstance(caught.value, poptorch.Error)
-    for empty in ({}, None):
-        with pytest.raises(RuntimeError, match="because it is empty"):
-            optimizer.load_state_dict(empty)
-    with pytest.raises(ValueError, match="parameter group"):
-        optimizer.load_state_dict({**state, "param_groups": state["param_groups"] * 2})
+
+    with pytest.raises(error, match=said) as refused:
+        optimizer.load_state_dict(change(optimizer.state_dict(), native))
+
+    assert "Only IPU" not in said or isinstance(refused.value, poptorch.Error)
     assert not optimizer.ipu_state_is_dirty
-    _, other, training = adam()
-    other.load_state_dict({"ipu_state": None, "ipu_param": None, **native})  # torch's part only
-    assert other.param_groups[0]["lr"] == 0.5
-    assert not other.ipu_state_is_dirty
-    other.load_state_dict({**state, "ipu_state": {WEIGHT: state["ipu_state"][WEIGHT] + 0.5}})
-    training.compile(X, Y)  # nothing was, before
-    assert (state_of(other)[WEIGHT] == 0.5).all()
-    assert state_of(other).keys() == state["ipu_state"].keys()  # what is not loaded stays
+
+
+@pytest.mark.spec("executor", 31, 32)
+@pytest.mark.spec("optimizers", 14, 16)
+def test_a_state_without_that_of_an_ipu_brings_the_numbers_of_its_groups() -> None:
+    model, optimizer, _ = adam()
+    native = torch.optim.Adam(model.parameters(), lr=0.5).state_dict()
+
+    optimizer.load_state_dict({"ipu_state": None, "ipu_param": None, **native})
+
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert not optimizer.ipu_state_is_dirty
+
+
+@pytest.mark.spec("executor", 31, 32)
+@pytest.mark.spec("optimizers", 14, 16)
+def test_a_part_of_a_state_is_loaded_when_the_model_is_compiled_and_the_rest_stays() -> None:
+    _, donor, training = adam()
+    training.compile(X, Y)
+    state = donor.state_dict()
+    _, optimizer, training = adam()
+
+    optimizer.load_state_dict({**state, "ipu_state": {WEIGHT: state["ipu_state"][WEIGHT] + 0.5}})
+    training.compile(X, Y)
+
+    assert (state_of(optimizer)[WEIGHT] == 0.5).all()
+    assert state_of(optimizer).keys() == state["ipu_state"].keys()
 
 
 @pytest.mark.spec("executor", 60)
