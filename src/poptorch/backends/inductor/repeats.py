@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,12 +128,27 @@ def cut(
 def _repeats(order: Sequence[fx.Node]) -> list[Stretch]:
     index = {node: at for at, node in enumerate(order)}
 
-    def longest(stretches: list[Stretch]) -> Stretch | None:
-        turned = (_turned(order, index, each) for each in stretches[:_LONGEST])
+    def choose(stretches: list[Stretch]) -> Stretch | None:
+        turned = (_turned(order, index, each) for each in _longest(stretches))
         best = max(filter(None, turned), key=lambda each: each.saved, default=None)
         return best if best is not None and best.saved >= _OF_ONE else None
 
-    return repetitions([_text(node, {}) for node in order], longest, _LEAST_PERIOD)
+    return repetitions([_text(node, {}) for node in order], choose, _LEAST_PERIOD)
+
+
+def _longest(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Return the first stretches, without those that only join periods of an earlier one."""
+    found: list[Stretch] = []
+    for each in stretches:
+        joins = any(
+            each.period % before.period == 0 and each.start < before.end and before.start < each.end
+            for before in found
+        )
+        if not joins:
+            found.append(each)
+        if len(found) == _LONGEST:
+            break
+    return found
 
 
 def _turned(
