@@ -1,7 +1,9 @@
-"""What the examples share: the same training in plain PyTorch and in PopTorch, compared.
+"""Train the same model in plain PyTorch and in PopTorch, and compare them. The examples share this
+code.
 
-Both start from the same weights and see the same batches in the same order. They take turns, an
-update each, so that whatever else the machine does hits both. Compiling comes before the first one.
+Both start from the same weights and see the same batches in the same order. They alternate, one
+update each, so that other work on the machine affects both equally. Compiling is done before the
+first update.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import nn
 
 import poptorch
 
-FEWEST = 4  # ratios of which a median says something
+FEWEST = 4  # minimum number of ratios for a meaningful median
 Batch = tuple[torch.Tensor, ...]
 Step = Callable[[Batch], float]
 Schedules = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler | None]
@@ -29,7 +31,9 @@ Schedules = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSchedul
 
 @dataclass
 class Run:
-    """One of the two; ``speeds`` are micro-batches a second of rounds, ``seconds`` of updates."""
+    """Results of one of the two programs: ``speeds`` in micro-batches per second of each round,
+    ``seconds`` of updates.
+    """
 
     name: str
     model: nn.Module
@@ -53,7 +57,7 @@ def eager_step(
     scheduler: torch.optim.lr_scheduler.LRScheduler | None,
     accumulation: int,
 ) -> Step:
-    """Return the native loop over the micro-batches of one update."""
+    """Return a function that runs the native loop over the micro-batches of one update."""
     longest = getattr(optimizer, "max_grad_norm", None)
 
     def step(batch: Batch) -> float:
@@ -77,7 +81,7 @@ def poptorch_step(
     scheduler: torch.optim.lr_scheduler.LRScheduler | None,
     options: poptorch.Options,
 ) -> Step:
-    """Return one call of the wrapped model."""
+    """Return a function that calls the wrapped model once."""
     training = poptorch.trainingModel(model, options, optimizer)
 
     def step(batch: Batch) -> float:
@@ -103,16 +107,16 @@ def compare(
 
     Args:
         model: its ``forward`` returns the loss.
-        make_optimizer: from a model.
-        batches: what an update takes each; a round goes over all of them.
-        rounds: over the batches.
-        options: of the wrapped model.
-        each_round: is called with the number of a round before it, from 1 on.
-        make_scheduler: from an optimizer; takes a step after each update.
+        make_optimizer: makes an optimizer for a model.
+        batches: each contains the data of one update; a round uses all of them.
+        rounds: number of rounds.
+        options: options of the wrapped model.
+        each_round: called before each round with its number, from 1 on.
+        make_scheduler: makes a scheduler for an optimizer; it makes a step after each update.
     """
     options = options or poptorch.Options()
     if "POPTORCH_BACKEND" not in os.environ:
-        options.backend("optimise")  # what is compared is compiled code, from the first call on
+        options.backend("optimise")  # compare compiled code, from the first call on
     accumulation = options.Training.gradient_accumulation
     other = copy.deepcopy(model)
     runs = [Run("eager PyTorch", other), Run("poptorch", model)]
@@ -150,13 +154,15 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def ratio(runs: Sequence[Run]) -> str:
-    """Say how many times as fast the last one is, after what a first round does once."""
+    """Return how many times as fast the last program is, without the work that only the first round
+    does.
+    """
     first, last = runs
     if last.seconds:
         each = len(last.seconds) // len(last.speeds)
         pairs = zip(first.seconds[each:], last.seconds[each:], strict=True)
         ratios, what = [one / other for one, other in pairs], "updates, taking turns"
-    else:  # they were trained one after the other
+    else:  # the programs were trained one after the other
         pairs = zip(first.speeds[1:], last.speeds[1:], strict=True)
         ratios, what = [other / one for one, other in pairs], "rounds, one after the other"
     if len(ratios) < FEWEST:
@@ -190,7 +196,7 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
 
 
 def finish(runs: Sequence[Run], arguments: argparse.Namespace, title: str) -> None:
-    """Print the comparison; plot it and save the weights if that was asked for."""
+    """Print the comparison, and plot it and save the weights if the arguments ask for this."""
     print(title, *table(runs), sep="\n")
     if arguments.plot:
         plot(runs, arguments.plot, title)

@@ -1,4 +1,4 @@
-"""The technical note about available memory: one network, several proportions.
+"""Show the technical note about available memory: one network with several proportions.
 
 python examples/archived/available_memory.py
 """

@@ -1,4 +1,4 @@
-"""The tutorial about efficient data loading: larger calls, a loading process, replicas.
+"""Show the tutorial about efficient data loading: larger calls, a loading process, replicas.
 
 python examples/archived/data_loading.py
 """
@@ -64,7 +64,7 @@ def main() -> None:
     for name, (options, mode) in settings.items():
         speed, trained[name] = train(options, mode)
         print(f"{name}: {speed:.0f} rows/s")
-    # The batches and their order are those of the first loader: so are the weights.
+    # The batches and their order are those of the first loader, and so the weights are, too.
     expected = trained["one iteration"].state_dict()
     for name in ("eight iterations", "a loading process"):
         torch.testing.assert_close(trained[name].state_dict(), expected)

@@ -1,4 +1,5 @@
-"""The notebook that fine-tunes BERT to answer questions, small and on made-up paragraphs.
+"""Show the notebook that fine-tunes BERT to answer questions, with a small model and generated
+paragraphs.
 
 python examples/archived/finetuning_bert.py
 """
@@ -13,7 +14,7 @@ LENGTH, LAYERS, ACCUMULATION = 16, 4, 8
 
 
 class PipelinedBertForQuestionAnswering(transformers.BertForQuestionAnswering):
-    """The model with its layers placed on four IPUs, and one loss marked."""
+    """The model with its layers on four IPUs, and one value marked as the loss."""
 
     def parallelize(self):
         poptorch.BeginBlock(self.bert.embeddings, "Embedding", ipu_id=0)
@@ -38,7 +39,7 @@ class PipelinedBertForQuestionAnswering(transformers.BertForQuestionAnswering):
 
 
 def training_options() -> poptorch.Options:
-    """Return every setting of the notebook."""
+    """Return all settings of the notebook."""
     options = poptorch.Options().autoRoundNumIPUs(True)
     options.deviceIterations(1).replicationFactor(1).randomSeed(1)
     options.outputMode(poptorch.OutputMode.Final)

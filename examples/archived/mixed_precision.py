@@ -1,4 +1,4 @@
-"""The tutorial about half and mixed precision, with every setting that it names.
+"""Show the tutorial about half and mixed precision, with every setting that it names.
 
 python examples/archived/mixed_precision.py
 """
@@ -16,7 +16,7 @@ from data import SUBSET, load
 
 
 class CustomModel(nn.Module):
-    """Convolutions in the middle of which the type may change."""
+    """Convolutions; the type can change between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class CustomModel(nn.Module):
 
 
 def train(half_weights: bool, half_data: bool, rounding: bool) -> tuple[list[float], float]:
-    """Train an epoch; return the losses, and the share of test images that are right."""
+    """Train an epoch. Return the losses and the accuracy on the test images."""
     torch.manual_seed(0)
     data = load(SUBSET)
     model = CustomModel()

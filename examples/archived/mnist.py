@@ -1,4 +1,5 @@
-"""The simple MNIST application, and the basics tutorial: train, evaluate, use the weights in torch.
+"""Show the simple MNIST application and the basics tutorial: train, evaluate, use the weights in
+torch.
 
 python examples/archived/mnist.py
 """
@@ -17,7 +18,7 @@ from data import SUBSET, load
 
 
 class Block(nn.Module):
-    """A convolution, pooled."""
+    """A convolution and a pooling layer."""
 
     def __init__(self, channels: int, filters: int, size: int, pool: int) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Two blocks, two linear layers and a dropout."""
+    """Two blocks, two linear layers and a dropout layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class Network(nn.Module):
 
 
 class TrainingModelWithLoss(nn.Module):
-    """The network, and its loss beside the scores."""
+    """The network, returning the scores and the loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -84,7 +85,8 @@ def main() -> None:
         right += (scores.argmax(1) == labels).sum().item()
         seen += len(labels)
     inference_model.detachFromDevice()
-    torch.testing.assert_close(scores, model.model(images).detach())  # torch, the same weights
+    # plain PyTorch with the same weights
+    torch.testing.assert_close(scores, model.model(images).detach())
     print(f"{rows} images, last loss {losses[-1]:.3f}, {right / seen:.0%} of {seen} are right")
     assert right / seen > 0.5
 

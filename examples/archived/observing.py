@@ -1,4 +1,4 @@
-"""The tutorial about observing tensors: printed ones, anchored ones, gradients by name.
+"""Show the tutorial about observing tensors: printed ones, anchored ones, gradients by name.
 
 python examples/archived/observing.py
 """
@@ -12,7 +12,7 @@ import poptorch
 
 
 class Model(nn.Module):
-    """Two layers; the first one's result is printed where it is computed."""
+    """Two layers. The result of the first one is printed when it is computed."""
 
     def __init__(self) -> None:
         super().__init__()

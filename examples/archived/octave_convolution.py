@@ -1,4 +1,4 @@
-"""The feature example of octave convolutions: convolutions side by side, in a MultiConv.
+"""Show the feature example of octave convolutions: convolutions side by side, in a MultiConv.
 
 python examples/archived/octave_convolution.py
 """
@@ -12,7 +12,7 @@ import poptorch
 
 
 class OctaveConv(nn.Module):
-    """Convolves maps of high and of low resolution, and exchanges between them."""
+    """Convolves feature maps of high and of low resolution, and exchanges data between them."""
 
     def __init__(self, channels: int, filters: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class OctaveConv(nn.Module):
 
 
 class Network(nn.Module):
-    """Two octave convolutions and a classifier, with the loss."""
+    """Two octave convolutions and a classifier that also returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()

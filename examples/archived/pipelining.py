@@ -1,4 +1,5 @@
-"""The tutorial about pipelining: the same network sharded and pipelined, tensors off the chip.
+"""Show the tutorial about pipelining: the same network sharded, pipelined, and with tensors off the
+chip.
 
 python examples/archived/pipelining.py
 """
@@ -14,7 +15,7 @@ ACCUMULATION = 8
 
 
 class Network(nn.Module):
-    """Four stages, marked where they are called."""
+    """Four stages, which are marked where they are called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The sixth tutorial about graphs: nodes and edges of several types.
+"""Show the sixth tutorial about graphs: nodes and edges of several types.
 
 python examples/archived/pyg_heterogeneous.py
 """
@@ -15,7 +15,7 @@ FILMS, ACTORS, SEEDS = 300, 100, 20
 
 
 def films() -> HeteroData:
-    """Return films, whose genre follows from those who play in them, and actors."""
+    """Return films and actors. The genre of a film follows from its actors."""
     data = HeteroData()
     likes = torch.randint(3, (ACTORS,))
     genre = torch.randint(3, (FILMS,))
@@ -29,7 +29,7 @@ def films() -> HeteroData:
 
 
 class Model(torch.nn.Module):
-    """GraphSAGE for each type of edge; the loss is that of the seeds."""
+    """GraphSAGE for each type of edge. The loss is that of the seeds."""
 
     def __init__(self, metadata) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def main() -> None:
     )
     loader = FixedSizeNeighborLoader(data, shuffle=True, fixed_size_options=sizes, **arguments)
     model = Model(data.metadata())
-    model(data.x_dict, data.edge_index_dict)  # makes the lazy weights
+    model(data.x_dict, data.edge_index_dict)  # creates the lazy weights
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.01)
     training_model = poptorch.trainingModel(model, optimizer=optimizer)
     losses = []

@@ -1,4 +1,4 @@
-"""The fifth tutorial about graphs: one large graph, by clusters and by sampled neighbourhoods.
+"""Show the fifth tutorial about graphs: one large graph, by clusters and by sampled neighbourhoods.
 
 python examples/archived/pyg_large_graph.py
 """
@@ -17,7 +17,7 @@ NODES, SEEDS = 400, 20
 
 
 def large_graph() -> Data:
-    """Return a random graph in which neighbours are mostly of one class."""
+    """Return a random graph in which neighbours mostly have the same class."""
     kinds = torch.randint(4, (NODES,))
     edges = torch.randint(NODES, (2, 12_000))
     alike = kinds[edges[0]] == kinds[edges[1]]
@@ -27,7 +27,7 @@ def large_graph() -> Data:
 
 
 class Net(torch.nn.Module):
-    """GraphSAGE; nodes without a mask are left out of the loss."""
+    """GraphSAGE. Nodes outside of the mask are not part of the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
 
 
 def train(loader, seeds: int | None, data: Data) -> float:
-    """Train on a loader's batches; return the share of the graph's nodes that are right."""
+    """Train on a loader's batches. Return the accuracy on all nodes of the graph."""
     torch.manual_seed(1)
     model = Net()
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.01)

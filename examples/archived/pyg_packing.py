@@ -1,4 +1,4 @@
-"""The fourth tutorial about graphs: small graphs, as many in a batch as fit.
+"""Show the fourth tutorial about graphs: small graphs, as many in a batch as fit.
 
 python examples/archived/pyg_packing.py
 """
@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 import poptorch
 import poptorch_geometric as pg
 
-GRAPHS = 12  # of a batch, with one that is padding
+GRAPHS = 12  # per batch, including one of padding
 
 
 def ring() -> Data:
@@ -22,7 +22,7 @@ def ring() -> Data:
 
 
 class GIN(torch.nn.Module):
-    """Two layers, pooled; padding graphs are left out of the loss."""
+    """Two layers and a pooling layer. Padding graphs are not part of the loss."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The second tutorial about graphs: a graph convolutional network that classifies nodes.
+"""Show the second tutorial about graphs: a graph convolutional network that classifies nodes.
 
 python examples/archived/pyg_worked_example.py
 """
@@ -14,7 +14,7 @@ from poptorch_geometric.dataloader import DataLoader
 
 
 class GCN(torch.nn.Module):
-    """Two convolutions; returns the loss of the nodes that are known."""
+    """Two convolutions. Returns the loss of the nodes with known classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class GCN(torch.nn.Module):
 
 def main() -> None:
     torch.manual_seed(0)
-    data = KarateClub()[0]  # which comes with torch_geometric
+    data = KarateClub()[0]  # this data set is part of torch_geometric
     loader = DataLoader([data], batch_size=1)
     model = GCN()
     plain = copy.deepcopy(model)

@@ -1,4 +1,5 @@
-"""The Lightning application that learns letters with a recurrent network; its text is the GPL.
+"""Show the Lightning application that learns letters with a recurrent network, on the text of the
+GPL.
 
 python examples/archived/shakespeare_rnn.py
 """
@@ -12,7 +13,7 @@ from torch import nn
 import poptorch
 from poptorch.integrations.lightning import PopTorchStrategy
 
-TEXT = Path("/usr/share/common-licenses/GPL-3")  # of the package base-files
+TEXT = Path("/usr/share/common-licenses/GPL-3")  # from the Debian package base-files
 LENGTH, ROWS = 32, 8
 
 
@@ -37,7 +38,7 @@ class CharRNN(pl.LightningModule):
 
 
 class Losses(pl.Callback):
-    """Keeps the loss of each update."""
+    """Records the loss of each update."""
 
     def __init__(self) -> None:
         self.values: list[float] = []

@@ -1,4 +1,4 @@
-"""BERT by Hugging Face's Trainer: which licence is a passage from? Plain and in PopTorch.
+"""Train BERT with Hugging Face's Trainer, plain and in PopTorch: which licence is a passage from?
 
 python examples/bert/train.py
 """
@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import side_by_side
 from poptorch.integrations.transformers import Trainer
 
-FOLDER = Path("/usr/share/common-licenses")  # of the Debian package base-files
+FOLDER = Path("/usr/share/common-licenses")  # from the Debian package base-files
 NAMES = ("Apache-2.0", "Artistic", "GPL-2", "MPL-2.0")
 LENGTH, WORDS = 24, 512
 
 
 def passages() -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    """Return passages to train on and to test with: numbers of words, and which licence it is."""
+    """Return passages for training and testing, as word numbers, and the licence of each."""
     samples = []
     for label, name in enumerate(NAMES):
         words = re.findall(r"\w+", (FOLDER / name).read_text().lower())
@@ -41,7 +41,7 @@ def passages() -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tens
 
 
 def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
-    """Train both and return what they did."""
+    """Train both versions and return their results."""
     arguments = side_by_side.parser(__doc__).parse_args(words)
     training, testing = passages()
     if arguments.small:
@@ -81,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
 
 
 class _Clock(transformers.TrainerCallback):
-    """Micro-batches per second of each epoch, without its evaluation."""
+    """Micro-batches per second of each epoch, without the time of evaluation."""
 
     def __init__(self) -> None:
         self.speeds: list[float] = []

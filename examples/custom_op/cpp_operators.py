@@ -1,4 +1,4 @@
-"""Operators written in C++: compiled, loaded, and trained through.
+"""Compile operators written in C++, load them, and train with them.
 
 Run it with ``python examples/custom_op/cpp_operators.py``; it needs a C++ compiler.
 """

@@ -1,4 +1,4 @@
-"""Operators written in Python: with ``poptorch.register_custom_op`` and with ``torch.library``.
+"""Write operators in Python, with ``poptorch.register_custom_op`` and with ``torch.library``.
 
 Run it with ``python examples/custom_op/python_operators.py``.
 """
@@ -12,7 +12,7 @@ from torch import nn
 import poptorch
 
 
-# The short way: two functions over lists of tensors. They may use NumPy or anything else.
+# The short way: two functions of lists of tensors. They may use NumPy or any other library.
 def cube_forward(inputs, attributes):
     """Return x to the power of three."""
     return [torch.from_numpy(np.power(inputs[0].numpy(), 3))]
@@ -26,11 +26,11 @@ def cube_backward(inputs, outputs, output_gradients, attributes):
 poptorch.register_custom_op("Cube", "my.python", 1, cube_forward, cube_backward)
 
 
-# The way of torch's own libraries: the operator works outside poptorch too, under torch.compile
-# and torch.export for instance. poptorch finds it by its domain, dots being underscores.
+# The way of torch's own libraries. This operator also works outside of poptorch, for example under
+# torch.compile and torch.export. poptorch finds it by its domain, in which dots are underscores.
 @torch.library.custom_op("my_python::LeakyRelu", mutates_args=())
 def leaky_relu(x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Return x where it is positive, alpha * x elsewhere."""
+    """Return x if it is positive, and alpha * x otherwise."""
     return torch.where(x > 0, x, alpha * x)
 
 

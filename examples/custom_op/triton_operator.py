@@ -1,7 +1,7 @@
-"""An operator written in Triton, for GPUs; elsewhere plain torch stands in for the kernel.
+"""Write an operator in Triton, for GPUs. On other devices, plain torch replaces the kernel.
 
-Run it with ``python examples/custom_op/triton_operator.py``. The kernel needs the ``triton``
-package, which torch's CUDA builds bring along, and a GPU.
+Run it with ``python examples/custom_op/triton_operator.py``. The kernel needs a GPU and the package
+``triton``, which torch's CUDA builds install.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if triton is not None:
 
 
 def launch(kernel, *tensors: torch.Tensor) -> torch.Tensor:
-    """Run a kernel over tensors of one shape; return its result."""
+    """Run a kernel on tensors of the same shape, and return its result."""
     tensors = tuple(tensor.contiguous() for tensor in tensors)
     out = torch.empty_like(tensors[0])
     kernel[(triton.cdiv(out.numel(), BLOCK),)](*tensors, out, out.numel(), block=BLOCK)

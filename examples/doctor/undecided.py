@@ -1,4 +1,4 @@
-"""A model with everything that a program of fixed shapes cannot have.
+"""Show a model with everything that a program of fixed shapes does not support.
 
 ``poptorch doctor examples/doctor/undecided.py`` lists it all, and what to write instead.
 """

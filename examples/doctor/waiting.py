@@ -1,6 +1,6 @@
-"""A training program whose data set is slow.
+"""Show a training program with a slow data set.
 
-``poptorch doctor examples/doctor/waiting.py`` says by how much it limits the run.
+``poptorch doctor examples/doctor/waiting.py`` says how much this limits the run.
 """
 
 import time
@@ -15,7 +15,7 @@ class Slow(torch.utils.data.Dataset):
         return 256
 
     def __getitem__(self, index):
-        time.sleep(0.002)  # a disk, a decoder
+        time.sleep(0.002)  # for example reading from a disk and decoding
         return torch.randn(8), index % 2
 
 

@@ -1,4 +1,4 @@
-"""What both versions of the example share: their options, the progress they show, their results."""
+"""Share code between both versions of the example: options, progress and results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from data import DataError, FashionMNIST, load
 
-# Losses can be compared step by step with this seed. With about half of all seeds they cannot: an
-# activation comes so near to zero in some early step that rounding decides which side of a ReLU it
-# is on, and the native loop in float64 parts from the one in float32 in just the same way.
+# With this seed, losses can be compared step by step. With about half of all seeds they cannot: in
+# some early step, an activation is so close to zero that rounding decides on which side of a ReLU
+# it is. The native loop in float64 then differs from the one in float32 in the same way.
 SEED = 10
 TEST_BATCH = 100  # divides the 10,000 test images, and the 1,000 of the small subset
 
@@ -37,15 +37,15 @@ def parser(description: str) -> argparse.ArgumentParser:
         default=os.environ.get("FASHION_MNIST_DIR"),
         help="directory with the four files of FashionMNIST (default: $FASHION_MNIST_DIR)",
     )
-    options.add_argument("--limit", type=int, help="train on only so many images")
+    options.add_argument("--limit", type=int, help="train on only this number of images")
     options.add_argument(
-        "--passes", type=int, default=1, help="how often an epoch goes over the images (default: 1)"
+        "--passes", type=int, default=1, help="how many times an epoch uses each image (default: 1)"
     )
     return options
 
 
 def dataset(args: argparse.Namespace) -> FashionMNIST:
-    """Load the data that the options ask for and say which it is; exit if a file is broken."""
+    """Load the data for the options, and print which data it is. Exit if a file is damaged."""
     try:
         found = load(args.data_dir, args.limit)
     except DataError as error:
@@ -57,16 +57,16 @@ def dataset(args: argparse.Namespace) -> FashionMNIST:
 
 @dataclass
 class Result:
-    """What one version of the example did.
+    """The results of one version of the example.
 
     Attributes:
-        name: which version.
+        name: the name of the version.
         speeds: iterations per second of each epoch.
         epoch_losses: mean loss of each epoch.
         losses: the loss of every step, in order.
-        compile_seconds: time spent compiling; None where nothing is compiled.
-        accuracy: share of the test images that were classified rightly, 0 to 1.
-        tier: what ran the steps in the end, as poptorch says it.
+        compile_seconds: time spent compiling; None if nothing is compiled.
+        accuracy: share of the test images that were classified correctly, 0 to 1.
+        tier: what ran the steps in the end, in poptorch's words.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Result:
     tier: str = ""
 
     def epoch(self, loader: Collection[Any], passes: int = 1) -> Iterator[Any]:
-        """Yield the batches of one epoch, then note and print its speed and loss."""
+        """Yield the batches of one epoch, then record and print its speed and loss."""
         number = len(self.speeds) + 1
         first = len(self.losses)
         batches = itertools.chain.from_iterable(itertools.repeat(loader, passes))
@@ -99,11 +99,11 @@ class Result:
         )
 
     def step(self, loss: torch.Tensor) -> None:
-        """Note the loss of one step."""
+        """Record the loss of one step."""
         self.losses.append(loss.item())
 
     def finish(self, correct: int, total: int, compile_seconds: float | None = None) -> Result:
-        """Note and print the accuracy, and the compile time where there is one."""
+        """Record and print the accuracy, and the compile time if there is one."""
         self.accuracy = correct / total
         self.compile_seconds = compile_seconds
         if compile_seconds is not None:
@@ -119,7 +119,7 @@ def finished(epochs: Iterator[Result]) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the figures of several versions side by side."""
+    """Return a table of the results of several versions."""
 
     def seconds(result: Result) -> str:
         return "none" if result.compile_seconds is None else f"{result.compile_seconds:.2f} s"

@@ -1,8 +1,9 @@
-"""FashionMNIST as two torch data sets, from wherever it can be had.
+"""Load FashionMNIST as two torch data sets, from wherever it is available.
 
-Looked for in this order: the directory that the caller names, the Debian package
-``dataset-fashion-mnist``, earlier downloads; then downloaded with checksums; and failing all that,
-a small real subset that comes with this repository. What was used, and why, is in ``notes``.
+It is searched in this order: the directory that the caller names, the Debian package
+``dataset-fashion-mnist``, earlier downloads. Otherwise it is downloaded and its checksums are
+compared. If all this fails, a small real subset in this repository is used. ``notes`` say what was
+used, and why.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ SUBSET = HERE / "subset"
 DOWNLOADS = HERE.parent.parent / "data" / "fashion_mnist"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
-TIMEOUT = 5.0  # seconds without an answer before the network counts as absent
+TIMEOUT = 5.0  # seconds without an answer after which the network counts as unavailable
 
-# The four files, with the MD5 sums that the set's authors publish for their own downloads. (Debian
-# compresses the same bytes anew, so its files have other sums.)
+# The four files, with the MD5 sums that the authors publish for their downloads. (Debian compresses
+# the same data again, so its files have other sums.)
 PUBLISHED = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
@@ -40,7 +41,7 @@ FULL_SIZES = (60_000, 10_000)
 
 
 class DataError(Exception):
-    """A file of the set cannot be used; the message names it and says what to do."""
+    """A file of the data set cannot be used. The message names it and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class FashionMNIST:
 
     Attributes:
         train, test: pairs of an image, float32 [1, 28, 28] in -1 .. 1, and a label, int64 0 .. 9.
-        notes: sentences that say what was used and what was looked for in vain.
-        full: whether these are all 60,000 + 10,000 images.
+        notes: sentences that say which data was used, and what was not found.
+        full: whether this is the complete set of 60,000 + 10,000 images.
     """
 
     train: TensorDataset
@@ -66,11 +67,11 @@ def load(
 
     Args:
         directory: where to look first; also where a download goes. None looks elsewhere only.
-        limit: use only so many training images, the first ones.
+        limit: use only this number of training images, the first ones.
         url: the server to download from.
 
     Raises:
-        DataError: a file is there but truncated, corrupted or not what its name says.
+        DataError: a file exists, but is truncated, corrupted or not what its name says.
         ValueError: ``limit`` is not positive.
     """
     if limit is not None and limit < 1:
@@ -87,7 +88,7 @@ def load(
 
 
 def _locate(directory: Path | None, url: str) -> tuple[Path, list[str]]:
-    """Return the folder to read, and what has to be said about the choice."""
+    """Return the folder to read, and notes about the choice."""
     notes = []
     for place in (directory, DEBIAN, DOWNLOADS):
         if place is None:
@@ -111,14 +112,15 @@ def _locate(directory: Path | None, url: str) -> tuple[Path, list[str]]:
 
 
 def _download(target: Path, url: str) -> str | None:
-    """Fetch the files that ``target`` lacks; return None, or why it did not work."""
+    """Download the files that ``target`` lacks. Return None, or why this failed."""
     for name, published in PUBLISHED.items():
         if (target / name).is_file():
             continue
         try:
             with urllib.request.urlopen(f"{url}/{name}", timeout=TIMEOUT) as answer:
                 content = answer.read()
-        except (OSError, http.client.HTTPException) as error:  # no network, no such file, cut off
+        # no network, no such file, interrupted connection
+        except (OSError, http.client.HTTPException) as error:
             return f"{url}/{name}: {getattr(error, 'reason', None) or error}"
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != published:
@@ -151,7 +153,7 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     """Return the bytes in a gzipped IDX file as an array of ``dims`` dimensions.
 
     Raises:
-        DataError: the file cannot be unpacked whole, or is not of the size that its header says.
+        DataError: the file cannot be unpacked completely, or does not have the size in its header.
     """
     remedy = "delete it and run again, or point to another copy"
     try:

@@ -1,4 +1,4 @@
-"""Trains the same network with plain PyTorch and with poptorch; shows the figures together."""
+"""Train the same network with plain PyTorch and with poptorch, and compare the results."""
 
 import statistics
 import time
@@ -13,11 +13,12 @@ from common import Result, dataset, parser, table
 PROBE_STEPS = 20
 PROBE_ROUNDS = 3
 COMPARED_STEPS = 200
-IMAGES = 60_000  # of an epoch at least: compiling takes longer than the small subset
+# in an epoch, at least, because compiling takes longer than an epoch of the small subset
+IMAGES = 60_000
 
 
 def native_seconds(threads: int, batch_size: int) -> float:
-    """Return the time of a few native training steps on so many threads."""
+    """Return the time of a few native training steps with this number of threads."""
     torch.set_num_threads(threads)
     model = native.ClassificationModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
@@ -33,9 +34,10 @@ def native_seconds(threads: int, batch_size: int) -> float:
 
 
 def best_threads(batch_size: int) -> int:
-    """Return the number of threads that suits the native version best; both then use it.
+    """Return the number of threads with which the native version is fastest. Both versions then use
+    it.
 
-    Threads wait for one another, so where other programs use the cores fewer are often faster.
+    Threads wait for one another, so fewer threads are often faster if other programs use the cores.
     """
     candidates = sorted({1, torch.get_num_threads()})
     print(f"Trying {' and '.join(map(str, candidates))} thread(s)", flush=True)
@@ -47,7 +49,7 @@ def best_threads(batch_size: int) -> int:
 
 
 def largest_difference(one: Result, other: Result) -> str:
-    """Say how far two versions' losses lie apart over the first steps."""
+    """Say by how much the losses of two versions differ in the first steps."""
     pairs = [*zip(one.losses, other.losses, strict=True)][:COMPARED_STEPS]
     if not pairs:
         return "No step was made, so there are no losses to compare"
@@ -56,7 +58,7 @@ def largest_difference(one: Result, other: Result) -> str:
 
 
 def gain(native: Result, ours: Result) -> str:
-    """Say how many times as fast the epochs are, which took turns."""
+    """Say how many times as fast the epochs are, measured alternately."""
     ratios = [b / a for a, b in zip(native.speeds, ours.speeds, strict=True) if a and b]
     if "reference" in ours.tier or not ratios:
         return f"Speeds are not compared: poptorch {ours.tier or 'made no step'}"

@@ -1,4 +1,4 @@
-"""FashionMNIST in plain PyTorch. The same program in PopTorch is poptorch_ipu.py, beside this."""
+"""Train on FashionMNIST in plain PyTorch. poptorch_ipu.py is the same program in PopTorch."""
 
 import argparse
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class ClassificationModel(nn.Module):
 
 
 def epochs(args: argparse.Namespace, data: FashionMNIST) -> Iterator[Result]:
-    """Train as the options say; yield the result after each epoch, and after evaluation."""
+    """Train as the options say. Yield the result after each epoch, and after evaluation."""
     torch.manual_seed(args.seed)
     order = torch.Generator().manual_seed(args.seed)
     device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""FashionMNIST in PopTorch. The same program in plain PyTorch is native.py, beside this."""
+"""Train on FashionMNIST in PopTorch. native.py is the same program in plain PyTorch."""
 
 import argparse
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class ModelWithLoss(nn.Module):
 
 
 def epochs(args: argparse.Namespace, data: FashionMNIST) -> Iterator[Result]:
-    """Train as the options say; yield the result after each epoch, and after evaluation."""
+    """Train as the options say. Yield the result after each epoch, and after evaluation."""
     torch.manual_seed(args.seed)
     order = torch.Generator().manual_seed(args.seed)
     options = poptorch.Options()
@@ -59,7 +59,7 @@ def epochs(args: argparse.Namespace, data: FashionMNIST) -> Iterator[Result]:
     model.train()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
     training_model = poptorch.trainingModel(model, options, optimizer)
-    # Optional: else the first calls would run interpreted while it compiles.
+    # Optional. Otherwise the interpreter runs the first calls while the model is compiled.
     images = torch.zeros(args.batch_size, 1, 28, 28)
     training_model.compile(images, torch.zeros(args.batch_size, dtype=torch.int64))
 

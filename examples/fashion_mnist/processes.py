@@ -1,7 +1,8 @@
-"""FashionMNIST in a job: poprun --num-instances 2 python processes.py; by itself it is one process.
+"""Train on FashionMNIST in a job: poprun --num-instances 2 python processes.py. Without poprun it
+is one process.
 
-The batch is that of all processes together. With --checkpoints a job that was stopped, or that
-poprun --max-restarts starts again, goes on where it was.
+The batch size is that of all processes together. With --checkpoints, a job that was stopped, or
+that poprun --max-restarts starts again, continues where it stopped.
 """
 
 import torch
@@ -15,7 +16,7 @@ from poptorch_ipu import ClassificationModel, ModelWithLoss
 
 
 def accuracy(model, test):
-    """Return the share of the test images that are classified rightly; no process waits."""
+    """Return the accuracy on the test images, without waiting for other processes."""
     options = poptorch.Options()
     options.Distributed.disable()  # this process reads all of them
     loader = poptorch.DataLoader(options, test, batch_size=TEST_BATCH)

@@ -1,6 +1,6 @@
-"""What the examples share: two training loops side by side, their figures, a picture of them.
+"""Compare two training loops and plot their results. The examples share this code.
 
-Times are processor time, which other work on the machine does not change much.
+Times are processor time, which depends little on other work on the machine.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 
 import poptorch
 
-COMPARED = 50  # updates whose losses are compared; later ones part by rounding alone
-WARM_UP = 5  # updates whose time does not count: the first one compiles
+COMPARED = 50  # number of updates whose losses are compared; later ones differ because of rounding
+WARM_UP = 5  # updates whose time is ignored, because the first one compiles
 Step = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass
 class Run:
-    """What one of the two did: of every update the loss, its seconds, and what it predicted."""
+    """Results of one of the two loops: the loss, time and predictions of every update."""
 
     name: str
     losses: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def milliseconds(self) -> float:
-        """Median of an update."""
+        """Return the median time of an update."""
         return statistics.median(self.seconds[WARM_UP:] or self.seconds) * 1e3
 
 
@@ -60,7 +60,7 @@ def parser(description: str | None, updates: int) -> argparse.ArgumentParser:
 
 
 def settings(args: argparse.Namespace) -> poptorch.Options:
-    """Return options for the wrapped model, and make everything repeatable."""
+    """Return options for the wrapped model, and make the run repeatable."""
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         raise SystemExit('--plot needs matplotlib: pip install "poptorch[examples]"')
     torch.manual_seed(0)
@@ -83,10 +83,12 @@ def plain(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
 
 
 def side_by_side(batches: Iterable[tuple[Any, Any]], eager: Step, ours: Step) -> tuple[Run, Run]:
-    """Let both train on the same graphs, in turns.
+    """Train both on the same graphs, alternating.
 
     Args:
-        batches: pairs of what each takes: graphs as they are, and padded to fixed sizes.
+        batches: pairs of batches for the two loops: graphs as they are, and padded to fixed sizes.
+        eager: the loop in plain PyTorch.
+        ours: the wrapped model.
     """
     runs = Run("torch_geometric, eager"), Run("poptorch")
     for native, padded in batches:
@@ -96,7 +98,7 @@ def side_by_side(batches: Iterable[tuple[Any, Any]], eager: Step, ours: Step) ->
 
 
 def report(runs: tuple[Run, Run], metric: str, values: tuple[float, float]) -> None:
-    """Print the figures of both."""
+    """Print the results of both."""
     pairs = zip(*(run.losses[:COMPARED] for run in runs), strict=True)
     apart = max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
     print(f"{'':24s}{'last loss':>12s}{metric:>26s}{'ms per update':>16s}{'first update':>15s}")
@@ -110,7 +112,7 @@ def report(runs: tuple[Run, Run], metric: str, values: tuple[float, float]) -> N
 
 
 def picture(path: Path, title: str, runs: tuple[Run, Run]) -> None:
-    """Draw both losses, and how long updates take."""
+    """Plot both losses, and how long updates take."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""Regression on molecules, with gradient accumulation: an energy, from atoms and bonds.
+"""Train a regression on molecules with gradient accumulation: an energy, from atoms and bonds.
 
 The molecules are generated: chains of atoms with a few rings, and an energy that is a sum over
-bonds. They are no chemistry; they have the sizes of small organic molecules.
+bonds. They are not realistic, but have the sizes of small organic molecules.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import comparison
 import poptorch
 import poptorch_geometric as pg
 
-MOLECULES, KINDS = 32, 8  # of a micro-batch; kinds of atoms
+MOLECULES, KINDS = 32, 8  # molecules per micro-batch; kinds of atoms
 BOND_ENERGIES = torch.randn(KINDS, KINDS, generator=torch.Generator().manual_seed(1))
 
 
 class Energy(torch.nn.Module):
-    """A graph isomorphism network; real molecules come first, padding behind them."""
+    """A graph isomorphism network. Real molecules come first, followed by padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ def molecule() -> Data:
 
 
 def arguments_of(batch: Any) -> tuple[torch.Tensor, ...]:
-    """Return what the model takes."""
+    """Return the arguments of the model."""
     return batch.x, batch.edge_index, batch.batch, batch.y
 
 
 def epochs(
     samples: list[Data], sizes: pg.FixedSizeOptions, options: poptorch.Options, updates: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the molecules of each update, as they are and padded, in a new order each epoch."""
+    """Yield the molecules of each update, as they are and padded, in a new order in each epoch."""
     left = updates
     while left > 0:
         mixed = [samples[at] for at in torch.randperm(len(samples)).tolist()]
@@ -74,7 +74,7 @@ def epochs(
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[comparison.Run, comparison.Run]:
-    """Train both and print their figures."""
+    """Train both and print their results."""
     args = comparison.parser(__doc__, 250).parse_args(arguments)
     options = comparison.settings(args)
     options.Training.gradientAccumulation(2 if args.small else 8)

@@ -1,7 +1,7 @@
-"""Node classification by neighbour sampling: which part of a house is a node?
+"""Classify nodes by sampling their neighbours: which part of a house is a node?
 
-The graph is one that torch_geometric makes, without a download: a random graph to which small
-"houses" of five nodes are attached. Nodes are told apart by their neighbourhoods alone.
+torch_geometric generates the graph, without a download: a random graph to which small "houses" of
+five nodes are attached. Nodes can only be distinguished by their neighbourhoods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEEDS, DEGREES = 32, 16
 
 
 class Classifier(torch.nn.Module):
-    """GraphSAGE; seeds are the first nodes."""
+    """GraphSAGE. The seeds are the first nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Classifier(torch.nn.Module):
 
 
 def graph(small: bool) -> Data:
-    """Return houses on a random graph; features are degrees."""
+    """Return houses on a random graph. The features are the degrees."""
     nodes, houses = (200, 40) if small else (2000, 400)
     made = ExplainerDataset(BAGraph(nodes, num_edges=3), "house", num_motifs=houses)[0]
     degrees = degree(made.edge_index[0], made.num_nodes).long().clamp(max=DEGREES) - 1
@@ -58,13 +58,13 @@ def sampled(loader: Any, seeds: int, updates: int) -> Iterator[tuple[Any, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[comparison.Run, comparison.Run]:
-    """Train both and print their figures."""
+    """Train both and print their results."""
     args = comparison.parser(__doc__, 300).parse_args(arguments)
     options = comparison.settings(args)
     data = graph(args.small)
     order = torch.randperm(data.num_nodes)
     train, test = order[: len(order) // 2], order[len(order) // 2 :]
-    sizes = pg.FixedSizeOptions(num_nodes=650, num_edges=900)  # some 500 and 700 are usual
+    sizes = pg.FixedSizeOptions(num_nodes=650, num_edges=900)  # about 500 and 700 are usual
     loader = FixedSizeNeighborLoader(
         data, [10, 5], input_nodes=train, batch_size=SEEDS, fixed_size_options=sizes,
         options=options,

@@ -1,10 +1,10 @@
-"""A temporal network with a memory of each person: who will talk to whom?
+"""Train a temporal network with a memory of each person: who will talk to whom?
 
-The stream of events is generated. People belong to hidden groups and mostly talk within theirs;
-each message has a trace of the group of its sender. The memory, a buffer of the model, gathers what
-people have sent and heard, and events of the next moment are predicted from it. Some 84 % can be
-right: a tenth of the events lead anywhere, and of the strangers that did not meet a quarter share
-the group.
+The stream of events is generated. People belong to hidden groups and mostly talk within them, and
+each message contains a trace of the sender's group. The memory, a buffer of the model, collects
+what people have sent and received. From it, the events of the next moment are predicted. About 84 %
+of the predictions can be right: a tenth of the events are between random people, and a quarter of
+the pairs without an event are in the same group.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ STRANGERS = 0.1  # share of the events between groups
 
 
 class Temporal(nn.Module):
-    """Predicts events between people from the memory of them and of whom they met last."""
+    """Predicts events between people from their memories and from whom they met last."""
 
     def __init__(self, people: int) -> None:
         super().__init__()
-        self.register_buffer("memory", torch.zeros(people + 1, WIDTH))  # the last is padding's
+        # the last row is for padding
+        self.register_buffer("memory", torch.zeros(people + 1, WIDTH))
         self.convolution = pyg.TransformerConv(WIDTH, WIDTH // 2, heads=2, edge_dim=1)
         self.cell = nn.GRUCell(3 * WIDTH, WIDTH)
         self.head = nn.Sequential(nn.Linear(3 * WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
@@ -55,12 +56,12 @@ class Temporal(nn.Module):
 
 
 class Stream:
-    """Events, a batch of them at a time; in a batch nobody takes part in two."""
+    """Batches of events. In one batch, nobody takes part in two events."""
 
     def __init__(self, people: int) -> None:
         self.group = torch.arange(people) % GROUPS
         self.traces = torch.randn(GROUPS, WIDTH)
-        self.last = torch.full((people, RECENT), -1)  # whom each met, the latest last
+        self.last = torch.full((people, RECENT), -1)  # whom each person met, the latest one last
         self.when = torch.zeros(people, RECENT)
         sizes = pg.FixedSizeOptions(
             3 * EVENTS * (1 + RECENT) + 1, 3 * EVENTS * RECENT + 1, node_pad_value=people
@@ -68,7 +69,7 @@ class Stream:
         self.pad = FixedSizeCollater(sizes)
 
     def batch(self, moment: int) -> tuple[Any, Any]:
-        """Return the graph of a moment's events, as it is and padded; remember who met."""
+        """Return the graph of a moment's events, as it is and padded, and record who met."""
         people = torch.randperm(len(self.group))
         by_group = people[self.group[people].argsort(stable=True)]
         pairs = by_group.view(-1, 2)[torch.randperm(len(people) // 2)]
@@ -85,7 +86,9 @@ class Stream:
         return ([(part.person, part.edge_index, part.age, message)] for part in (graph, padded))
 
     def _graph(self, seeds: torch.Tensor, moment: int) -> Data:
-        """People of the events, and behind them whom these met last, with edges from those."""
+        """Return the people in the events, followed by those whom they met last, with edges from
+        those.
+        """
         place, turn = (self.last[seeds] >= 0).nonzero(as_tuple=True)
         met = self.last[seeds[place], turn]
         ages = torch.log1p(moment - self.when[seeds[place], turn])[:, None]
@@ -95,7 +98,9 @@ class Stream:
 
 
 def accuracy(run: comparison.Run) -> float:
-    """Return how many of the last quarter's predictions, made before learning them, are right."""
+    """Return the accuracy of the last quarter's predictions, which were made before learning from
+    them.
+    """
     logits = torch.stack(run.predictions[-len(run.predictions) // 4 :])
     return float(((logits[:, 0] > 0).float() + (logits[:, 1] <= 0).float()).mean() / 2)
 
@@ -108,7 +113,7 @@ def events(people: int, updates: int) -> Iterator[tuple[Any, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[comparison.Run, comparison.Run]:
-    """Train both and print their figures."""
+    """Train both and print their results."""
     args = comparison.parser(__doc__, 400).parse_args(arguments)
     options = comparison.settings(args)
     people = 320 if args.small else 1000

@@ -1,4 +1,4 @@
-"""A small ResNet in half precision on FashionMNIST.
+"""Train a small ResNet in half precision on FashionMNIST.
 
 python examples/images/train.py
 """
@@ -20,7 +20,7 @@ import side_by_side
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions and a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Classifies images; ``forward`` returns the loss where labels are given."""
+    """Classifies images. With labels, ``forward`` returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ResNet(nn.Module):
 
 
 def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
-    """Train both and return what they did."""
+    """Train both versions and return their results."""
     parser = side_by_side.parser(__doc__)
     parser.add_argument("--data-dir", type=Path, default=data.SUBSET, help="default: the subset")
     arguments = parser.parse_args(words)

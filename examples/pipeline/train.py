@@ -1,4 +1,4 @@
-"""A transformer in four pipeline stages: its plan, what it would cost on IPUs, and its numbers.
+"""Train a transformer in four pipeline stages; show its plan and what it would cost on IPUs.
 
 python examples/pipeline/train.py
 """
@@ -21,7 +21,7 @@ LENGTH, ROWS, STEPS = 32, 4, 8
 
 
 class Net(nn.Module):
-    """Four layers, one on each IPU, that fill in a letter; ``forward`` returns the loss."""
+    """Four layers, one on each IPU, that predict a missing letter. ``forward`` returns the loss."""
 
     def __init__(self, letters: int, width: int = 64) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
-    """Show the plan and its cost, train both and return what they did."""
+    """Show the plan and its cost, train both versions and return their results."""
     arguments = side_by_side.parser(__doc__).parse_args(words)
     text = TEXT.read_text()
     letters = ["", *sorted(set(text))]

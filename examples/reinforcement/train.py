@@ -1,4 +1,4 @@
-"""SAC of stable-baselines3, whose gradient updates are one call of a compiled program.
+"""Train SAC from stable-baselines3, with all gradient updates in one call of a compiled program.
 
 python examples/reinforcement/train.py
 """
@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import poptorch
 import side_by_side
 
-LOSSES = "ent_coef", "ent_coef_loss", "critic_loss", "actor_loss"  # as the logger names them
+LOSSES = "ent_coef", "ent_coef_loss", "critic_loss", "actor_loss"  # the names that the logger uses
 
 
 class Update(nn.Module):
-    """What one gradient update of SAC computes; the optimizers' steps follow it."""
+    """What one gradient update of SAC computes. The steps of the optimizers follow it."""
 
     def __init__(self, sac: CompiledSAC) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Update(nn.Module):
         self.ent_coef = None if sac.log_ent_coef is not None else sac.ent_coef_tensor.item()
 
     def forward(self, tau, obs, actions, next_obs, dones, rewards, discounts):
-        with torch.no_grad():  # after the last update, which has moved the critics
+        with torch.no_grad():  # after the last update, which has changed the critics
             for weight, target in zip(
                 self.critic.parameters(), self.critic_target.parameters(), strict=True
             ):
@@ -70,13 +70,13 @@ class CompiledSAC(SAC):
     backend = os.environ.get("POPTORCH_BACKEND", "auto")
     executor: poptorch.PoplarExecutor | None = None
     updates_per_call = 0
-    target_is_due = False  # the critics have moved, the target networks have not followed
+    target_is_due = False  # the critics have changed, but the target networks have not followed yet
 
     def _setup_model(self) -> None:
         super()._setup_model()
         if self.use_sde or self.batch_norm_stats:
             raise NotImplementedError("neither state-dependent exploration nor batch norms")
-        if self.ent_coef_optimizer is not None:  # a parameter, with the optimizer that it has
+        if self.ent_coef_optimizer is not None:  # a parameter with its own optimizer
             self.log_ent_coef = nn.Parameter(self.log_ent_coef.detach())
             self.ent_coef_optimizer.param_groups[0]["params"] = [self.log_ent_coef]
 
@@ -85,7 +85,7 @@ class CompiledSAC(SAC):
         return [each for each in own if each is not None]
 
     def _wrap(self, updates: int) -> poptorch.PoplarExecutor:
-        """Wrap for so many updates a call; compiled code serves any number of them."""
+        """Wrap the model for this number of updates per call. Compiled code supports any number."""
         if self.executor is not None:
             self.executor.destroy()
         options = poptorch.Options().deviceIterations(updates).backend(self.backend)
@@ -121,7 +121,7 @@ class CompiledSAC(SAC):
                 self.logger.record(f"train/{name}", value.mean().item())
 
     def get_parameters(self) -> dict[str, dict]:
-        """Return what ``save`` writes, the target networks as SB3 has them after ``train``."""
+        """Return what ``save`` writes, with the target networks as SB3 has them after ``train``."""
         if self.target_is_due:
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
             self.target_is_due = False
@@ -155,7 +155,7 @@ def learned(kind: type[SAC], seed: int, arguments: argparse.Namespace) -> SAC:
 
 
 def compare(runs: Sequence[side_by_side.Run], models: Sequence[SAC], rounds: int) -> None:
-    """Let two models make the same number of updates in turn."""
+    """Let two models make the same number of updates, alternating."""
     for number in range(rounds * 10):
         for run, model in zip(runs, models, strict=True):
             start = time.perf_counter()
@@ -192,7 +192,7 @@ def plot(runs: Sequence[side_by_side.Run], curves: Sequence[Any], path: Path, ti
 
 
 def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
-    """Train both with several seeds, then let them take turns."""
+    """Train both with several seeds, then alternate between them."""
     parser = side_by_side.parser(__doc__)
     parser.add_argument("--steps", type=int, default=5000, help="of the environment")
     parser.add_argument("--seeds", type=int, default=5)

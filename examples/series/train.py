@@ -1,4 +1,4 @@
-"""An LSTM that forecasts the yearly number of sunspots, 1700 to 2008, a data set of statsmodels.
+"""Train an LSTM to forecast the yearly number of sunspots, 1700 to 2008, a data set of statsmodels.
 
 python examples/series/train.py
 """
@@ -20,7 +20,9 @@ YEARS, TESTED = 24, 40
 
 
 class Forecast(nn.Module):
-    """Next year's number from 24 years; ``forward`` returns the loss where the target is given."""
+    """Predicts the next year's number from 24 years. With a target, ``forward`` returns
+    the loss.
+    """
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -34,7 +36,7 @@ class Forecast(nn.Module):
 
 
 def windows() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return all windows of 24 years and the year after each, scaled to about 1."""
+    """Return all windows of 24 years and the following years, scaled to about 1."""
     from statsmodels.datasets import sunspots
 
     table = sunspots.load_pandas().data["SUNACTIVITY"]
@@ -44,7 +46,7 @@ def windows() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
-    """Train both and return what they did."""
+    """Train both versions and return their results."""
     arguments = side_by_side.parser(__doc__).parse_args(words)
     x, y = windows()
     torch.manual_seed(0)

@@ -1,10 +1,11 @@
-"""A variational autoencoder of counts of genes in single cells, of the shape of scVI.
+"""Train a variational autoencoder, similar to scVI, on gene counts in single cells.
 
 python examples/single_cell/train.py
 
-The counts are drawn, as no package brings a data set: cells of four kinds from two laboratories.
-The model is that of R. Lopez et al., Deep generative modeling for single-cell transcriptomics,
-Nature Methods 15 (2018): counts are negative binomial, the prior's weight grows while it trains.
+The counts are random, because no package contains a data set: cells of four kinds from two
+laboratories. The model is that of R. Lopez et al., Deep generative modeling for single-cell
+transcriptomics, Nature Methods 15 (2018): counts follow a negative binomial distribution, and the
+weight of the prior increases during training.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ Cells = tuple[torch.Tensor, torch.Tensor]
 
 
 def layer(inputs: int, outputs: int, dropout: float) -> list[nn.Module]:
-    """Return what the networks are made of."""
+    """Return a layer of the networks."""
     norm = nn.BatchNorm1d(outputs, momentum=0.01, eps=1e-3)
     return [nn.Linear(inputs, outputs), norm, nn.ReLU(), nn.Dropout(dropout)]
 
 
 class CountsVAE(nn.Module):
-    """``forward`` returns the negative ELBO of a batch: of counts, laboratories, weight of KL.
+    """``forward`` returns the negative ELBO of a batch, given counts, laboratories, and the weight
+    of KL.
 
     Args:
-        width: of the hidden layers.
-        latent: numbers that describe a cell.
+        width: width of the hidden layers.
+        latent: how many numbers describe a cell.
     """
 
     def __init__(self, width: int = 128, latent: int = 10) -> None:
@@ -50,7 +52,7 @@ class CountsVAE(nn.Module):
         self.log_inverse_dispersion = nn.Parameter(torch.randn(GENES))
 
     def describe(self, counts: torch.Tensor) -> Normal:
-        """Return what a cell's counts say of it."""
+        """Return the distribution that a cell's counts imply."""
         hidden = self.encoder(torch.log1p(counts))
         return Normal(self.mean(hidden), (self.log_variance(hidden).exp() + 1e-4).sqrt())
 
@@ -74,7 +76,7 @@ class CountsVAE(nn.Module):
 
 
 def drawn_cells() -> Cells:
-    """Return counts of genes, and the laboratory that each cell was in."""
+    """Return random counts of genes, and the laboratory of each cell."""
     kind, laboratory = torch.randint(KINDS, (CELLS,)), torch.randint(LABORATORIES, (CELLS,))
     of_kinds, of_laboratories = torch.randn(KINDS, GENES), 0.3 * torch.randn(LABORATORIES, GENES)
     rate = (of_kinds[kind] + of_laboratories[laboratory]).exp()
@@ -82,7 +84,7 @@ def drawn_cells() -> Cells:
 
 
 def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
-    """Train both and return what they did."""
+    """Train both versions and return their results."""
     arguments = side_by_side.parser(__doc__).parse_args(words)
     torch.manual_seed(0)
     cells, weight = drawn_cells(), torch.zeros(ROWS)

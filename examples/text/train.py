@@ -1,8 +1,8 @@
-"""A small GPT on a text that every Debian machine has: the GNU General Public License.
+"""Train a small GPT on a text that every Debian machine has: the GNU General Public License.
 
 python examples/text/train.py
 
-Sizes and settings are those that nanoGPT's page names for a laptop's processor.
+Sizes and settings are those that nanoGPT's page suggests for a laptop's processor.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import poptorch
 import side_by_side
 
-TEXT = Path("/usr/share/common-licenses/GPL-3")  # of the package base-files
+TEXT = Path("/usr/share/common-licenses/GPL-3")  # from the Debian package base-files
 LENGTH, ROWS, WIDTH, LAYERS, HEADS = 64, 12, 128, 4, 4
 Heads = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Let each letter see those before it."""
+    """Let each letter attend to the letters before it."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
@@ -50,7 +50,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next letter; ``forward`` returns the loss."""
+    """Predicts the next letter. ``forward`` returns the loss."""
 
     def __init__(self, letters: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, letters)
 
     def scores(self, text: torch.Tensor, places: torch.Tensor, heads: Heads) -> torch.Tensor:
-        """Return a score for each letter that could follow."""
+        """Return a score for each possible next letter."""
         x = self.letter(text) + self.place(places)
         for number, layer in enumerate(self.layers):
             x = layer(x, number, heads)
@@ -71,10 +71,10 @@ class GPT(nn.Module):
 
 
 class Writer(nn.Module):
-    """Writes one letter a call, after those that it has been given or has written.
+    """Writes one letter per call, given or written letters first.
 
-    What a call needs of those before it, keys and values of each layer, are buffers: in a program
-    with ``deviceIterations(n)`` one call writes n letters.
+    The keys and values of earlier letters are buffers of each layer. In a program with
+    ``deviceIterations(n)``, one call writes n letters.
     """
 
     def __init__(self, model: GPT) -> None:
@@ -87,14 +87,16 @@ class Writer(nn.Module):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Let the letter see those of the calls before."""
+        """Let the letter attend to those of earlier calls."""
         self.seen[layer].index_copy_(3, self.place, torch.stack([key, value]))
         key, value = self.seen[layer]
         before = torch.arange(LENGTH)[None] <= self.place
         return F.scaled_dot_product_attention(query, key, value, before)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Return the number of a letter [1, 1]; ``given`` [1, 1] is one, or -1 for the last one."""
+        """Return the number of a letter [1, 1]; ``given`` [1, 1] is a letter, or -1 for
+        the last one.
+        """
         letter = torch.where(given < 0, self.last, given)
         self.last.copy_(self.model.scores(letter, self.place, self.attend).argmax(-1))
         self.place.add_(1)
@@ -102,7 +104,7 @@ class Writer(nn.Module):
 
 
 def all_anew(model: GPT, start: torch.Tensor) -> torch.Tensor:
-    """Write as nanoGPT does: each letter by a pass over all before it."""
+    """Write as nanoGPT does: each letter with a pass over all letters before it."""
     text = start[None]
     while text.shape[1] < LENGTH:
         scores = model.scores(text, torch.arange(text.shape[1]), attend)
@@ -111,13 +113,13 @@ def all_anew(model: GPT, start: torch.Tensor) -> torch.Tensor:
 
 
 def with_cache(model: GPT, given: torch.Tensor) -> torch.Tensor:
-    """Write with what each layer has seen, a pass for each letter."""
+    """Write with cached keys and values, with one pass for each letter."""
     writer = Writer(copy.deepcopy(model)).eval()
     return torch.cat([writer(letter[None]) for letter in given])
 
 
 def write(model: GPT, start: torch.Tensor, small: bool) -> torch.Tensor:
-    """Let eager PyTorch and PopTorch write after a start, say how fast, and return the text."""
+    """Let eager PyTorch and PopTorch continue a text, print their speeds, and return the text."""
     given = torch.full((LENGTH, 1), -1)
     given[: len(start), 0] = start
     seconds: dict[str, list[float]] = {"eager, all anew": [], "eager": [], "poptorch": []}
@@ -140,7 +142,7 @@ def write(model: GPT, start: torch.Tensor, small: bool) -> torch.Tensor:
 
 
 def settings(model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW as nanoGPT makes it: matrices decay."""
+    """Return AdamW with nanoGPT's settings: only matrices decay."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -151,7 +153,7 @@ def settings(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
-    """Train both and return what they did."""
+    """Train both versions and return their results."""
     parser = side_by_side.parser(__doc__)
     parser.add_argument("--text", type=Path, default=TEXT)
     arguments = parser.parse_args(words)

@@ -206,19 +206,19 @@ pass
 mode = OutputMode.Sum
 # TODO: Options.outputMode(mode): which results of the loops are kept: the last, or all of them
 options.outputMode(mode)
-# TODO: Options.deviceIterations: the outer loop: so many updates, in inference batches, per call
+# TODO: Options.deviceIterations: the outer loop: updates per call; in inference, batches
 wide = options.deviceIterations(2) if mode else options
 # TODO: for_loop: a Python loop: inputs = body(*inputs), count times
 if mode:
     pass
 elif poptorch.for_loop(2, abs, []):
     pass
-# TODO: gradients began at identity_loss, and did not follow what is computed from it
+# TODO: gradients started at identity_loss, so later computations had no effect on them
 loss = (value + 1).sum()
 loss *= 2
-# TODO: the options come from elsewhere: migrate that file too, and put both together
+# TODO: the options come from another file: migrate that file too, and combine both
 elsewhere = poptorch.trainingModel(value, value.options)
-# TODO: a batch_sampler: one of batches as large as a whole call
+# TODO: a batch_sampler: pass a sampler of batches for a whole call
 loader = poptorch.DataLoader(options, [], batch_sampler=[])
 # TODO: max_grad_norm=0.5: torch.nn.utils.clip_grad_norm_(...) before optimizer.step()
 optimizer = torch.optim.SGD([], lr=1)
@@ -256,7 +256,7 @@ def test_a_script_in_half_precision_trains_in_float32_and_says_so(
 
     old, plain = both(script, new, monkeypatch)
 
-    assert "# TODO: float32 for half precision" in new.read_text()
+    assert "# TODO: float32 replaces half precision" in new.read_text()
     assert all(each.isfinite() for each in plain["losses"])
     rounded = near(8, 20, dtype=torch.float16)
     torch.testing.assert_close(
@@ -335,7 +335,7 @@ def test_a_line_that_also_trains_is_no_comment(tmp_path: Path) -> None:
 
     line = QUERIES.rstrip().splitlines()[-1]
     assert (
-        f"\n# TODO: PoplarExecutor.getTensorNames: no compiled program is there to ask\n{line}"
+        f"\n# TODO: PoplarExecutor.getTensorNames: there is no compiled program to query\n{line}"
         in code
     )
 
@@ -370,13 +370,13 @@ def test_the_report_and_the_diff(tmp_path: Path, capsys: pytest.CaptureFixture[s
     script.write_text(HEAD + PLAIN)
     assert main(["migrate", str(script)]) == 0
     shown = capsys.readouterr().out
-    counts = "3 become loops, 4 are in torch, 3 are nothing on other devices"
+    counts = "3 become loops, 4 are in torch, 3 are not needed on other devices"
     assert shown.startswith(f"{script}: {counts}\n")
     number = script.read_text().partition("own.Training")[0].count("\n") + 1
     row = f"""
 {number:4}  Options.Training.gradientAccumulation  [loop]
-      PyTorch: the inner loop: so many backward() before a step(), of the loss divided by their
-               number
+      PyTorch: the inner loop: the number of backward() calls before a step(), with the loss divided
+               by this number
       here:    Set the number of micro-batches per optimizer step.
 """
     assert row in shown

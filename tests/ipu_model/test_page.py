@@ -191,7 +191,7 @@ def test_a_page_says_that_it_is_close(content: Content) -> None:
 
     text = page.html({**content, "estimated": close})
 
-    assert '<p class="verdict close">Close, 0.9 to 1.1 of the limit: the full' in text
+    assert '<p class="verdict close">It is close to the limit (0.9 to 1.1): the full' in text
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def _torch() -> Iterator[Finding]:
             lost.append(private.ROWS[name][1])
     if lost:
         fix = "install a release that pip install poptorch accepts"
-        yield Finding("torch", f"{versions}; without names of other releases: {lost[0]}", fix)
+        yield Finding("torch", f"{versions}; it lacks private names, so {lost[0]}", fix)
     else:
         yield Finding("torch", versions)
 
@@ -121,7 +121,7 @@ def _caches() -> Iterator[Finding]:
             yield Finding("caches", f"{variable}={named}: {trouble}", fix)
     if not keyed.name():
         fix = "name a file of yours in POPTORCH_KEY_FILE"
-        yield Finding("caches", "there is no key to mark compiled code with", fix)
+        yield Finding("caches", "there is no key to sign compiled code with", fix)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def _threads() -> Iterator[Finding]:
     text = f"{threads} for {cores:g} cores; {idle:.1f} cores are idle now"
     if threads > most:
         fix = f"export OMP_NUM_THREADS={most}, or torch.set_num_threads({most})"
-        yield Finding("threads", f"{text}: they wait for one another", fix)
+        yield Finding("threads", f"{text}: the threads wait for one another", fix)
     else:
         yield Finding("threads", text)
     if idle < resources.IDLE:

@@ -25,12 +25,14 @@ def add_migrate(commands: Any) -> None:
         "explain a PopTorch script in terms of plain PyTorch, and translate it",
         "poptorch migrate train.py\npoptorch migrate --diff train.py\n"
         "poptorch migrate -o plain.py train.py",
-        "The script is read, not run. Each option and call is listed with its line: what it is in\n"
-        "plain PyTorch, what it does here, and whether it becomes a loop, torch has it, it meant\n"
-        "something on IPUs alone, or it is to be done by hand.\n\n"
-        "The new script needs torch alone, with the loops of a call as loops. What cannot be\n"
-        "translated stays, with a TODO above it. Names are followed through imports, variables,\n"
-        "attributes and functions of the file, not into other files.",
+        "The script is read, not run. Each option and call is listed with its line, its\n"
+        "counterpart in plain PyTorch, its effect in this library, and one of these groups: it\n"
+        "becomes a loop, torch has a replacement, it is only needed on IPUs, or it must be\n"
+        "translated by hand.\n\n"
+        "The new script only needs torch, and has explicit loops in place of a call's loops.\n"
+        "Lines that cannot be translated stay, with a TODO above them. Names are followed\n"
+        "through imports, variables, attributes and functions of the file, but not into other\n"
+        "files.",
     )
     parser.add_argument("script", type=Path)
     parser.add_argument("--diff", action="store_true", help="print the changes as a unified diff")

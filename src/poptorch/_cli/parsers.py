@@ -100,17 +100,17 @@ def _add_cache(commands: Any) -> None:
 
 
 _DESCRIPTION = """
-Without a script: checks the C++ compiler, torch, the caches, threads and memory, and says what is
-wrong and what to do. The exit status is 1 then.
+Without a script: checks the C++ compiler, torch, the caches, threads and memory. If something is
+wrong, the command says what to do, and the exit status is 1.
 
 With a script: runs it, and explains each wrapped model before it is compiled. It ends the script
 after some calls, or before a model that cannot be compiled. At the end it says whether the host or
 the device limited the run.
 
-With FILE.py:NAME, a module, or a class or function that makes one: imports the file and explains
-the module. Code under if __name__ == "__main__" does not run. With shapes of its inputs, such as
-8,3 or 8:int64, or labels=8:int64 for one by name, its forward runs once. Without shapes only its
-source is searched.
+With FILE.py:NAME, where NAME is a module, or a class or function that makes one: imports the file
+and explains the module. Code under if __name__ == "__main__" does not run. If you also pass the
+shapes of its inputs, such as 8,3 or 8:int64, or labels=8:int64 for a keyword argument, its forward
+runs once. Without shapes, only its source is searched.
 
 The first line of the output says what is run."""
 _EXAMPLE = """
@@ -159,11 +159,11 @@ def _add_estimate(commands: Any) -> None:
         "estimate the cost of a script's models on IPUs",
         "poptorch estimate train.py\npoptorch estimate --system bow:64 --all train.py --epochs 1\n"
         "poptorch estimate --processes 8,64,1024 --latency 20us --bandwidth 100Gb train.py",
-        "The script runs until it first compiles or calls a wrapped model. The command prices it\n"
-        "and ends the script. With --all it prices each wrapped model at its first use, and the\n"
-        "script runs to its end. With --processes it compiles the model, measures a few calls on\n"
-        "this batch, and estimates the time of a call for each number of processes. Each process\n"
-        "then runs on its own machine.",
+        "The script runs until it first compiles or calls a wrapped model. The command estimates\n"
+        "the cost of this model and ends the script. With --all, it estimates each wrapped model\n"
+        "at its first use, and the script runs to its end. With --processes, it compiles the\n"
+        "model, measures a few calls on this batch, and estimates the time of a call for each\n"
+        "number of processes. Each process is assumed to run on its own machine.",
     )
     parser.add_argument(
         "--system", help=("the system, as kind:number (default: POPTORCH_POD, or mk2:64)")
@@ -235,16 +235,16 @@ def _add_export(commands: Any) -> None:
         "poptorch export -o step.py model.py:train\n"
         "poptorch export --html step.html train.py",
         "The script runs, or is imported and its function called, until it first compiles or\n"
-        "calls a wrapped model. The command writes the program of that, and ends the script.\n\n"
-        "step.py needs torch and safetensors alone: `step` makes one call of the model, with\n"
-        "its loops, forward, backward and update as lines that you can read and change.\n"
-        "step.safetensors holds weights, state and a batch; `python step.py` runs that.\n"
-        "Write it, then use it:\n\n"
+        "calls a wrapped model. The command writes the model's program and ends the script.\n\n"
+        "step.py only needs torch and safetensors. Its function `step` makes one call of the\n"
+        "model, with loops, forward, backward and update as lines that you can read and change.\n"
+        "step.safetensors contains weights, state and a batch, with which `python step.py` runs.\n"
+        "You can also use the files in a script:\n\n"
         "    import step\n"
         '    state, batch = step.load("step.safetensors")\n'
         "    loss = step.step(*state, *batch)  # or torch.compile(step.step)\n\n"
-        "step.html shows a browser the program: operators by module, what they read and write,\n"
-        "what they cost, beside your source. It fetches nothing.",
+        "step.html shows the program in a browser: operators by module, what they read and write,\n"
+        "and what they cost, next to your source. The page loads no other files.",
     )
     add_outputs(parser)
     parser.add_argument("script", help="a file, or file:function")

@@ -83,7 +83,7 @@ class Constants:
     # Memory.
     code_base: float = _guess(28 << 10, "bytes/tile", "control code, library codelets, stacks")
     code_step: float = _guess(160, "bytes/tile", "exchange and vertex code per different superstep")
-    gaps: float = _guess(0.02, "share", "of a tile: padding, and activations that lie unevenly")
+    gaps: float = _guess(0.02, "share", "of a tile: padding, and unevenly distributed activations")
     memory_proportion: float = _read(
         0.6, "share", "of a tile that one product may use; PopTorch user guide"
     )

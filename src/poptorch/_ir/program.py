@@ -86,7 +86,7 @@ class Scatter:
     def text(self, _: Program) -> str:
         size = sum(whole.bytes for whole, _ in self.pairs)
         what = f"scatter accum.* {self.operation} over {self.processes} processes"
-        return f"{what}  # {size} bytes, of which each gets its part{_divides(self)}"
+        return f"{what}  # {size} bytes, each gets its part{_divides(self)}"
 
 
 @dataclass(frozen=True)

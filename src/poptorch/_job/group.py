@@ -131,7 +131,7 @@ class ProcessGroup:
         """Return where the processes on one machine have these tensors; empty with several
         machines.
         """
-        names, what = self.memory.names(tensors), "where their sums lie"
+        names, what = self.memory.names(tensors), "the places of their sums"
         regions = self.memory.regions(tensors) if names else []
         if regions is None:
             everyones = [json.loads(text) for text in self.texts(json.dumps(names), what)]

@@ -29,7 +29,7 @@ _READING = """
     index count total_seconds item tolist numpy mean sum min max cpu float clone detach
 """
 _TORCH = frozenset(["torch.cat", "torch.stack", "torch.tensor", "torch.allclose", "torch.equal"])
-_UNSET = "no line sets or fills it now"
+_UNSET = "no remaining line sets or fills it"
 _FILLING = frozenset({"append", "extend", "add", "insert", "update", "setdefault"})
 _EMPTY = m.List([]) | m.Dict([]) | m.Call(m.Name("list") | m.Name("dict") | m.Name("set"), [])
 

@@ -22,8 +22,8 @@ from ..options.table import IDLE, RESULTS, Row
 CLASSES = {
     "loop": "become loops",
     "direct": "are in torch",
-    "nothing": "are nothing on other devices",
-    "by hand": "are to be done by hand",
+    "nothing": "are not needed on other devices",
+    "by hand": "must be translated by hand",
 }
 PACKAGES = ("poptorch", "popart", "popdist", "poptorch_geometric", "pva")
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

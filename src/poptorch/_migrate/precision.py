@@ -15,8 +15,8 @@ from libcst import matchers as m
 from .scripts import Script
 
 TODO = (
-    "float32 for half precision, which torch's optimizers do not train;"
-    " torch.amp.autocast with torch.amp.GradScaler is the way to train in half"
+    "float32 replaces half precision, which torch's optimizers do not train. To train in"
+    " half precision, use torch.amp.autocast with torch.amp.GradScaler"
 )
 _HALF = ("torch.half", "torch.float16")
 

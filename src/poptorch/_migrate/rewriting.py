@@ -23,9 +23,9 @@ _ATOMS = (cst.Name, cst.Attribute, cst.Call, cst.Subscript, cst.BaseNumber, cst.
 _BARE = (cst.Arg, cst.Assign, cst.AnnAssign, cst.Return, cst.Element, cst.DictElement, cst.Expr)
 _SOMETIMES = (cst.Lambda, cst.IfExp, cst.BaseComp, cst.BooleanOperation, cst.SimpleStatementSuite)
 _COMPUTES = (cst.BinaryOperation, cst.UnaryOperation, cst.AugAssign)
-_ELSEWHERE = "the options come from elsewhere: migrate that file too, and put both together"
-_NO_EVAL = "eval() is new: no line of the script calls it, so layers ran in the mode they were in"
-_AFTER = "gradients began at identity_loss, and did not follow what is computed from it"
+_ELSEWHERE = "the options come from another file: migrate that file too, and combine both"
+_NO_EVAL = "eval() was added: the script did not call it, so layers kept their mode"
+_AFTER = "gradients started at identity_loss, so later computations had no effect on them"
 
 
 def rewritten(script: Script) -> str:
@@ -238,7 +238,7 @@ class _Rewriting(cst.CSTTransformer):
             if argument.star or not key:
                 raise _ByHand
             if wrapper and key not in parameters:
-                raise _ByHand(f"{key}: take Options for counts, and compute the loss in forward")
+                raise _ByHand(f"{key}: use Options for counts, and compute the loss in forward")
             if key == "options" and not self._are_options(original.args[place].value):
                 raise _ByHand(_ELSEWHERE)
             given[key] = argument.value
@@ -336,7 +336,7 @@ class _Rewriting(cst.CSTTransformer):
     def _key(self, call: cst.Call) -> None:
         """Add a TODO about a compiler key that changes results."""
         key = getattr(call.args[0].value, "evaluated_value", None) if call.args else None
-        changed = changed_by_key(key) if key else "keys that change results are to be done by hand"
+        changed = changed_by_key(key) if key else "translate keys that change results by hand"
         if changed:
             self._frames[-1].todo.append(f"{' '.join(self._code(call).split())}: {changed}")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 class State(enum.Enum):
     """The state of one device's copy of a host tensor."""
 
-    SAME = "nobody: the values were equal when they last travelled"
+    SAME = "neither: the values were equal at the last transfer"
     HOST_NEWER = "the host: another device's values have come down since"
     DEVICE_NEWER = "the device: it has trained; a read of the host brings the values down"
     DEVICE_ONLY = "the device: inference has written a buffer; no read brings it down"

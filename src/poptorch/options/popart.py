@@ -48,27 +48,31 @@ _READ = (
     _key_row(
         "autoRecomputation",
         RULES,
-        "Recompute activations in the backward pass: 0 never, 1 to 4 where it saves memory.",
+        "Recompute activations in the backward pass: 0 never, 1 to 4 if it saves memory.",
         field="recompute",
         frozen=bool,
     ),
     _key_row(
         "groupNormStridedChannelGrouping",
         RESULTS,
-        "Let GroupNorm's groups take every n-th channel rather than neighbours.",
+        "Let each group of a GroupNorm take every n-th channel instead of neighbouring ones.",
         field="precision.strided_group_norm",
     ),
     _key_row(
         "meanAccumulationAndReplicationReductionStrategy",
         RESULTS,
-        "Force where the division of a mean takes place.",
+        "Set where the division of a mean takes place, overriding the other options.",
         field="reduction.strategy",
         frozen=MeanReductionStrategy,
     ),
     _key_row("engineOptions", others=REPORT_KEYS, here=True),
     _key_row("convolutionOptions", others=frozenset({"enableConvDithering", "partialsType"})),
-    _key_row("saveInitializersToFile", MISSING, "Write weights beside an exported model: none is."),
-    _key_row("logDir", MISSING, "Ignored, as ever: Options.logDir."),
+    _key_row(
+        "saveInitializersToFile",
+        MISSING,
+        "Write the weights of an exported ONNX model to a file. No such model is exported.",
+    ),
+    _key_row("logDir", MISSING, "Ignored, as in PopTorch; use Options.logDir."),
 )
 
 
