@@ -1,0 +1,155 @@
+"""``poptorch estimate``: the price of the first model of a script."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from poptorch._cli.main import main
+
+pytestmark = pytest.mark.usefixtures("own_pod")
+
+Script = Callable[[str], str]
+Printed = pytest.CaptureFixture[str]
+
+SCRIPT = """
+model = torch.nn.Linear(int(sys.argv[1]), 4)
+poptorch.inferenceModel(model)(torch.ones(2, int(sys.argv[1])))
+print("ran on")
+"""
+
+
+@pytest.fixture
+def linear(script: Script) -> str:
+    return script(SCRIPT)
+
+
+def test_the_first_model_is_priced_and_the_script_ends(linear: str, capsys: Printed) -> None:
+    arguments = list(sys.argv)
+
+    status = main(["estimate", "--system", "mk2:1", linear, "8"])
+
+    shown = capsys.readouterr().out
+    assert status == 0
+    assert shown.startswith("script.py: Linear, inference, on mk2:1: 1 replicas of 1 IPUs")
+    assert "aten.addmm" in shown
+    assert "ran on" not in shown
+    assert sys.argv == arguments
+
+
+def test_an_estimate_can_be_written_to_a_file(linear: str, tmp_path: Path) -> None:
+    file = tmp_path / "estimate.json"
+
+    main(["estimate", "--system", "mk2:1", "--json", str(file), linear, "8"])
+
+    written = json.loads(file.read_text())
+    assert written["estimated"]["system"] == "mk2:1"
+    assert written["name"] == "script.py: Linear, inference"
+
+
+def test_a_written_estimate_is_shown_again_by_report(
+    linear: str, tmp_path: Path, capsys: Printed
+) -> None:
+    file = str(tmp_path / "estimate.json")
+    main(["estimate", "--system", "mk2:1", "--json", file, linear, "8"])
+    shown = capsys.readouterr().out
+
+    status = main(["report", file])
+
+    assert status == 0
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(
+    "size, status, said",
+    [
+        (1 << 15, 1, "DOES NOT FIT: weights, 2.0 GiB"),
+        (14640, 0, "limit): weights, 915.1 MiB"),
+    ],
+)
+def test_what_does_not_fit_is_a_failure_a_close_one_is_not(
+    size: int,
+    status: int,
+    said: str,
+    script: Script,
+    capsys: Printed,
+) -> None:
+    file = script(
+        f"with torch.device('meta'): model = torch.nn.Linear({size}, 1 << 14)\n"
+        f"poptorch.inferenceModel(model).compile(torch.empty(1, {size}, device='meta'))\n"
+    )
+    assert main(["estimate", file]) == status
+    assert said in capsys.readouterr().out
+
+
+LINK = ["--latency", "1ms", "--bandwidth", "1Gb"]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--system", "x:2", "LINEAR", "8"], "There is no such system"),
+        (["FOLDER/none.py"], "There is no file"),
+        (["FOLDER/empty.py"], "used no wrapped model"),
+        (["--processes", "8", "LINEAR", "8"], "needs the latency of the link"),
+        (["--latency", "20us", "LINEAR", "8"], "need --processes"),
+        (["--processes", "8", *LINK, "--all", "LINEAR", "8"], "cannot be combined with --all"),
+    ],
+)
+def test_what_cannot_be_run_or_priced_is_one_message(
+    words: list[str], said: str, linear: str, tmp_path: Path, capsys: Printed
+) -> None:
+    (tmp_path / "empty.py").write_text("")
+    places = {"LINEAR": linear, "FOLDER": str(tmp_path)}
+    words = [re.sub("LINEAR|FOLDER", lambda found: places[found[0]], word) for word in words]
+
+    status = main(["estimate", *words])
+
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_curve_starts_from_calls_that_are_measured(script: Script, capsys: Printed) -> None:
+    file = script(
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x): return poptorch.identity_loss(super().forward(x), 'mean')\n"
+        "options = poptorch.Options().backend('reference')\n"
+        "poptorch.trainingModel(Net(8, 4), options)(torch.ones(2, 8))\n"
+    )
+    assert main(["estimate", "--processes", "2,64", *LINK, file]) == 0
+    title, _, two, many = capsys.readouterr().out.splitlines()[-4:]
+    said = "measured here (the median of 8); 512 B of gradients per update; a link with "
+    assert title.endswith(f"{said}1 ms and 1 Gb/s (nothing was run)")
+    assert re.search("4.24 ms .*latency +2.12 ms +4.24 ms +twice the accumulation [0-9.]+%", two)
+    assert re.match("64 +267 ms +267 ms +[0-9.]+% +latency +12.7 ms +59.4 ms", many)
+
+
+@pytest.mark.slow
+def test_options_of_ours_behind_the_script_are_said_to_be_the_scripts(
+    linear: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POPTORCH_POD")
+
+    status = main(["estimate", linear, "8", "--system=mk2:1"])
+
+    out, err = capsys.readouterr()
+    assert status == 0
+    assert "on mk2:64" in out
+    assert "--system=mk2:1 comes after" in err
+
+
+@pytest.mark.slow
+def test_with_all_models_the_script_runs_on(
+    linear: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POPTORCH_POD")
+
+    status = main(["estimate", "--all", linear, "8"])
+
+    out, err = capsys.readouterr()
+    assert status == 0
+    assert "comes after" not in err
+    assert out.index("Linear, inference, on mk2:64") < out.index("ran on")
