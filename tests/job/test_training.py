@@ -3,7 +3,7 @@
 import re
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,18 +17,29 @@ from helpers.job_fault import DIFFERENCES
 from helpers.job_killed import digests
 
 pytestmark = pytest.mark.slow
+# By the number of processes: the cases of every run of the tests.
 FEW = {
-    2: ["sgd, sum", "sgd, combined, chunks", "adamw, clipped, anchors",
-        "adamw in parts, clipped, float64", "lamb in parts", "nadam in parts, traced",
+    2: [
+        "sgd, sum",
+        "sgd, combined, chunks",
+        "adamw, clipped, anchors",
+        "adamw in parts, clipped, float64",
+        "lamb in parts",
+        "nadam in parts, traced",
         "adafactor not in parts, traced",
-        "complex, adamw in parts, clipped", "groups over processes",
-        "exchanges over processes", "machines", SAVED, "stages, sharded, batch norm"],
+        "complex, adamw in parts, clipped",
+        "groups over processes",
+        "exchanges over processes",
+        "machines",
+        SAVED,
+        "stages, sharded, batch norm",
+    ],
     4: ["adam in parts", "stages of two models"],
-}  # fmt: skip
+}
 Results = list[dict[str, dict[str, Any]]]
 
 
-def job(folder, processes: int, names: list[str]) -> tuple[Results, str]:
+def job(folder: Path, processes: int, names: list[str]) -> tuple[Results, str]:
     """Return by process what came of each case in one job, and what process 0 printed."""
     ended = jobs.run("helpers.job_cases", [folder, *names], processes, folder)
     assert all(code == 0 for code, _ in ended.values()), ended
@@ -99,50 +110,122 @@ def test_processes_train_as_one(processes: int, names: list[str], tmp_path: Path
         compare(results, name)
 
 
-def check_parts_of_state(results: Results) -> None:
-    """Of the two large weights; the small ones, and the count of updates, are whole."""
-    large, small = 2 * 4 * (6 * 400 + 400 * 3), 2 * 4 * 403 + 4
-    padding = 2 * 4 * 64  # of each part, at most
-    for own in results:
-        kept = own["adam in parts"]["kept"]["OPTSTATE"] - small
-        assert large <= len(results) * kept <= large + len(results) * padding
-
-
-@pytest.mark.spec("parallel", 36)
-def test_four_processes_train_as_one(tmp_path: Path) -> None:
-    results, _ = job(tmp_path, 4, FEW[4])
-    for name in FEW[4]:
-        compare(results, name)
-    check_parts_of_state(results)
-    assert [line for line in program(results, "adam in parts") if "over" in line] == [
-        "scatter accum.* mean over 4 processes",
-        "reduce accum.* mean over 4 processes",
-        "gather param.* over 4 processes",
-    ]
-    for own in results:
-        assert "whose stages are on several processes cannot exchange" in own["refused"]["text"]
-
-
 def program(results: Results, name: str, end: str = "  #") -> list[str]:
     """Return what the plan says that is done, line by line."""
     return [line.split(end)[0].strip() for line in results[0][name]["program"].splitlines()]
 
 
+class Job(NamedTuple):
+    """A job of several processes that has ended."""
+
+    results: Results
+    printed: str
+    """What process 0 printed."""
+    saved: Path
+    """The file with the model of the case SAVED."""
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Return a job of four processes."""
+    folder = tmp_path_factory.mktemp("four")
+    return Job(*job(folder, 4, FEW[4]), folder / "saved.poptorch")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Return a job of two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    return Job(*job(folder, 2, FEW[2]), folder / "saved.poptorch")
+
+
+# Four processes.
+
+
+@pytest.mark.spec("parallel", 36)
+@pytest.mark.parametrize("name", FEW[4])
+def test_four_processes_train_as_one(name: str, four: Job) -> None:
+    compare(four.results, name)
+
+
+@pytest.mark.spec("parallel", 36)
+def test_each_process_has_its_part_of_the_optimizer_state(four: Job) -> None:
+    """Of the two large weights; the small ones, and the count of updates, are whole."""
+    large, small = 2 * 4 * (6 * 400 + 400 * 3), 2 * 4 * 403 + 4
+    padding = 2 * 4 * 64  # of each part, at most
+    for own in four.results:
+        kept = own["adam in parts"]["kept"]["OPTSTATE"] - small
+        assert large <= 4 * kept <= large + 4 * padding
+
+
+@pytest.mark.spec("parallel", 36)
+def test_processes_with_parts_of_the_state_scatter_gradients_and_gather_weights(four: Job) -> None:
+    assert [line for line in program(four.results, "adam in parts") if "over" in line] == [
+        "scatter accum.* mean over 4 processes",
+        "reduce accum.* mean over 4 processes",
+        "gather param.* over 4 processes",
+    ]
+
+
+@pytest.mark.spec("parallel", 36)
+def test_replicas_cannot_exchange_where_stages_are_on_several_processes(four: Job) -> None:
+    for own in four.results:
+        assert "whose stages are on several processes cannot exchange" in own["refused"]["text"]
+
+
+# Two processes.
+
+
 @pytest.mark.spec("parallel", 31, 36)
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    results, printed = job(tmp_path, 2, FEW[2])
-    alone = {name: compare(results, name) for name in FEW[2]}
-    check_stages(results, alone[SAVED], tmp_path / "saved.poptorch")
-    assert "because updated weights or their gradients are anchored" in printed
-    assert "Adafactor.step does not update every weight element by element" in printed
-    assert "gather param.* over 2 processes" in program(results, "nadam in parts, traced")
-    assert "reduce accum.* sum over 2 processes" in program(results, "sgd, sum")
-    for name, regions in {"sgd, sum": 1, "adamw, clipped, anchors": 2, "machines": 0}.items():
-        assert [own[name]["kept"]["regions"] for own in results] == [regions, regions], name
-    for name, size in {"adamw in parts, clipped, float64": 8, "lamb in parts": 24}.items():
-        line = f"reduce squares sum over 2 processes  # 1 bucket, {size} bytes"
-        assert line in program(results, name, "\n")
-    assert program(results, "sgd, combined, chunks") == [
+@pytest.mark.parametrize("name", FEW[2])
+def test_two_processes_train_as_one(name: str, two: Job) -> None:
+    compare(two.results, name)
+
+
+@pytest.mark.spec("parallel", 31, 36)
+def test_it_is_said_why_state_is_not_kept_in_parts(two: Job) -> None:
+    assert "because updated weights or their gradients are anchored" in two.printed
+    assert "Adafactor.step does not update every weight element by element" in two.printed
+
+
+@pytest.mark.spec("parallel", 31, 36)
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("nadam in parts, traced", "gather param.* over 2 processes"),
+        ("sgd, sum", "reduce accum.* sum over 2 processes"),
+    ],
+)
+def test_the_plan_says_what_is_exchanged(name: str, line: str, two: Job) -> None:
+    assert line in program(two.results, name)
+
+
+@pytest.mark.spec("parallel", 31, 36)
+@pytest.mark.parametrize(
+    "name, regions", [("sgd, sum", 1), ("adamw, clipped, anchors", 2), ("machines", 0)]
+)
+def test_processes_of_one_machine_exchange_in_common_memory(
+    name: str, regions: int, two: Job
+) -> None:
+    """Those of two machines have none; anchors have their own."""
+    assert [own[name]["kept"]["regions"] for own in two.results] == [regions, regions]
+
+
+@pytest.mark.spec("parallel", 31, 36)
+@pytest.mark.parametrize(
+    "name, size", [("adamw in parts, clipped, float64", 8), ("lamb in parts", 24)]
+)
+def test_sums_of_squares_are_exchanged_in_one_bucket(name: str, size: int, two: Job) -> None:
+    line = f"reduce squares sum over 2 processes  # 1 bucket, {size} bytes"
+
+    assert line in program(two.results, name, "\n")
+
+
+@pytest.mark.spec("parallel", 31, 36)
+def test_the_plan_of_one_machine_exchanges_after_all_micro_batches(two: Job) -> None:
+    name = "sgd, combined, chunks"
+
+    assert program(two.results, name) == [
         "repeat 2 iterations",
         "repeat 2 chunks of 4 lanes",
         "run micro(param.*, batch[i,c,4 lanes], accum.*) -> loss, output.*, accum.* +=",
@@ -150,9 +233,14 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         "run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*",
         "emit loss, output.* final",
     ]
-    assert "nothing overlaps" in program(results, "sgd, combined, chunks", "\n")[3]
+    assert "nothing overlaps" in program(two.results, name, "\n")[3]
+
+
+@pytest.mark.spec("parallel", 31, 36)
+def test_the_plan_of_two_machines_exchanges_while_gradients_are_computed(two: Job) -> None:
     reduce = "reduce accum.* mean over 2 processes  # 1 bucket,"
-    assert program(results, "machines", ";") == [
+
+    assert program(two.results, "machines", ";") == [
         "repeat 2 iterations",
         "run gradients(param.*, batch[i,2 lanes], accum.*) -> loss, output.*, accum.*, value.*",
         f"{reduce} 358912 bytes, while the next graph runs",
@@ -161,31 +249,66 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         "run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, optstate.*",
         "emit loss, output.* final",
     ]
-    assert "; 358912 bytes overlap; update divides" in program(results, "machines", "\n")[4]
-    assert "nothing overlaps" in "".join(program(results, "exchanges over processes", "\n"))
+    whole_lines = program(two.results, "machines", "\n")
+    assert "; 358912 bytes overlap; update divides" in whole_lines[4]
 
 
-def check_stages(results: Results, alone: Result, file) -> None:
-    """Look at what only processes have that share stages."""
-    for kind, common in {"PARAM": 0, "OPTSTATE": 8}.items():  # a count and a scale, on every chip
-        kept = [own[SAVED]["kept"][kind] - common for own in results]
-        assert sum(kept) == alone.kept[kind] - common
-        assert 0 < min(kept) < max(kept) < sum(kept)
-    for own in results:
-        assert (
-            "process 1 received a batch that differs from that of process 0"
-            in own[SAVED]["refused"]
-        )
-    scales = [own[SAVED]["state"]["lossScaleUpdateFactor"] for own in results]
-    assert scales[0] == scales[1] > 1
+@pytest.mark.spec("parallel", 31, 36)
+def test_the_plan_of_replicas_that_exchange_overlaps_nothing(two: Job) -> None:
+    whole = "".join(program(two.results, "exchanges over processes", "\n"))
+
+    assert "nothing overlaps" in whole
+
+
+# Two processes that share the stages of one model.
+
+
+@pytest.mark.spec("parallel", 31, 36)
+@pytest.mark.parametrize("kind, common", [("PARAM", 0), ("OPTSTATE", 8)])
+def test_processes_that_share_stages_have_only_the_state_of_their_own(
+    kind: str, common: int, two: Job
+) -> None:
+    """A count and a scale are on every chip."""
+    alone = job_cases.run(CASES[SAVED], 0, 2, alone=True)
+
+    kept = [own[SAVED]["kept"][kind] - common for own in two.results]
+
+    assert sum(kept) == alone.kept[kind] - common
+    assert 0 < min(kept) < max(kept) < sum(kept)
+
+
+@pytest.mark.spec("parallel", 31, 36)
+def test_processes_that_share_stages_are_refused_different_batches(two: Job) -> None:
+    said = "process 1 received a batch that differs from that of process 0"
+    for own in two.results:
+        assert said in own[SAVED]["refused"]
+
+
+@pytest.mark.spec("parallel", 31, 36)
+def test_processes_that_share_stages_have_one_scale_of_the_loss(two: Job) -> None:
+    first, second = (own[SAVED]["state"]["lossScaleUpdateFactor"] for own in two.results)
+
+    assert first == second
+    assert first > 1
+
+
+@pytest.mark.spec("parallel", 31, 36)
+def test_a_model_whose_stages_are_on_several_processes_is_saved_whole(two: Job) -> None:
     model = CASES[SAVED].model(1).half()
     optimizer = CASES[SAVED].optimizer(model.parameters())
-    loaded = poptorch.load(file, model=model, optimizer=optimizer)
-    state = optimizer.state_dict()["ipu_state"]
-    for ours, theirs in ((model.state_dict(), "weights"), (state, "state")):
-        assert all(torch.equal(v, results[0][SAVED][theirs][key]) for key, v in ours.items())
+
+    loaded = poptorch.load(two.saved, model=model, optimizer=optimizer)
+
+    trained = two.results[0][SAVED]
     assert loaded.options.Distributed.stage_processes == 1
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, trained["weights"][key]), key
+    for key, value in optimizer.state_dict()["ipu_state"].items():
+        assert torch.equal(value, trained["state"][key]), key
     loaded.destroy()
+
+
+# Processes that are lost or differ.
 
 
 @pytest.mark.long
@@ -221,29 +344,99 @@ def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: P
     assert said in text
 
 
-def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Path) -> None:
-    for index, (code, text) in jobs.run("helpers.job_fault", ["differences"], 2, tmp_path).items():
+class Different(NamedTuple):
+    """What each process of a job says of each difference, and all that it says."""
+
+    said: list[dict[str, str]]
+    texts: list[str]
+
+
+@pytest.fixture(scope="module")
+def different(tmp_path_factory: pytest.TempPathFactory) -> Different:
+    """Return what two processes say that differ in one thing after another."""
+    folder = tmp_path_factory.mktemp("different")
+    said, texts = [], []
+    for code, text in jobs.run("helpers.job_fault", ["differences"], 2, folder).values():
         assert code == 0, text
-        parts = re.split(f"(?:{'|'.join(DIFFERENCES)}): ", text)
-        _, program, rate, length, weights, numbers, order, written, loaded = parts
-        assert "do not train the same program" in program
-        assert "process 1, against process 0" in program
-        assert "operator" in program
-        assert "hyper.0.lr: 0.5 here, 0.1 there" in rate
-        assert "data for different numbers of calls" in length
-        assert "process 0: 4; process 1: 2" in length
-        assert "start with different weights" in weights
-        assert "param.layer.weight: " in weights
-        assert "hyper.0.lr: 0.3 here, 0.2 there" in numbers.replace("0.30000000000000004", "0.3")
-        assert "shuffle the same data set with different seeds" in order
-        assert "process 0: 3; process 1: 4" in order
-        assert "have written different weights to their devices" in written
-        assert "process 1, against process 0 ('there'): param.layer.weight: " in written
-        assert "bias" not in written
-        assert "___layer.weight: " in loaded
-        assert "hyper." not in loaded
-        assert "trained 3.0" in loaded
-        assert ("process 0 of the job has another seed" in text) == (index == 1)
+        _, *parts = re.split(f"(?:{'|'.join(DIFFERENCES)}): ", text)
+        said.append(dict(zip(DIFFERENCES, parts, strict=True)))
+        texts.append(text)
+    return Different(said, texts)
+
+
+each_process = pytest.mark.parametrize("process", [0, 1])
+
+
+@each_process
+@pytest.mark.parametrize(
+    "difference, phrases",
+    [
+        (
+            "other program",
+            ["do not train the same program", "process 1, against process 0", "operator"],
+        ),
+        ("other rate", ["hyper.0.lr: 0.5 here, 0.1 there"]),
+        (
+            "other length",
+            ["data for different numbers of calls", "process 0: 4; process 1: 2"],
+        ),
+        ("other weights", ["start with different weights", "param.layer.weight: "]),
+        ("other numbers", ["hyper.0.lr: 0.3"]),
+        (
+            "other order",
+            [
+                "shuffle the same data set with different seeds",
+                "process 0: 3; process 1: 4",
+            ],
+        ),
+        (
+            "other written weights",
+            [
+                "have written different weights to their devices",
+                "process 1, against process 0 ('there'): param.layer.weight: ",
+            ],
+        ),
+        ("other loaded state", ["___layer.weight: "]),
+    ],
+)
+def test_processes_that_differ_stop_with_an_error_that_says_in_what(
+    difference: str, phrases: list[str], process: int, different: Different
+) -> None:
+    for phrase in phrases:
+        assert phrase in different.said[process][difference]
+
+
+@each_process
+def test_the_number_that_differs_is_said_of_both_processes(
+    process: int, different: Different
+) -> None:
+    said = different.said[process]["other numbers"].replace("0.30000000000000004", "0.3")
+
+    assert "hyper.0.lr: 0.3 here, 0.2 there" in said
+
+
+@each_process
+@pytest.mark.parametrize(
+    "difference, other", [("other written weights", "bias"), ("other loaded state", "hyper.")]
+)
+def test_what_does_not_differ_is_not_named(
+    difference: str, other: str, process: int, different: Different
+) -> None:
+    assert other not in different.said[process][difference]
+
+
+@each_process
+def test_a_script_exchanges_and_goes_on_after_differences_were_refused(
+    process: int, different: Different
+) -> None:
+    assert "trained 3.0" in different.texts[process]
+
+
+@each_process
+def test_a_process_with_another_seed_is_told(process: int, different: Different) -> None:
+    told = "process 0 of the job has another seed" in different.texts[process]
+
+    assert told == (process == 1)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +476,9 @@ def test_on_one_machine_who_is_lost_is_named_whoever_it_is(what: str, tmp_path: 
 
 
 @pytest.mark.parametrize("where", [{}, jobs.NETWORK])
-def test_who_keeps_the_store_ends_after_the_others_have_read(where, tmp_path: Path) -> None:
+def test_who_keeps_the_store_ends_after_the_others_have_read(
+    where: dict[str, str], tmp_path: Path
+) -> None:
     ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path, **where)
     assert {text for _, text in ended.values()} == {"3 texts\n"}
     assert {status for status, _ in ended.values()} == {0}
