@@ -65,49 +65,102 @@ def held() -> list[int]:
     return sorted(chip for holder in _pod.holders() for chip in holder.chips)
 
 
-def test_leases_hold_different_chips_until_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_hold_different_chips() -> None:
+    """Two chips beside each other are one device: when 0 is held, 0 and 1 are not free."""
     one, two = _pod.acquire(1), _pod.acquire(2)
+
     assert one.chips == (0,)
     assert one.device_id == 0
-    # 0 and 1 are no longer both free
     assert two.chips == (2, 3)
     assert two.device_id == 5
     assert held() == [0, 2, 3]
-    holder = _pod.holders()[0]
+
+
+def test_a_holder_is_known_by_its_process() -> None:
+    lease = _pod.acquire(1)
+
+    (holder,) = _pod.holders()
+
+    assert holder.chips == lease.chips
     assert holder.process.pid == os.getpid()
     assert holder.process.lives is True
+
+
+def test_a_lease_of_nothing_has_no_device() -> None:
     nothing = _pod.acquire(0)
+
     assert nothing.chips == ()
     assert nothing.device_id is None
+
+
+def test_released_chips_can_be_acquired_and_a_second_release_does_nothing() -> None:
+    one, two = _pod.acquire(1), _pod.acquire(2)
+
     one.release()
     one.release()
-    assert held() == [2, 3]
+
+    assert held() == list(two.chips)
     assert _pod.acquire(2).chips == (0, 1)
-    two.release()
-    monkeypatch.setenv("POPTORCH_POD", "7")
-    assert _pod.acquire(3).chips == (0, 1, 2, 3)  # the smallest device that does
-    assert _systems.System(_systems.KINDS["mk2"], 3).devices[3:] == [range(2)]
 
 
-def test_an_id_names_a_device_and_a_forgotten_lease_is_given_back(
-    caplog: pytest.LogCaptureFixture,
+def test_a_lease_gets_the_smallest_device_that_is_large_enough(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("POPTORCH_POD", "7")
+
+    assert _pod.acquire(3).chips == (0, 1, 2, 3)
+
+
+def test_devices_of_several_chips_have_powers_of_two() -> None:
+    system = _systems.System(_systems.KINDS["mk2"], 3)
+
+    assert system.devices[3:] == [range(2)]
+
+
+def test_an_id_names_a_device() -> None:
     lease = _pod.acquire(4, ipu_id=6)
+
     assert lease.chips == (0, 1, 2, 3)
     assert str(lease) == "Id 6"
-    for wanted, said in (
-        ((1, 2), "Failed to acquire device Id 2"),
-        ((1, 7), r"(?s)device Id 7.*the ids of virtual-mk2-4 are 0 to 6"),
-        ((2, 0), "Expected at least replication factor"),
-        ((1, None), rf"(?s)acquire 1 IPU\(s\).*held by process {os.getpid()}.*WAIT_FOR_IPU=1"),
-    ):
-        with pytest.raises(poptorch.Error, match=said):
-            _pod.acquire(*wanted)
+
+
+@pytest.mark.parametrize(
+    "count, ipu_id, said",
+    [
+        (1, 2, "Failed to acquire device Id 2"),
+        (1, 7, r"(?s)device Id 7.*the ids of virtual-mk2-4 are 0 to 6"),
+        (2, 0, "Expected at least replication factor"),
+        (1, None, rf"(?s)acquire 1 IPU\(s\).*held by process {os.getpid()}.*WAIT_FOR_IPU=1"),
+    ],
+)
+def test_a_device_that_is_held_too_small_or_not_there_is_refused(
+    count: int, ipu_id: int | None, said: str
+) -> None:
+    lease = _pod.acquire(4, ipu_id=6)
+
+    with pytest.raises(poptorch.Error, match=said):
+        _pod.acquire(count, ipu_id)
+
+    lease.release()
+
+
+def test_a_forgotten_lease_is_given_back() -> None:
+    lease = _pod.acquire(4)
+    assert held() == [0, 1, 2, 3]
+
     del lease
     gc.collect()
+
     assert held() == []
+
+
+def test_a_device_that_is_larger_than_needed_is_taken_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level("WARNING", logger="poptorch:cpp"):
-        assert _pod.acquire(1, ipu_id=5).chips == (2, 3)
+        lease = _pod.acquire(1, ipu_id=5)
+
+    assert lease.chips == (2, 3)
     assert "1 are unused" in caplog.text
 
 

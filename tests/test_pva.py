@@ -35,49 +35,114 @@ def report(priced: Estimate, tmp_path_factory: pytest.TempPathFactory) -> pva.Re
     return pva.openReport(str(path))
 
 
-def test_target_and_memory(report: pva.Report, priced: Estimate) -> None:
+TILES = 1472  # of an IPU
+
+
+def test_the_target_is_two_ipus(report: pva.Report) -> None:
     target = report.compilation.target
-    assert target.numTiles == 2 * 1472
+
+    assert target.numTiles == 2 * TILES
     assert target.numIPUs == 2
     assert target.numReplicas == 1
-    assert target.totalMemory == 2 * 1472 * (624 << 10)
+    assert target.totalMemory == 2 * TILES * (624 << 10)
     assert target.clockFrequency == 1.85e9
     assert target.architecture == pva.IPU.Architecture.Ipu2
+
+
+def test_memory_of_all_tiles_is_that_of_the_estimate(report: pva.Report, priced: Estimate) -> None:
     tiles = report.compilation.tiles
-    assert len(tiles) == target.numTiles
+
     total = sum(tile.memory.total.includingGaps for tile in tiles)
+
+    assert len(tiles) == 2 * TILES
     assert total == sum(sum(chip.tiles) for chip in priced.chips)
-    first, second = (
-        max(t.memory.total.includingGaps for t in tiles[a:b]) for a, b in ((0, 1472), (1472, 2944))
-    )
-    whole = [1472 * fullest for fullest in (first, second)]
-    assert whole == pytest.approx([chip.bytes for chip in priced.chips], rel=1e-4)
-    assert tiles[-1].memory.total.excludingGaps < tiles[-1].memory.total.includingGaps
+
+
+@pytest.mark.parametrize("ipu", [0, 1])
+def test_the_fullest_tile_decides_the_memory_of_an_ipu(
+    ipu: int, report: pva.Report, priced: Estimate
+) -> None:
+    tiles = report.compilation.tiles[ipu * TILES : (ipu + 1) * TILES]
+
+    fullest = max(tile.memory.total.includingGaps for tile in tiles)
+
+    assert TILES * fullest == pytest.approx(priced.chips[ipu].bytes, rel=1e-4)
+
+
+def test_memory_has_gaps(report: pva.Report) -> None:
+    memory = report.compilation.tiles[-1].memory.total
+
+    assert memory.excludingGaps < memory.includingGaps
+
+
+def test_memory_that_is_always_live_is_that_of_the_estimate(
+    report: pva.Report, priced: Estimate
+) -> None:
     always = sum(variable.size for variable in report.compilation.alwaysLiveVariables)
-    peak = max(s.notAlwaysLiveMemory.bytes for s in report.compilation.livenessProgramSteps)
+
     assert always == pytest.approx(sum(sum(chip.always.values()) for chip in priced.chips))
+
+
+def test_memory_that_is_not_always_live_fits_beside_the_rest(
+    report: pva.Report, priced: Estimate
+) -> None:
+    always = sum(variable.size for variable in report.compilation.alwaysLiveVariables)
+
+    peak = max(s.notAlwaysLiveMemory.bytes for s in report.compilation.livenessProgramSteps)
+
     assert 0 < peak <= sum(chip.bytes for chip in priced.chips) - always + 1e-6
 
 
-def test_execution_and_operations(report: pva.Report, priced: Estimate) -> None:
+def test_steps_are_the_actions_of_the_schedule(report: pva.Report, priced: Estimate) -> None:
     steps = report.execution.steps
+
     assert [step.name for step in steps] == [action.name for action in priced.schedule]
-    for chip in priced.chips:
-        assert sum(s.ipus[chip.chip].cycles for s in steps) == pytest.approx(chip.cycles)
+
+
+@pytest.mark.parametrize("ipu", [0, 1])
+def test_cycles_of_the_steps_add_up_to_those_of_an_ipu(
+    ipu: int, report: pva.Report, priced: Estimate
+) -> None:
+    cycles = sum(step.ipus[ipu].cycles for step in report.execution.steps)
+
+    assert cycles == pytest.approx(priced.chips[ipu].cycles)
+
+
+def test_a_report_has_all_cycles_and_runs(report: pva.Report, priced: Estimate) -> None:
     assert report.execution.totalCycles == priced.cycles
     assert len(report.execution.runs) == 3
-    (first, *_, last) = report.execution.blocks(1472)
+
+
+def test_blocks_of_a_tile_follow_one_another(report: pva.Report) -> None:
+    """This is the first tile of the second IPU."""
+    (first, *_, last) = report.execution.blocks(TILES)
+
     assert first.name == "1F0"
     assert last.name == "1F3"
     assert first.cyclesTo <= last.cyclesFrom
+
+
+def test_operations_have_their_cost(report: pva.Report, priced: Estimate) -> None:
+    """A product of 2 rows with 64 by 64 numbers, for each of 4 micro-batches."""
     operations = pva.OperationAnalysis(report).operations
+
     assert [each.debugContext.name for each in operations] == ["0/aten.addmm", "1/aten.addmm"]
-    assert operations[0].flops == 4 * 2 * 2 * 64 * 64  # micro-batches of 2
+    assert operations[0].flops == 4 * 2 * 2 * 64 * 64
     assert operations[0].cycles == priced.operators[0].cycles
+
+
+def test_the_version_of_a_report_is_that_of_poptorch(report: pva.Report) -> None:
     assert report.version == report.poplarVersion
     assert report.version.string == poptorch.__version__
+
+
+def test_a_report_has_no_instrumentation(report: pva.Report) -> None:
     assert report.instrumentationSettings.computeInstrumentationLevel == "Off"
+
+
+def test_the_text_of_a_report_has_as_many_lines_as_are_asked_for(report: pva.Report) -> None:
     report.listPrintLength(1)
+
     assert len(str(report).splitlines()) == 2
 
 
@@ -93,17 +158,27 @@ class Computed(pva.ProgramVisitor):
         self.names += [program.name] * len(program.computeset.vertices)
 
 
-def test_visitors(report: pva.Report) -> None:
-    step, whole = Computed(), Computed()
+def test_a_visitor_of_a_step_sees_what_its_tiles_compute(report: pva.Report) -> None:
+    step = Computed()
+
     report.execution.steps[0].program.accept(step)
+
     assert step.names == ["0/aten.addmm"]
+
+
+def test_a_visitor_of_the_program_sees_what_all_tiles_compute(report: pva.Report) -> None:
+    whole = Computed()
     (program,) = report.compilation.programs
+
     program.accept(whole)
+
     assert whole.names == ["0/aten.addmm", "1/aten.addmm"]
     assert len(whole.names) == report.compilation.graph.numComputeSets
 
 
-def test_events_lie_in_one_another(tmp_path: Path) -> None:
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Return a trace of a call with two parts, the first of which has one, and another call."""
     rows = [(0, 100, "call"), (10, 20, "compile"), (12, 5, "trace"), (40, 10, "run"), (200, 1, "x")]
     events = [
         {"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
@@ -111,16 +186,32 @@ def test_events_lie_in_one_another(tmp_path: Path) -> None:
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    outer = pva.openTrace(path).process(1).thread(2).events
+    return path
+
+
+def test_events_of_a_trace_lie_in_one_another(trace: Path) -> None:
+    outer = pva.openTrace(trace).process(1).thread(2).events
+
     assert [event.label for event in outer] == ["call", "x"]
     assert [event.label for event in outer[0].children()] == ["compile", "run"]
-    assert outer[0].children()[0].children()[0].duration == pytest.approx(5e-6)
-    assert outer[0].channel == "c"
+    assert [event.label for event in outer[0].children()[0].children()] == ["trace"]
+
+
+def test_an_event_of_a_trace_has_a_duration_in_seconds_and_a_channel(trace: Path) -> None:
+    call, _ = pva.openTrace(trace).process(1).thread(2).events
+
+    assert call.children()[0].children()[0].duration == pytest.approx(5e-6)
+    assert call.channel == "c"
+
+
+@pytest.mark.parametrize("text", [None, "[" * 100_000], ids=["no file", "nested too deep"])
+def test_a_file_that_is_no_trace_is_refused(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    if text is not None:
+        path.write_text(text)
+
     with pytest.raises(poptorch.Error, match="There is no trace to open"):
-        pva.openTrace(tmp_path / "other.json")
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    with pytest.raises(poptorch.Error, match="There is no trace to open"):
-        pva.openTrace(tmp_path / "deep.json")
+        pva.openTrace(path)
 
 
 @pytest.mark.spec("runtime", 23)

@@ -39,9 +39,20 @@ def nested() -> Any:
     }
 
 
-def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_constants() -> None:
-    tensors, structure = trees.flatten(nested(), "x")
+@pytest.fixture
+def flat() -> tuple[list[torch.Tensor], trees.Structure]:
+    """Return the tensors of a nested value, and its structure."""
+    return trees.flatten(nested(), "x")
+
+
+Flat = tuple[list[torch.Tensor], trees.Structure]
+
+
+def test_tensors_come_in_order_with_their_paths(flat: Flat) -> None:
+    tensors, structure = flat
+
     assert [t.item() for t in tensors] == [1, 2, 3, 5, 4]
+    assert structure.path == "x"
     assert structure.paths == (
         "x[pair][0]",
         "x[pair][1][0]",
@@ -49,20 +60,46 @@ def test_tensors_come_in_order_with_paths_and_rebuilding_keeps_containers_and_co
         "x[3][1][b]",
         "x[3][1][a]",
     )
+
+
+def test_constants_are_kept_with_their_paths(flat: Flat) -> None:
+    _, structure = flat
+
+    assert structure.constants == (("x[pair][1][1]", "text"), ("x[none]", None))
+
+
+def test_a_structure_knows_whether_there_are_dictionaries_within_the_keywords(flat: Flat) -> None:
+    _, structure = flat
+
     assert structure.has_dicts
     assert not trees.flatten({"a": [1]}, "**kwargs")[1].has_dicts
     assert trees.flatten({"a": [{}]}, "**kwargs")[1].has_dicts
-    assert structure.constants == (("x[pair][1][1]", "text"), ("x[none]", None))
-    assert structure.path == "x"
-    structure = pickle.loads(pickle.dumps(structure))
-    assert trees.first_difference(structure, trees.flatten(nested(), "x")[1]) is None
+
+
+def test_a_structure_can_be_pickled(flat: Flat) -> None:
+    _, structure = flat
+
+    loaded = pickle.loads(pickle.dumps(structure))
+
+    assert trees.first_difference(loaded, structure) is None
+
+
+def test_rebuilding_keeps_containers_and_constants(flat: Flat) -> None:
+    tensors, structure = flat
+
     value = structure.unflatten(tensors)
+
     assert type(value["pair"]) is Pair
-    assert value["pair"].right[1] == "text"
     assert value["pair"].left is tensors[0]
+    assert value["pair"].right[1] == "text"
     assert type(value[3][1]) is Options
     assert list(value[3][1]) == ["b", "a"]
     assert value[3][2] == ()
+
+
+def test_rebuilding_from_too_few_tensors_is_refused(flat: Flat) -> None:
+    _, structure = flat
+
     with pytest.raises(ValueError, match="1 tensors for a structure of 5"):
         structure.unflatten([tensor(1)])
 
