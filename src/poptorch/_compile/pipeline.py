@@ -67,7 +67,7 @@ def compile(
     progress: Callable[[float], None],
     placed: Callable[[int], None],
     background: bool,
-    beside: Mapping[str, str],
+    other_facts: Mapping[str, str],
     eager_optimizer: EagerOptimizer | None = None,
 ) -> Compiled:
     verify.verify_spec(spec)
@@ -103,7 +103,7 @@ def compile(
         agreement.meet(spec)
         backend = backends.choose("reference")
     if spec.runs_together:
-        agreement.check_alike(plan, backend.name, request.arguments, beside)
+        agreement.check_alike(plan, backend.name, request.arguments, other_facts)
     if spec.runtime.cache_dir is not None:
         facts = cache.facts_of(plan, backend.name, request.arguments)
         cache.log_hit_or_miss(store.folder, facts)

@@ -167,8 +167,8 @@ def packed(
         if session.optimizer is not None:
             facts["steps"] = session.optimizer.count_steps()
     # The format refuses tensors that share storage.
-    apart = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(apart)}
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(copies)}
 
 
 def _pickle(

@@ -89,18 +89,18 @@ def check(guards: Iterable[Guard]) -> None:
     failed = [guard for guard in guards if not (guard.reported or guard.holds())]
     if not failed:
         return
-    told: dict[str, list[str]] = {}
+    reports: dict[str, list[str]] = {}
     for guard in failed:
         changes = list(guard.changes(guard.expected))
         if changes:
             guard.reported = True
-            told.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
+            reports.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
         else:
             guard.accept()
-    if told:
+    if reports:
         log.python.warning(
             "The compiled program does not follow what changed on the host: %s",
-            ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in told.items()),
+            ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in reports.items()),
         )
 
 
@@ -180,11 +180,11 @@ def of_model(
         )
         yield f"layers ({shorten(new) or 'some were removed'})"
 
-    def wanted() -> list[bool]:
+    def required_grads() -> list[bool]:
         return list(map(_requires_grad, trained))
 
     def other_gradients(before: list[bool]) -> Iterator[str]:
-        for path, old, new in zip(paths, before, wanted(), strict=True):
+        for path, old, new in zip(paths, before, required_grads(), strict=True):
             if old != new:
                 yield f"requires_grad of {path} is now {new}"
 
@@ -195,7 +195,7 @@ def of_model(
         Guard(layers, other_layers, DESTROY),
         _forwards(lambda: list(map(_own_forward, owns)), [*map(type, modules)], DESTROY),
         _forwards(lambda: [kind.forward for kind in kinds], kinds, DESTROY),
-        Guard(wanted, other_gradients, DESTROY),
+        Guard(required_grads, other_gradients, DESTROY),
         _hooks(modules, trained),
         users_own,
         *map(_number_format, numbers[:1]),

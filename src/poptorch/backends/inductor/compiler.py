@@ -125,9 +125,9 @@ def _lies_right(compiled: Any, piece: Piece) -> bool:
     results = piece.module.graph.output_node().args[0]
     return all(
         size == 1 or stride == int(made)
-        for node, lies in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
+        for node, layout in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
         for size, stride, made in zip(
-            node.meta["val"].shape, node.meta["val"].stride(), lies, strict=True
+            node.meta["val"].shape, node.meta["val"].stride(), layout, strict=True
         )
     )
 
@@ -243,8 +243,8 @@ def _put(
     """Copy expanded tensors first. Torch 2.13 writes to them in place, although all rows
     share memory.
     """
-    lies = zip(tensor.shape, tensor.stride(), strict=True)
-    if all(stride or size == 1 for size, stride in lies):
+    layout = zip(tensor.shape, tensor.stride(), strict=True)
+    if all(stride or size == 1 for size, stride in layout):
         return NotImplemented
     return aten.index_put.default(tensor.contiguous(), indices, values, accumulate)
 
