@@ -73,10 +73,10 @@ MISTAKES = {
         training = wrapped(Net(4, 3), 2)
         for batch in torch.utils.data.DataLoader(data, batch_size=4):
             training(*batch)""",
-    "A short last batch": """
+    "A larger batch": """
         training = wrapped(Net(4, 3))
-        training(x, labels)
-        training(x[:3], labels[:3])""",
+        training(x[:3], labels[:3])
+        training(x, labels)""",
     "A label that is too large": "wrapped(Net(4, 3))(x, labels + 1)",
     "A learning rate that is changed without setOptimizer": """
         model = Net(4, 3)

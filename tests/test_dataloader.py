@@ -295,15 +295,11 @@ def test_a_loader_without_options_or_data_says_how_to_call_it(
     (12, {}, None, ""),
     (11, {}, "INFO", "3 of the 11 samples of the data set are left out"),
     (3, {}, "WARNING", "No batch will be loaded: the data set has 3 samples"),
-    (11, {"drop_last": False}, "WARNING", "the last batch of this process has 3 samples"),
+    (11, {"drop_last": False}, "INFO", "3 samples, for which a model compiles another program"),
     (11, {"sampler": range(8)}, None, ""),
-    # Where another program takes the rest, its size matters.
-    (11, {"programs": (1, 2), "drop_last": False}, "INFO",
-     "3 samples, for which options.programs(2) allows a program"),
-    (22, {"programs": (2, 2), "drop_last": False}, "INFO",
-     "6 samples, for which options.programs(2) allows a program"),
-    (21, {"programs": (2, 2), "drop_last": False}, "WARNING",
-     "5 samples. options.programs(2) allows an additional program"),
+    (11, {"programs": (1, 2), "drop_last": False}, "INFO", "3 samples, for which a model compiles"),
+    (21, {"programs": (2, 2), "drop_last": False}, "INFO", "5 samples, for which a model compiles"),
+    (11, {"programs": (1, 1), "drop_last": False}, "WARNING", "Remove options.programs(1)"),
 ])  # fmt: skip
 def test_samples_that_are_left_out_are_told(
     samples: int,
@@ -313,7 +309,7 @@ def test_samples_that_are_left_out_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="poptorch::python")
-    accumulation, programs = arguments.pop("programs", (1, 1))
+    accumulation, programs = arguments.pop("programs", (1, 0))
     opts = options(accumulation=accumulation)
     opts.programs(programs)
     loader(sets.Numbers(samples), 4, opts=opts, **arguments)

@@ -119,6 +119,21 @@ class PoplarExecutor:
             keep_user_frames(error)
             raise
 
+    def _run_micro_batches(self, args: tuple[Any, ...], each: Sequence[tuple[Any, ...]]) -> Any:
+        """Run an update of a compiled model on micro-batches of different sizes.
+
+        Args:
+            args: of the whole batch.
+            each: of each micro-batch.
+        """
+        micro_batches = [(own, {}) for own in each]
+        try:
+            run = self._session.run_micro_batches
+            return self._session.lock.run(run, (args, {}), micro_batches)
+        except BaseException as error:
+            keep_user_frames(error)
+            raise
+
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, without running. Warn if the model is already compiled."""
         try:

@@ -102,6 +102,7 @@ SHOWN = {
     "`print(executor.plan())` shows what a call runs": "test_runtime.py::test_plans_and_estimates_are_tables_and_pictures",
     "micro-batches and replicas run side by side; `Options.lanes` and `laneMemory` set how many": "conformance/test_zoo.py::test_training_equals_the_eager_loop",
     "the first call returns immediately, and compiled code takes over later": "compile/test_tiers.py::test_a_takeover_keeps_all_state_and_random_numbers_and_is_said",
+    "a batch with fewer rows than the first one, such as the last one of an epoch, [gets a program of its own](guide/data.md#a-short-last-batch). `options.programs(1)` makes it an error, as in PopTorch, where all shapes must be constant": "session/test_shorter.py::test_an_epoch_with_a_short_last_batch_trains_like_eager",
     "`options.programs(n)` keeps up to n compiled programs that share the same weights, one for each combination of input shapes and types": "session/test_common_weights.py::test_a_short_last_batch_trains_like_eager",
     "`poptorch.estimate` [predicts the cost of a model on IPUs](guide/ipu_costs.md)": "estimates/test_estimating.py::test_a_model_does_not_fit_if_its_fullest_tile_does_not",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",

@@ -326,7 +326,7 @@ def test_weights_that_are_set_between_reach_every_program() -> None:
             assert torch.equal(wrapper(x), model(x).detach())
     assert torch.equal(wrapper(X, Y)[1], model(X, Y)[1].detach())  # the one of X[:3] goes
     assert torch.equal(wrapper(X), model(X).detach())
-    one = poptorch.inferenceModel(model, options())
+    one = poptorch.inferenceModel(model, options().programs(1))
     one(X)
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
         one(X[:4])
@@ -342,7 +342,7 @@ def test_the_least_recently_used_goes_first_and_modes_do_not_count() -> None:
             assert len(compiled) == so_far
 
 
-def test_what_does_not_divide_into_iterations_is_evaluated_in_one() -> None:
+def test_what_does_not_divide_into_iterations_is_evaluated() -> None:
     model, chosen = Net().eval(), options(iterations=4).programs(2)
     wrapper = poptorch.inferenceModel(model, chosen)
     data = torch.utils.data.TensorDataset(normal(21, 4))

@@ -21,6 +21,8 @@ from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
 from . import build, lanes, staged, weights
 from .eager import EagerCheck
+from .remainder import CheckOf, Remainder
+from .remainder import capture as capture_remainder
 
 
 @dataclass(eq=False)
@@ -31,6 +33,8 @@ class Draft:
     by_stages: bool  # whether the backend runs stage by stage, one micro-batch at a time
     check: EagerCheck
     eager_optimizer: EagerOptimizer | None = None
+    remainder: Remainder | None = None  # what is captured instead of the request, if anything
+    check_of: CheckOf = EagerCheck.off
     one: _capture.Micro = field(init=False)  # a single micro-batch, as it was captured
     micro: _capture.Micro = field(init=False)  # the single micro-batch, or several side by side
     lanes: Lanes | None = None  # what runs side by side in ``micro``
@@ -62,7 +66,10 @@ class Pass:
 
 def capture(draft: Draft) -> None:
     """Trace forward, loss and backward of one micro-batch."""
-    draft.one = _capture.capture(draft.request, draft.check.before_capture())
+    if draft.remainder is None:
+        draft.one = _capture.capture(draft.request, draft.check.before_capture())
+    else:
+        draft.one = capture_remainder(draft.remainder, draft.spec, draft.check_of)
 
 
 def check_against_eager(draft: Draft) -> None:

@@ -22,6 +22,7 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes
 from .eager import EagerCheck
+from .remainder import Remainder
 from .tiers import compile_plan, prepare
 
 
@@ -69,6 +70,7 @@ def compile(
     background: bool,
     other_facts: Mapping[str, str],
     eager_optimizer: EagerOptimizer | None = None,
+    remainder: Remainder | None = None,
 ) -> Compiled:
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
@@ -84,8 +86,9 @@ def compile(
     mode = "off" if spec.target.synthetic_data else spec.runtime.check
     check = EagerCheck(request, mode, store)
     draft = passes.Draft(
-        request, spec, optim, backends.works_by_stages(backend), check, eager_optimizer
-    )
+        request, spec, optim, backends.works_by_stages(backend), check, eager_optimizer,
+        remainder, lambda part: EagerCheck(part, mode, store),
+    )  # fmt: skip
     for share in passes.run(draft):
         progress(0.02 + 0.28 * share)
     plan, micro = draft.plan(), draft.one

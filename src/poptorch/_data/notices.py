@@ -92,18 +92,12 @@ def _incomplete(plan: Arrangement, samples: int, size: int, processes: int, prog
     )
     if programs == 1:
         log.python.warning(
-            f"{begin}. A model that was compiled for {plan.combined} samples rejects any "
-            "other size, unless options.programs(2) allows a second program. To leave the "
-            "incomplete batch out, pass drop_last=True."
-        )
-    elif size % plan.steps:
-        log.python.warning(
-            f"{begin}. options.programs({programs}) allows an additional program for this "
-            f"size, but in training the samples must divide into {plan.steps} micro-batches. "
-            "To leave the incomplete batch out, pass drop_last=True."
+            f"{begin}. A model with options.programs(1) that was compiled for {plan.combined} "
+            "samples rejects any other size. Remove options.programs(1), or pass drop_last=True "
+            "to leave the incomplete batch out."
         )
     else:
-        log.python.info(f"{begin}, for which options.programs({programs}) allows a program.")
+        log.python.info(f"{begin}, for which a model compiles another program.")
 
 
 def _length(sampler: Any) -> int | None:

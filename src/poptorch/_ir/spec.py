@@ -84,6 +84,7 @@ class Placement:
     # alternate forward and backward passes, so that fewer activations are stored
     interleaved: bool = False
     first_release: bool = False  # 1.0 interface: a pipeline only needs one micro-batch per stage
+    fills: bool = True  # a pipeline needs micro-batches for all stages; a shorter batch does not
 
     @property
     def phased(self) -> bool:

@@ -38,7 +38,7 @@ def check_batches(depth: int, stages: int, spec: Spec) -> None:
     """Check that there are enough micro-batches to fill the pipeline. The 1.0 interface counts
     ``stages``.
     """
-    if spec.placement.strategy is not Strategy.PIPELINED:
+    if spec.placement.strategy is not Strategy.PIPELINED or not spec.placement.fills:
         return
     loops, first_release = spec.loops, spec.placement.first_release
     given = loops.accumulation if spec.training else loops.iterations

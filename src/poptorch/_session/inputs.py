@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -38,7 +38,12 @@ class Inputs:
     """The inputs for which a program is compiled. Checks later calls and prepares their tensors."""
 
     def __init__(
-        self, bound: Bound, signature: Signature, spec: Spec, placeholders: bool = False
+        self,
+        bound: Bound,
+        signature: Signature,
+        spec: Spec,
+        placeholders: bool = False,
+        quiet: bool = False,
     ) -> None:
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
             if not placeholders:
@@ -64,7 +69,7 @@ class Inputs:
                 # a double is returned as a float, but labels are never returned
                 if dtype.is_floating_point:
                     say_narrowed(dtype)
-        if any(structure.has_dicts for _, structure in bound.parts):
+        if not quiet and any(structure.has_dicts for _, structure in bound.parts):
             log.python.warning(
                 "Dictionaries are only partially supported as inputs: their keys are fixed by the "
                 "first call"
@@ -152,6 +157,22 @@ class Inputs:
         return len(given) == len(self._dtypes) and all(
             tensor.dtype is dtype and not tensor.is_nested and tensor.shape == shape
             for tensor, dtype, shape in zip(given, self._dtypes, self._shapes, strict=True)
+        )
+
+    def is_longer(self, bound: Bound) -> bool:
+        """Whether a call is of this kind, but all its tensors have fewer rows, in proportion."""
+        parts = zip(self.bound.parts, bound.parts, strict=True)
+        if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
+            return False
+        kinds = list(zip(bound.tensors, self._dtypes, self._shapes, strict=True))
+        for tensor, dtype, shape in kinds:
+            if tensor.dtype is not dtype or tensor.is_nested or tensor.dim() != len(shape):
+                return False
+        rows = [(tensor.shape[0], shape[0]) for tensor, _, shape in kinds if shape]
+        return (
+            all(tensor.shape[1:] == shape[1:] for tensor, _, shape in kinds)
+            and all(now * rows[0][1] == then * rows[0][0] for now, then in rows)
+            and any(now < then for now, then in rows)
         )
 
     def _quick(self, arguments: Arguments) -> list[torch.Tensor] | None:
@@ -245,8 +266,16 @@ def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
         return False
 
 
+class OtherInputs(Error):
+    """The inputs of a call are unlike those that a program was compiled for."""
+
+
+class Indivisible(AssertionFailure):
+    """A batch does not divide into the micro-batches of a call."""
+
+
 def _mismatch(title: str, detail: str) -> None:
-    raise Error(
+    raise OtherInputs(
         title,
         got=f"{detail}; the inputs at run time differ from those that were compiled",
         fix=_RENEW,
@@ -272,7 +301,7 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             ),
         )
     if rows % loops.slices:
-        raise AssertionFailure(
+        raise Indivisible(
             "Invalid batch dimension: the batch does not divide into micro-batches",
             got=f'input "{path}" has {rows} rows; one call needs a multiple of {loops.slices}\n'
             f"= {loops}",
@@ -281,18 +310,6 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
                 "...) assemble the batches"
             ),
         )
-
-
-def dividing(bound: Bound, spec: Spec) -> Spec:
-    """Return settings for a batch. If it cannot be divided into the iterations, inference runs one
-    iteration.
-    """
-    for path, tensor in zip(bound.paths, bound.tensors, strict=True):
-        refuse_odd(path, tensor)
-    rows = [tensor.shape[0] for tensor in bound.tensors if tensor.dim()]
-    if spec.training or all(count % spec.loops.slices == 0 for count in rows):
-        return spec
-    return replace(spec, loops=replace(spec.loops, iterations=1))
 
 
 def return_inputs(changed: list[int], given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:

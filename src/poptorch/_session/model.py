@@ -6,13 +6,13 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import _capture
+from .. import _capture, _compile
 from .._base import log
 from .._base.errors import Error
 from .._data import notices
@@ -21,6 +21,7 @@ from .._ir.slots import Slot, narrowed
 from .._ir.spec import OptimSpec, Spec
 from .guards import Attributes
 from .inputs import Inputs
+from .shorter import Share
 from .signature import Bound, Signature
 from .weights import Grouping, GroupingRequest, ModelTensors
 
@@ -41,6 +42,8 @@ class Task:
     hypers: Mapping[str, float]  # values that the optimizer leaves variable
     request: _capture.Request
     attributes: Attributes  # attributes of the modules, which become constants
+    share: Share | None = None  # what the arguments are of a batch that is shorter than usual
+    remainder: _compile.Remainder | None = None  # what is captured for such a share
 
 
 class Model:
@@ -135,20 +138,51 @@ class Model:
         for module, training in zip(self._modules, mode, strict=True):
             module.training = training
 
-    def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task:
-        """Return the task of compiling the model for these arguments."""
+    def task(
+        self, bound: Bound, spec: Spec, placeholders: bool = False, share: Share | None = None
+    ) -> Task:
+        """Return what compiling for these arguments starts from.
+
+        ``share``: what they are of a batch that is shorter than usual, for which ``spec`` is meant.
+        """
+        replicas, spec = spec.loops.replicas, spec if share is None else share.spec(spec)
+        if self.groupings and spec.loops.replicas < replicas:
+            raise Error(
+                "Replicas with weights of their own do not allow a shorter batch",
+                got=f"replicaGrouping of {', '.join(self.groupings)}, {replicas} replicas",
+                fix="pass as many rows as in the first call",
+            )
         modes = dict(zip(map(id, self._modules), self._mode, strict=True))
         self._follow(list(self.module.modules()))
         self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
         self.mode()
-        inputs = Inputs(bound, self.signature, spec, placeholders)
-        if self._trained:
+        inputs = Inputs(bound, self.signature, spec, placeholders, quiet=share is not None)
+        if self._trained and share is None:
             notices.other_counts(bound.tensors, spec.loops)
         reading = self._read(spec)
         optim, hypers = (None, {}) if self.freeze is None else self.freeze(reading.paths, spec)
-        request = self._request(reading, inputs, spec, optim)
+        request, remainder = self._request(reading, inputs, spec, optim), None
+        if share is not None and not share.updates:
+            remainder = self._remainder(share, inputs, replicas, reading, spec, optim)
         attributes = Attributes(self.module, self.users, self._trained, bound.constants)
-        return Task(spec, reading, inputs, optim, hypers, request, attributes)
+        return Task(spec, reading, inputs, optim, hypers, request, attributes, share, remainder)
+
+    def _remainder(
+        self,
+        share: Share,
+        inputs: Inputs,
+        replicas: int,
+        reading: ModelTensors,
+        spec: Spec,
+        optim: OptimSpec | None,
+    ) -> _compile.Remainder:
+        requests, counts = [], []
+        for part, count in share.parts(inputs.bound):
+            cut = replace(spec, loops=replace(spec.loops, accumulation=count))
+            own = Inputs(part, self.signature, cut, quiet=True)
+            requests.append(self._request(reading, own, spec, optim))
+            counts.append(count)
+        return _compile.Remainder(tuple(requests), tuple(counts), replicas)
 
     def _read(self, spec: Spec) -> ModelTensors:
         tensors = _capture.tensors_of(self.module)

@@ -14,12 +14,18 @@ from .._base.errors import Error
 from .._ir.plan import Plan
 from .._ir.slots import ACCUMULATED, NORM, Kind
 from ..backends.protocol import Again
+from ..enums import OutputMode
 from .guards import Guard
 from .inputs import Indices
 from .model import Situation, Task
 from .outputs import Outputs
+from .shorter import Share
 from .signature import Arguments
 from .store import StateStore
+
+
+_SHARES = 4
+"""Programs for shares of shorter batches: an epoch ends with one, or with two shares of one."""
 
 
 class Variant:
@@ -30,6 +36,7 @@ class Variant:
     ) -> None:
         self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
+        self.share = task.share
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
         # exists from the first use; shares weights with the stores of other programs
         self.store: StateStore | None = None
@@ -61,6 +68,11 @@ class Variant:
             names += [f"{ACCUMULATED}{path}" for path in weights if path in trained]
             names += [NORM]
         return names
+
+    def emitted(self) -> list[tuple[OutputMode, tuple[int, ...]]]:
+        """Return the mode of each result, and its shape for a micro-batch."""
+        emit = self.compiled.plan.program.emit
+        return [(emit.mode_of(slot.key)[0], slot.replica_shape) for slot in emit.slots]
 
     def anchors(self, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the anchored results of a call, by short name."""
@@ -108,9 +120,11 @@ class Programs:
             )
         return programs[-1]
 
-    def find(self, mode: Situation, arguments: Arguments) -> Variant | None:
-        of_mode = (each for each in reversed(self.all) if each.mode == mode)
-        return next((each for each in of_mode if each.inputs.takes(arguments)), None)
+    def find(self, mode: Situation, arguments: Arguments, share: Share | None) -> Variant | None:
+        alike = (
+            each for each in reversed(self.all) if each.mode == mode and each.share == share
+        )
+        return next((each for each in alike if each.inputs.takes(arguments)), None)
 
     def use(self, variant: Variant) -> None:
         """Make a program the present one, and remove the oldest one of its mode if there are too
@@ -120,8 +134,16 @@ class Programs:
         """
         others = [other for other in self.all if other is not variant
                   and other.reading.has_those_of(variant.reading)]  # fmt: skip
-        alike = [other for other in others if other.mode == variant.mode]
-        count = variant.spec.runtime.programs
+        alike = [
+            other
+            for other in others
+            if other.mode == variant.mode and (other.share is None) == (variant.share is None)
+        ]
+        if variant.share is not None:
+            for other in alike[: max(0, len(alike) + 1 - _SHARES)]:
+                others.remove(other)
+            alike = []
+        count = max(1, variant.spec.runtime.programs)
         for other in alike[: max(0, len(alike) + 1 - count)]:
             (log.python.info if self._told else log.python.warning)(
                 f"Options.programs({count}) is used up. The program for {other.inputs} is "

@@ -20,14 +20,15 @@ from ..backends import release_freed_memory
 from ..backends.protocol import repeating
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
-from . import faults, forks, guards, hooks, reporting, wrapping
+from . import faults, forks, guards, hooks, reporting, shorter, wrapping
 from .chips import Chips
-from .inputs import dividing, return_inputs
+from .inputs import Indivisible, Inputs, OtherInputs, return_inputs
 from .model import Model, Situation, Task
 from .optimizer import SessionOptimizer
 from .outputs import LastCall
 from .programs import Programs, Variant
 from .random import Randomness
+from .shorter import Share
 from .signature import Arguments
 from .store import DEVICE_ONLY, Layout, StateStore
 from .transfers import Transfers
@@ -36,6 +37,8 @@ from .weights import check_saved, paths_of
 # What the next compilation continues with after loading a file: state without a host tensor, by
 # key, and the random state, which is None for a new sequence.
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
+# Of a run: its program, its results, and when it began, had taken the batch and was ready.
+Done = tuple[Variant, Sequence[torch.Tensor], tuple[float, float, float]]
 RECENT = 8
 """The number of latest calls whose times are used, so that times of the interpreter are
 soon dropped.
@@ -73,6 +76,7 @@ class Session:
         self.last: LastCall | None = None
         self.took = deque[float](maxlen=RECENT)  # seconds of the latest calls of a program
         self._spec: Spec  # all programs are compiled with these settings
+        self._usual: Inputs | None = None  # of the first program: shorter batches are cut as these
         self.settings, self._progress = settings, progress
         self._chips = Chips()
         self._forks = processes.forks  # number of forks before the process that uses the model
@@ -147,6 +151,7 @@ class Session:
                 background,
                 {key: repr(value) for key, value in task.hypers.items()},
                 None if self.optimizer is None else self.optimizer.in_eager(task.hypers),
+                task.remainder,
             )
         # After capturing, because a forward that sets modes or attributes itself has set them then.
         tensors, constants = task.reading.tensors, compiled.micro.constants.values()
@@ -177,7 +182,7 @@ class Session:
             self.optimizer.compiled(variant.task)
         remember_compiled(variant, self.model.module)
         self.programs.all, self.random, self.kept, self.restored = [variant], random, kept, None
-        self._spec, self.last = variant.spec, None
+        self._spec, self.last, self._usual = variant.spec, None, variant.inputs
         self.took.clear()
         self.weights.begin()
 
@@ -217,7 +222,17 @@ class Session:
                 raise
             if again is not None:
                 return self._returned(now, again, (started, taken, time.perf_counter()))
-        now = self._program_for(arguments)
+        parts: list[tuple[Share, Arguments]] = []
+        try:
+            done = self._run(arguments)
+        except (OtherInputs, Indivisible):
+            parts = self._shares(arguments)
+            if not parts:
+                raise
+        return self._returned(*(self._run_shares(parts) if parts else done))
+
+    def _run(self, arguments: Arguments, share: Share | None = None) -> Done:
+        now = self._program_for(arguments, share)
         started = time.perf_counter()
         device = self.weights.device
         if device.near or device.stale:
@@ -232,7 +247,46 @@ class Session:
             return_inputs(now.changed_inputs, given, batch)
         if now.repeats and now.again is None:
             now.again = repeating(now.compiled.executable)
-        return self._returned(now, results, (started, taken, ready))
+        return now, results, (started, taken, ready)
+
+    # Batches that are shorter than usual.
+
+    def run_micro_batches(self, arguments: Arguments, each: Sequence[Arguments]) -> Any:
+        """Run one update of a batch whose micro-batches, given by themselves, differ in size."""
+        bound = [self.model.signature.bind(own) for own in each]
+        parts = [(shorter.unequal(bound), arguments)]
+        return self._returned(*self._run_shares(parts))
+
+    def _shares(self, arguments: Arguments) -> list[tuple[Share, Arguments]]:
+        """Return what runs which part of a batch that no program takes; nothing if none can."""
+        usual, programs = self._usual, self._spec.runtime.programs
+        signature = self.model.signature
+        if usual is None or programs == 1:
+            return []
+        bound = signature.bind(arguments, like=usual.bound)
+        if not programs and not usual.is_longer(bound):
+            return []
+        return [
+            (share, signature.assemble(signature.given(part)))
+            for share, part in shorter.shares(bound, usual, self._spec)
+        ]
+
+    def _run_shares(self, parts: Sequence[tuple[Share, Arguments]]) -> Done:
+        """Run one share after another; afterwards the program of whole batches is used again."""
+        usual, done = self.programs.all[-1], list[Done]()
+        mode = self.model.situation()
+        try:
+            for share, arguments in parts:  # all are there before the first one runs
+                found = self.programs.find(mode, arguments, share)
+                now = found or self._program_for(arguments, share)
+                shorter.check_sums(usual.emitted(), now.emitted())
+            for share, arguments in parts:
+                done.append(self._run(arguments, share))
+        finally:
+            if self.programs.all and self.programs.all[-1] is not usual:
+                self._go_on_with(usual)
+        results = shorter.joined([results for _, results, _ in done], usual.emitted())
+        return done[-1][0], results, (*done[0][2][:2], done[-1][2][2])
 
     def _is_like_last(self, now: Variant, arguments: Arguments) -> bool:
         """Return whether nothing has happened since the last call, and this call has the same kind
@@ -260,7 +314,7 @@ class Session:
             self.reports.called(now, moments)
         return returned
 
-    def _program_for(self, arguments: Arguments) -> Variant:
+    def _program_for(self, arguments: Arguments, share: Share | None) -> Variant:
         """Attach, and use the program for the model's mode and these arguments."""
         if self.weights.store is None:
             if self.now.spec.runtime.connection == ConnectionType.Never:
@@ -274,9 +328,10 @@ class Session:
         if self.optimizer is not None and self.optimizer.prepare_run():
             self._compile_again(arguments)
         now, mode = self.programs.all[-1], self.model.situation()
-        several = now.spec.runtime.programs > 1
-        if mode != now.mode or (several and not now.inputs.takes(arguments)):
-            now = self._change_program(now, mode, arguments)
+        several = now.spec.runtime.programs > 1 or share is not None
+        other = mode != now.mode or share != now.share
+        if other or (several and not now.inputs.takes(arguments)):
+            now = self._change_program(now, mode, arguments, share)
         return now
 
     def _execute(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -315,28 +370,35 @@ class Session:
 
     # Several programs.
 
-    def _change_program(self, now: Variant, mode: Situation, arguments: Arguments) -> Variant:
+    def _change_program(
+        self, now: Variant, mode: Situation, arguments: Arguments, share: Share | None
+    ) -> Variant:
         """Use the program for another mode or other inputs. All programs share weights and
         state.
         """
-        variant = self.programs.find(mode, arguments)
+        variant = self.programs.find(mode, arguments, share)
         if variant is None:
             if mode != now.mode:
                 log.python.info(
                     "train(), eval() or autocast changed the mode: compiling for the new mode"
                 )
-            variant = self._new_variant(now, arguments)
-            if mode == now.mode:
+            variant = self._new_variant(now, arguments, share)
+            if share is not None:
+                log.python.info("A program was compiled for a shorter batch: %s", variant.inputs)
+            elif mode == now.mode:
                 log.python.info(
                     "Options.programs: an additional program was compiled for %s", variant.inputs
                 )
+        self._go_on_with(variant)
+        return variant
+
+    def _go_on_with(self, variant: Variant) -> None:
         with interrupts.deferred(), plainly():
-            if self.optimizer is not None and not variant.reading.has_those_of(now.reading):
+            if self.optimizer is not None and not variant.reading.has_those_of(self.now.reading):
                 self.optimizer.detach()
                 self.optimizer.compiled(variant.task)
             self._move(variant, restored=True)
             self.programs.use(variant)
-        return variant
 
     def _compile_again(self, arguments: Arguments) -> None:
         """Use a new program for the changed optimizer. Weights and all state are kept."""
@@ -366,16 +428,15 @@ class Session:
         if has_others:
             self.weights.checks.adopted()
 
-    def _new_variant(self, now: Variant, arguments: Arguments) -> Variant:
+    def _new_variant(
+        self, now: Variant, arguments: Arguments, share: Share | None = None
+    ) -> Variant:
         bound = self.model.signature.bind(arguments, like=now.inputs.bound)
-        if now.spec.runtime.programs > 1:
-            spec = dividing(bound, self._spec)
-        else:
-            spec = now.spec
+        if share is None and now.spec.runtime.programs <= 1:
             now.inputs.convert(arguments)
         self.weights.fetch()
         self.weights.bring_down()
-        task = self.model.task(bound, spec)
+        task = self.model.task(bound, self._spec, share=share)
         variant = self._compiled(task, background=True)
         remember_compiled(variant, self.model.module)
         return variant

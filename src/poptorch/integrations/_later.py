@@ -6,7 +6,7 @@ The calls are then made with the step's results, once for each micro-batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -75,6 +75,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
+        self.rows: int | None = None  # of the micro-batch that calls are made for, one of several
 
     def keep(
         self,
@@ -102,23 +103,43 @@ class Calls:
 
         return note
 
-    def make(self, results: Results, steps: int = 1, count: int = 1) -> Any:
-        """Make the calls for the first ``count`` joined micro-batches.
+    def make(self, results: Results, rows: Sequence[int] = (1,)) -> Any:
+        """Make the calls for each of the micro-batches that were joined.
+
+        Args:
+            results: of the program.
+            rows: of each micro-batch.
 
         Returns:
             The result of the last call.
         """
+        parts = {
+            number: [
+                _cut(tensor, shape, rows)
+                for tensor, (shape, _) in zip(tensors, self._calls[number].types, strict=True)
+            ]
+            for number, tensors in results.items()
+        }
         values: dict[int, Any] = {}
-        for step in range(count):
-            for number, tensors in sorted(results.items()):
+        for step in range(len(rows)):
+            self.rows = rows[step] if len(rows) > 1 else None
+            for number, tensors in sorted(parts.items()):
                 call = self._calls[number]
                 own = [
-                    tensor.reshape(steps, *shape)[step].to(dtype)
-                    for tensor, (shape, dtype) in zip(tensors, call.types, strict=True)
+                    tensor[step].to(dtype)
+                    for tensor, (_, dtype) in zip(tensors, call.types, strict=True)
                 ]
                 args, kwargs = _known(call.arguments.unflatten(own), values)
                 values[number] = call.function(*args, **kwargs)
         return values[max(values)]
+
+
+def _cut(joined: torch.Tensor, shape: torch.Size, rows: Sequence[int]) -> Sequence[torch.Tensor]:
+    """Return each micro-batch's own tensor; ``shape`` is that of the last one."""
+    count = len(rows)
+    if joined.numel() == count * shape.numel():
+        return joined.reshape(count, *shape).unbind(0)
+    return joined.split([size * shape[0] // rows[-1] for size in rows])
 
 
 def _known(value: Any, values: Mapping[int, Any]) -> Any:

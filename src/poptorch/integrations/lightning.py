@@ -7,13 +7,14 @@ https://lightning.ai/docs/pytorch/stable/extensions/strategy.html.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 import poptorch
+from poptorch._base import trees
 from poptorch._capture.metrics import intercepted
 from poptorch.dataloader import join
 
@@ -21,6 +22,7 @@ from ._later import Calls, Later, Results
 
 try:
     import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler as Scheduler
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -49,23 +51,33 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     warning. The Python code of a step runs once; ``batch_idx`` is a tensor there.
 
     Args:
-        options: backend, caches, precision and so on. A copy of them is used. The number of
-            accumulation steps comes from the Trainer. Up to four programs are kept, one for each
+        options: backend, caches, precision, execution strategy and so on. A copy of them is used.
+            The Trainer's ``accumulate_grad_batches`` is the number of accumulation steps; if the
+            Trainer has 1, that of the options is. Up to four programs are kept, one for each
             combination of input shapes and types; ``options.programs`` can set another number above
             1.
+        inference_opts: the options of validating, testing and predicting. By default these are
+            ``options``, with sharded execution in place of a pipeline, which one batch cannot fill.
 
     Raises:
-        poptorch.Error: when fitting begins, for manual optimization, several optimizers, clipping
-            by value, or the precision argument of the Trainer.
+        poptorch.Error: the options have device iterations or replicas. Also when fitting begins,
+            for manual optimization, several optimizers, clipping by value, the precision argument
+            of the Trainer, or if the Trainer and the options accumulate differently.
     """
 
     strategy_name = "poptorch"
 
-    def __init__(self, options: poptorch.Options | None = None) -> None:
+    def __init__(
+        self,
+        options: poptorch.Options | None = None,
+        inference_opts: poptorch.Options | None = None,
+    ) -> None:
         super().__init__(device="cpu")
-        self._poptorch_options = poptorch.Options() if options is None else options.clone()
-        if self._poptorch_options._values["programs"] == 1:
-            self._poptorch_options.programs(4)
+        self._poptorch_options = _own(options)
+        if inference_opts is None:
+            self._inference_options = _for_inference(self._poptorch_options.clone())
+        else:
+            self._inference_options = _own(inference_opts)
         self._training: poptorch.PoplarExecutor | None = None
         self._others: dict[str, poptorch.PoplarExecutor] = {}
         self._window: list[tuple[Any, ...]] = []
@@ -84,6 +96,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             _refuse("automatic_optimization", False, "let the Trainer optimize")
         if len(self.optimizers) != 1:
             _refuse("configure_optimizers", f"{len(self.optimizers)} optimizers", "return one")
+        self._accumulate(trainer)
         if trainer.gradient_clip_val:
             if trainer.gradient_clip_algorithm == "value":
                 _refuse("gradient_clip_algorithm", "value", "gradient_clip_algorithm='norm'")
@@ -91,6 +104,20 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         for name in _GRADIENT_HOOKS:
             if is_overridden(name, self.lightning_module):
                 _log.warning("%s sees no gradients: they stay in the program", name)
+
+    def _accumulate(self, trainer: pl.Trainer) -> None:
+        """Let the Trainer accumulate as the options say, where it does not say so itself."""
+        asked = self._poptorch_options.Training.gradient_accumulation
+        changing = any(isinstance(each, Scheduler) for each in trainer.callbacks)  # type: ignore[attr-defined]
+        if asked == 1 or asked == trainer.accumulate_grad_batches:
+            return
+        if changing or trainer.accumulate_grad_batches != 1:
+            _refuse(
+                "another gradient accumulation in the options than in the Trainer",
+                f"Training.gradientAccumulation({asked})",
+                "set Trainer(accumulate_grad_batches=...) only",
+            )
+        trainer.accumulate_grad_batches = asked
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Keep a micro-batch; after the last one of an update, run the update.
@@ -105,17 +132,23 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if count < steps and not trainer.is_last_batch:
             return torch.zeros(())
         window, self._window = self._window, []
-        window += window[-1:] * (steps - count)  # added micro-batches have weight 0
-        scale = (torch.arange(steps) < count) / steps
         executor = self._trainer(steps)
-        inputs = _arguments(window)
+        rows = [_rows(batch) for batch, *_ in window]
+        usual = count == steps and len(set(rows)) == 1
+        if not executor.isCompiled() and (self._random is not None or not usual):
+            first = window[:1] * steps  # there is no random state before
+            executor.compile(torch.full((steps,), 1 / steps), *_arguments(first))
         if self._random is not None:
-            if not executor.isCompiled():
-                executor.compile(scale, *inputs)  # the random state exists only after compiling
             executor.rng_state, self._random = self._random, None
-        losses, results = executor(scale, *inputs)
-        result = self._calls.make(results, steps, count)
-        loss = losses.sum() * steps  # the Trainer divides by the number of steps again
+        scale = torch.full((count,), 1 / steps)
+        inputs = scale, *_arguments(window)
+        if usual:
+            losses, results = executor(*inputs)
+        else:
+            each = [(scale[:1], *_arguments([one])) for one in window]
+            losses, results = executor._run_micro_batches(inputs, each)
+        result = self._calls.make(results, rows)
+        loss = losses.sum() * steps  # the Trainer divides it again
         return {**result, "loss": loss} if isinstance(result, dict) else loss
 
     def _trainer(self, steps: int) -> poptorch.PoplarExecutor:
@@ -152,7 +185,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         executor = self._others.get(name)
         if executor is None:
             step = _Step(self.lightning_module, name, self._calls)
-            executor = poptorch.inferenceModel(step, self._poptorch_options.clone())
+            executor = poptorch.inferenceModel(step, self._inference_options.clone())
             self._others[name] = executor
         return self._calls.make(executor(*_arguments([args])))
 
@@ -199,6 +232,16 @@ class _Step(nn.Module):
         self._calls.keep(results, _returned, "return")(result)
         return results
 
+    def _weighted(self, log: Callable[..., Any]) -> Callable[..., Any]:
+        """Let means over an epoch count the rows of the micro-batch that a value is of."""
+
+        def logged(*args: Any, **settings: Any) -> Any:
+            if self._calls.rows is not None and settings.get("batch_size") is None:
+                settings["batch_size"] = self._calls.rows
+            return log(*args, **settings)
+
+        return logged
+
     def _run(
         self, batch: Any, index: torch.Tensor | None = None, *rest: Any
     ) -> tuple[Any, Results]:
@@ -210,7 +253,8 @@ class _Step(nn.Module):
             return self._calls.keep(results, method, f"{type(metric).__name__}.{name}")
 
         for name, check in stand_ins.items():
-            keep = self._calls.keep(results, getattr(module, name), f"self.{name}", check)
+            log = self._weighted(getattr(module, name))
+            keep = self._calls.keep(results, log, f"self.{name}", check)
             object.__setattr__(module, name, keep)
         try:
             numbers = () if index is None else (index[0], *rest)
@@ -253,10 +297,36 @@ def _checked_dict(dictionary: Any, *args: Any, **settings: Any) -> None:
 
 def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     batch, *numbers = zip(*window, strict=True)
-    whole = join(batch, equally=True)
+    whole = join(batch)
     if not numbers:
         return (whole,)
     return (whole, torch.tensor(numbers[0]), *(number[0] for number in numbers[1:]))
+
+
+def _rows(batch: Any) -> int:
+    """Return how many rows the first tensor of a batch has."""
+    tensors, _ = trees.flatten(batch)
+    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
+
+
+def _own(options: poptorch.Options | None) -> poptorch.Options:
+    """Return a copy of options for programs of which each takes one batch of the Trainer."""
+    own = poptorch.Options() if options is None else options.clone()
+    more = "set Trainer(accumulate_grad_batches=...) to take more batches at once"
+    if own.device_iterations > 1:
+        _refuse("options.deviceIterations", own.device_iterations, more)
+    if own.replication_factor > 1:
+        _refuse("options.replicationFactor", own.replication_factor, more)
+    return own.programs(4) if own._values["programs"] <= 1 else own
+
+
+def _for_inference(options: poptorch.Options) -> poptorch.Options:
+    options.Training.gradientAccumulation(1)
+    strategy = options._execution_strategy
+    if type(strategy) is not poptorch.PipelinedExecution:
+        return options
+    stages = strategy._all_stages or [strategy._auto_stage]
+    return options.setExecutionStrategy(poptorch.ShardedExecution(*stages))
 
 
 def _refuse(name: str, value: Any, fix: str) -> None:

@@ -336,7 +336,7 @@ def _check(args: Any) -> None:
 
 def _checked(options: poptorch.Options | None) -> poptorch.Options:
     options = poptorch.Options() if options is None else options.clone()
-    if options._values["programs"] == 1:
+    if options._values["programs"] <= 1:
         options.programs(_PROGRAMS)
     counts = {
         "deviceIterations": options.device_iterations,

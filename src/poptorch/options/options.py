@@ -590,16 +590,17 @@ class Options(Container):
         0, the default, means 1 GiB, or less if the free memory is below 4 GiB.
         """
 
-    @option(RULES, "programs", 1, least=1, field="runtime.programs")
+    @option(RULES, "programs", 0, least=0, field="runtime.programs")
     def programs(self, count: int) -> Self:
         """Keep up to ``count`` compiled programs, one for each combination of input shapes and
         types.
 
-        With 1, as in PopTorch, inputs that differ from those of the first call are an error. With
-        more, another batch size, length or set of arguments gets its own program. All programs
-        share weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count.
-        In inference, a batch that cannot be divided into the device iterations runs as one
-        iteration.
+        By default, inputs unlike those of the first call are an error, except for batches with
+        fewer rows: they keep the size of the micro-batches, and the last one may be smaller. With
+        1, as in PopTorch, these are errors, too. With more than 1, another batch size, length or
+        set of arguments gets a program of its own; a batch that does not divide into micro-batches
+        is treated as by default. All programs share weights, optimizer state and random numbers.
+        ``train()`` and ``eval()`` do not count.
         """
 
     def clone(self) -> Self:

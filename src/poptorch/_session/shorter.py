@@ -1,0 +1,164 @@
+"""Batches that are shorter than usual, such as the last one of an epoch: what runs which rows.
+
+Whole updates keep their micro-batches of the usual size. What remains is one more update, of
+micro-batches of the usual size and, if rows are left, a shorter one. In inference an iteration
+stands for an update.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from .._base.errors import Error
+from .._ir.loops import Loops
+from .._ir.spec import Spec
+from ..enums import OutputMode
+from .inputs import Inputs
+from .signature import Bound
+
+_WHOLE = (
+    "pass as many rows as in the first call, or leave incomplete batches out: "
+    "poptorch.DataLoader(..., drop_last=True)"
+)
+
+
+Rows = tuple[int, ...]  # of one micro-batch, for each tensor; 0 if it has no dimensions
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one program runs of a shorter batch: whole updates, or the last micro-batches."""
+
+    updates: int = 0  # 0 if it is the remainder
+    sizes: tuple[tuple[Rows, int], ...] = ()  # of the remainder: how many micro-batches have which
+
+    def spec(self, spec: Spec) -> Spec:
+        """Return the settings of its program, which takes a remainder for one micro-batch."""
+        loops = Loops(processes=spec.loops.processes)
+        if self.updates:
+            loops = replace(spec.loops, iterations=self.updates)
+        return replace(spec, loops=loops, placement=replace(spec.placement, fills=False))
+
+    def parts(self, bound: Bound) -> Iterator[tuple[Bound, int]]:
+        """Yield the parts of a remainder with micro-batches of one size, and their numbers."""
+        starts = [0] * len(bound.tensors)
+        for rows, count in self.sizes:
+            ends = [start + count * own for start, own in zip(starts, rows, strict=True)]
+            yield _between(bound, starts, ends), count
+            starts = ends
+
+
+def shares(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]:
+    """Return what runs which part of a batch; nothing if it is no shorter batch of this kind.
+
+    Raises:
+        Error: it is one, and the settings do not allow it.
+    """
+    loops = spec.loops
+    pairs = list(zip(bound.tensors, usual.bound.tensors, strict=False))
+    if len(bound.tensors) != len(usual.bound.tensors) or not _is_cut(pairs):
+        return []
+    rows = tuple(size // loops.slices for size in rows_of(usual.bound))
+    sizes = [(given, own) for given, own in zip(rows_of(bound), rows, strict=True) if own]
+    counts = {-(-given // own) for given, own in sizes}
+    if len(counts) != 1:
+        return []
+    short = any(given % own for given, own in sizes)
+    of_update = loops.accumulation * loops.input_groups
+    (count,) = counts
+    updates, left = divmod(count - short, of_update)
+    _check(spec, updates, bool(left or short))
+    result, ends = list[tuple[Share, Bound]](), [updates * of_update * own for own in rows]
+    if updates:
+        result.append((Share(updates), _between(bound, [0] * len(rows), ends)))
+    if left or short:
+        rest = _between(bound, ends, rows_of(bound))
+        last = tuple(given - left * own for given, own in zip(rows_of(rest), rows, strict=True))
+        groups = ((rows, left), (last, int(short)))
+        result.append((Share(sizes=tuple(group for group in groups if group[1])), rest))
+    return result
+
+
+def unequal(micro_batches: Sequence[Bound]) -> Share:
+    """Return the share of an update of micro-batches of these sizes."""
+    groups = itertools.groupby(map(rows_of, micro_batches))
+    return Share(sizes=tuple((rows, len(list(group))) for rows, group in groups))
+
+
+def rows_of(bound: Bound) -> Rows:
+    return tuple(tensor.shape[0] if tensor.dim() else 0 for tensor in bound.tensors)
+
+
+def _is_cut(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether tensors that had equally many rows still have."""
+    if not any(then.dim() for _, then in pairs):
+        return False
+    if any(bool(now.dim()) != bool(then.dim()) or 0 in now.shape for now, then in pairs):
+        return False
+    rows = {(then.shape[0], now.shape[0]) for now, then in pairs if then.dim()}
+    return len({then for then, _ in rows}) == len(rows)
+
+
+def _check(spec: Spec, updates: int, remains: bool) -> None:
+    modes = [(spec.output.mode, spec.output.period)]
+    modes += [(mode, period) for _, _, mode, period in spec.anchors]
+    got = f"a batch for {updates} whole updates" + (" and some micro-batches" if remains else "")
+    for mode, period in modes:
+        if mode is OutputMode.EveryN and (remains or updates % period):
+            raise Error(
+                "OutputMode.EveryN does not allow a shorter batch",
+                got=f"{got}; results are kept every {period} iterations",
+                fix=(_WHOLE, "or use another output mode: poptorch.OutputMode.All"),
+            )
+    if remains and spec.loops.input_group_size > 1:
+        raise Error(
+            "Replicas that share their inputs do not allow a shorter batch",
+            got=f"{got}; options.inputReplicaGrouping({spec.loops.input_group_size}, ...)",
+            fix=_WHOLE,
+        )
+
+
+Emitted = Sequence[tuple[OutputMode, tuple[int, ...]]]  # mode and shape of each result
+
+
+def check_sums(usual: Emitted, share: Emitted) -> None:
+    """Check that sums over all shares have the shapes of those of whole batches."""
+    for (mode, shape), (_, own) in zip(usual, share, strict=True):
+        if mode is OutputMode.Sum and shape and (own[0] % shape[0] or own[1:] != shape[1:]):
+            raise Error(
+                "OutputMode.Sum cannot add results of micro-batches of different sizes",
+                got=f"shape {shape} for a micro-batch of a whole batch, {own} for a shorter one",
+                fix=(_WHOLE, "or return results without a batch dimension"),
+            )
+
+
+def joined(results: Sequence[Sequence[torch.Tensor]], usual: Emitted) -> list[torch.Tensor]:
+    """Join the results of all shares of a batch."""
+    return [
+        _joined(each, mode, not shape)
+        for each, (mode, shape) in zip(zip(*results, strict=True), usual, strict=True)
+    ]
+
+
+def _joined(each: Sequence[torch.Tensor], mode: OutputMode, scalar: bool) -> torch.Tensor:
+    if mode is OutputMode.Final or len(each) == 1:
+        return each[-1]
+    parts = [value.reshape(-1) if scalar else value for value in each]
+    if mode is not OutputMode.Sum:
+        return torch.cat(parts)
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total[: len(part)] += part  # fewer replicas than usual may have a micro-batch
+    return total.reshape(each[0].shape)
+
+
+def _between(bound: Bound, starts: Sequence[int], ends: Sequence[int]) -> Bound:
+    tensors = [
+        tensor[start:end] if tensor.dim() else tensor
+        for tensor, start, end in zip(bound.tensors, starts, ends, strict=True)
+    ]
+    return replace(bound, tensors=tensors)
