@@ -146,7 +146,9 @@ def test_a_pipeline_trains_a_batch_that_does_not_fill_it(backend: str) -> None:
     torch.testing.assert_close(dict(model.state_dict()), dict(other.state_dict()))
 
 
-@pytest.mark.parametrize("counts", [{}, {"iterations": 4}, {"replicas": 2}, {"iterations": 2, "replicas": 2}])  # fmt: skip
+@pytest.mark.parametrize(
+    "counts", [{}, {"iterations": 4}, {"replicas": 2}, {"iterations": 2, "replicas": 2}]
+)
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_a_short_last_batch_is_evaluated_like_eager(counts: dict[str, int], rows: int) -> None:
     model = Net(normalized=True).eval()
@@ -289,28 +291,34 @@ def refusal(chosen: poptorch.Options, first: Batch, second: tuple[Any, ...]) -> 
     return str(error.value)
 
 
-@pytest.mark.parametrize("second, said", [
-    ((X[:16], Y[:11]), "Shape mismatch for y"),
-    ((X[:11], Y[:10]), "Shape mismatch for x"),
-    ((X[:20], Y[:20]), "Shape mismatch for x"),
-    ((X[:11, :3], Y[:11]), "Shape mismatch for x"),
-    ((X[:11].double(), Y[:11]), "Data type mismatch for x"),
-    ((X[:0], Y[:0]), "Shape mismatch for x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "second, said",
+    [
+        ((X[:16], Y[:11]), "Shape mismatch for y"),
+        ((X[:11], Y[:10]), "Shape mismatch for x"),
+        ((X[:20], Y[:20]), "Shape mismatch for x"),
+        ((X[:11, :3], Y[:11]), "Shape mismatch for x"),
+        ((X[:11].double(), Y[:11]), "Data type mismatch for x"),
+        ((X[:0], Y[:0]), "Shape mismatch for x"),
+    ],
+)
 def test_only_fewer_rows_of_all_inputs_make_a_shorter_batch(
     second: tuple[Any, ...], said: str
 ) -> None:
     assert said in refusal(options(accumulation=2), batch(16), second)
 
 
-@pytest.mark.parametrize("chosen, said", [
-    (options(accumulation=2).programs(1), "Shape mismatch"),
-    (options(iterations=4).outputMode(OutputMode.EveryN, 4), "EveryN does not allow"),
-    (
-        options(replicas=4).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive),
-        "share their inputs",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "chosen, said",
+    [
+        (options(accumulation=2).programs(1), "Shape mismatch"),
+        (options(iterations=4).outputMode(OutputMode.EveryN, 4), "EveryN does not allow"),
+        (
+            options(replicas=4).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive),
+            "share their inputs",
+        ),
+    ],
+)
 def test_settings_that_do_not_allow_a_shorter_batch_say_so(
     chosen: poptorch.Options, said: str
 ) -> None:

@@ -86,9 +86,15 @@ def compile(
     mode = "off" if spec.target.synthetic_data else spec.runtime.check
     check = EagerCheck(request, mode, store)
     draft = passes.Draft(
-        request, spec, optim, backends.works_by_stages(backend), check, eager_optimizer,
-        remainder, lambda part: EagerCheck(part, mode, store),
-    )  # fmt: skip
+        request,
+        spec,
+        optim,
+        backends.works_by_stages(backend),
+        check,
+        eager_optimizer,
+        remainder,
+        lambda part: EagerCheck(part, mode, store),
+    )
     for share in passes.run(draft):
         progress(0.02 + 0.28 * share)
     plan, micro = draft.plan(), draft.one

@@ -144,9 +144,7 @@ def _with_common_constants(micro: _capture.Micro, first: _capture.Micro) -> _cap
     graph = replace(
         micro.graph, inputs=renamed(micro.graph.inputs), outputs=renamed(micro.graph.outputs)
     )
-    constants = {
-        keys[key].key: value for key, value in micro.constants.items() if key in keys
-    }
+    constants = {keys[key].key: value for key, value in micro.constants.items() if key in keys}
     return replace(micro, graph=graph, constants=constants)
 
 
@@ -166,12 +164,7 @@ class _Joined:
 
     def graph(self) -> Graph:
         parts = [lower(self._divided()), *map(self._renamed, self.runs), lower(self._finished())]
-        own = {
-            slot.key
-            for part in parts
-            for slot in part.outputs
-            if slot.kind is Kind.VALUE
-        }
+        own = {slot.key for part in parts for slot in part.outputs if slot.kind is Kind.VALUE}
         return compose("micro", parts, keep=(Kind.GRADIENT,), drop=own)
 
     # What the runs read and write.
@@ -193,9 +186,7 @@ class _Joined:
         return replace(run.graph, inputs=inputs, outputs=outputs)
 
     def _stacked(self, slot: Slot) -> Slot:
-        return replace(
-            slot, shape=(self.replicas, *slot.shape), replicas=self.replicas, lanes=True
-        )
+        return replace(slot, shape=(self.replicas, *slot.shape), replicas=self.replicas, lanes=True)
 
     def _divided(self) -> SlotFunction:
         """Return what cuts the batch, and the state that replicas have apart."""

@@ -266,16 +266,16 @@ def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
         return False
 
 
-class OtherInputs(Error):
+class InputMismatchError(Error):
     """The inputs of a call are unlike those that a program was compiled for."""
 
 
-class Indivisible(AssertionFailure):
+class IndivisibleBatchError(AssertionFailure):
     """A batch does not divide into the micro-batches of a call."""
 
 
 def _mismatch(title: str, detail: str) -> None:
-    raise OtherInputs(
+    raise InputMismatchError(
         title,
         got=f"{detail}; the inputs at run time differ from those that were compiled",
         fix=_RENEW,
@@ -301,7 +301,7 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             ),
         )
     if rows % loops.slices:
-        raise Indivisible(
+        raise IndivisibleBatchError(
             "Invalid batch dimension: the batch does not divide into micro-batches",
             got=f'input "{path}" has {rows} rows; one call needs a multiple of {loops.slices}\n'
             f"= {loops}",

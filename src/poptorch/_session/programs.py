@@ -23,7 +23,6 @@ from .shorter import Share
 from .signature import Arguments
 from .store import StateStore
 
-
 _SHARES = 4
 """Programs for shares of shorter batches: an epoch ends with one, or with two shares of one."""
 
@@ -121,9 +120,7 @@ class Programs:
         return programs[-1]
 
     def find(self, mode: Situation, arguments: Arguments, share: Share | None) -> Variant | None:
-        alike = (
-            each for each in reversed(self.all) if each.mode == mode and each.share == share
-        )
+        alike = (each for each in reversed(self.all) if each.mode == mode and each.share == share)
         return next((each for each in alike if each.inputs.takes(arguments)), None)
 
     def use(self, variant: Variant) -> None:

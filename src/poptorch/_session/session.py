@@ -22,7 +22,7 @@ from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting, shorter, wrapping
 from .chips import Chips
-from .inputs import Indivisible, Inputs, OtherInputs, return_inputs
+from .inputs import IndivisibleBatchError, InputMismatchError, Inputs, return_inputs
 from .model import Model, Situation, Task
 from .optimizer import SessionOptimizer
 from .outputs import LastCall
@@ -225,7 +225,7 @@ class Session:
         parts: list[tuple[Share, Arguments]] = []
         try:
             done = self._run(arguments)
-        except (OtherInputs, Indivisible):
+        except (InputMismatchError, IndivisibleBatchError):
             parts = self._shares(arguments)
             if not parts:
                 raise
