@@ -290,3 +290,105 @@ def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "poptorch"):
         trainer(True, tmp_path, max_steps=1).fit(Looks(), loader())
     assert "on_after_backward sees no gradients" in caplog.text
+
+
+class Summed(Measured):
+    """A batch norm sees every micro-batch, and no gradient of it is noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        linear = nn.Linear(4, 8, bias=False)
+        self.layers = nn.Sequential(linear, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def rows(count: int, size: int) -> DataLoader:
+    data = TensorDataset(normal(count, 4), normal(count, 2, seed=1))
+    return DataLoader(data, batch_size=size)
+
+
+@pytest.mark.parametrize(
+    "count, steps", [(43, 2), (43, 3), (40, 3), (13, 2), (12, 2), (11, 4), (5, 2)]
+)
+def test_accumulation_with_a_short_last_batch_trains_as_in_plain_lightning(
+    count: int, steps: int, tmp_path: Path
+) -> None:
+    module = Summed()
+    other = copy.deepcopy(module)
+
+    runs = []
+    for net, ours in ((module, True), (other, False)):
+        runs.append(trainer(ours, tmp_path, max_epochs=3, accumulate_grad_batches=steps))
+        runs[-1].fit(net, rows(count, 8), rows(count, 16))
+
+    mine, theirs = runs
+    assert mine.global_step == theirs.global_step
+    torch.testing.assert_close(module.state_dict(), other.state_dict())
+    for key, value in theirs.callback_metrics.items():
+        assert float(mine.callback_metrics[key]) == pytest.approx(float(value), rel=1e-4), key
+
+
+def with_options(chosen: poptorch.Options, folder: Path, **settings: Any) -> pl.Trainer:
+    made = trainer(False, folder, **settings)
+    return pl.Trainer(
+        accelerator="cpu",
+        strategy=PopTorchStrategy(chosen),
+        max_epochs=made.max_epochs,
+        accumulate_grad_batches=made.accumulate_grad_batches,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def test_a_trainer_that_does_not_accumulate_does_what_the_options_say(tmp_path: Path) -> None:
+    module = Net()
+    other = copy.deepcopy(module)
+
+    with_options(options(accumulation=2), tmp_path).fit(module, loader(), loader(8))
+    trainer(False, tmp_path, accumulate_grad_batches=2).fit(other, loader(), loader(8))
+
+    torch.testing.assert_close(module.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize(
+    "counts, steps, said",
+    [
+        ({"iterations": 4}, 1, "options.deviceIterations(.|\n)*Trainer.accumulate_grad_batches"),
+        ({"replicas": 2}, 1, "options.replicationFactor(.|\n)*Trainer.accumulate_grad_batches"),
+        ({"accumulation": 2}, 3, "another gradient accumulation(.|\n)*accumulate_grad_batches"),
+    ],
+)
+def test_options_that_the_trainer_decides_are_refused_with_its_argument(
+    counts: dict[str, int], steps: int, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(poptorch.Error, match=said):
+        with_options(options(**counts), tmp_path, accumulate_grad_batches=steps).fit(
+            Net(), loader()
+        )
+
+
+class Piped(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        poptorch.BeginBlock(self.layers[2], "last", ipu_id=1)
+
+
+def test_a_pipeline_trains_and_validates_with_one_batch_at_a_time(tmp_path: Path) -> None:
+    module = Piped()
+
+    run = with_options(options(accumulation=3), tmp_path)
+    run.fit(module, loader(), loader(8))
+
+    assert run.callback_metrics["val_loss"] > 0
+
+
+def test_validation_has_options_of_its_own(tmp_path: Path) -> None:
+    strategy = PopTorchStrategy(options(), inference_opts=options().programs(7))
+
+    assert strategy._inference_options._values["programs"] == 7
+    with pytest.raises(poptorch.Error, match="deviceIterations"):
+        PopTorchStrategy(inference_opts=options(iterations=2))
