@@ -34,6 +34,7 @@ from ._session.grouping import make_groupable
 from ._session.model import Model
 from ._session.questions import Latency, Stamps
 from ._session.session import Session
+from ._session.signature import Arguments
 from .ops.blocks import module_repr
 from .optim.joint import Given, joined
 from .options import Options
@@ -126,7 +127,7 @@ class PoplarExecutor:
             args: of the whole batch.
             each: of each micro-batch.
         """
-        micro_batches = [(own, {}) for own in each]
+        micro_batches: list[Arguments] = [(own, {}) for own in each]
         try:
             run = self._session.run_micro_batches
             return self._session.lock.run(run, (args, {}), micro_batches)

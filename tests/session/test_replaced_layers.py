@@ -262,3 +262,32 @@ def test_moments_of_ours_do_not_go_to_another_layer_of_the_name(size: int) -> No
 
     moment = optimizer.state_dict()["ipu_state"]["Accl1___head.bias"]
     torch.testing.assert_close(moment, 0.1 * gradient, **CLOSE)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_model_with_a_replaced_layer_is_not_saved(trained: bool, tmp_path) -> None:
+    model = Net()
+    wrap = poptorch.trainingModel if trained else poptorch.inferenceModel
+    executor = wrap(model.train(trained), options())
+    executor(X, Y)
+    model.head = nn.Linear(3, 3)
+
+    with pytest.raises(poptorch.Error, match=r"layers \(Net.head\)(.|\n)*destroy\(\)") as error:
+        executor.save(tmp_path / "model.poptorch")
+
+    assert "state_dict()" in str(error.value)
+    assert not (tmp_path / "model.poptorch").exists()
+    executor.destroy()
+    executor(X, Y)
+    executor.save(tmp_path / "model.poptorch")
+
+
+def test_a_checkpoint_of_a_model_with_a_replaced_layer_is_not_written(tmp_path) -> None:
+    model = Net()
+    training = poptorch.trainingModel(model, options(), adam(model.parameters()))
+    checkpoints = poptorch.Checkpoints(tmp_path, training, [])
+    training(X, Y)
+    model.head = nn.Linear(3, 3)
+
+    with pytest.raises(poptorch.Error, match=r"layers \(Net.head\)"):
+        checkpoints.save()

@@ -27,9 +27,10 @@ from torch import nn
 from .. import _capture, _compile
 from .._base import archive, json_codec, keyed, log, safe_files
 from .._base.archive import InvalidFile
-from .._base.errors import AssertionFailure
+from .._base.errors import AssertionFailure, Error
 from .._base.json_codec import Json
 from .._base.plainly import plainly
+from . import guards
 from .programs import Variant
 from .session import Session
 
@@ -136,6 +137,8 @@ def packed(
     it also contains the objects themselves if they can be pickled.
     """
     now = session.now
+    if objects is not None:
+        _refuse_replaced_layers(now)
     state = session.state_to_save() if objects is not None else {}
     if now.spec.target.parts > 1:
         # an exchange between processes, as reading the state may be
@@ -169,6 +172,21 @@ def packed(
     # The format refuses tensors that share storage.
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(copies)}
+
+
+def _refuse_replaced_layers(now: Variant) -> None:
+    """Refuse a file whose program and weights would be those of different models."""
+    replaced = guards.replaced_layers(now.guards)
+    if replaced:
+        raise Error(
+            "A model with other layers than its program cannot be saved",
+            got=f"since the model was compiled, you replaced {', '.join(replaced)}",
+            fix=(
+                "compile the model as it is now, then save it: call destroy() on the executor, and "
+                "the executor with a batch",
+                "or save the weights only: torch.save(model.state_dict(), path)",
+            ),
+        )
 
 
 def _pickle(

@@ -68,6 +68,7 @@ class Guard:
     keep: Callable[[Any], Any] = copy.copy
     expected: Any = dataclasses.field(init=False)
     reported: bool = False
+    of_layers: bool = False  # whether a program is not that of the model as it is now
 
     def __post_init__(self) -> None:
         self.accept()
@@ -82,6 +83,12 @@ class Guard:
         # errors of many types, because something no longer exists or is a tensor now
         except Exception:
             return False
+
+
+def replaced_layers(guards: Iterable[Guard]) -> list[str]:
+    """Return the layers that the model has now and that were not compiled."""
+    failed = (guard for guard in guards if guard.of_layers and not guard.holds())
+    return [each for guard in failed for each in guard.changes(guard.expected)]
 
 
 def check(guards: Iterable[Guard]) -> None:
@@ -192,7 +199,7 @@ def of_model(
     users_own.expected = [forward]
     numbers = [tied for tied in trained if tied.tensor.is_floating_point()]
     return [
-        Guard(layers, other_layers, DESTROY),
+        Guard(layers, other_layers, DESTROY, of_layers=True),
         _forwards(lambda: list(map(_own_forward, owns)), [*map(type, modules)], DESTROY),
         _forwards(lambda: [kind.forward for kind in kinds], kinds, DESTROY),
         Guard(required_grads, other_gradients, DESTROY),

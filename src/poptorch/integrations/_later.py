@@ -139,7 +139,7 @@ def _cut(joined: torch.Tensor, shape: torch.Size, rows: Sequence[int]) -> Sequen
     count = len(rows)
     if joined.numel() == count * shape.numel():
         return joined.reshape(count, *shape).unbind(0)
-    return joined.split([size * shape[0] // rows[-1] for size in rows])
+    return torch.split(joined, [size * shape[0] // rows[-1] for size in rows])
 
 
 def _known(value: Any, values: Mapping[int, Any]) -> Any:

@@ -108,7 +108,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def _accumulate(self, trainer: pl.Trainer) -> None:
         """Let the Trainer accumulate as the options say, where it does not say so itself."""
         asked = self._poptorch_options.Training.gradient_accumulation
-        changing = any(isinstance(each, Scheduler) for each in trainer.callbacks)  # type: ignore[attr-defined]
+        changing = any(isinstance(each, Scheduler) for each in trainer.callbacks)
         if asked == 1 or asked == trainer.accumulate_grad_batches:
             return
         if changing or trainer.accumulate_grad_batches != 1:
@@ -325,8 +325,9 @@ def _for_inference(options: poptorch.Options) -> poptorch.Options:
     strategy = options._execution_strategy
     if type(strategy) is not poptorch.PipelinedExecution:
         return options
-    stages = strategy._all_stages or [strategy._auto_stage]
-    return options.setExecutionStrategy(poptorch.ShardedExecution(*stages))
+    automatic = [] if strategy._auto_stage is None else [strategy._auto_stage]
+    sharded = poptorch.ShardedExecution(*automatic, *strategy._all_stages)
+    return options.setExecutionStrategy(sharded)
 
 
 def _refuse(name: str, value: Any, fix: str) -> None:
