@@ -421,3 +421,32 @@ def test_a_model_that_nothing_else_makes_fit_is_cut_over_more_chips() -> None:
 
     assert first.change == "poptorch.autoplace(model, example, options, num_ipus=4)"
     assert first.fits
+
+
+def test_other_memory_and_more_chips_are_both_advised() -> None:
+    before = estimate(Size(4, 4096, 16, "AdamW"), system="bow:4")
+
+    changes = [one.change for one in before.advice if one.fits]
+
+    assert not before.fits
+    assert any("setOptimizerLocation" in change for change in changes)
+    assert "poptorch.autoplace(model, example, options, num_ipus=2)" in changes
+
+
+@pytest.mark.parametrize(("cut", "balanced"), [(1, False), (4, True)])
+def test_autoplace_is_advised_where_chips_have_unequal_shares(cut: int, balanced: bool) -> None:
+    before = pricing.priced(
+        lambda: pricing.Stack(8, 512, cut),
+        pricing.meta(16 * 64, 512),
+        steps=16,
+        system="bow:4",
+        advice=True,
+    )
+
+    placed = [one for one in before.advice if "autoplace" in one.change]
+
+    assert before.fits
+    assert bool(placed) is not balanced
+    for one in placed:
+        assert "num_ipus=2)" in one.change
+        assert one.costs < 0

@@ -58,8 +58,9 @@ class Adviser(NamedTuple):
             saving = [t for t in tried if t.bytes < before.fullest_bytes]
             if not any(t.priced.fits for t in saving):
                 saving += self._joined(sorted(saving, key=lambda t: t.bytes))
+            saving += self._until_one_fits(before, self._over_more_chips(before))
             if not any(t.priced.fits for t in saving):
-                saving += self._divided(before)
+                saving += self._until_one_fits(before, self._divided())
             fitting = sorted((t for t in saving if t.priced.fits), key=lambda t: t.rank)
             rest = sorted((t for t in saving if not t.priced.fits), key=lambda t: t.bytes)
             best = fitting + rest
@@ -115,7 +116,8 @@ class Adviser(NamedTuple):
             count = more * spec.loops.replicas
             text = f"options.replicationFactor({count}); {self._stepping(steps // more)}"
             made.append(Change(text, {"replicas": count}))
-        return self._fewer_calls(before), self._fewer_bubbles(before), made
+        pipeline = [*self._fewer_bubbles(before), *self._balanced(before)]
+        return self._fewer_calls(before), pipeline, made
 
     def _fewer_calls(self, before: Estimate) -> list[Change]:
         """If the host's calls take more than a third of the time, suggest so few that they take a
@@ -145,6 +147,14 @@ class Adviser(NamedTuple):
                 Change(f"{self._stepping(count)}  # {samples:,} samples per {per}", settings)
             )
         return made
+
+    def _balanced(self, before: Estimate) -> list[Change]:
+        """Let the chips have equal shares of the work, where a model has several."""
+        chips = len(before.chips)
+        if chips == 1:
+            return []
+        change = _placed(chips)
+        return [change._replace(text=f"{change.text}  # in place of your own blocks")]
 
     def _smaller(self, before: Estimate) -> tuple[list[Change], ...]:
         """Suggest recomputation, storage in streaming memory, and other ways to save memory."""
@@ -179,9 +189,14 @@ class Adviser(NamedTuple):
                 break
         return made
 
-    def _divided(self, before: Estimate) -> list[Tried]:
+    def _over_more_chips(self, before: Estimate) -> list[Change]:
+        chips, all_chips = len(before.chips), parse(before.system).chips // before.replicas
+        counts = (chips << doublings for doublings in range(1, all_chips.bit_length()))
+        return [_placed(count) for count in counts if count <= all_chips]
+
+    def _divided(self) -> list[Change]:
         steps, micro = self._steps()
-        changes = [
+        return [
             Change(
                 f"{self._stepping(steps * parts)}  # {micro // parts} samples per micro-batch",
                 {"micro_batch": micro // parts},
@@ -189,16 +204,20 @@ class Adviser(NamedTuple):
             for parts in (2, 4, 8)
             if micro % parts == 0
         ]
-        chips, all_chips = len(before.chips), parse(before.system).chips // before.replicas
-        while (chips := 2 * chips) <= all_chips:
-            text = f"poptorch.autoplace(model, example, options, num_ipus={chips})"
-            changes.append(Change(text, {"ipus_per_replica": chips}))
+
+    def _until_one_fits(self, before: Estimate, changes: Iterable[Change]) -> list[Tried]:
+        """Price changes until one makes the model fit; they come after those that keep its form."""
         made: list[Tried] = []
         for tried in self._priced(changes):
-            made.append(tried)
+            made.append(tried._replace(group=MOST))
             if tried.priced.fits:
                 break
         return [each for each in made if each.bytes < before.fullest_bytes]
+
+
+def _placed(chips: int) -> Change:
+    text = f"poptorch.autoplace(model, example, options, num_ipus={chips})"
+    return Change(text, {"ipus_per_replica": chips})
 
 
 def _partials(spec: Spec) -> list[Change]:
