@@ -1,5 +1,6 @@
 """Checkpoints: a run that was stopped goes on as if it had not been."""
 
+import copy
 import errno
 import json
 import shutil
@@ -17,7 +18,7 @@ from harden import checkpoint_kills
 from helpers import cases, jobs, resuming
 from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
-from helpers.wrapping import Having, options, training
+from helpers.wrapping import Having, normal, options, training
 from poptorch._base import archive
 from poptorch._checkpoints import _Writing
 from poptorch._session import host_random
@@ -429,3 +430,32 @@ def test_links_among_checkpoints_are_not_followed(tmp_path: Path) -> None:
             checkpoints.save()
     assert {path.name for path in folder.iterdir()} == {"000000002", "000000003", "7", "٣"}
     assert (tmp_path / "mine" / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("stopped", [3, 6, 7])
+def test_a_run_resumes_at_the_short_last_batch_of_an_epoch(stopped: int, tmp_path: Path) -> None:
+    """The 19 samples after two whole batches are 2 micro-batches of 8 and one of 3."""
+    chosen = options(accumulation=4)
+    samples = data.TensorDataset(normal(83, 4), normal(83, 4, seed=1))
+
+    def run(folder: Path, end: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = Having(lambda m, x, y: nn.functional.mse_loss(m.layer(x), y), layer=nn.Linear(4, 4))
+        training = poptorch.trainingModel(model, chosen, poptorch.optim.Adam(model.parameters()))
+        loader = poptorch.DataLoader(chosen, samples, batch_size=8, drop_last=False)
+        checkpoints = poptorch.Checkpoints(folder, training, loader)
+        checkpoints.resume()
+        for batch in checkpoints.batches(epochs=3):
+            training(*batch)
+            if checkpoints.step == end:
+                checkpoints.save()
+                break
+        weights = copy.deepcopy(model.state_dict())
+        training.destroy()
+        return weights
+
+    whole = run(tmp_path / "whole", 9)
+    run(tmp_path / "parts", stopped - 1)
+    run(tmp_path / "parts", stopped)
+
+    torch.testing.assert_close(run(tmp_path / "parts", 9), whole, rtol=0, atol=0)

@@ -9,11 +9,12 @@ else. The stops of the walks of ARCHITECTURE.md run in their order.
 import gc
 import importlib
 import inspect
+import logging
 import pkgutil
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -100,12 +101,17 @@ def broken_links(path: Path, text: str, root: Path = ROOT) -> list[str]:
 CHAINS = [c for p in PAGES for c in programs(p.relative_to(ROOT).as_posix(), p.read_text())]
 
 
+# Warnings that a page is about, by the page: a part of each one's text.
+WARNS: dict[str, tuple[str, ...]] = {}
+
+
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
-def test_python_in_the_pages_runs(
+def test_python_in_the_pages_runs_without_warnings(
     chain: list[Block],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")  # no compiling: the pages are tested here
@@ -120,10 +126,26 @@ def test_python_in_the_pages_runs(
             command = "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"
             run = run_program(*command, environment=jobs.environment())
             assert run.returncode == 0, run.stderr
+            assert "[warning]" not in run.stderr
         else:
             exec(compile(text, str(ROOT / block.page), "exec"), names)
     names.clear()
     gc.collect()  # executors hold devices as long as they live
+    assert unexpected(chain[0].page, caplog.records) == []
+
+
+def unexpected(page: str, records: Sequence[logging.LogRecord]) -> list[str]:
+    """Return the warnings that a page is not about."""
+    said = [each.getMessage() for each in records if each.levelno >= logging.WARNING]
+    return [each for each in said if not any(part in each for part in WARNS.get(page, ()))]
+
+
+def test_a_warning_of_a_program_in_a_page_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    poptorch.DataLoader(options(), [torch.zeros(1)], batch_size=2)
+
+    (said,) = unexpected("docs/guide/data.md", caplog.records)
+
+    assert "No batch will be loaded" in said
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

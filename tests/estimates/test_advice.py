@@ -435,9 +435,9 @@ def test_other_memory_and_more_chips_are_both_advised() -> None:
 
 @pytest.mark.parametrize(("cut", "balanced"), [(1, False), (4, True)])
 def test_autoplace_is_advised_where_chips_have_unequal_shares(cut: int, balanced: bool) -> None:
-    before = pricing.priced(
-        lambda: pricing.Stack(8, 512, cut),
-        pricing.meta(16 * 64, 512),
+    before = priced(
+        lambda: Stack(8, 512, cut),
+        meta(16 * 64, 512),
         steps=16,
         system="bow:4",
         advice=True,

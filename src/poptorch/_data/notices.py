@@ -26,8 +26,9 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
         if workers > 1 and loader.worker_init_fn is None and not _divides_itself(dataset):
             log.python.warning(
                 f"An IterableDataset is loaded with {workers} workers and without a "
-                f"worker_init_fn. Every element is returned {workers} times, once by each "
-                "worker"
+                "worker_init_fn, and its code does not call torch.utils.data.get_worker_info(). "
+                f"Every element is returned {workers} times, once by each worker, unless the data "
+                "set divides itself in another way"
             )
         return
     if plan.combined is None:

@@ -159,22 +159,6 @@ class Inputs:
             for tensor, dtype, shape in zip(given, self._dtypes, self._shapes, strict=True)
         )
 
-    def is_longer(self, bound: Bound) -> bool:
-        """Whether a call is of this kind, but all its tensors have fewer rows, in proportion."""
-        parts = zip(self.bound.parts, bound.parts, strict=True)
-        if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
-            return False
-        kinds = list(zip(bound.tensors, self._dtypes, self._shapes, strict=True))
-        for tensor, dtype, shape in kinds:
-            if tensor.dtype is not dtype or tensor.is_nested or tensor.dim() != len(shape):
-                return False
-        rows = [(tensor.shape[0], shape[0]) for tensor, _, shape in kinds if shape]
-        return (
-            all(tensor.shape[1:] == shape[1:] for tensor, _, shape in kinds)
-            and all(now * rows[0][1] == then * rows[0][0] for now, then in rows)
-            and any(now < then for now, then in rows)
-        )
-
     def _quick(self, arguments: Arguments) -> list[torch.Tensor] | None:
         """Return the tensors of a call that passes only tensors, or None if the call needs
         all checks.

@@ -22,6 +22,7 @@ from ..optim.freeze import freeze
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 from .random import Randomness
 from .session import Session
+from .signature import Arguments
 from .weights import check_saved, refuse_saved
 
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
@@ -147,8 +148,19 @@ def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
     """
     Randomness(0).set(random, None)
     session.restored = saved.under(DEVICE), random
+    if saved.arguments is not None:
+        session.whole = _arguments(session, saved.arguments)
     if session.optimizer is not None:
         session.optimizer.begin_at(saved.steps)
+
+
+def _arguments(session: Session, saved: Mapping[str, Any]) -> Arguments:
+    """Return the arguments of a file as those of a call."""
+    try:
+        return session.model.signature.assemble(saved)
+    except (KeyError, TypeError) as error:
+        asked = f"arguments {', '.join(saved)} ({error})"
+        refuse_saved(f"{asked}; the signature here is forward{session.model.signature}", error)
 
 
 def resume(session: Session, saved: Saved, whole: bool) -> None:
@@ -189,11 +201,7 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
             "compiled. The first call compiles it"
         )
         return
-    try:
-        arguments = session.model.signature.assemble(saved.arguments)
-    except (KeyError, TypeError) as error:
-        asked = f"arguments {', '.join(saved.arguments)} ({error})"
-        refuse_saved(f"{asked}; the signature here is forward{session.model.signature}", error)
+    arguments = _arguments(session, saved.arguments)
     try:
         # this is not a call by the user, whose modes of torch would matter
         with plainly(), torch.enable_grad():

@@ -73,6 +73,7 @@ class Session:
         # State without a host tensor, by key, while the model is detached.
         self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
+        self.whole: Arguments | None = None  # placeholders of a file, with as many rows as usual
         self.last: LastCall | None = None
         self.took = deque[float](maxlen=RECENT)  # seconds of the latest calls of a program
         self._spec: Spec  # all programs are compiled with these settings
@@ -201,7 +202,8 @@ class Session:
         self.wrap()
         restored = self.restored
         try:
-            self.compile(arguments, background=True)
+            whole = self._whole(arguments)
+            self.compile(whole, background=True, placeholders=whole is not arguments)
             return self._call(arguments)
         except Exception:
             self._forget()
@@ -251,6 +253,14 @@ class Session:
 
     # Batches that are shorter than usual.
 
+    def _whole(self, arguments: Arguments) -> Arguments:
+        """Return what to compile first for: if a run is resumed with a short batch, whole ones."""
+        if self.whole is None:
+            return arguments
+        bind = self.model.signature.bind
+        whole = bind(self.whole)
+        return self.whole if shorter.is_shorter(bind(arguments, like=whole), whole) else arguments
+
     def run_micro_batches(self, arguments: Arguments, each: Sequence[Arguments]) -> Any:
         """Run one update of a batch whose micro-batches, given by themselves, differ in size."""
         bound = [self.model.signature.bind(own) for own in each]
@@ -264,7 +274,7 @@ class Session:
         if usual is None or programs == 1:
             return []
         bound = signature.bind(arguments, like=usual.bound)
-        if not programs and not usual.is_longer(bound):
+        if not programs and not shorter.is_shorter(bound, usual.bound):
             return []
         return [
             (share, signature.assemble(signature.given(part)))

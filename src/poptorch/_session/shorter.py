@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .._base import trees
 from .._base.errors import Error
 from .._ir.loops import Loops
 from .._ir.spec import Spec
@@ -50,6 +51,25 @@ class Share:
             ends = [start + count * own for start, own in zip(starts, rows, strict=True)]
             yield _between(bound, starts, ends), count
             starts = ends
+
+
+def is_shorter(bound: Bound, usual: Bound) -> bool:
+    """Whether all tensors of a call have fewer rows than usual, in proportion, and nothing else
+    differs.
+    """
+    parts = zip(usual.parts, bound.parts, strict=True)
+    if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
+        return False
+    pairs = list(zip(bound.tensors, usual.tensors, strict=True))
+    for now, then in pairs:
+        if now.is_nested or now.dtype is not then.dtype or now.shape[1:] != then.shape[1:]:
+            return False
+        if now.dim() != then.dim():
+            return False
+    rows = [(now.shape[0], then.shape[0]) for now, then in pairs if then.dim()]
+    return all(now * rows[0][1] == then * rows[0][0] for now, then in rows) and any(
+        now < then for now, then in rows
+    )
 
 
 def shares(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]:
