@@ -120,17 +120,16 @@ class PoplarExecutor:
             keep_user_frames(error)
             raise
 
-    def _run_micro_batches(self, args: tuple[Any, ...], each: Sequence[tuple[Any, ...]]) -> Any:
+    def _run_micro_batches(self, arguments: Arguments, each: Sequence[Arguments]) -> Any:
         """Run an update of a compiled model on micro-batches of different sizes.
 
         Args:
-            args: of the whole batch.
+            arguments: of the whole batch, by position and by name.
             each: of each micro-batch.
         """
-        micro_batches: list[Arguments] = [(own, {}) for own in each]
         try:
             run = self._session.run_micro_batches
-            return self._session.lock.run(run, (args, {}), micro_batches)
+            return self._session.lock.run(run, arguments, each)
         except BaseException as error:
             keep_user_frames(error)
             raise

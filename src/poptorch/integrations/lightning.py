@@ -16,6 +16,7 @@ from torch import nn
 import poptorch
 from poptorch._base import trees
 from poptorch._capture.metrics import intercepted
+from poptorch._session.signature import Arguments
 from poptorch.dataloader import join
 
 from ._later import Calls, Later, Results
@@ -145,8 +146,8 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if usual:
             losses, results = executor(*inputs)
         else:
-            each = [(scale[:1], *_arguments([one])) for one in window]
-            losses, results = executor._run_micro_batches(inputs, each)
+            each: list[Arguments] = [((scale[:1], *_arguments([one])), {}) for one in window]
+            losses, results = executor._run_micro_batches((inputs, {}), each)
         result = self._calls.make(results, rows)
         loss = losses.sum() * steps  # the Trainer divides it again
         return {**result, "loss": loss} if isinstance(result, dict) else loss

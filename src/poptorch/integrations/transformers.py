@@ -5,7 +5,6 @@ Source: the Trainer's own documentation, https://huggingface.co/docs/transformer
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -86,23 +85,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         finally:
             self.model.__dict__.pop("zero_grad", None)
 
-    def get_train_dataloader(self) -> Any:
-        """Return the training batches; with accumulation, complete ones only."""
-        size, steps = self.args.train_batch_size, self.args.gradient_accumulation_steps
-        count = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else 0
-        own = self.args.dataloader_drop_last
-        if steps > 1 and count % size and not own:
-            logging.getLogger("poptorch::python").warning(
-                f"Trainer: the last {count % size} of {count} samples of each epoch are left "
-                "out, because all micro-batches of an update must have the same size"
-            )
-            self.args.dataloader_drop_last = True
-        try:
-            return super().get_train_dataloader()
-        finally:
-            # evaluation and prediction also use the last, smaller batch
-            self.args.dataloader_drop_last = own
-
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return the optimizer; it also clips gradients, because clipping is part of the update."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
@@ -130,16 +112,25 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         executor = self._trainer()
         count, steps, items = len(window), self.args.gradient_accumulation_steps, None
         share = 1 if self._is_scaled(num_items_in_batch) else count
-        scale = (torch.arange(steps) < count) / share
         if num_items_in_batch is not None:
             items = torch.as_tensor(num_items_in_batch).repeat(steps)
+        scale = torch.full((steps,), 1 / share)
         window = self._lengths_of("training", window[0]).pad(window) if self._pads else window
-        window += window[-1:] * (steps - count)  # added micro-batches have weight 0
-        inputs = join(window, equally=True)
+        usual = count == steps and len(set(map(_rows, window))) == 1
+        if not executor.isCompiled() and (self._random is not None or not usual):
+            # the random state exists only after compiling
+            executor.compile(scale, items, **join(window[:1] * steps))
         if self._random is not None:
-            executor.compile(scale, items, **inputs)  # the random state exists only after compiling
             executor.rng_state, self._random = self._random, None
-        loss: torch.Tensor = executor(scale, items, **inputs)
+        if usual:
+            loss: torch.Tensor = executor(scale, items, **join(window))
+            return loss.sum()
+
+        def of(number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+            return scale[:number], None if items is None else items[:number]
+
+        each = [(of(1), micro_batch) for micro_batch in window]
+        loss = executor._run_micro_batches((of(count), join(window)), each)
         return loss.sum()
 
     def _lengths_of(self, what: str, batch: Batch) -> Lengths:
@@ -317,6 +308,11 @@ class _Padded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
+
+
+def _rows(batch: Batch) -> int:
+    """Return how many rows the first tensor of a batch has."""
+    return next((t.shape[0] for t in batch.values() if isinstance(t, torch.Tensor) and t.dim()), 1)
 
 
 def _inner(optimizer: Any) -> Any:
