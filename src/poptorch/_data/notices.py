@@ -97,6 +97,11 @@ def _incomplete(plan: Arrangement, samples: int, size: int, processes: int, prog
             "samples rejects any other size. Remove options.programs(1), or pass drop_last=True "
             "to leave the incomplete batch out."
         )
+    elif samples % processes:
+        log.python.warning(
+            f"{begin}. Processes whose batches differ in size cannot train together. To leave the "
+            "incomplete batch out, pass drop_last=True."
+        )
     else:
         log.python.info(f"{begin}, for which a model compiles another program.")
 
