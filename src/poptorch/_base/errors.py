@@ -44,6 +44,7 @@ class Error(Exception):
     """
 
     __module__ = "poptorch"
+    of_batch = False  # whether the batch of a call is unlike the batches that were compiled for
 
     def __init__(
         self,

@@ -250,20 +250,14 @@ def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
         return False
 
 
-class InputMismatchError(Error):
-    """The inputs of a call are unlike those that a program was compiled for."""
-
-
-class IndivisibleBatchError(AssertionFailure):
-    """A batch does not divide into the micro-batches of a call."""
-
-
 def _mismatch(title: str, detail: str) -> None:
-    raise InputMismatchError(
+    error = Error(
         title,
         got=f"{detail}; the inputs at run time differ from those that were compiled",
         fix=_RENEW,
     )
+    error.of_batch = True
+    raise error
 
 
 def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
@@ -285,7 +279,7 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             ),
         )
     if rows % loops.slices:
-        raise IndivisibleBatchError(
+        error = AssertionFailure(
             "Invalid batch dimension: the batch does not divide into micro-batches",
             got=f'input "{path}" has {rows} rows; one call needs a multiple of {loops.slices}\n'
             f"= {loops}",
@@ -294,6 +288,8 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
                 "...) assemble the batches"
             ),
         )
+        error.of_batch = True
+        raise error
 
 
 def return_inputs(changed: list[int], given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:

@@ -22,7 +22,7 @@ from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting, shorter, wrapping
 from .chips import Chips
-from .inputs import IndivisibleBatchError, InputMismatchError, Inputs, return_inputs
+from .inputs import Inputs, return_inputs
 from .model import Model, Situation, Task
 from .optimizer import SessionOptimizer
 from .outputs import LastCall
@@ -224,14 +224,19 @@ class Session:
                 raise
             if again is not None:
                 return self._returned(now, again, (started, taken, time.perf_counter()))
-        parts: list[tuple[Share, Arguments]] = []
+        unlike: Error | None = None
         try:
             done = self._run(arguments)
-        except (InputMismatchError, IndivisibleBatchError):
+        except Error as error:
+            if not error.of_batch:
+                raise
+            unlike = error
+        if unlike is not None:
             parts = self._shares(arguments)
             if not parts:
-                raise
-        return self._returned(*(self._run_shares(parts) if parts else done))
+                raise unlike
+            done = self._run_shares(parts)
+        return self._returned(*done)
 
     def _run(self, arguments: Arguments, share: Share | None = None) -> Done:
         now = self._program_for(arguments, share)
