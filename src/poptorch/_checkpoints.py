@@ -91,7 +91,11 @@ class Checkpoints:
         if executor._optimizer is None:
             raise AssertionFailure("Checkpoints need a model that is wrapped for training")
         if keep < 1:
-            raise AssertionFailure("At least one checkpoint must be kept", got=f"keep={keep}")
+            raise AssertionFailure(
+                "At least one checkpoint must be kept",
+                got=f"keep={keep}",
+                fix="pass keep=1 or more",
+            )
         accessed = isinstance(loader, DataLoader) and loader._accessor is not None
         if accessed and (loader._permuted is not None or _draws(loader)):
             raise AssertionFailure(

@@ -60,7 +60,9 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
     """
     if not isinstance(arg_data_type, type):
         raise InvalidType(
-            "The first argument of registerCustomArgParser must be a class", got=repr(arg_data_type)
+            "The first argument of registerCustomArgParser must be a class",
+            got=repr(arg_data_type),
+            fix="pass the class of the objects, for example type(object)",
         )
     if arg_parser is not None and not isinstance(arg_parser, ICustomArgParser):
         raise Error(

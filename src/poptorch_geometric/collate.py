@@ -195,8 +195,9 @@ def _check(samples: Any) -> None:
     kinds = {type(sample) for sample in samples}
     if len(kinds) > 1:
         raise AssertionFailure(
-            "The graphs of a batch must be of one class",
+            "All graphs of a batch must have the same class",
             got=", ".join(sorted(kind.__name__ for kind in kinds)),
+            fix="convert all samples to the same class, for example Data or HeteroData",
         )
     for at, sample in enumerate(samples):
         counts = _graphs.node_counts(sample)

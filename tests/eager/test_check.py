@@ -199,7 +199,7 @@ def test_a_difference_is_one_warning_if_asked_for(
 
     train_once(model, options())
 
-    assert caplog.text.count("something else than eager PyTorch") == 1
+    assert caplog.text.count("does not agree with eager PyTorch") == 1
 
 
 def test_off_compares_nothing() -> None:
@@ -218,7 +218,7 @@ def test_another_word_is_refused() -> None:
 def test_inference_is_compared_too() -> None:
     model = Having(lambda self, x: 2 * x if captured(x) else x)
 
-    with pytest.raises(poptorch.Error, match="something else than eager"):
+    with pytest.raises(poptorch.Error, match="does not agree with eager"):
         poptorch.inferenceModel(model, checking())(torch.randn(4, 3))
 
 

@@ -395,7 +395,7 @@ def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
     for size in (3, 1, 2):
         model(normal(size, 4))
     (said,) = lines(caplog)
-    assert "Options.programs(2) is used up" in said
+    assert "All 2 programs of Options.programs(2) are in use" in said
     assert "input float32[1, 4]" in said
     assert "options.programs(3)" in said
 

@@ -60,4 +60,4 @@ def test_a_check_that_fails_is_seen() -> None:
         lambda: checks.check_inference(Calling(lambda x: x * next(answers)), ((torch.ones(1),), {}))
     )
     assert problem is not None
-    assert "something else than eager PyTorch" in problem
+    assert "does not agree with eager PyTorch" in problem

@@ -38,7 +38,7 @@ def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterato
                 got=f"{error} in forward of {name}",
                 where=line,
                 fix=(
-                    "decide with tensors: torch.where, masks, results of a fixed size",
+                    "compute without the value: use torch.where, masks, or results of a fixed size",
                     (
                         "pass the value to forward as a Python number, which becomes a "
                         "compile-time constant"

@@ -159,7 +159,7 @@ class EagerCheck:
 
 def _disagreement(finding: _eager.Finding) -> Error:
     return Error(
-        "The compiled program computes something else than eager PyTorch",
+        "The compiled program does not agree with eager PyTorch",
         got=finding.got,
         where=finding.where,
         fix=(
@@ -189,7 +189,7 @@ def _state_in_attributes(finding: _eager.Finding) -> Error:
 
 def _updates_differ(optimizer: str, found: Sequence[Difference]) -> Error:
     return Error(
-        "The compiled update computes something else than the optimizer in eager PyTorch",
+        "The compiled update does not agree with the optimizer in eager PyTorch",
         got="\n".join([optimizer, *map(str, found[:_SHOWN])]),
         fix=(
             "use another optimizer of torch.optim or poptorch.optim",
@@ -200,7 +200,7 @@ def _updates_differ(optimizer: str, found: Sequence[Difference]) -> Error:
 
 def _lanes_differ(found: Sequence[Difference]) -> Error:
     return Error(
-        "Micro-batches that run side by side compute something else than one after another",
+        "Micro-batches that run side by side give other results than one after another",
         got="\n".join(map(str, found[:_SHOWN])),
         fix=(
             (

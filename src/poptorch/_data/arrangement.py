@@ -120,5 +120,5 @@ def check_sources(
     if isinstance(dataset, IterableDataset):
         raise AssertionFailure(
             "auto_distributed_partitioning not supported for IterableDataset",
-            fix=f"{by_hand} process options.Distributed.processId",
+            fix=f"{by_hand} the process with index options.Distributed.processId",
         )

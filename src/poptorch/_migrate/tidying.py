@@ -61,7 +61,7 @@ def with_helpers(module: cst.Module, script: Script, texts: dict[str, str], used
     if taken := sorted(needed & _names(script.module)):
         names = ", ".join(taken)
         raise Error(
-            "The script uses names that the translated script needs",
+            "The script already uses names that poptorch migrate adds to the translated script",
             got=names,
             fix=f"rename {names} in the script",
         )

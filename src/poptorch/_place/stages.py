@@ -56,6 +56,7 @@ def resolve(graph: Graph, visits: Sequence[Visit], placement: Placement) -> list
                 "An IPU id cannot be negative",
                 got=f"block {visit.block} on IPU {here.chip}",
                 where=visit.line,
+                fix="use ids from 0 on, which count the devices of the model",
             )
         parallel = placement.strategy is Strategy.PARALLEL_PHASED
         if parallel and here.phase is not None and (here.phase - here.chip) % 2:

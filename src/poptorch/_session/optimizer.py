@@ -357,8 +357,8 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
         for place, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
             count += 1
             if path_of(parameter, paths) is None:
-                what = f"'{name}'" if name else f"{place} of group {index}"
-                strangers.append(f"{what} of shape {tuple(parameter.shape)}")
+                what = f"'{name}'" if name else f"number {place} of group {index}"
+                strangers.append(f"{what}, shape {tuple(parameter.shape)}")
     if not strangers:
         return
     if len(strangers) == count:

@@ -143,9 +143,9 @@ class Programs:
         count = max(1, variant.spec.runtime.programs)
         for other in alike[: max(0, len(alike) + 1 - count)]:
             (log.python.info if self._told else log.python.warning)(
-                f"Options.programs({count}) is used up. The program for {other.inputs} is "
-                "dropped, and a call with such inputs will compile again. To keep one more "
-                f"program, use options.programs({count + 1}); to get fewer shapes, use "
+                f"All {count} programs of Options.programs({count}) are in use. The program for "
+                f"{other.inputs} is dropped, and a call with such inputs will compile again. To "
+                f"keep one more program, use options.programs({count + 1}); to get fewer shapes, use "
                 "poptorch.PadToSizes"
             )
             self._told = True

@@ -462,7 +462,9 @@ class Session:
     def attach(self) -> None:
         if self.now.spec.runtime.connection == ConnectionType.Never:
             raise AssertionFailure(
-                "Trying to attach to an offline device", got="ConnectionType.Never"
+                "Trying to attach to an offline device",
+                got="ConnectionType.Never",
+                fix="remove useOfflineIpuTarget and ConnectionType.Never from the options",
             )
         if self.weights.store is not None:
             raise Error(

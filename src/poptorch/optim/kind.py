@@ -64,5 +64,8 @@ class Kind:
 def agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
     values = {bool(group.get(name, False)) for group in optimizer.param_groups}
     if len(values) > 1:
-        raise AssertionFailure(f"All parameter groups must have the same value of {name}")
+        raise AssertionFailure(
+            f"All parameter groups must have the same value of {name}",
+            fix=f"set {name} to one value in all parameter groups",
+        )
     return values.pop() if values else False

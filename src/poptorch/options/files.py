@@ -45,6 +45,9 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 }
 
 
+_ALLOWED = "write calls of option setters, with numbers, texts, enums and torch dtypes as arguments"
+
+
 class ConfigFileError(Exception):
     """A configuration file contains something that is not an option call."""
 
@@ -204,7 +207,9 @@ def _member(owner: Any, name: str) -> Any:
         return owner[name]
     ours = any(cls.__module__.startswith("poptorch.") for cls in type(owner).__mro__)
     if not ours or isinstance(owner, enum.Enum):
-        raise InvalidAttribute(f"{name} of {owner!r} cannot be used in a configuration file")
+        raise InvalidAttribute(
+            f"{name} of {owner!r} cannot be used in a configuration file", fix=_ALLOWED
+        )
     return getattr(owner, name)
 
 
@@ -215,7 +220,7 @@ def _module_member(module: str, name: str) -> Any:
             return member
     elif name in _CONSTRUCTORS or name in _ENUMS:
         return _CONSTRUCTORS.get(name) or _ENUMS[name]
-    raise InvalidAttribute(f"{module}.{name} cannot be used in a configuration file")
+    raise InvalidAttribute(f"{module}.{name} cannot be used in a configuration file", fix=_ALLOWED)
 
 
 def apply_json(options: Any, text: str) -> None:

@@ -95,7 +95,7 @@ def _optimizer_and_loss(given: Sequence[Any], keywords: Mapping[str, Any]) -> di
             raise InvalidType(
                 "Expected an instance, got its class",
                 got=f"{value.__module__}.{value.__qualname__}",
-                fix=f"{value.__name__}({arguments})",
+                fix=f"pass an instance: {value.__name__}({arguments})",
             )
     for value in given:
         name = "optimizer" if isinstance(value, Optimizer) or not callable(value) else "loss"

@@ -124,7 +124,11 @@ class _IExecutionStrategy:
         """
         if block_id not in self._stage_numbers:
             known = ", ".join(map(repr, self._stage_numbers)) or "none"
-            raise AssertionFailure(f"Unknown block {block_id!r}", got=f"known blocks: {known}")
+            raise AssertionFailure(
+                f"Unknown block {block_id!r}",
+                got=f"known blocks: {known}",
+                fix="use the id of a block that is part of the strategy",
+            )
         return self._all_stages[self._stage_numbers[block_id]]
 
     def _backend_options(self) -> dict[str, Any]:
@@ -315,7 +319,11 @@ def _stage_of(item: Stage | str | Sequence[str]) -> Stage:
     blocks = item if isinstance(item, (list, tuple)) else [item]
     if blocks and all(isinstance(block, str) for block in blocks):
         return Stage(*blocks)
-    raise AssertionFailure(f"Invalid stage: {_WHAT}", got=repr(item))
+    raise AssertionFailure(
+        f"Invalid stage: {_WHAT}",
+        got=repr(item),
+        fix='pass ids of blocks such as "b0", lists of ids, or poptorch.Stage("b0", "b1")',
+    )
 
 
 def _stages_of(items: Sequence[Stage | str]) -> list[Stage]:
@@ -324,5 +332,7 @@ def _stages_of(items: Sequence[Stage | str]) -> list[Stage]:
     if items and all(isinstance(item, str) for item in items):
         return [Stage(*items)]  # type: ignore[arg-type]
     raise AssertionFailure(
-        f"Invalid phase: {_WHAT}", got=", ".join(map(repr, items)) or "no arguments"
+        f"Invalid phase: {_WHAT}",
+        got=", ".join(map(repr, items)) or "no arguments",
+        fix='pass ids of blocks such as "b0", or stages: poptorch.Stage("b0", "b1")',
     )
