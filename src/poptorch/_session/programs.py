@@ -145,8 +145,8 @@ class Programs:
             (log.python.info if self._told else log.python.warning)(
                 f"All {count} programs of Options.programs({count}) are in use. The program for "
                 f"{other.inputs} is dropped, and a call with such inputs will compile again. To "
-                f"keep one more program, use options.programs({count + 1}); to get fewer shapes, use "
-                "poptorch.PadToSizes"
+                f"keep one more program, use options.programs({count + 1}); to get fewer shapes, "
+                "use poptorch.PadToSizes"
             )
             self._told = True
             others.remove(other)
