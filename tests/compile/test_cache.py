@@ -256,33 +256,85 @@ def test_two_processes_at_once(folder: Path) -> None:
     assert len(files(folder)) == 1
 
 
-def test_the_command(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def two_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Return the keys of two programs in the cache of this environment, the newest first."""
     trained(folder)
     trained(folder, rows=4)
     monkeypatch.setenv("POPTORCH_CACHE_DIR", str(folder))
-    assert main(["cache", "list"]) == 0
+    newest, oldest = (entry.path.stem for entry in cache.entries(folder))
+    return newest, oldest
+
+
+@pytest.mark.usefixtures("two_programs")
+def test_the_command_lists_programs_with_their_inputs(capsys: Printed) -> None:
+    status = main(["cache", "list"])
+
     text = capsys.readouterr().out
+    assert status == 0
     assert "2 entries" in text
     assert "training  float32[4, 4] float32[4, 2]" in text
-    newest, oldest = (entry.path.stem for entry in cache.entries(folder))
+
+
+def test_the_command_explains_a_program_by_the_beginning_of_its_key(
+    two_programs: tuple[str, str], capsys: Printed
+) -> None:
+    newest, _ = two_programs
+
     main(["cache", "explain", newest[:8]])
+
     assert "loops.iterations: 1" in capsys.readouterr().out
-    main(["cache", "--dir", str(folder), "explain", newest, oldest])
+
+
+def test_the_command_explains_in_what_two_programs_differ(
+    two_programs: tuple[str, str], folder: Path, capsys: Printed
+) -> None:
+    main(["cache", "--dir", str(folder), "explain", *two_programs])
+
     assert "input 0: float32[4, 4] here, float32[8, 4] there" in capsys.readouterr().out
-    assert main(["cache", "explain", "zzz"]) == 2
+
+
+@pytest.mark.usefixtures("two_programs")
+def test_the_command_refuses_a_key_that_no_program_has(capsys: Printed) -> None:
+    status = main(["cache", "explain", "zzz"])
+
+    assert status == 2
     assert "0 entries have a key" in capsys.readouterr().err
+
+
+def test_the_command_removes_programs_that_are_old(
+    two_programs: tuple[str, str], folder: Path
+) -> None:
+    newest, oldest = two_programs
     os.utime(folder / f"{oldest}.popef", (0, 0))
+
     main(["cache", "trim", "--days", "30"])
+
     assert files(folder) == [f"{newest}.popef"]
+
+
+def test_the_command_removes_damaged_files(two_programs: tuple[str, str], folder: Path) -> None:
     (folder / "damaged.popef").write_bytes(b"x")
+
     main(["cache", "trim"])
-    assert files(folder) == [f"{newest}.popef"]
+
+    assert sorted(files(folder)) == sorted(f"{key}.popef" for key in two_programs)
+
+
+@pytest.mark.usefixtures("two_programs")
+def test_the_command_removes_programs_until_the_rest_is_small_enough(folder: Path) -> None:
     main(["cache", "trim", "--max-mb", "0"])
+
     assert files(folder) == []
-    monkeypatch.delenv("POPTORCH_CACHE_DIR")
-    assert main(["cache", "list"]) == 2
+
+
+def test_the_command_needs_a_folder(capsys: Printed) -> None:
+    status = main(["cache", "list"])
+
+    assert status == 2
     assert "No cache directory" in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ SHOWN = {
     "saved models are pickles, and loading one runs any code in it": "session/test_files.py::test_pickles_of_strangers",
     "a loaded executable runs exactly as it was saved": "session/test_files.py::test_hyper_parameters_come_from_a_file_from_before_any_run",
     "the arguments of a saved model are pickled": "session/test_files.py::test_arguments_of_plain_types",
-    "`save` fails for a model that cannot be pickled": "session/test_files.py::test_files_without_the_model",
+    "`save` fails for a model that cannot be pickled": "session/test_files.py::test_a_model_that_cannot_be_pickled_is_left_out_with_a_warning",
     "an executable is found by an undocumented key, and the cache grows without limit": "compile/test_cache.py::test_hits_and_misses_that_say_what_differs",
     "hyper-parameters that change while detached are uploaded at the next attach, errors included": "optim/test_replacing.py::test_after_a_refused_optimizer_training_goes_on_as_if_it_had_not_been_set",
     "loading recorded the first batch in the file": "session/test_files.py::test_where_files_go_and_what_is_not_in_them",

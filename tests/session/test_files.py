@@ -34,7 +34,7 @@ OPTIMIZERS = {
 }
 
 
-def into(optimizer: str | None = None) -> dict:
+def into(optimizer: str | None = None) -> dict[str, Any]:
     """What ``poptorch.load`` puts a saved Net into."""
     torch.manual_seed(99)
     model = Net()
@@ -42,7 +42,10 @@ def into(optimizer: str | None = None) -> dict:
     return {"model": model, "optimizer": chosen}
 
 
-def training(optimizer: str = "poptorch", opts: poptorch.Options | None = None):
+def training(
+    optimizer: str = "poptorch", opts: poptorch.Options | None = None
+) -> poptorch.PoplarExecutor:
+    """Return a wrapped Net."""
     model, opts = Net(), opts or options(accumulation=2).randomSeed(3)
     return poptorch.trainingModel(model, opts, OPTIMIZERS[optimizer](model.parameters()))
 
@@ -76,133 +79,330 @@ def test_a_loaded_trainer_continues(
     assert type(second.model) is Net
 
 
-@pytest.mark.slow
-@pytest.mark.spec("executor", 63)
-@pytest.mark.spec("runtime", 24)
-def test_hyper_parameters_come_from_a_file_from_before_any_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def exported(tmp_path: Path) -> tuple[poptorch.PoplarExecutor, Path]:
+    """Return a trainer that was compiled and never run, and its file."""
     first, path = training(), tmp_path / "m.poptorch"
     first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
     first.compileAndExport(path, X, Y)
+    return first, path
+
+
+Exported = tuple[poptorch.PoplarExecutor, Path]
+
+
+def into_scaled_adam() -> dict[str, Any]:
+    """Return a model and an optimizer that scales losses, with other numbers than the file."""
     model = Net()
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1, loss_scaling=2.0)
-    second = poptorch.load(path, options=first.options, model=model, optimizer=optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+@pytest.mark.slow
+@pytest.mark.spec("executor", 63)
+@pytest.mark.spec("runtime", 24)
+def test_hyper_parameters_come_from_a_file_from_before_any_run(exported: Exported) -> None:
+    first, path = exported
+    target = into_scaled_adam()
+    optimizer = target["optimizer"]
+
+    poptorch.load(path, options=first.options, **target)
+
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert optimizer.loss_scaling == 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.spec("executor", 63)
+@pytest.mark.spec("runtime", 24)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_file_from_before_any_run_begins_with_the_same_program_seed_and_weights(
+    trusted: bool, exported: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, path = exported
+    target = {} if trusted else {"options": first.options, **into_scaled_adam()}
+
+    second = poptorch.load(path, trusted=trusted, **target)
+
     assert second.plan().describe() == first.plan().describe()
-    expected = first(X, Y)
-    for again in (second, poptorch.load(path, trusted=True)):
-        assert again.rng_state == [3]
-        assert torch.equal(again(X, Y)[0], expected[0])
+    assert second.rng_state == [3]
+    assert torch.equal(second(X, Y)[0], first(X, Y)[0])
     assert "settings that differ" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.spec("executor", 63)
+@pytest.mark.spec("runtime", 24)
+def test_options_that_differ_from_those_of_the_file_are_said(
+    exported: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, path = exported
+
     poptorch.load(path, options=options(accumulation=4), **into("poptorch"))
+
     assert "loops.accumulation: 4 here, 2 there" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.spec("executor", 63)
+@pytest.mark.spec("runtime", 24)
+def test_a_file_is_loaded_in_another_process(exported: Exported, tmp_path: Path) -> None:
+    first, path = exported
     torch.save((X, Y), tmp_path / "inputs")
-    code = (  # in another process
+    code = (
         "import sys, torch, poptorch\n"
         "x, y = torch.load(sys.argv[2])\n"
         "print(poptorch.load(sys.argv[1], trusted=True)(x, y)[1].tolist())\n"
     )
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     environment = {**os.environ, "PYTHONPATH": paths}
+
     done = programs.run("-c", code, path, tmp_path / "inputs", environment=environment)
+
+    _, expected = first(X, Y)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == pytest.approx(expected[1].tolist(), rel=relative(8))
+    assert json.loads(done.stdout) == pytest.approx(expected.tolist(), rel=relative(8))
+
+
+@pytest.fixture
+def compiled_offline(tmp_path: Path) -> Exported:
+    """Return a model that was compiled without a device, and its file."""
+    opts = options(iterations=2).useOfflineIpuTarget(21)
+    offline, path = poptorch.inferenceModel(Net().eval(), opts), tmp_path / "m.poptorch"
+    offline.compileAndExport(path, X)
+    return offline, path
 
 
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("options", 38)
 @pytest.mark.spec("runtime", 24, 25)
-def test_compiled_without_a_device(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = Net().eval()
-    offline = poptorch.inferenceModel(model, options(iterations=2).useOfflineIpuTarget(21))
-    path = tmp_path / "m.poptorch"
-    offline.compileAndExport(path, X)
+def test_a_model_can_be_compiled_and_exported_without_a_device(compiled_offline: Exported) -> None:
+    offline, path = compiled_offline
+
+    assert path.is_file()
     assert not offline.isAttachedToDevice()
+
+
+def on_demand(opts: poptorch.Options) -> str:
+    """Edit options; what is returned is ignored."""
+    opts.logDir("logs").connectionType(poptorch.ConnectionType.OnDemand)
+    return "ignored"
+
+
+@pytest.mark.spec("executor", 42)
+@pytest.mark.spec("options", 38)
+@pytest.mark.spec("runtime", 24, 25)
+def test_a_loaded_model_has_a_device_whatever_it_was_compiled_without(
+    compiled_offline: Exported,
+) -> None:
+    _, path = compiled_offline
     seen = []
 
-    def edit(opts: poptorch.Options) -> str:
+    def look(opts: poptorch.Options) -> None:
         seen.append((opts.connection_type, opts.exists("ipu_version")))
-        opts.logDir("logs").connectionType(poptorch.ConnectionType.OnDemand)
-        return "ignored"
 
-    loaded = poptorch.load(path, edit, trusted=True)
+    poptorch.load(path, look, trusted=True)
+
     assert seen == [(poptorch.ConnectionType.Always, False)]
+
+
+@pytest.mark.spec("executor", 42)
+@pytest.mark.spec("options", 38)
+def test_options_can_be_edited_when_a_model_is_loaded(
+    compiled_offline: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, path = compiled_offline
+
+    loaded = poptorch.load(path, on_demand, trusted=True)
+
     assert loaded.options.log_dir == "logs"
     assert "settings that differ" not in caplog.text
-    got = loaded(X)
+
+
+@pytest.mark.spec("executor", 42)
+@pytest.mark.spec("runtime", 24, 25)
+def test_a_loaded_model_computes_what_eager_pytorch_does(compiled_offline: Exported) -> None:
+    offline, path = compiled_offline
+
+    got = poptorch.load(path, on_demand, trusted=True)(X)
+
     assert got["mode"] == "mean"
-    torch.testing.assert_close(got["out"], model(X)["out"].detach())
+    torch.testing.assert_close(got["out"], offline.model(X)["out"].detach())
+
+
+@pytest.mark.spec("executor", 42)
+@pytest.mark.spec("runtime", 24, 25)
+def test_a_loaded_model_refuses_other_arguments(compiled_offline: Exported) -> None:
+    _, path = compiled_offline
+    loaded = poptorch.load(path, on_demand, trusted=True)
+
     with pytest.raises(poptorch.Error, match="Value mismatch for mode"):
         loaded(X, mode="sum")
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
         loaded(torch.cat([X, X]))
 
 
+def local_model() -> nn.Module:
+    """Return a model whose class cannot be imported by name."""
+
+    class Local(Net): ...
+
+    return Local().eval()
+
+
 @pytest.mark.spec("executor", 43)
-def test_files_without_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Local(Net):
-        """Not importable by name."""
+def test_a_model_that_cannot_be_pickled_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    poptorch.inferenceModel(local_model(), options()).compileAndExport(tmp_path / "whole", X)
 
-    def wrapped() -> poptorch.PoplarExecutor:
-        return poptorch.inferenceModel(Local().eval(), options())
-
-    wrapper, whole, alone = wrapped(), tmp_path / "whole", tmp_path / "alone"
-    wrapper.compileAndExport(whole, X)
     assert "The model cannot be pickled" in caplog.text
     with pytest.raises(poptorch.Error, match=r"does not contain the model object"):
-        poptorch.load(whole, trusted=True)
-    assert torch.equal(poptorch.load(whole, model=Local().eval())(X)["out"], wrapper(X)["out"])
-    wrapper.save(alone, export_model=False)
+        poptorch.load(tmp_path / "whole", trusted=True)
+
+
+@pytest.mark.spec("executor", 43)
+def test_a_file_without_a_model_is_loaded_into_a_model(tmp_path: Path) -> None:
+    wrapper = poptorch.inferenceModel(local_model(), options())
+    wrapper.compileAndExport(tmp_path / "whole", X)
+
+    loaded = poptorch.load(tmp_path / "whole", model=local_model())
+
+    assert torch.equal(loaded(X)["out"], wrapper(X)["out"])
+
+
+@pytest.fixture
+def executable(tmp_path: Path) -> Path:
+    """Return the file of a program that was saved without its model."""
+    wrapper = poptorch.inferenceModel(local_model(), options())
+    wrapper.compile(X)
+    wrapper.save(tmp_path / "alone", export_model=False)
+    return tmp_path / "alone"
+
+
+@pytest.mark.spec("executor", 43)
+def test_a_program_that_was_saved_without_its_model_is_not_for_load(executable: Path) -> None:
     with pytest.raises(AssertionError, match=r"(?s)without its model.*loadExecutable"):
-        poptorch.load(alone)
-    again = wrapped()
-    again.loadExecutable(alone)
+        poptorch.load(executable)
+
+
+@pytest.mark.spec("executor", 43)
+def test_a_program_runs_with_the_weights_of_the_model_that_it_is_loaded_into(
+    executable: Path,
+) -> None:
+    again = poptorch.inferenceModel(local_model(), options())
+
+    again.loadExecutable(executable)
+
     assert again.isCompiled()
+    torch.testing.assert_close(again(X)["out"], again.model(X)["out"].detach())
+
+
+@pytest.mark.spec("executor", 43)
+def test_a_loaded_program_refuses_other_shapes(executable: Path) -> None:
+    again = poptorch.inferenceModel(local_model(), options())
+    again.loadExecutable(executable)
+
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
         again(torch.cat([X, X]))
-    expected = again.model(X)["out"].detach()  # of the present module's weights
-    torch.testing.assert_close(again(X)["out"], expected)
-    wrong = Local().eval()
-    wrong.second.bias = None
-    for executor, said in (
-        (poptorch.inferenceModel(wrong, options()), r"another model(?s:.)*second.bias: \(4,\) in"),
-        (poptorch.trainingModel(Local(), options()), "a program of the other kind"),
-    ):
-        with pytest.raises(poptorch.Error, match=said):
-            executor.loadExecutable(alone)
+
+
+@pytest.mark.spec("executor", 43)
+def test_a_program_of_another_model_is_refused(executable: Path) -> None:
+    other = local_model()
+    other.second.bias = None
+
+    with pytest.raises(poptorch.Error, match=r"another model(?s:.)*second.bias: \(4,\) in"):
+        poptorch.inferenceModel(other, options()).loadExecutable(executable)
+
+
+@pytest.mark.spec("executor", 43)
+def test_a_program_for_inference_is_refused_for_training(executable: Path) -> None:
+    with pytest.raises(poptorch.Error, match="a program of the other kind"):
+        poptorch.trainingModel(local_model().train(), options()).loadExecutable(executable)
+
+
+@pytest.fixture
+def trained_by_sgd(tmp_path: Path) -> Path:
+    """Return the file of a model that torch's SGD trains."""
+    path = tmp_path / "m.poptorch"
+    training("torch").compileAndExport(path, X, Y)
+    return path
+
+
+def another_layer() -> dict[str, Any]:
+    """Return a model of one layer with its optimizer."""
+    linear = nn.Linear(4, 4)
+    return {"model": linear, "optimizer": OPTIMIZERS["torch"](linear.parameters())}
 
 
 @pytest.mark.slow
-def test_what_is_loaded_into_must_fit(tmp_path: Path) -> None:
-    path = tmp_path / "m.poptorch"
-    training("torch").compileAndExport(path, X, Y)
-    target, linear = into("torch"), nn.Linear(4, 4)
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        pytest.param(
+            lambda target: {"model": target["model"]},
+            r"(?s)compiled for training.*optimizer=SGD",
+            id="no optimizer",
+        ),
+        pytest.param(
+            lambda target: another_layer(),
+            r"(?s)another model.*bias: None in the file",
+            id="another model",
+        ),
+        pytest.param(
+            lambda target: {**target, "loss": nn.MSELoss()},
+            "has no loss that was passed",
+            id="a loss",
+        ),
+    ],
+)
+def test_what_a_file_is_loaded_into_must_fit_or_stays_as_it_is(
+    given: Callable[[dict[str, Any]], dict[str, Any]], said: str, trained_by_sgd: Path
+) -> None:
+    target = into("torch")
     before = {name: value.clone() for name, value in target["model"].state_dict().items()}
-    other = {"model": linear, "optimizer": OPTIMIZERS["torch"](linear.parameters())}
-    for given, said in (
-        ({"model": target["model"]}, r"(?s)compiled for training.*optimizer=SGD"),
-        (other, r"(?s)another model.*bias: None in the file"),
-        ({**target, "loss": nn.MSELoss()}, "has no loss that was passed"),
-    ):
-        with pytest.raises(poptorch.Error, match=said):
-            poptorch.load(path, **given)
+
+    with pytest.raises(poptorch.Error, match=said):
+        poptorch.load(trained_by_sgd, **given(target))
+
     torch.testing.assert_close(target["model"].state_dict(), before, rtol=0, atol=0)
     assert type(target["model"]) is Net
+
+
+@pytest.mark.slow
+def test_a_file_is_not_loaded_into_a_model_that_is_wrapped(trained_by_sgd: Path) -> None:
+    target = into("torch")
+    before = {name: value.clone() for name, value in target["model"].state_dict().items()}
     trainer = poptorch.trainingModel(options=options(), **target)
+
     with pytest.raises(RuntimeError, match="already been wrapped"):
-        poptorch.load(path, **target)
+        poptorch.load(trained_by_sgd, **target)
+
     torch.testing.assert_close(target["model"].state_dict(), before, rtol=0, atol=0)
     trainer.destroy()
     assert type(target["model"]) is Net
+
+
+@pytest.mark.slow
+def test_a_program_with_the_step_of_another_optimizer_is_refused(trained_by_sgd: Path) -> None:
     trainer = poptorch.trainingModel(options=options(), **into("poptorch"))
+
     with pytest.raises(
         poptorch.Error, match=r"(?s)another optimizer.*sgd in the file, adam in this model"
     ):
-        trainer.loadExecutable(path)
-    trainer = poptorch.trainingModel(Net(), options())  # SGD, as in the file
-    trainer.loadExecutable(path)
+        trainer.loadExecutable(trained_by_sgd)
+
+
+@pytest.mark.slow
+def test_a_program_of_sgd_is_loaded_into_a_model_without_an_optimizer(
+    trained_by_sgd: Path,
+) -> None:
+    """It is trained by SGD."""
+    trainer = poptorch.trainingModel(Net(), options())
+
+    trainer.loadExecutable(trained_by_sgd)
+
     assert trainer.isCompiled()
 
 
