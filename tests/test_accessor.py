@@ -4,7 +4,7 @@ import logging
 import multiprocessing
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,21 @@ ONE, TWO, THREE = torch.ones(1), torch.ones(2), torch.ones(3)
 UNLIKE = "shapes of the first"
 
 
-def accessor(dataset, **kwargs: Any):
+def accessor(dataset: Any, **kwargs: Any) -> AsynchronousDataAccessor:
     return AsynchronousDataAccessor(dataset, **{**FORK, **kwargs})
 
 
-def torch_s_loader(dataset, size=1, collate_fn=None):
+def torch_s_loader(
+    dataset: sets.Counted | sets.Numbers | sets.Structured,
+    size: int = 1,
+    collate_fn: Callable[..., Any] | type | None = None,
+) -> Any:
     return torch.utils.data.DataLoader(dataset, size, collate_fn=collate_fn)
 
 
 @pytest.mark.spec("data", 20)
 @pytest.mark.parametrize("kind", ["Numbers", "Unfinished", "Endless", "Stream", "SizedStream"])
-def test_any_data_set(kind) -> None:
+def test_any_data_set(kind: str) -> None:
     made = accessor(getattr(sets, kind)(4))
     for _ in range(3):
         assert values(made) == [[0], [1], [2], [3]]
@@ -53,7 +57,7 @@ def test_a_torch_loader_a_list_and_a_generator() -> None:
 
 @pytest.mark.spec("data", 6)
 @pytest.mark.parametrize("mode", ASYNC_MODES)
-def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode) -> None:
+def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode: DataLoaderMode) -> None:
     for form in ("tuple", "list", "named tuple"):
         first = next(iter(loader(sets.Structured(4, form), 2, mode=mode)))
         assert type(first) is type(next(accessor(sets.Structured(4, form)))) is list
@@ -74,7 +78,7 @@ def graph_parser() -> Iterator[Any]:
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
 @pytest.mark.parametrize("mode", ASYNC_MODES)
-def test_registered_types_are_rebuilt(mode) -> None:
+def test_registered_types_are_rebuilt(mode: DataLoaderMode) -> None:
     made = loader(sets.Numbers(6), 2, mode=mode, collate_fn=sets.Graph.collate, drop_last=False)
     for _ in range(2):
         seen = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
@@ -94,7 +98,7 @@ def test_sub_classes_need_their_own_registration() -> None:
 @pytest.mark.spec("data", 9)
 @pytest.mark.parametrize("form", ["nested", "with text", "with number"])
 def test_nested_structures_and_other_objects_are_refused(
-    form, caplog: pytest.LogCaptureFixture
+    form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Error, match="worker thread failed to start") as caught:
         accessor(torch_s_loader(sets.Structured(4, form), 2, collate_fn=list))
@@ -111,7 +115,7 @@ def test_nested_structures_and_other_objects_are_refused(
     (TWO, [TWO], "must be of the same kind"), (TWO, "text", "is not a torch tensor"),
     ({"b": ONE}, {"a": ONE}, "must have the same keys"),
 ])  # fmt: skip
-def test_all_elements_are_like_the_first(first, second, message) -> None:
+def test_all_elements_are_like_the_first(first: Any, second: Any, message: str) -> None:
     made = accessor([first, second])
     next(made)
     with pytest.raises(AssertionError, match=f"(?s)data fetcher.*({message}|{UNLIKE})"):
@@ -172,7 +176,7 @@ def test_elements_survive_the_accessor() -> None:
 
 @pytest.mark.spec("data", 8)
 @pytest.mark.parametrize("preload", [False, True])
-def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload) -> None:
+def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload: bool) -> None:
     data = sets.Counted(9)
     made = accessor(data, buffer_size=4, early_preload=preload)
     assert eventually(lambda: data.count == (4 if preload else 1))
@@ -234,7 +238,9 @@ class Elements(list):
 
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("rows", [(7,), (1,) * 7, (2, 5), (4, 0, 3)])
-def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last) -> None:
+def test_rebatching_any_sizes_loses_and_repeats_nothing(
+    rows: tuple[int, ...], drop_last: bool
+) -> None:
     data = Elements(torch.arange(7.0).split(rows))
     data.rebatched_drop_last = drop_last
     made = accessor(data, rebatched_size=3)
@@ -262,7 +268,7 @@ def test_rebatching_loads_no_more_than_fits_and_needs_rows() -> None:
     "strategy", few(SharingStrategy, SharingStrategy.SharedMemory, SharingStrategy.Fork)
 )
 def test_the_data_set_is_a_copy_of_whatever_it_holds(
-    strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: SharingStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shared, own = torch.zeros(2).share_memory_(), torch.zeros(2)
@@ -297,7 +303,9 @@ class Unpicklable(sets.Numbers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loading_process_is_forked_where_torch_forks_workers(workers, start_method) -> None:
+def test_a_loading_process_is_forked_where_torch_forks_workers(
+    workers: int, start_method: Callable[..., Any]
+) -> None:
     start_method("fork")
     made = DataLoader(options(), Unpicklable(2), mode=DataLoaderMode.Async, num_workers=workers)
     assert values(made) == [[0], [1]]
@@ -305,7 +313,9 @@ def test_a_loading_process_is_forked_where_torch_forks_workers(workers, start_me
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loading_process_is_not_forked_where_torch_forks_none(workers, start_method) -> None:
+def test_a_loading_process_is_not_forked_where_torch_forks_none(
+    workers: int, start_method: Callable[..., Any]
+) -> None:
     start_method("spawn")
     with pytest.raises((TypeError, Error), match="Unpicklable"):
         DataLoader(options(), Unpicklable(2), mode=DataLoaderMode.Async, num_workers=workers)

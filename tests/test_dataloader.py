@@ -153,7 +153,7 @@ def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers: int
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.AsyncRebatched])
 def test_seeds_make_runs_reproducible(mode: DataLoaderMode) -> None:
-    def run(seed):
+    def run(seed: int) -> list[float]:
         torch.manual_seed(seed)
         made = loader(sets.Random(4), 2, mode=mode, num_workers=1, shuffle=True)
         return [value for _ in range(2) for batch in values(made) for value in batch]
@@ -230,7 +230,7 @@ def test_torch_s_workers(mode: DataLoaderMode, caplog: pytest.LogCaptureFixture)
 @pytest.mark.slow
 @pytest.mark.spec("data", 11)
 def test_the_worked_example_of_lost_samples() -> None:
-    def sizes(mode, dataset, *size: Any, **more: Any):
+    def sizes(mode: DataLoaderMode, dataset: sets.Stream, *size: Any, **more: Any) -> list[int]:
         workers = {"num_workers": 5, "worker_init_fn": sets.note_worker}
         return [len(batch) for batch in loader(dataset, *size, mode=mode, **workers, **more)]
 
@@ -343,7 +343,7 @@ def test_loaders_rely_on_the_length() -> None:
 
 
 class Mixin:
-    def __init__(self, *args: Any, extra=0, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, extra: int = 0, **kwargs: Any) -> None:
         self.extra = extra
         super().__init__(*args, **kwargs)
 
@@ -607,7 +607,7 @@ def test_what_a_batch_sampler_excludes() -> None:
     assert values(made) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def parts_of(size, combined, processes, drop_last):
+def parts_of(size: int, combined: int, processes: int, drop_last: bool) -> list[list[int]]:
     """Return the samples that each process reads, in the order without shuffling."""
     each, more = divmod(size, processes)
     ends = list(itertools.accumulate([0, *(each + (p < more) for p in range(processes))]))
@@ -616,7 +616,7 @@ def parts_of(size, combined, processes, drop_last):
     return [list(range(a, b)) for a, b in itertools.pairwise(ends)]
 
 
-def draw(rng):
+def draw(rng: random.Random) -> tuple[Any, ...]:
     """Return counts and settings; sizes go up to some combined batches of all processes."""
     replicas, processes = rng.choice([1, 1, 2, 4]), rng.choice([1, 1, 2, 3])
     group = rng.choice([group for group in (1, 2, 4) if replicas % group == 0])
@@ -637,7 +637,7 @@ def draw(rng):
     return (iterations, replicas, accumulation, group), batch, size, combined, parts, settings
 
 
-def check(case) -> None:
+def check(case: tuple[Any, ...]) -> None:
     counts, batch, size, combined, parts, settings = case
     read = [[], []]
     for process, part in enumerate(parts):

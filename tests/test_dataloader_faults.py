@@ -41,11 +41,13 @@ def _helpers() -> None:
     accessor(sets.Numbers(1), FORK_SERVER).terminate()
 
 
-def accessor(dataset, strategy=FORK, **kwargs: Any):
+def accessor(
+    dataset: Any, strategy: SharingStrategy = FORK, **kwargs: Any
+) -> AsynchronousDataAccessor:
     return AsynchronousDataAccessor(dataset, sharing_strategy=strategy, **kwargs)
 
 
-def worker_pid(made):
+def worker_pid(made: AsynchronousDataAccessor | torch_dataloader.DataLoader) -> int:
     (pid,) = (pid for pid in descendants() if os.getpgid(pid) == pid)
     return pid
 
@@ -72,7 +74,7 @@ NOT_STARTED = {  # with the strategy that is tried
 @pytest.mark.spec("data", 9)
 @pytest.mark.parametrize("name", NOT_STARTED)
 def test_what_goes_wrong_at_first_arrives_in_the_constructor(
-    name, caplog: pytest.LogCaptureFixture
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset, strategy, texts = NOT_STARTED[name]
     with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
@@ -84,7 +86,9 @@ def test_what_goes_wrong_at_first_arrives_in_the_constructor(
 
 
 @pytest.mark.parametrize("mode, workers", [(ASYNC_MODES[0], 0), (ASYNC_MODES[1], 2)])
-def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mode, workers) -> None:
+def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(
+    mode: DataLoaderMode, workers: int
+) -> None:
     data = sets.Acting(12, 7, sets.cannot_be_read)
     with nothing_left():
         made = loader(data, 2, mode=mode, num_workers=workers)
@@ -104,7 +108,7 @@ def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mod
 
 
 @pytest.mark.parametrize("strategy", few([FORK, FORK_SERVER], FORK))
-def test_a_killed_process_is_noticed_after_the_loaded_data(strategy) -> None:
+def test_a_killed_process_is_noticed_after_the_loaded_data(strategy: SharingStrategy) -> None:
     data = sets.Counted(9)
     with nothing_left() as known:
         made = accessor(data, strategy, buffer_size=2, early_preload=True)
@@ -174,7 +178,7 @@ def test_a_loader_that_has_failed_ends_its_process_when_it_goes() -> None:
 
 @pytest.mark.parametrize("number, workers", [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
 def test_a_process_that_is_told_to_end_does_so_with_its_workers(
-    number, workers, capfd: pytest.CaptureFixture[str]
+    number: signal.Signals, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with nothing_left() as known:
         made = loader(sets.Slow(100, 5), 1, mode=DataLoaderMode.Async, num_workers=workers)
@@ -220,7 +224,9 @@ def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.spec("data", 10)
 @pytest.mark.parametrize("mode, workers", [*zip(ALL_MODES, (2, 0, 2), strict=True)])
-def test_a_consumer_that_stops_early(mode, workers, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_consumer_that_stops_early(
+    mode: DataLoaderMode, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     with nothing_left() as known:
         made = loader(sets.Numbers(100), 1, mode=mode, num_workers=workers)
         for batch in made:
@@ -262,7 +268,7 @@ def test_large_data_sets_travel_through_one_file() -> None:
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 @pytest.mark.parametrize("whole", few([False, True], False))
-def test_what_workers_left_in_shared_memory_is_removed(whole) -> None:
+def test_what_workers_left_in_shared_memory_is_removed(whole: bool) -> None:
     with nothing_left() as known:
         made, left = loader(sets.Numbers(12), 1, persistent_workers=False, **LEAVING), set()
         for _ in range(2 if whole else 1):  # a new iteration has new workers
@@ -304,7 +310,7 @@ if __name__ == "__main__":
 class Program:
     """A script that runs in a session of its own, with the processes that it has started."""
 
-    def __init__(self, path, body) -> None:
+    def __init__(self, path: Path, body: str) -> None:
         path.write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    ") + TAIL)
         self.process = programs.Program(path, session=True, environment=ENVIRONMENT)
         assert self.process.stdout.readline() == "ready\n", self.process.errors()
@@ -314,7 +320,7 @@ class Program:
     def interrupt(self) -> None:
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def end(self):
+    def end(self) -> tuple[int, str, str]:
         """Return (exit code, stdout, stderr), when all its processes have gone."""
         out, err = self.process.communicate()
         gone = eventually(lambda: not still_there(self.started))

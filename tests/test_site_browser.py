@@ -65,7 +65,7 @@ ANSWERS = {
 @pytest.mark.long
 @pytest.mark.parametrize("words, section", ANSWERS.items())
 def test_the_first_page_found_has_the_section_that_answers(
-    words, section, site, tmp_path: Path
+    words: str, section: str, site, tmp_path: Path
 ) -> None:
     address = f"{(site / 'index.html').as_uri()}?q={urllib.parse.quote(words)}"
     found = opened(address, tmp_path).split('class="md-search-result__list"')[1]

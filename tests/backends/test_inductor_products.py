@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield
 
 
-def step(w, x, g, b) -> tuple[Tensors, Tensors]:
+def step(
+    w: torch.Tensor, x: torch.Tensor, g: torch.Tensor, b: torch.Tensor
+) -> tuple[Tensors, Tensors]:
     """All layouts of a linear layer's products, with a bias and without."""
     everything = [
         torch.addmm(b, x, w.t()),  # forward
@@ -54,7 +56,7 @@ def step(w, x, g, b) -> tuple[Tensors, Tensors]:
 def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     from torch._inductor.lowering import lowerings
 
-    def torchs():
+    def torchs() -> dict[Callable[..., Any], Callable[..., Any]]:
         return {op: how for op, how in lowerings.items() if "poptorch" not in str(op)}
 
     asked, before = [], torchs()
@@ -80,7 +82,11 @@ def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen
     (((512, 256), (512, 2)), ((256, 1024), (1, 256)), None),  # with gaps
     (((512, 256), (256, 1)), ((256, 1024), (1, 0)), None),
 ])  # fmt: skip
-def test_sizes_and_layouts_make_a_class(a, b, expected: str | None) -> None:
+def test_sizes_and_layouts_make_a_class(
+    a: tuple[tuple[int, int], tuple[int, int]],
+    b: tuple[tuple[int, int], tuple[int, int]],
+    expected: str | None,
+) -> None:
     shape = libraries.shape_of(a, b)
     assert (shape and str(shape)) == expected
     with products.choosing({} if shape is None else {shape: "the table's"}):
@@ -97,7 +103,9 @@ def test_sizes_and_layouts_make_a_class(a, b, expected: str | None) -> None:
         ((4, 512, 512, "nn"), libraries.ONEDNN),
     ],
 )
-def test_a_rule_decides_about_what_was_not_measured(shape, library: str) -> None:
+def test_a_rule_decides_about_what_was_not_measured(
+    shape: tuple[int | str, ...], library: str
+) -> None:
     assert libraries.by_rule(libraries.Shape(*shape)) == library
 
 
@@ -139,7 +147,12 @@ def test_what_is_measured_once_is_in_plan_and_key_and_stays(
     ((128, 512, 256, "np"), libraries.ONEDNN, [0.95], libraries.BLAS),
 ])  # fmt: skip
 def test_what_is_clearly_faster_twice_is_taken(
-    shape, other, times, taken, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shape: tuple[int | str, ...],
+    other: str,
+    times: list[float],
+    taken: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     share, made = itertools.cycle(times), libraries.Shape(*shape)
@@ -165,7 +178,7 @@ def test_what_is_clearly_faster_twice_is_taken(
     ],
 )
 def test_few_rows_are_measured_with_weights_that_no_cache_of_a_core_holds(
-    shape, alone, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int | str, ...], alone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply, read = torch.mm, dict[int, int]()
     monkeypatch.setattr(

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import mpmath
 import pytest
@@ -67,7 +69,9 @@ def test_convolution(geometry: tuple, rows: int, channels: int) -> None:
         (4096, 1, 1, False),
     ],
 )
-def test_what_takes_less_than_a_call_of_a_library(outputs, size, kernel, is_product) -> None:
+def test_what_takes_less_than_a_call_of_a_library(
+    outputs: int, size: int, kernel: int, is_product: bool
+) -> None:
     args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     traced = make_fx(lambda *inputs: convolution(*inputs, None, *args), tracing_mode="fake")
     found = traced(torch.empty(1, 64, size, size), torch.empty(outputs, 64, kernel, kernel))
@@ -114,7 +118,13 @@ def test_digamma_is_exact_to_the_last_digit(dtype: torch.dtype) -> None:
         ([2], [], [1], [2]),
     ],
 )
-def test_max_pool_picks_the_same_elements(kernel, stride, padding, dilation, layout) -> None:
+def test_max_pool_picks_the_same_elements(
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    layout: torch.memory_format,
+) -> None:
     x = torch.randint(-3, 3, (BATCH, 8, 8, 9)).float()  # many ties
     x[0, 0, 3, 3:5] = float("nan")
     x = x.contiguous(memory_format=layout)
@@ -148,7 +158,9 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     def batch_last_relu(x: torch.Tensor) -> torch.Tensor:
         return batch_first(x.relu().permute(1, 2, 0).contiguous())
 
-    def watched(name: str, operator: torch._ops.OpOverload):
+    def watched(
+        name: str, operator: torch._ops.OpOverload
+    ) -> dict[Callable[..., Any], Callable[..., Any]]:
         def rule(x: torch.Tensor, *rest: object) -> object:
             seen[name] = x.stride()
             return NotImplemented
@@ -186,7 +198,9 @@ def test_what_repeats_in_memory_is_computed_once() -> None:
 
 @pytest.mark.parametrize("groups,space", [(1, ()), (2, ()), (2, (3, 4)), (6, (7,))])
 @pytest.mark.parametrize("affine", [True, False])
-def test_group_norm_of_what_has_the_batch_innermost(groups, affine, space) -> None:
+def test_group_norm_of_what_has_the_batch_innermost(
+    groups: int, affine: bool, space: tuple[int, ...]
+) -> None:
     x = batch_first(torch.randn(6, *space, BATCH) + 3)
     weights = (torch.randn(6), torch.randn(6)) if affine else (None, None)
     sizes = (BATCH, 6, math.prod(space), groups)
@@ -223,7 +237,9 @@ def dropping(w: torch.Tensor, momentum: torch.Tensor, x: torch.Tensor) -> tuple[
     return [out.detach(), out.detach().t()], [w - 0.1 * new, new]
 
 
-def norm(w, scale, shift, x) -> tuple[Tensors, Tensors]:
+def norm(
+    w: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, x: torch.Tensor
+) -> tuple[Tensors, Tensors]:
     """A dropout's mask is written and read in loops; torch 2.13's ``addmm`` drops ``alpha``."""
     leaves = [value.detach().requires_grad_() for value in (w, scale, shift)]
     normal = F.batch_norm(x @ leaves[0], None, None, *leaves[1:], training=True)

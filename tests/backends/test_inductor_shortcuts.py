@@ -1,7 +1,9 @@
 """What is taken for granted about the machine, and what happens where it is not so."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
@@ -30,7 +32,7 @@ SAID = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on d
     ("capability", "known"), [("AVX512", True), ("AVX2", True), ("DEFAULT", False), ("Z", False)]
 )
 def test_vectors_are_tried_out_where_aten_uses_none(
-    capability, known, monkeypatch: pytest.MonkeyPatch
+    capability: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert toolchain.has_vectors() is known
@@ -55,7 +57,9 @@ def test_code_is_there_without_a_shortcut_that_fails(
     assert len(asked) == 1
 
 
-def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, torch.Tensor]:
+def compiled_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[poptorch.PoplarExecutor, torch.Tensor]:
     """A model that this process compiles with its next call, nothing cached, and its input."""
     monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or another process would compile
     monkeypatch.setattr(cache, "_loaded", {})
@@ -89,13 +93,15 @@ def refuse(*arguments: object) -> None:
 
 @pytest.mark.parametrize(("index", "wanted"), SUMS)
 @pytest.mark.parametrize("length", [None, 16])
-def test_sums_of_variables_times_numbers(index, wanted: int, length: int | None) -> None:
+def test_sums_of_variables_times_numbers(
+    index: sympy.Add | sympy.Symbol, wanted: int, length: int | None
+) -> None:
     assert shortcuts.stride(refuse, index, D0, length) == wanted
     assert stride_at_vec_range(index, D0, length) == wanted
 
 
 @pytest.mark.parametrize("index", IN_A_VECTOR)
-def test_quotients_and_remainders(index) -> None:
+def test_quotients_and_remainders(index: sympy.Add | sympy.Mul) -> None:
     ours, torchs = shortcuts.stride(refuse, index, D0, 16), stride_at_vec_range(index, D0, 16)
     assert sympy.simplify(ours - torchs) == 0
     assert ours.is_number == torchs.is_number
@@ -103,7 +109,7 @@ def test_quotients_and_remainders(index) -> None:
 
 
 @pytest.mark.parametrize("index", OTHERS)
-def test_all_else_is_left_to_torch(index) -> None:
+def test_all_else_is_left_to_torch(index: Any) -> None:
     asked = []
     assert shortcuts.stride(lambda *a: asked.append(a) or "torch's", index, D0, 16) == "torch's"
     assert asked == [(index, D0, 16)]
@@ -125,7 +131,7 @@ def test_indices_are_simplified_as_torch_does(index: sympy.Expr) -> None:
     assert shortcuts.simplify(refusing, sizes, index, ranges) == usual(sizes, index, ranges)
 
 
-def traced(function) -> torch.fx.Graph:
+def traced(function: Callable[..., Any]) -> torch.fx.Graph:
     return make_fx(function, dict(select_decomp_table()))(torch.rand(4, 4)).graph
 
 
@@ -138,7 +144,9 @@ def traced(function) -> torch.fx.Graph:
         (lambda x: x / 2, False),
     ],
 )
-def test_patterns_are_traced_where_one_may_apply(function, wanted: bool) -> None:
+def test_patterns_are_traced_where_one_may_apply(
+    function: Callable[..., Any], wanted: bool
+) -> None:
     assert shortcuts.patterns(traced(function))["lazy_init"](lambda: True) == (wanted or None)
 
 
@@ -160,7 +168,10 @@ def test_every_pattern_of_attention_has_a_softmax(file: Path) -> None:
     ],
 )
 def test_complaints_of_the_compiler_are_quoted(
-    raised, kind, text: str, monkeypatch: pytest.MonkeyPatch
+    raised: ZeroDivisionError | CppCompileError,
+    kind: type,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*arguments: object, **options: object) -> None:
         raise raised

@@ -1,7 +1,9 @@
 """Compiled inference computes what depends on weights alone once, and anew when they change."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +84,7 @@ def change(executor: poptorch.PoplarExecutor, model: nn.Module, x: torch.Tensor)
     "library", ["", libraries.BLAS, libraries.TURNED, libraries.ONEDNN], indirect=True
 )
 def test_new_weights_are_prepared_however_they_come(
-    library, monkeypatch: pytest.MonkeyPatch
+    library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not library:  # what only saves time fails
         monkeypatch.setattr(compiler, "_compile_quickly", None)
@@ -148,7 +150,7 @@ def test_what_onnx_lacks_runs_on_the_reference_backend(caplog: pytest.LogCapture
         ("changes buffer.last.running_mean, ", lambda m, x: m.last(x)),
     ],
 )
-def test_onnx_runtime_refuses_what_is_no_evaluation(does: str, forward) -> None:
+def test_onnx_runtime_refuses_what_is_no_evaluation(does: str, forward: Callable[..., Any]) -> None:
     wrap = training if does == "trains" else poptorch.inferenceModel
     executor = wrap(Having(forward, last=nn.BatchNorm1d(6)), options("onnxruntime"))
     with pytest.raises(poptorch.Error, match=f"can only run inference\n.*a program that {does}"):
@@ -177,7 +179,7 @@ def test_columns_of_a_weight_lie_together_for_one_row() -> None:
 def test_weights_that_another_wrapper_trains_are_prepared_anew(backend: str) -> None:
     model, x = Mixed(), normal(2, 3, 6, 5)
 
-    def loss(module, x):
+    def loss(module: Having, x: torch.Tensor) -> torch.Tensor:
         return poptorch.identity_loss(sum(y.square().sum() for y in module.inner(x)), "sum")
 
     trained = Having(loss, inner=model)
@@ -205,7 +207,7 @@ def test_statistics_that_one_mode_counts_are_prepared_for_the_other() -> None:
 
 
 def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         product = model.layer(x)
         return model.norm(product), product, F.dropout(model.layer.weight, 0.5, training=True)
 
@@ -256,7 +258,9 @@ def of(function, call="layer"):
         (lambda m, x: m.norm(x.view(3, 2, 6, 6)[:, :1].expand(3, 6, 6, 6)), "mul add"),
     ],
 )
-def test_factors_and_offsets_of_channels_go_into_weights(forward, left: str) -> None:
+def test_factors_and_offsets_of_channels_go_into_weights(
+    forward: Callable[..., Any], left: str
+) -> None:
     layers = {"layer": nn.Linear(6, 6), "conv": nn.Conv2d(2, 6, 1), "norm": nn.BatchNorm2d(6)}
     numbers = {
         "scale": normal(6),
@@ -280,13 +284,13 @@ def test_factors_and_offsets_of_channels_go_into_weights(forward, left: str) -> 
         ("onnxruntime", 8, 3),
     ],
 )
-def test_a_process_has_weights_of_inference_twice(backend, rows, most) -> None:
+def test_a_process_has_weights_of_inference_twice(backend: str, rows: int, most: int) -> None:
     """The host's, and the device's plain, packed or turned; ONNX Runtime's besides."""
     assert weights_of_inference(backend, rows) < most + 0.1
 
 
 def test_a_program_that_packs_nothing_reads_the_values_that_were_packed() -> None:
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         return model.layer(x) @ model.turned
 
     model = Having(forward, layer=nn.Linear(32, 48))

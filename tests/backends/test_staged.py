@@ -41,7 +41,7 @@ class Random(nn.Module):
         self.register_buffer("steps", torch.zeros(()))
         self.register_buffer("table", torch.ones(WIDTH))
 
-    def forward(self, x, y):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         results = [x]
         for number, (kind, one, two) in enumerate(self.plan):
             poptorch.Block.start(f"b{number}")
@@ -62,7 +62,7 @@ class Random(nn.Module):
 
 
 @st.composite
-def cases(draw):
+def cases(draw: Callable[..., Any]) -> tuple[Any, ...]:
     """A model, the device of each layer, a strategy, and the counts."""
     size = draw(st.integers(1, 5))
     layers = [
@@ -84,7 +84,7 @@ def cases(draw):
     return layers, chips, kind, draw(st.sampled_from(Liveness)), counts, draw(st.booleans())
 
 
-def strategy_of(kind: str, chips: list[int], liveness: Liveness):
+def strategy_of(kind: str, chips: list[int], liveness: Liveness) -> Any:
     stages = [Stage(f"b{i}").ipu(chip) for i, chip in enumerate(chips)]
     if kind in ("serial", "separate"):
         serial = SerialPhasedExecution(*map(Phase, stages)).setTensorsLiveness(liveness)
@@ -101,7 +101,7 @@ def strategy_of(kind: str, chips: list[int], liveness: Liveness):
 @pytest.mark.spec("parallel", 25, 28)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(cases())
-def test_random_models_equal_the_fused_program(case) -> None:
+def test_random_models_equal_the_fused_program(case: tuple[Any, ...]) -> None:
     """Under every strategy, executed part by part on its chips."""
     layers, chips, kind, liveness, (accumulation, iterations, replicas), recompute = case
     torch.manual_seed(0)

@@ -64,7 +64,9 @@ def _warnings_are_said_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def net() -> Having:
     """With batch norm and a recurrent layer."""
 
-    def forward(model, x, y):
+    def forward(
+        model: Having, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = model.norm(model.rnn(x)[0][:, -1])
         return out, torch.nn.functional.mse_loss(out, y)
 
@@ -81,7 +83,7 @@ def small() -> Having:
     return Having(forward, layer=torch.nn.Linear(3, 4))
 
 
-def losses(make, backend: str = "reference") -> torch.Tensor:
+def losses(make: Callable[..., Any], backend: str = "reference") -> torch.Tensor:
     """Train a little with lanes."""
     torch.manual_seed(0)
     model = make()
@@ -119,7 +121,7 @@ def test_importing_needs_none() -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory):
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """C++ that is the same is compiled once."""
     return tmp_path_factory.mktemp("torch")
 
@@ -142,7 +144,7 @@ TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the
     ids=lambda names: names[0] if len(names) == 1 else f"{len(names)} names",
 )
 def test_training_without(
-    names: list[str], cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    names: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The usual numbers and warnings of what is lost, or an error with the version."""
     lost = {lost_without(name) for name in names}
@@ -373,7 +375,7 @@ def _is_there(path: str) -> bool:
 def test_no_stand_in_is_called_in_another_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.mse_loss(checkpoint(model.layer, x, use_reentrant=False), x)
 
     monkeypatch.setattr(private, "_said", set())

@@ -54,7 +54,7 @@ LAYERS = {
 }
 
 
-def called(layer, x):
+def called(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     """Call a layer of any kind; the states of cells are float32, whatever comes in."""
     kind, state = type(layer).__name__, torch.ones(2, 4)
     rest = {
@@ -67,7 +67,7 @@ def called(layer, x):
     return result[0] if isinstance(result, tuple) else result
 
 
-def together(model, *inputs: Any):
+def together(model: Having, *inputs: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
     outs = [called(layer, x) for layer, x in zip(model.layers, inputs, strict=True)]
     losses = torch.stack([(out.float() + 1).square().mean() for out in outs])
     return outs, poptorch.identity_loss(losses, "sum")
@@ -135,7 +135,7 @@ PROMOTING, REFUSING = (expressions(k, "a, h", **globals()) for k in ("promoting"
 MIXED = PROMOTING | REFUSING
 
 
-def mixing(model):
+def mixing(model: Having) -> tuple[list[torch.Tensor], torch.Tensor]:
     pairs = zip(model.a, model.h, strict=True)
     outs = [function(*pair) for function, pair in zip(MIXED.values(), pairs, strict=True)]
     return outs, poptorch.identity_loss(sum(out.float().sum() for out in outs), "none")

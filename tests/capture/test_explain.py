@@ -147,7 +147,7 @@ def _line_of(model: type[nn.Module]) -> int:
 @pytest.mark.slow
 @pytest.mark.spec("supported_ops", 7, 8)
 def test_each_part_has_its_own_mode_which_is_followed() -> None:
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         features = model.body(x)
         out = model.head(features)
         return features, model.drop(out), poptorch.identity_loss(out.square(), "mean")

@@ -278,7 +278,7 @@ def test_flex_attention_is_captured_in_inference(function: Callable[..., Any]) -
 
 @pytest.mark.slow
 def test_eager_control_flow_works_after_a_capture_of_the_same_operators() -> None:
-    def forward(x):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         doubled = torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a * 3, (x,))
         return while_loop(lambda a: a.sum() < 100, lambda a: (a + 1,), (doubled,))[0]
 

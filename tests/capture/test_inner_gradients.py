@@ -91,11 +91,11 @@ def test_a_view_of_another_type_keeps_the_bits() -> None:
 
 
 class Classifier(nn.Module):
-    def __init__(self, loss) -> None:
+    def __init__(self, loss: Callable[..., Any]) -> None:
         super().__init__()
         self.layer, self.loss = nn.Linear(3, 3), loss
 
-    def forward(self, x, y):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.layer(x)
         return out, self.loss(out, y)
 

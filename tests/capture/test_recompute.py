@@ -2,6 +2,8 @@
 
 import copy
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ X = torch.randn(ROWS, WIDTH)
 counted: list[int] = []
 
 
-def count(inputs, attributes):
+def count(inputs: list[torch.Tensor], attributes: dict[str, Any]) -> list[torch.Tensor]:
     counted.append(1)
     return [inputs[0].sin()]
 
@@ -29,19 +31,25 @@ def count(inputs, attributes):
 poptorch.register_custom_op("Sine", "recompute", 1, count, lambda i, o, g, a: [g[0] * i[0].cos()])
 
 
-def counting(x):
+def counting(x: torch.Tensor) -> torch.Tensor:
     return poptorch.custom_op([x], "Sine", "recompute", 1, [x])[0]
 
 
 class Deep(nn.Module):
     """A tower of layers with functions within and behind each, then a checkpoint if asked for."""
 
-    def __init__(self, within=torch.tanh, behind=torch.tanh, checkpoints=True, layers=3) -> None:
+    def __init__(
+        self,
+        within: Callable[..., Any] = torch.tanh,
+        behind: Callable[..., Any] = torch.tanh,
+        checkpoints: bool = True,
+        layers: int = 3,
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
         self.within, self.behind, self.checkpoints = within, behind, checkpoints
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = self.behind(self.within(torch.tanh(layer(x))).exp().sigmoid() * 2 - 1)
             if self.checkpoints:
@@ -94,7 +102,9 @@ def one(behind=lambda x: x) -> Having:
     long(lambda: one(torch.cos), "inductor", 3, 2),
     (one, "reference", 3, 1),
 ])  # fmt: skip
-def test_forward_work_is_done_again_by_compiled_code_too(model, backend, kind, times) -> None:
+def test_forward_work_is_done_again_by_compiled_code_too(
+    model: Callable[..., Any], backend: str, kind: int, times: int
+) -> None:
     executor = training(model(), recomputing(kind, backend))
     executor.compile(X)
     counted.clear()
@@ -103,7 +113,7 @@ def test_forward_work_is_done_again_by_compiled_code_too(model, backend, kind, t
 
 
 def test_random_masks_and_prints_are_not_made_twice(capfd: pytest.CaptureFixture[str]) -> None:
-    def noisy(model, x):
+    def noisy(model: Having, x: torch.Tensor) -> torch.Tensor:
         x = poptorch.ipu_print_tensor((x * model.weight).exp(), "x", False)
         return poptorch.identity_loss(F.dropout(x).sin().cos(), "sum")
 
@@ -117,7 +127,7 @@ def test_random_masks_and_prints_are_not_made_twice(capfd: pytest.CaptureFixture
 class Staged(Deep):
     """The tower in blocks on two chips; the last block reads a result of the first."""
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         poptorch.Block.start("A", ipu_id=0)
         first = x = self.layers[0](x).tanh().exp()
         poptorch.Block.start("B", ipu_id=1)

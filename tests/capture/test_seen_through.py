@@ -72,13 +72,15 @@ def test_it_trains_as_without(make: Callable[..., Any]) -> None:
 def mixing(again: bool) -> Having:
     """Whose first part, run again or not, mixes formats and finds a weight in a list."""
 
-    def part(model, x, y):
+    def part(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         halved = model.norm(torch.tanh(model.first(x)).half()) * model.held[0]  # float and half
         labels = nn.functional.one_hot(y.argmax(1), 4)
         with torch.autocast("cpu", torch.bfloat16):
             return halved.float() @ model.first.weight + labels
 
-    def forward(model, x, y):
+    def forward(
+        model: Having, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = checkpoint(part, model, x, y, use_reentrant=False) if again else part(model, x, y)
         out = model.last(out.float())
         return out, nn.functional.mse_loss(out, y)

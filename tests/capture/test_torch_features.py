@@ -20,7 +20,7 @@ from helpers.wrapping import Calling, Having, agrees, infer, normal, options, tr
 from poptorch._session.random import first_state
 
 
-def packed(model, x):
+def packed(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     sequences = rnn.pack_padded_sequence(x, [2, 3, 1], batch_first=True, enforce_sorted=False)
     outs = []
     for layer in model.layers:

@@ -366,7 +366,9 @@ def test_trimming_by_age_forgets_old_checks(folder: Path) -> None:
 def many_operators(size: int) -> nn.Module:
     """A model whose capture takes long enough to meet another one."""
 
-    def forward(model, x, target):
+    def forward(
+        model: Having, x: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         model.calls.add_(1)
         for _ in range(20):
             x = torch.tanh(model.layer(x))

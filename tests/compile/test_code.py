@@ -2,8 +2,10 @@
 
 import operator
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +24,19 @@ pytestmark = pytest.mark.slow
 BUILDER = Inductor()
 
 
-def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) -> list[str | None]:
+def keys(
+    inner: str = "layer",
+    factor: float = 2.0,
+    rows: int = 8,
+    lr: float = 0.1,
+    iterations: int = 1,
+    momentum: float = 0.0,
+) -> list[str | None]:
     torch.manual_seed(int(lr * 100))  # weights differ too
 
-    def forward(model, x, y):
+    def forward(
+        model: Having, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = model.get_submodule(inner)(x) * factor
         return out, nn.functional.mse_loss(out, y)
 
@@ -52,10 +63,10 @@ class Builder:
 
     name = "toy"
 
-    def build(self, graph):
+    def build(self, graph) -> Any:
         return type("Code", (), {"run": staticmethod(lambda tensors: [1]), "kept": b"code"})()
 
-    def load(self, kept: bytes):
+    def load(self, kept: bytes) -> Callable[..., Any]:
         assert kept == b"code"
         return lambda tensors: [2]
 
@@ -68,7 +79,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cache.Store:
 
 @pytest.mark.parametrize("wrong", ["damage", "no digest", "another key", "another graph"])
 def test_code_that_is_not_as_it_was_kept_is_made_again(
-    wrong, store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wrong: str,
+    store: cache.Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if wrong == "no digest":
         store.folder.mkdir(mode=0o700)
@@ -97,7 +112,10 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(
 
 
 def test_homes_with_keys_of_their_own_share_a_folder_of_code(
-    store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: cache.Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As containers do that get a new home each, and a volume for compiled code."""
 
@@ -116,7 +134,10 @@ def test_homes_with_keys_of_their_own_share_a_folder_of_code(
 
 
 def test_a_key_that_others_can_read_is_none(
-    store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: cache.Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "folder" / "key"
     monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
@@ -178,7 +199,7 @@ def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(
     assert caplog.text.count("other users can write to") == 1
 
 
-def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
+def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store: cache.Store) -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(operator.matmul, (x, x)),))

@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,13 @@ from poptorch.backends.reference import Reference
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
 
-def training(backend="auto", lr=0.05, iterations=1, accumulation=1, shown=False):
+def training(
+    backend: str = "auto",
+    lr: float = 0.05,
+    iterations: int = 1,
+    accumulation: int = 1,
+    shown: bool = False,
+) -> poptorch.PoplarExecutor:
     torch.manual_seed(0)
     # With what a takeover could lose; before a norm, a bias would follow rounding errors.
     layers = {"layer": torch.nn.Linear(4, 2, bias=False), "norm": torch.nn.BatchNorm1d(2)}
@@ -96,7 +102,7 @@ def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(
 
 @pytest.mark.slow
 def test_graphs_that_others_have_compiled_take_over(
-    eager_to_compile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    eager_to_compile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # it may not compile itself
     monkeypatch.setattr(tiers, "LOOKING", 0.0)
@@ -106,7 +112,9 @@ def test_graphs_that_others_have_compiled_take_over(
     for name, key in model._executable._code.keys.items():
         function = Reference().interpreted(model.plan().program.graphs[name])
 
-        def run(tensors, name=name, function=function):
+        def run(
+            tensors: list[torch.Tensor], name: str = name, function: Callable[..., Any] = function
+        ) -> tuple[torch.Tensor, ...]:
             runs.append(name)
             return function(tensors)
 
@@ -133,7 +141,7 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
     name: str,
     value: str,
     said: str,
-    eager_to_compile,
+    eager_to_compile: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -150,7 +158,7 @@ def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
 def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
-    way: str, eager_to_compile, monkeypatch: pytest.MonkeyPatch
+    way: str, eager_to_compile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle, looks = [0.0], []
     if way == "dropped":  # what others compiled is no idle core
@@ -179,7 +187,7 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
 
 @pytest.mark.slow
 def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
-    eager_to_compile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    eager_to_compile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
     monkeypatch.setattr(tiers, "SHARE", 1e9)
@@ -200,7 +208,7 @@ def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
 
 
 @pytest.mark.slow
-def test_a_process_at_low_priority_serves_no_other_program(kept) -> None:
+def test_a_process_at_low_priority_serves_no_other_program(kept: list[Any]) -> None:
     process = helper.acquire("inductor")
     process.be_nice()
 

@@ -127,7 +127,7 @@ def trained(subset: FashionMNIST) -> common.Result:
 
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_poptorch_follows_the_native_loop(
-    trained, subset, backend, monkeypatch: pytest.MonkeyPatch
+    trained, subset, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", backend)
     ported = common.finished(poptorch_ipu.epochs(options("--epochs", "2"), subset))

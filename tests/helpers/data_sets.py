@@ -161,7 +161,7 @@ def kills_its_process(index) -> None:
 class Slow(Numbers):
     """Takes some milliseconds per sample, without using a core."""
 
-    def __init__(self, size, milliseconds, shape=()) -> None:
+    def __init__(self, size: int, milliseconds: int, shape: tuple[()] = ()) -> None:
         super().__init__(size, shape)
         self.milliseconds = milliseconds
 
@@ -219,13 +219,13 @@ class Random(Numbers):
 class Carrying:
     """Holds tensors of many kinds; the last element says whether they have arrived."""
 
-    def __init__(self, shared, own) -> None:
+    def __init__(self, shared: torch.Tensor, own: torch.Tensor) -> None:
         self.shared, self.own = shared, own
         self.known = self.values()
         self.twice = [own, own]
 
     @staticmethod
-    def values():
+    def values() -> dict[str, torch.Tensor]:
         return {
             "big": torch.arange(100_000).reshape(100, 1000),
             "scalar": torch.tensor(5),
