@@ -287,7 +287,9 @@ def start_method() -> Iterator[Any]:
 
 
 @pytest.mark.long
-def test_torch_s_workers_are_started_as_the_program_would_start_them(start_method) -> None:
+def test_torch_s_workers_are_started_as_the_program_would_start_them(
+    start_method: Callable[..., Any],
+) -> None:
     for method in ("fork", "spawn"):
         start_method(method)
         made = accessor(sets.StartMethod(1), sharing_strategy=SharingStrategy.ForkServer)

@@ -125,7 +125,7 @@ def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
     x, options = torch.empty(4 * 64, 5500), poptorch.Options().deviceIterations(4)
     options.setAvailableMemoryProportion({"IPU0": 0.1, "IPU1": 0.1})
 
-    def estimate(model: nn.Module):
+    def estimate(model: nn.Module) -> Any:
         executor = poptorch.inferenceModel(model, options)
         priced = executor.estimate(x, system="bow:4")
         executor.destroy()

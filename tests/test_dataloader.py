@@ -38,7 +38,7 @@ def runs(end: int, size: int) -> list[list[int]]:
     return [list(range(at, min(at + size, end))) for at in range(0, end, size)]
 
 
-def asynchronous(**settings: Any):
+def asynchronous(**settings: Any) -> Any:
     return {"async_options": settings, "mode": DataLoaderMode.Async}
 
 
@@ -173,7 +173,7 @@ class Dividing(sets.Repeating):
 
 
 class DividingInside(sets.Repeating):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter([torch.tensor(n) for n in range(4) for _ in [get_worker_info()]])
 
 
@@ -182,7 +182,7 @@ class Holding(sets.Repeating):
         super().__init__(4)
         self.inner = inner
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.inner)
 
 
@@ -411,7 +411,7 @@ TENSORS = TensorDataset(torch.rand(23, 3), torch.arange(23), torch.rand(23, 2, 2
 
 
 class Augmented(TensorDataset):
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         return [2 * t for t in super().__getitem__(index)]
 
 

@@ -52,7 +52,7 @@ def worker_pid(made: AsynchronousDataAccessor | torch_dataloader.DataLoader) -> 
     return pid
 
 
-def leave_no_room(index) -> None:
+def leave_no_room(index: int) -> None:
     """For the ring's memory."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
@@ -200,7 +200,7 @@ def test_a_process_that_does_not_stop_is_made_to(
     monkeypatch.setattr(process, "PATIENCE", 0.2)
     sleeps = torch.zeros(1, dtype=torch.bool).share_memory_()
 
-    def sleep(index) -> None:
+    def sleep(index: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sleeps.fill_(True)
         time.sleep(1000)
@@ -386,7 +386,7 @@ def test_loaders_survive_the_server_that_has_started_them_and_may_be_abandoned(
     assert out == "[[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]\n[2.0, 3.0] [2.0, 3.0]\n"
 
 
-def run(command):
+def run(command: Any) -> Any:
     how = {"capture_output": True, "text": True, "timeout": HANGS, "check": False}
     return subprocess.run(command, env=ENVIRONMENT, **how)
 
@@ -413,7 +413,7 @@ def test_a_script_without_a_guard_is_told_about_it(tmp_path: Path) -> None:
     assert len(message.splitlines()) == 6
 
 
-def _can_mount():
+def _can_mount() -> Any:
     if shutil.which("unshare") is None:
         return False
     return run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]).returncode == 0

@@ -14,10 +14,10 @@ import pkgutil
 import re
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -351,7 +351,7 @@ def walks() -> dict[str, list[Stop]]:
 
 
 def model() -> torch.nn.Module:
-    def forward(own, x, y):
+    def forward(own: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
         with poptorch.Block("a", ipu_id=0):
             x = own.first(x)
         with poptorch.Block("b", ipu_id=1):
@@ -360,12 +360,12 @@ def model() -> torch.nn.Module:
     return Having(forward, first=torch.nn.Linear(3, 3), second=torch.nn.Linear(3, 2))
 
 
-def called(action) -> Iterator[tuple[str, str]]:
+def called(action: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     """Yield the package's own functions in the order in which an action calls them."""
     calls: list[Stop] = []
     prefix = f"{PACKAGE}/"
 
-    def note(frame, event: str, _) -> None:
+    def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(prefix):
             calls.append((code.co_filename.removeprefix(prefix), code.co_qualname))

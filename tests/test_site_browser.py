@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.slow, WITHOUT]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory):
+def site(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The site that ``make`` has built, if nothing has changed since, or one of our own."""
     pytest.importorskip("material", reason="the site needs: pip install 'poptorch[docs]'")
     made = ROOT / "build" / "site" / "index.html"
@@ -36,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.long
-def test_nothing_is_cut_off_and_all_text_stands_out(site, tmp_path: Path) -> None:
+def test_nothing_is_cut_off_and_all_text_stands_out(site: Path, tmp_path: Path) -> None:
     """At 1280 and 390 pixels; in the light and the dark scheme."""
     pages = sorted(site.rglob("*.html"))
     pages.remove(site / "404.html")
@@ -46,7 +47,7 @@ def test_nothing_is_cut_off_and_all_text_stands_out(site, tmp_path: Path) -> Non
     assert json.loads(report) == {"seen": len(pages), "cut": {}, "faint": {}}
 
 
-def test_the_search_works_from_the_disk(site, tmp_path: Path) -> None:
+def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
     shown = opened(f"{(site / 'index.html').as_uri()}?q={WORD}", tmp_path)
     assert f"<h1>{PAGE}</h1>" in shown.split('class="md-search-result__list"')[1]
 
@@ -65,7 +66,7 @@ ANSWERS = {
 @pytest.mark.long
 @pytest.mark.parametrize("words, section", ANSWERS.items())
 def test_the_first_page_found_has_the_section_that_answers(
-    words: str, section: str, site, tmp_path: Path
+    words: str, section: str, site: Path, tmp_path: Path
 ) -> None:
     address = f"{(site / 'index.html').as_uri()}?q={urllib.parse.quote(words)}"
     found = opened(address, tmp_path).split('class="md-search-result__list"')[1]
@@ -74,7 +75,7 @@ def test_the_first_page_found_has_the_section_that_answers(
     assert section in titles
 
 
-def test_pages_fetch_nothing_and_lead_on(site) -> None:
+def test_pages_fetch_nothing_and_lead_on(site: Path) -> None:
     page = (site / "guide" / "concepts.html").read_text()
     assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:[^"]*)"', page) == []
     for part in ('rel="next"', 'rel="prev"', "poptorch 0.1.0"):

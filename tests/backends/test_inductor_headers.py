@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -220,7 +221,7 @@ def test_one_run_for_all_kernels_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> 
     loaded: list[int] = []
     load = kernels._load
 
-    def counted(sources: list[str], first: int):
+    def counted(sources: list[str], first: int) -> Any:
         loaded.append(len(sources))
         return load(sources, first)
 

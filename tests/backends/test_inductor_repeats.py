@@ -2,6 +2,8 @@
 
 import functools
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +121,9 @@ def test_pieces_compute_what_the_whole_does(name: str, caplog: pytest.LogCapture
         (after_others, examples, [1, LAYERS, 1, LAYERS - 1, 1]),
     ],
 )
-def test_layers_share_one_piece_forward_and_one_backward(step: Step, make, times) -> None:
+def test_layers_share_one_piece_forward_and_one_backward(
+    step: Step, make: Callable[..., Any], times: Any
+) -> None:
     tensors = make()
     pieces = [call.piece for call in cut(*graph(step, tensors), tensors).calls]
     assert [pieces.count(at) for at in sorted({*pieces})] == times
@@ -136,7 +140,7 @@ def two(w: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
 
 
 @pytest.mark.parametrize("step, shapes", [(growing, [(4, 4)]), (two, [(16, WIDTH), (4, WIDTH)])])
-def test_what_differs_or_is_little_is_compiled_as_a_whole(step: Step, shapes) -> None:
+def test_what_differs_or_is_little_is_compiled_as_a_whole(step: Step, shapes: Any) -> None:
     tensors = [torch.randn(shape) for shape in shapes]
     assert cut(*graph(step, tensors), tensors) is None
 

@@ -229,7 +229,7 @@ def test_statistics_that_are_written_and_never_read_are_written() -> None:
     torch.testing.assert_close(model[1].running_mean, mean, **near(4 + FUNCTION))
 
 
-def of(function, call="layer"):
+def of(function: Callable[..., Any], call: str = "layer") -> Any:
     """A function of a product with 6 columns, or of 6 channels of 6 by 6."""
     return lambda m, x: function(m, m.layer(x) if call == "layer" else m.conv(x.view(3, 2, 6, 6)))
 

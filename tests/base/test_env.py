@@ -183,7 +183,7 @@ def with_header(path: Path, text: str) -> None:
         file.writestr(archive.HEADER, text)
 
 
-def many_names(path) -> None:
+def many_names(path: Path) -> None:
     """A list of parts that is longer than any file of ours, and all of them the same one."""
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(archive.HEADER, header({}))
@@ -191,7 +191,7 @@ def many_names(path) -> None:
         file._didModify = True
 
 
-def larger_than_memory(path) -> None:
+def larger_than_memory(path: Path) -> None:
     """It takes no room on the disk: a hole is in it."""
     archive.write(path, {})
     os.truncate(path, resources.memory_size() + 1)

@@ -76,7 +76,7 @@ def net() -> Having:
 def small() -> Having:
     """Compiles soon, has a product that oneDNN may compute and draws numbers."""
 
-    def forward(model, x, y):
+    def forward(model: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
         out = torch.nn.functional.dropout(model.layer(x), 0.1).relu()[:, -1]
         return out, torch.nn.functional.mse_loss(out, y)
 

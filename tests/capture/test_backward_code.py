@@ -33,8 +33,8 @@ def in_place(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return marked(out)
 
 
-def assigned(model, x):
-    def hook(gradient):
+def assigned(model: Having, x: torch.Tensor) -> Any:
+    def hook(gradient: torch.Tensor) -> Any:
         model.seen = model.seen * 0.5 + gradient.sum(0)
         return gradient + model.seen
 
@@ -43,22 +43,22 @@ def assigned(model, x):
     return marked(out)
 
 
-def in_a_function(model, x):
+def in_a_function(model: Having, x: torch.Tensor) -> Any:
     class Scaled(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, value):
+        def forward(ctx: Any, value: Any) -> Any:
             return value * 2
 
         @staticmethod
-        def backward(ctx, gradient):
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             model.count.add_(1)
             return gradient * 2 + model.count * model.layer.bias
 
     return marked(Scaled.apply(model.layer(x)))
 
 
-def in_an_unpack_hook(model, x):
-    def unpack(value):
+def in_an_unpack_hook(model: Having, x: torch.Tensor) -> Any:
+    def unpack(value: Any) -> Any:
         model.count.add_(1)
         return value * (1 + 0.1 * model.count)
 

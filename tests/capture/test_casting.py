@@ -167,7 +167,7 @@ def test_mixed_operands_get_one_type(trained: bool, chosen: torch.dtype | None) 
             torch.testing.assert_close(old - new.detach().float(), moved, msg=name, **rounded)
 
 
-def cast(a, h):
+def cast(a: torch.Tensor, h: torch.Tensor) -> Any:
     changed = a.half()
     changed.add_(1)
     return changed, a, a.to(HALF), a.float()

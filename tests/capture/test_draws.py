@@ -128,13 +128,13 @@ class Reversible(torch.autograd.Function):
     """Computes its activations again in the backward pass, from the random state of before."""
 
     @staticmethod
-    def forward(ctx, x, block):
+    def forward(ctx: Any, x: torch.Tensor, block: Any) -> Any:
         ctx.state, ctx.block = torch.get_rng_state(), block
         ctx.save_for_backward(x)
         return block(x.detach())
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (x,) = ctx.saved_tensors
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.set_rng_state(ctx.state)
@@ -301,21 +301,21 @@ def looping(x: torch.Tensor) -> torch.Tensor:
     return poptorch.for_loop(3, lambda h: dropout(h, 0.3), [x])[0]
 
 
-def seeds_a_loop(x: torch.Tensor):
+def seeds_a_loop(x: torch.Tensor) -> Any:
     torch.manual_seed(3)
     return looping(x)
 
 
-def seeds_within_a_loop(x):
-    def body(h):
+def seeds_within_a_loop(x: torch.Tensor) -> Any:
+    def body(h: torch.Tensor) -> Any:
         torch.manual_seed(3)
         return dropout(h)
 
     return poptorch.for_loop(3, body, [x])[0]
 
 
-def repeats_within_a_loop(x):
-    def body(h):
+def repeats_within_a_loop(x: torch.Tensor) -> Any:
+    def body(h: torch.Tensor) -> Any:
         with torch.random.fork_rng(devices=[]):
             once = dropout(h)
         return once + dropout(h)
@@ -323,25 +323,25 @@ def repeats_within_a_loop(x):
     return poptorch.for_loop(3, body, [x])[0]
 
 
-def repeats_a_loop(x):
+def repeats_a_loop(x: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         once = looping(x)
     return once + looping(x)
 
 
-def draws_other_shapes(x):
+def draws_other_shapes(x: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         once = torch.rand(6)
     return x + once + torch.rand(5).sum()
 
 
-def draws_by_other_values(x):
+def draws_by_other_values(x: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         once = torch.bernoulli(torch.sigmoid(x))
     return once + torch.bernoulli(torch.sigmoid(x * 2))
 
 
-def samples_from_a_seed(x):
+def samples_from_a_seed(x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(3)
     return x + torch.multinomial(torch.softmax(x, -1), 6)
 
@@ -373,12 +373,12 @@ def counts(x: torch.Tensor) -> torch.Tensor:
     return dropout(x)
 
 
-def seeds_by_chance(x):
+def seeds_by_chance(x: torch.Tensor) -> Any:
     torch.seed()
     return dropout(x)
 
 
-def has_a_generator_seeded_by_chance(x):
+def has_a_generator_seeded_by_chance(x: torch.Tensor) -> torch.Tensor:
     made = torch.Generator()
     made.seed()
     return x + torch.rand(6, generator=made)

@@ -25,7 +25,7 @@ def padded(
     return packed.data, result, result.sum() * found
 
 
-def filled(x, index, value=-1.0):
+def filled(x: torch.Tensor, index: Any, value: float = -1.0) -> torch.Tensor:
     x = x * 1
     x[index] = value
     return x

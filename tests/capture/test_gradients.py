@@ -73,7 +73,7 @@ def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(
     assert all(p.grad is None for p in (x, *executor.model.parameters()))
 
 
-def straight_through(x):
+def straight_through(x: torch.Tensor) -> torch.Tensor:
     return x + (x.round() - x).detach()
 
 

@@ -49,32 +49,32 @@ def scanned_in_python(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows) + total
 
 
-def mapped(layer, x):
+def mapped(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     found = torch_map(lambda row, by: {"out": (layer(row).tanh() * by, row.sum())}, x, x[0] * 2)
     return found["out"][0] + found["out"][1][:, None]
 
 
-def mapped_in_python(layer, x):
+def mapped_in_python(layer: nn.Module, x: torch.Tensor) -> Any:
     rows = [layer(row).tanh() * (x[0] * 2) + row.sum() for row in x]
     return torch.stack(rows)
 
 
-def hessians(layer, x):
+def hessians(layer: nn.Module, x: torch.Tensor) -> Any:
     return torch.vmap(torch.func.hessian(lambda row: layer(row).tanh().square().sum()))(x)
 
 
-def hessians_in_python(layer, x):
+def hessians_in_python(layer: nn.Module, x: torch.Tensor) -> Any:
     # Of the sum over k of tanh(w_k x + b_k)^2.
     t = layer(x).tanh()
     second = 2 * (1 - t.square()) * (1 - 3 * t.square())
     return torch.einsum("nk,ki,kj->nij", second, layer.weight, layer.weight)
 
 
-def compiled_on_the_spot(layer, x):
+def compiled_on_the_spot(layer: nn.Module, x: torch.Tensor) -> Any:
     return torch.compile(lambda rows: layer(rows).sin())(x)
 
 
-def uncompiled(layer, x):
+def uncompiled(layer: nn.Module, x: torch.Tensor) -> Any:
     return layer(x).sin()
 
 
@@ -104,20 +104,20 @@ def chosen_in_python(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return layer(x) if x.sum() > 0 else -layer(x)
 
 
-def chosen_twice(layer, x):
-    def nested(rows):
+def chosen_twice(layer: nn.Module, x: torch.Tensor) -> Any:
+    def nested(rows: torch.Tensor) -> torch.Tensor:
         return torch.cond(rows.max() > 1, lambda a: layer(a) * 2, lambda a: a * 3, (rows,))
 
     return torch.cond(x.sum() > 0, nested, lambda rows: rows * 5, (x,))
 
 
-def chosen_twice_in_python(layer, x):
+def chosen_twice_in_python(layer: nn.Module, x: torch.Tensor) -> Any:
     if x.sum() > 0:
         return layer(x) * 2 if x.max() > 1 else x * 3
     return x * 5
 
 
-def halved(layer, x):
+def halved(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     limit, step = x.abs().mean(), layer.weight[0, 0].abs() + 1
     count, rows = while_loop(
         lambda n, rows: rows.abs().max() > limit,
@@ -127,7 +127,7 @@ def halved(layer, x):
     return rows + count
 
 
-def halved_in_python(layer, x):
+def halved_in_python(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     limit, step, count = x.abs().mean(), layer.weight[0, 0].abs() + 1, 0
     while x.abs().max() > limit:
         x, count = x / step, count + 1
@@ -187,7 +187,7 @@ def test_cond_without_a_gradient_is_part_of_training() -> None:
 
 
 def test_branches_that_return_other_shapes_are_refused() -> None:
-    def forward(x: torch.Tensor):
+    def forward(x: torch.Tensor) -> Any:
         return torch.cond(x.sum() > 0, lambda a: a[:1], lambda a: a, (x,))
 
     with pytest.raises(poptorch.Error, match="Both branches") as refused:
@@ -196,7 +196,7 @@ def test_branches_that_return_other_shapes_are_refused() -> None:
     assert "((1, 3), torch.float32)" in refused.value.message
 
 
-def count_in_branch(model: Having, x: torch.Tensor):
+def count_in_branch(model: Having, x: torch.Tensor) -> Any:
     def taken(a: torch.Tensor) -> torch.Tensor:
         model.count.add_(1)
         return a
@@ -204,12 +204,12 @@ def count_in_branch(model: Having, x: torch.Tensor):
     return torch.cond(x.sum() > 0, taken, lambda a: a, (x,))
 
 
-def change_in_branch(_, x):
+def change_in_branch(_: Any, x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda a: a.add_(1), lambda a: a.sub_(1), (x,))
 
 
-def count_in_loop(model, x):
-    def body(a):
+def count_in_loop(model: Having, x: torch.Tensor) -> Any:
+    def body(a: torch.Tensor) -> Any:
         model.count.add_(1)
         return a
 
@@ -231,7 +231,7 @@ def test_a_body_that_writes_to_a_tensor_from_outside_is_refused(
 
 
 def test_a_while_loop_over_a_python_number_is_refused() -> None:
-    def forward(x: torch.Tensor):
+    def forward(x: torch.Tensor) -> Any:
         return while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, a * 2), (0, x))[1]
 
     with pytest.raises(
@@ -258,8 +258,10 @@ def by_block_mask(x: torch.Tensor) -> torch.Tensor:
     return flex_attention(rows, rows, rows, block_mask=MASK)
 
 
-def by_score(x):
-    def score(value, b, h, query, key):
+def by_score(x: torch.Tensor) -> Any:
+    def score(
+        value: Any, b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> Any:
         return torch.where(query >= key, value, -float("inf"))
 
     rows = x.reshape(1, 2, 4, 3)

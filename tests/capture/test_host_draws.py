@@ -80,12 +80,12 @@ def test_what_draws_without_a_name_that_is_noted_is_told_with_forward(
     assert "def forward" in text
 
 
-def seeds_python(x):
+def seeds_python(x: torch.Tensor) -> torch.Tensor:
     random.seed(3)
     return x * random.random()
 
 
-def seeds_numpy(x):
+def seeds_numpy(x: torch.Tensor) -> torch.Tensor:
     np.random.seed(3)
     return x * float(np.random.rand())
 
@@ -110,7 +110,7 @@ def test_numbers_that_are_the_same_in_every_run_are_not_told(
 def test_a_capture_that_fails_puts_the_generators_back() -> None:
     state = random.getstate()
 
-    def forward(x: torch.Tensor):
+    def forward(x: torch.Tensor) -> torch.Tensor:
         return x * random.random() @ x
 
     with pytest.raises(RuntimeError):

@@ -37,32 +37,32 @@ def parameters_are_parameters(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.layer(x) * (1 if isinstance(m.layer.weight, nn.Parameter) else 5)
 
 
-def the_class_is_the_users(m, x):
+def the_class_is_the_users(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.layer(x) * (1 if type(m.layer.weight) is nn.Parameter else 5)
 
 
-def attributes_are_there(m, x):
+def attributes_are_there(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.layer(x) * m.layer.weight.gain
 
 
-def dictionaries_find_parameters(m, x):
+def dictionaries_find_parameters(m: Having, x: torch.Tensor) -> torch.Tensor:
     factors = {each: 2.0 + at for at, each in enumerate(m.parameters())}
     return m.layer(x) * factors[m.layer.weight] + factors[m.layer.bias]
 
 
-def dictionaries_find_buffers(m, x):
+def dictionaries_find_buffers(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.layer(x) * dict.fromkeys(m.buffers(), 2.0)[m.mark]
 
 
-def lists_hold_the_same_objects(m, x):
+def lists_hold_the_same_objects(m: Having, x: torch.Tensor) -> torch.Tensor:
     return x @ m.held[0].t() * (1 if m.held[0] is m.layer.weight else 5)
 
 
-def names_lead_to_parameters(m, x):
+def names_lead_to_parameters(m: Having, x: torch.Tensor) -> torch.Tensor:
     return x @ m.get_parameter("layer.weight").t() + m.get_parameter("layer.bias")
 
 
-def what_returns_its_argument_returns_the_parameter(m, x):
+def what_returns_its_argument_returns_the_parameter(m: Having, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         same = m.layer.weight.mul_(0.9) is m.layer.weight
     return m.layer(x) * (1 if same and m.layer.weight.float() is m.layer.weight else 5)
@@ -99,12 +99,12 @@ class Scaling(torch.autograd.Function):
 
 
 @torch.jit.script
-def scripted(x, weight):
+def scripted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x @ weight.t()
 
 
 class Scripted(nn.Module):
-    def forward(self, x, weight):
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight.t() * 2
 
 
@@ -112,21 +112,21 @@ def a_function_with_its_own_backward(m: Having, x: torch.Tensor) -> torch.Tensor
     return Scaling.apply(x, m.held[0])
 
 
-def a_scripted_function(m, x):
+def a_scripted_function(m: Having, x: torch.Tensor) -> Any:
     return scripted(x, m.held[0])
 
 
-def a_scripted_module(m, x):
+def a_scripted_module(m: Having, x: torch.Tensor) -> Any:
     return m.held[1](x, m.held[0])
 
 
-def a_functional_gradient(m, x):
+def a_functional_gradient(m: Having, x: torch.Tensor) -> torch.Tensor:
     gradient = torch.func.grad(lambda weight: (x @ weight.t()).square().mean())(m.held[0])
     return x @ (m.layer.weight - gradient).t()
 
 
-def a_functional_call(m, x):
-    def norm(parameters):
+def a_functional_call(m: Having, x: torch.Tensor) -> Any:
+    def norm(parameters: Any) -> Any:
         return torch.func.functional_call(m.layer, parameters, (x,)).square().mean()
 
     parameters = dict(m.layer.named_parameters())
@@ -135,30 +135,30 @@ def a_functional_call(m, x):
     return torch.func.functional_call(m.layer, moved, (x,))
 
 
-def a_vectorized_function(m, x):
+def a_vectorized_function(m: Having, x: torch.Tensor) -> Any:
     return torch.vmap(lambda row: x @ row)(m.held[0]).t()
 
 
-def a_forward_gradient(m, x):
+def a_forward_gradient(m: Having, x: torch.Tensor) -> Any:
     return sum(torch.func.jvp(lambda w: x @ w.t(), (m.held[0],), (torch.ones(3, 4),)))
 
 
-def gradients_of_a_generator(m, x):
+def gradients_of_a_generator(m: Having, x: torch.Tensor) -> torch.Tensor:
     gradients = torch.autograd.grad(m.layer(x).square().mean(), m.layer.parameters())
     return x @ (m.layer.weight - gradients[0]).t()
 
 
-def a_new_parameter(m, x):
+def a_new_parameter(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.layer(x) + x @ nn.Parameter(m.held[0]).t()
 
 
-def an_inner_checkpoint(m, x):
+def an_inner_checkpoint(m: Having, x: torch.Tensor) -> torch.Tensor:
     inner = checkpoint(lambda x: torch.tanh(x @ m.held[0].t()), x, use_reentrant=False)
     (gradient,) = torch.autograd.grad(inner.square().mean(), m.held[:1])
     return x @ (m.layer.weight - gradient).t()
 
 
-def a_hook_in_an_inner_backward_pass(m, x):
+def a_hook_in_an_inner_backward_pass(m: Having, x: torch.Tensor) -> torch.Tensor:
     hidden = m.layer(x)
     hidden.register_hook(lambda gradient: gradient * m.held[0].detach().sum())
     (gradient,) = torch.autograd.grad(hidden.square().mean(), m.held[:1])
@@ -207,7 +207,7 @@ class Named(torch.Tensor):
     """A tensor whose class goes on to what is computed from it."""
 
     @property
-    def doubled(self):
+    def doubled(self) -> Any:
         return self * 2
 
 
@@ -215,7 +215,7 @@ def linear(m: Having, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(x, m.weight) + m.weight.sum()
 
 
-def through_the_class(m, x):
+def through_the_class(m: Having, x: torch.Tensor) -> Any:
     product = x @ m.weight.t().doubled
     return product if isinstance(product, Named) else product * 5
 
@@ -244,12 +244,12 @@ def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(name: str)
     trains_alike(normed(), X, Y, eager=normed())
 
 
-def without_torch_functions(m: Having, x: torch.Tensor):
+def without_torch_functions(m: Having, x: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         return x @ m.layer.weight.t()
 
 
-def overridable(x, m):
+def overridable(x: torch.Tensor, m: Having) -> Any:
     if has_torch_function_unary(x):
         return handle_torch_function(overridable, (x,), x, m)
     return m.layer(x)
@@ -319,7 +319,7 @@ def filled(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.layer(x - m.reference)
 
 
-def registered(m, x):
+def registered(m: Having, x: torch.Tensor) -> Any:
     if not hasattr(m, "reference"):
         m.register_buffer("reference", x.mean(0))
     return m.layer(x - m.reference)

@@ -20,7 +20,7 @@ def nested(x: torch.Tensor, others: Any) -> torch.Tensor:
     return x * 1
 
 
-def views(x, y):
+def views(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x[1] += y
     x[1][0].mul_(3)
     x[0][:, 1:][0].zero_()
@@ -32,7 +32,7 @@ def views(x, y):
     return x * 1
 
 
-def other_types(x, n):
+def other_types(x: torch.Tensor, n: Any) -> Any:
     y = torch.empty_like(x)
     torch.add(x, 1, out=y)
     n += x[0].round().to(n.dtype)

@@ -27,20 +27,20 @@ def forces(model: Having, x: torch.Tensor) -> torch.Tensor:
     return -torch.autograd.grad(energy(model, x), x)[0]
 
 
-def by_keyword(model, x):
+def by_keyword(model: Having, x: torch.Tensor) -> Any:
     x = x.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(outputs=energy(model, x), inputs=x, create_graph=True)
     (second,) = torch.autograd.grad(gradient.square().sum(), x)
     return second
 
 
-def by_a_method(model, x):
+def by_a_method(model: Having, x: torch.Tensor) -> Any:
     x = x.detach().clone().requires_grad_()
     energy(model, x).backward()
     return x.grad
 
 
-def by_a_function(model, x):
+def by_a_function(model: Having, x: torch.Tensor) -> Any:
     x = x.detach().clone().requires_grad_()
     torch.autograd.backward(energy(model, x))
     return x.grad

@@ -46,7 +46,7 @@ def value_of(loss: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, model_of(loss)(X, Y))
 
 
-def by_hand(out, y):
+def by_hand(out: torch.Tensor, y: torch.Tensor) -> Any:
     return (out - y).square().mean()
 
 
@@ -54,11 +54,11 @@ def marked(value: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     return poptorch.identity_loss(value, reduction)
 
 
-def apart(out, y):
+def apart(out: torch.Tensor, y: torch.Tensor) -> Any:
     return F.mse_loss(out, y), F.l1_loss(out, y)
 
 
-def switched_off(out, y):
+def switched_off(out: torch.Tensor, y: torch.Tensor) -> Any:
     with torch.no_grad():
         out = out * 2  # here
     return out, mse(out, y)
@@ -114,7 +114,7 @@ TORCHS = {
 }
 
 
-def scores_of(o):
+def scores_of(o: Any) -> Any:
     return o.view(3, 1, 1).expand(3, 1, 2).log_softmax(2) * o.view(3, 1, 1)
 
 
@@ -132,7 +132,7 @@ RETURNED = expressions("returned", "o, y", **globals()) | {
 }
 
 
-def adapted(out, y):
+def adapted(out: torch.Tensor, y: torch.Tensor) -> Any:
     inner = mse(out, y)
     (step,) = torch.autograd.grad(inner, out, create_graph=True)
     return F.l1_loss(out - 0.3 * step, y), inner

@@ -87,10 +87,10 @@ def test_values_stay_the_same(backend: str, accumulation: int) -> None:
         torch.testing.assert_close(a, b, **near(64, 2, size=0.1))
 
 
-def one(behind=lambda x: x) -> Having:
+def one(behind: Any = lambda x: x) -> Having:
     """One operator in front of a checkpoint, which is computed again if it is not the last."""
 
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> Any:
         x = poptorch.recomputationCheckpoint(behind(counting(x * model.weight)))
         return poptorch.identity_loss(x.square(), "mean")
 

@@ -1,5 +1,7 @@
 """TorchScript that asks for values while a model is captured."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -30,7 +32,7 @@ def scaled_by_its_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 class Signed(nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         if bool(x.sum() > 0):
             return x * 2
         return x * 3

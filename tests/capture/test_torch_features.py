@@ -30,14 +30,14 @@ def packed(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, poptorch.identity_loss(out.square(), "sum")
 
 
-def filtered(model, x):
+def filtered(model: Having, x: torch.Tensor) -> Any:
     spectrum = torch.fft.rfft(x * model.real) * model.filter.conj()
     out = torch.fft.irfft(spectrum, n=8)
     power = (spectrum.abs().square() + spectrum.angle().cos()).sum()
     return out, poptorch.identity_loss(out.square().sum() + power, "none")
 
 
-def sampled(model, x):
+def sampled(model: Having, x: torch.Tensor) -> Any:
     given = torch.distributions.Normal(model.mean, x.exp())
     other = torch.distributions.Independent(torch.distributions.Normal(x, 1.0), 1)
     divergence = torch.distributions.kl_divergence(given, torch.distributions.Normal(0.0, 1.0))

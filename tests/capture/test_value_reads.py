@@ -39,7 +39,7 @@ def constants(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x * int(literal[0]), x[: literal.sum() - 6]
 
 
-def conditions(x):
+def conditions(x: torch.Tensor) -> Any:
     y = torch.ones(3)
     assert (x > -5).all()
     assert not torch.equal(x, y[:2])

@@ -28,13 +28,13 @@ def a_weight_is_assigned(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.T
     return m.layer(x)
 
 
-def a_weight_is_clamped_at_the_end(m, x, y):
+def a_weight_is_clamped_at_the_end(m: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
     out = m.layer(x)
     m.layer.weight.data = m.layer.weight.data.clamp(-0.2, 0.2)
     return out
 
 
-def a_weight_is_binary_for_a_while(m, x, y):
+def a_weight_is_binary_for_a_while(m: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
     kept = m.layer.weight.data.clone()
     m.layer.weight.data = m.layer.weight.data.sign() * 0.3
     out = m.layer(x)
@@ -42,7 +42,9 @@ def a_weight_is_binary_for_a_while(m, x, y):
     return out
 
 
-def a_weight_has_another_type_for_a_while(m, x, y):
+def a_weight_has_another_type_for_a_while(
+    m: Having, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     kept = m.layer.weight.data
     m.layer.weight.data = kept.bfloat16()
     rounded = m.layer.weight.detach().float().sum()
@@ -50,49 +52,53 @@ def a_weight_has_another_type_for_a_while(m, x, y):
     return m.layer(x) * rounded
 
 
-def a_buffer_is_assigned(m, x, y):
+def a_buffer_is_assigned(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m.state.data = m.state.data * 0.5 + x.mean()
     return m.layer(x) + m.state
 
 
-def a_buffer_gets_a_constant(m, x, y):
+def a_buffer_gets_a_constant(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m.state.data = torch.full((3,), 2.0)
     m.state.add_(1)
     return m.layer(x) + m.state
 
 
-def data_is_written_in_place(m, x, y):
+def data_is_written_in_place(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m.layer.weight.data.mul_(0.9)
     m.state.data[0] = 5.0
     return m.layer(x) + m.state
 
 
-def a_buffer_shares_memory_with_what_it_got(m, x, y):
+def a_buffer_shares_memory_with_what_it_got(
+    m: Having, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     value = x.mean(0)[:3] * 1
     m.state.data = value
     value.add_(1)
     return m.layer(x) + m.state
 
 
-def two_buffers_change_places(m, x, y):
+def two_buffers_change_places(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m.state.data, m.other.data = m.other.data, m.state.data
     m.state.add_(1)
     return m.layer(x) + m.state - m.other
 
 
-def a_vector_becomes_weights(m, x, y):
+def a_vector_becomes_weights(m: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
     vector = nn.utils.parameters_to_vector(m.parameters()).detach()
     nn.utils.vector_to_parameters(vector * 0.95, m.parameters())
     return m.layer(x)
 
 
-def an_adversarial_example_leaves_gradients(m, x, y):
+def an_adversarial_example_leaves_gradients(m: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
     moved = x.detach().clone().requires_grad_(True)
     nn.functional.mse_loss(m.layer(moved), y).backward()
     return m.layer(x + 0.1 * moved.grad.sign())
 
 
-def an_adversarial_example_asks_for_one_gradient(m, x, y):
+def an_adversarial_example_asks_for_one_gradient(
+    m: Having, x: torch.Tensor, y: torch.Tensor
+) -> Any:
     moved = x.detach().clone().requires_grad_(True)
     nn.functional.mse_loss(m.layer(moved), y).backward(inputs=[moved])
     return m.layer(x + 0.1 * moved.grad.sign())
@@ -124,17 +130,21 @@ def another_shape_is_left(m: Having, x: torch.Tensor, y: torch.Tensor) -> torch.
     return m.layer(x) + m.state
 
 
-def a_constant_is_assigned(m, x, y):
+def a_constant_is_assigned(m: Having, x: torch.Tensor, y: torch.Tensor) -> Any:
     m.held[0].data = x.data
     return m.layer(x)
 
 
-def one_of_two_buffers_in_one_memory_is_written(m, x, y):
+def one_of_two_buffers_in_one_memory_is_written(
+    m: Having, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     m.state.add_(1)
     return m.layer(x) + m.part.sum()
 
 
-def a_view_from_outside_does_not_follow(m, x, y):
+def a_view_from_outside_does_not_follow(
+    m: Having, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     m.state.add_(1)
     return m.layer(x) + m.held[1].sum()
 

@@ -2,6 +2,7 @@
 
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def examined(capsys) -> tuple[int, str]:
+def examined(capsys: Any) -> tuple[int, str]:
     status = main(["doctor"])
     return status, capsys.readouterr().out
 

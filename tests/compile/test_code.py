@@ -63,7 +63,7 @@ class Builder:
 
     name = "toy"
 
-    def build(self, graph) -> Any:
+    def build(self, graph: Any) -> Any:
         return type("Code", (), {"run": staticmethod(lambda tensors: [1]), "kept": b"code"})()
 
     def load(self, kept: bytes) -> Callable[..., Any]:

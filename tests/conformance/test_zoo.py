@@ -156,7 +156,7 @@ class Broken:
                     state.tensors[key].copy_(value)
                 return results
 
-            def report(self):
+            def report(self) -> Any:
                 return inner.report()
 
         return Forgetful()
@@ -171,7 +171,7 @@ def with_broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.available.cache_clear()
 
 
-def test_the_suite_can_fail(with_broken) -> None:
+def test_the_suite_can_fail(with_broken: Any) -> None:
     assert isinstance(backends.choose("broken"), backends.Backend)
     with pytest.raises(AssertionError):
         CONFORMANCE["one step"]("broken")

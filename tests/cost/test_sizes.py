@@ -1,5 +1,8 @@
 """Bytes that are alive at once."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 import poptorch
@@ -13,7 +16,7 @@ KIB = 1024 * 4
 """Bytes of ``ROWS``."""
 
 
-def graph_of(function) -> Graph:
+def graph_of(function: Callable[..., Any]) -> Graph:
     wrapper = poptorch.inferenceModel(Calling(function), options())
     wrapper.compile(ROWS)
     (graph,) = wrapper.plan().program.graphs.values()

@@ -69,7 +69,7 @@ class Parallel(torch.nn.Module):
             return out, torch.nn.functional.cross_entropy(out, labels)
 
 
-def alternating(kind) -> poptorch.SerialPhasedExecution:
+def alternating(kind: str) -> poptorch.SerialPhasedExecution:
     strategy = kind([Phase(Stage(str(at)), Stage(str(at + 1))) for at in (0, 2, 4)])
     for phase, ipus in enumerate([(0, 2), (1, 3), (0, 2)]):
         strategy.phase(phase).ipus(*ipus)
@@ -117,7 +117,7 @@ BACKENDS = ["reference", long("inductor")]
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory) -> ModuleType:
+def built(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The C++ operators, built and loaded."""
     module = import_module("custom_op.cpp_operators")
     ctypes.cdll.LoadLibrary(str(module.build(tmp_path_factory.mktemp("build"))))
@@ -167,7 +167,7 @@ def test_triton_operator_has_a_form_for_the_cpu() -> None:
 
 @pytest.mark.slow
 def test_attributes_reach_a_cpp_operator(cpp: ModuleType) -> None:
-    def two(x):
+    def two(x: torch.Tensor) -> Any:
         return [
             poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
             for alpha in (0.5, 0.25)

@@ -127,7 +127,7 @@ def trained(subset: FashionMNIST) -> common.Result:
 
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_poptorch_follows_the_native_loop(
-    trained, subset, backend: str, monkeypatch: pytest.MonkeyPatch
+    trained: Any, subset: Any, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", backend)
     ported = common.finished(poptorch_ipu.epochs(options("--epochs", "2"), subset))
@@ -165,7 +165,7 @@ sb3 = pytest.importorskip("stable_baselines3")
 
 
 @pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch):
+def train(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     from reinforcement import train
 
@@ -173,20 +173,20 @@ def train(monkeypatch: pytest.MonkeyPatch):
     return train
 
 
-def agent(kind, steps: int = 40, **settings: Any):
+def agent(kind: str, steps: int = 40, **settings: Any) -> Any:
     settings |= {"train_freq": 8, "gradient_steps": 8, "learning_starts": 16, "device": "cpu"}
     settings["policy_kwargs"] = {"net_arch": [8, 8]}
     return kind("MlpPolicy", "Pendulum-v1", seed=3, **settings).learn(steps)
 
 
-def equal(one, other, **close: Any) -> None:
+def equal(one: Any, other: Any, **close: Any) -> None:
     torch.testing.assert_close(one.get_parameters(), other.get_parameters(), **close)
 
 
 @pytest.mark.parametrize("still", [["critic"], ["actor", "ent_coef"]])
 @pytest.mark.parametrize("interval", [1, 2])
 def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
-    train, still: list[str], interval: int, monkeypatch: pytest.MonkeyPatch
+    train: Any, still: list[str], interval: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its actor sees the critics after their step; here both see the weights of before."""
     monkeypatch.setattr(Normal, "rsample", lambda own, shape=(): own.loc + 0.3 * own.scale)
@@ -214,7 +214,9 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
     assert ours == pytest.approx(theirs, rel=relative(100, 4))
 
 
-def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(train, tmp_path: Path) -> None:
+def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(
+    train: Any, tmp_path: Path
+) -> None:
     first, again = agent(train.CompiledSAC), agent(train.CompiledSAC)
     equal(first, again, rtol=0, atol=0)
     for kind in (sb3.SAC, train.CompiledSAC):
@@ -226,7 +228,7 @@ def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(train, tmp_path
         assert first.actor.optimizer.state_dict()["state"][0]["step"] == first._n_updates
 
 
-def test_the_example_draws_and_saves(train, tmp_path: Path) -> None:
+def test_the_example_draws_and_saves(train: Any, tmp_path: Path) -> None:
     picture, file = tmp_path / "speed.png", tmp_path / "model.zip"
     eager, wrapped = train.main(["--small", "--plot", str(picture), "--save", str(file)])
     assert len(eager.seconds) == len(wrapped.seconds) == 20

@@ -54,5 +54,5 @@ def trial(number: int) -> Iterator[Any]:
             yield "same", None
 
 
-def _tensors(results) -> list[torch.Tensor]:
+def _tensors(results: Any) -> list[torch.Tensor]:
     return [each for each in pytree.tree_leaves(list(results)) if each is not None]

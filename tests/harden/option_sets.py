@@ -5,7 +5,7 @@ import inspect
 import json
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-def setters(options: poptorch.Options):
+def setters(options: poptorch.Options) -> Any:
     result = []
     for group in ("", "Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart"):
         owner = getattr(options, group) if group else options
@@ -43,7 +43,7 @@ def setters(options: poptorch.Options):
     return result
 
 
-def arguments(draw: random.Random, method):
+def arguments(draw: random.Random, method: Callable[..., Any]) -> Any:
     taken = inspect.signature(method).parameters.values()
     taken = [each for each in taken if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
     single = [each for each in taken if each.kind is not each.VAR_POSITIONAL]

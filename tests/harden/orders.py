@@ -4,12 +4,13 @@ import copy
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import poptorch
 from helpers.wrapping import Graded, options
@@ -219,7 +220,9 @@ def values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: each.clone() for name, each in model.state_dict().items()}
 
 
-def stepped(model, optimizer, x, y, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def stepped(
+    model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor, parts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Train eagerly; return what the last micro-batch gave, as poptorch does by default."""
     optimizer.zero_grad()
     for some, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
@@ -229,7 +232,7 @@ def stepped(model, optimizer, x, y, parts: int) -> tuple[torch.Tensor, torch.Ten
     return out.detach(), loss.detach()
 
 
-def refused(method, wrong: bool) -> bool:
+def refused(method: Callable[..., Any], wrong: bool) -> bool:
     """Call a method that must be refused if it is wrong now; return whether it was."""
     try:
         method()

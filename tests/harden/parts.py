@@ -206,7 +206,7 @@ def in_place(draw: Draw) -> nn.Module:
 
 
 def cast(draw: Draw) -> nn.Module:
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             out = m.layer(x)
         return out.to(x.dtype)
@@ -253,7 +253,7 @@ def recurrent(draw: Draw) -> nn.Module:
 def attention(draw: Draw) -> nn.Module:
     layer = nn.MultiheadAttention(2, 1, dropout=0.0, batch_first=True)
 
-    def forward(m, x):
+    def forward(m: Having, x: torch.Tensor) -> Any:
         parts = x.unflatten(1, (2, 2))
         return m.layer(parts, parts, parts, need_weights=m.shown)[0].flatten(1)
 

@@ -145,7 +145,7 @@ def _facts(draw: random.Random, path: Path) -> None:
         parts["facts.json"] = text.encode()
 
 
-def _change(draw: random.Random, value) -> None:
+def _change(draw: random.Random, value: Any) -> None:
     while True:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:

@@ -29,13 +29,13 @@ def _raise(signum: int, frame: object) -> None:
     raise KeyboardInterrupt if signum == signal.SIGPROF else RaisedError
 
 
-def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor):
+def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor) -> Any:
     """Return copies of everything that an update changes."""
     kept = copy.deepcopy(wrapper._session.optimizer.given.state_dict()["ipu_state"])
     return {**kept, **copy.deepcopy(model.state_dict()), "random": torch.tensor(wrapper.rng_state)}
 
 
-def wrapped(seed: int, lanes: int, **counts: int):
+def wrapped(seed: int, lanes: int, **counts: int) -> Any:
     torch.manual_seed(seed)
     model, opts = statistics(0.3), options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
     optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)

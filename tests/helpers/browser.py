@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from html import escape
+from pathlib import Path
 
 from helpers import patience
 
@@ -22,7 +23,7 @@ Object.assign(parent.document.body.dataset, {
 """
 
 
-def opened(address: str, folder, *settings: str) -> str:
+def opened(address: str, folder: Path, *settings: str) -> str:
     """Return the page of an address as it is when its scripts have run."""
     command = [
         str(BROWSER),
@@ -47,7 +48,7 @@ def opened(address: str, folder, *settings: str) -> str:
     return done.stdout
 
 
-def drawn(text: str, folder, width: int, script: str, *settings: str) -> dict[str, str]:
+def drawn(text: str, folder: Path, width: int, script: str, *settings: str) -> dict[str, str]:
     """Return the data of ``parent.document.body``, which a script in a page adds to.
 
     After that all is unfolded, and elements that are too wide are noted.

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 
-def long(*case: Any):
+def long(*case: Any) -> Any:
     """Return a case that is left to ``make test-long``."""
     return pytest.param(*case, marks=pytest.mark.long)
 
 
-def few(cases, *kept: Any):
+def few(cases: Any, *kept: Any) -> Any:
     """Return all cases, those that are not kept marked long."""
     return [case if case in kept else long(case) for case in cases]
 

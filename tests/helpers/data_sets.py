@@ -38,7 +38,7 @@ class Numbers(Dataset):
 class StartMethod(Numbers):
     """Every sample is the place in METHODS of how the process that reads it starts others."""
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         return torch.tensor(METHODS.index(multiprocessing.get_start_method()))
 
 
@@ -115,12 +115,12 @@ class Repeating(IterableDataset):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return (torch.tensor(float(number)) for number in range(self.size))
 
 
 class SizedStream(Stream):
-    def __len__(self):
+    def __len__(self) -> int:
         return self.size
 
 
@@ -131,7 +131,7 @@ class Counted(Numbers):
         super().__init__(size)
         self.count = torch.zeros(1, dtype=torch.int64).share_memory_()
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         self.count += 1
         return super().__getitem__(index)
 
@@ -154,7 +154,7 @@ def cannot_be_read(index: int) -> None:
     raise KeyError(f"sample {index} cannot be read")
 
 
-def kills_its_process(index) -> None:
+def kills_its_process(index: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -165,7 +165,7 @@ class Slow(Numbers):
         super().__init__(size, shape)
         self.milliseconds = milliseconds
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         time.sleep(self.milliseconds / 1000)
         return super().__getitem__(index)
 
@@ -185,10 +185,10 @@ class Unfinished:
 class Endless(Unfinished):
     """A map-style data set with a length that its items do not know."""
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         return torch.tensor(float(index))
 
 
@@ -197,19 +197,19 @@ class Workers(Numbers):
 
     initialised = -1
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
         return torch.tensor([index, -1 if info is None else info.id, self.initialised])
 
 
-def note_worker(worker_id) -> None:
+def note_worker(worker_id: int) -> None:
     Workers.initialised = worker_id
 
 
 class Random(Numbers):
     """Draws from all three random generators that data sets use."""
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         import random
 
         drawn = [torch.rand(()).item(), float(np.random.rand()), random.random()]
@@ -238,13 +238,13 @@ class Carrying:
             "weight": torch.nn.Parameter(torch.ones(3)),
         }
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 3
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         return self.check() if index == 2 else (self.own, self.shared)[index]
 
-    def check(self):
+    def check(self) -> Any:
         torch.testing.assert_close(self.known, self.values(), rtol=0, atol=0)
         assert self.known["weight"].requires_grad
         assert self.known["expanded"].stride() == (0, 0)
@@ -262,10 +262,10 @@ class Unwieldy:
         self.many = [torch.tensor([float(i)]) for i in range(2000)]
         self.expanded = torch.ones(1).expand(100_000_000_000)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         return self.many[-1] * self.expanded[7]
 
 
@@ -275,7 +275,7 @@ class Unpicklable(Numbers):
 
 
 class Unreadable(Numbers):
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return _refuse, ()
 
 

@@ -6,6 +6,7 @@ others fails. It counts what travels.
 
 import collections
 import functools
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -27,7 +28,7 @@ WHOLE = ["alias", "contiguous", "detach", "mse_loss", "reshape", "_unsafe_view"]
 copies: collections.Counter[tuple[str, str]] = collections.Counter()  # by the devices' types
 
 
-def inside(value):
+def inside(value: Any) -> Any:
     return value.inside if value.device.type == NAME else value
 
 
@@ -37,7 +38,7 @@ def outside(value: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def run(operator, *args: Any, **kwargs: Any):
+def run(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     given = {}
 
     def enter(value: torch.Tensor) -> torch.Tensor:
@@ -53,13 +54,13 @@ def run(operator, *args: Any, **kwargs: Any):
     )
 
 
-def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False):
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
     copies[source.device.type, target.device.type] += 1
     inside(target).copy_(inside(source))
     return target
 
 
-def convolution_backward(gradient: torch.Tensor, *rest: Any):
+def convolution_backward(gradient: torch.Tensor, *rest: Any) -> Any:
     x, weight, *others = rest
     return run(aten.convolution_backward.default, gradient, x, weight, [gradient.shape[1]], *others)
 

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ def check_style(file: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def loaded(file: Path) -> Any:
+def loaded(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -40,7 +41,7 @@ def run(file: Path) -> None:
     torch.save((results, of_model(module, state)), file.with_suffix(".out"))
 
 
-def of_model(module, state) -> dict[str, torch.Tensor]:
+def of_model(module: ModuleType, state: Any) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a state."""
     names = module.step.__wrapped__.__code__.co_varnames
     dicts = [d for name, d in zip(names, state, strict=False) if name in ("p", "b")]

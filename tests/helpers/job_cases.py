@@ -61,7 +61,9 @@ def deep() -> Net:
 def grouped(groups: int) -> Having:
     """A matrix of which every group of replicas has its own."""
 
-    def forward(model, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        model: Having, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = x @ model.weight + model.bias
         return out, nn.functional.cross_entropy(out, y)
 
@@ -97,7 +99,9 @@ class Exchanging(nn.Module):
 def spectral(width: int = 400) -> Having:
     """A classifier with complex weights."""
 
-    def forward(model, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        model: Having, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = (torch.tanh(x.to(model.first.dtype) @ model.first) @ model.second).imag
         return out, nn.functional.cross_entropy(out, y)
 
@@ -162,7 +166,11 @@ def _running(options: poptorch.Options) -> None:
 
 
 def _staged(
-    strategy=poptorch.PipelinedExecution, optimizer=None, layer=nn.Tanh, chips=4, **more: Any
+    strategy: Any = poptorch.PipelinedExecution,
+    optimizer: Any = None,
+    layer: Callable[[], nn.Module] = nn.Tanh,
+    chips: int = 4,
+    **more: Any,
 ) -> Case:
     optimizer = optimizer or (lambda p: adamw(p, lr=0.01))
 
@@ -356,7 +364,9 @@ def wrapped(case: Case, process: int, processes: int, alone: bool) -> poptorch.P
     return training
 
 
-def run(case: Case, process: int, processes: int, alone=False, file: Path | None = None) -> Result:
+def run(
+    case: Case, process: int, processes: int, alone: bool = False, file: Path | None = None
+) -> Result:
     """Train as one of several or alone; refuse batches unlike process 0's, then save in a file."""
     training, result = wrapped(case, process, processes, alone), Result()
     share, shares = (0, 1) if alone else (process // case.parts, processes // case.parts)

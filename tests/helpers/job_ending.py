@@ -5,7 +5,9 @@
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +20,7 @@ from poptorch._job import heartbeat
 class Slow:
     """What takes a while to go when Python ends, and lets other threads run meanwhile."""
 
-    def __del__(self, pause=time.sleep) -> None:  # type: ignore[no-untyped-def]
+    def __del__(self, pause: Callable[..., Any] = time.sleep) -> None:  # type: ignore[no-untyped-def]
         pause(0.3)
 
 
@@ -26,7 +28,7 @@ slow = Slow()
 
 
 class Net(torch.nn.Linear):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         return poptorch.identity_loss(super().forward(x).square(), "mean")
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import poptorch
 from helpers.patience import eventually
@@ -14,10 +15,10 @@ from poptorch._job import heartbeat
 class Slow:
     """A store from which a text comes late."""
 
-    def __init__(self, store) -> None:
+    def __init__(self, store: Any) -> None:
         self._store = store
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def get(self, key: str) -> bytes:
@@ -26,7 +27,7 @@ class Slow:
         return value
 
 
-def is_gone(store) -> bool:
+def is_gone(store: Any) -> bool:
     try:
         store.check(["anything"])
     except RuntimeError:

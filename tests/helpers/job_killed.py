@@ -73,7 +73,7 @@ class Telling(torch.utils.data.Dataset[Any]):
         return torch.sin(torch.arange(6.0) * index) + self.noise * torch.randn(6)
 
 
-def digests(texts) -> set[str]:
+def digests(texts: Any) -> set[str]:
     """Return what the processes of a job say of their weights at the end."""
     return {line.split()[-1] for text in texts for line in text.splitlines() if "digest " in line}
 

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
-def fork(module, arguments, output, variables) -> BaseProcess:
+def fork(
+    module: str, arguments: Sequence[Any], output: Path, variables: dict[str, str]
+) -> BaseProcess:
     """A process calls a module's ``main``, prints to ``output`` and ends with what it returns."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["helpers.job_prepared"])
@@ -77,7 +80,9 @@ def _run(module: str, arguments: list[str], output: str, variables: dict[str, st
 NETWORK = {"MASTER_ADDR": "127.0.0.2"}
 
 
-def start(module, arguments, count, folder, **more: Any) -> list[BaseProcess]:
+def start(
+    module: str, arguments: Sequence[Any], count: int, folder: Path, **more: Any
+) -> list[BaseProcess]:
     """Start processes, each told who it is; process i prints to ``i.out`` of the folder."""
     port, processes = str(free_port()), []
     for index in range(count):
@@ -101,7 +106,7 @@ def status(process: BaseProcess, *others: BaseProcess, seconds: float = 2 * HANG
         end((process, *others))
 
 
-def end(processes) -> None:
+def end(processes: Iterable[BaseProcess]) -> None:
     for process in processes:
         process.kill()
         process.join()
@@ -113,7 +118,9 @@ def printed(folder: Path, index: int) -> str:
     return text
 
 
-def run(module, arguments, count, folder, **more: Any):
+def run(
+    module: str, arguments: Sequence[Any], count: int, folder: Path, **more: Any
+) -> dict[int, tuple[int, str]]:
     """Run a job to its end; return exit status and output of each process."""
     processes = start(module, arguments, count, folder, **more)
     try:

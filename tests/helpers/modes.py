@@ -15,7 +15,7 @@ class Passing(TorchFunctionMode):
         func: Callable[..., Any] | type,
         types: tuple[type, ...],
         args: tuple[bool | str | torch.Tensor, ...] = (),
-        kwargs=None,
+        kwargs: Any = None,
     ) -> Any:
         return func(*args, **(kwargs or {}))
 

@@ -1,6 +1,7 @@
 """Optimizers as users write them, each with code that is no simple formula."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:
@@ -51,7 +52,7 @@ class LARS(torch.optim.Optimizer):
             {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta},
         )
 
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -74,12 +75,20 @@ class LARS(torch.optim.Optimizer):
 class ScheduledAdam(torch.optim.Optimizer):
     """Adam in Python's numbers, with a schedule of its own that also scales the decay."""
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, decay=0.01, warmup=5) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        decay: float = 0.01,
+        warmup: int = 5,
+    ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "decay": decay, "warmup": warmup}
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:
@@ -119,7 +128,7 @@ class Lookahead(torch.optim.SGD):
         self.every, self.count = every, 0
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         super().step(closure)
         self.count += 1
         for group in self.param_groups:
@@ -141,7 +150,7 @@ class CountingGroups(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             if "step" in group:
                 group["step"] += 1
@@ -156,11 +165,11 @@ class CountingGroups(torch.optim.Optimizer):
 class OneNorm(torch.optim.Optimizer):
     """All gradients are divided by one norm, by functions for lists."""
 
-    def __init__(self, params, lr=1e-2) -> None:
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         weights = [p for group in self.param_groups for p in group["params"]]
         total = torch.sqrt(sum(p.grad.pow(2).sum() for p in weights))
         directions = [p.grad / (total + 1e-6) for p in weights]
@@ -170,11 +179,11 @@ class OneNorm(torch.optim.Optimizer):
 class Nested(torch.optim.Optimizer):
     """Keeps lists, dicts and a matrix that is neither zeros nor ones."""
 
-    def __init__(self, params, lr=1e-2) -> None:
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

@@ -50,7 +50,16 @@ def _adam_like(
     return m / (v.sqrt() + eps)
 
 
-def adam(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+def adam(
+    weights: dict[str, torch.Tensor],
+    gradients: dict[str, torch.Tensor],
+    state: dict[str, Any],
+    t: int,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Any:
     result = {}
     for name, w in weights.items():
         g = gradients[name] + weight_decay * w
@@ -59,16 +68,16 @@ def adam(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, we
 
 
 def adamw(
-    weights,
-    gradients,
-    state,
-    t,
-    lr=1e-3,
-    betas=(0.9, 0.999),
-    eps=1e-8,
-    weight_decay=0.01,
-    bias_correction=True,
-):
+    weights: dict[str, torch.Tensor],
+    gradients: dict[str, torch.Tensor],
+    state: dict[str, Any],
+    t: int,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    bias_correction: bool = True,
+) -> Any:
     result = {}
     for name, w in weights.items():
         s = state.setdefault(name, {})
@@ -99,18 +108,18 @@ def lamb(
 
 
 def rmsprop(
-    weights,
-    gradients,
-    state,
-    t,
-    lr=1e-2,
-    alpha=0.99,
-    eps=1e-8,
-    weight_decay=0.0,
-    momentum=0.0,
-    centered=False,
-    use_tf_variant=False,
-):
+    weights: dict[str, torch.Tensor],
+    gradients: dict[str, torch.Tensor],
+    state: dict[str, Any],
+    t: int,
+    lr: float = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+    use_tf_variant: bool = False,
+) -> Any:
     result = {}
     for name, w in weights.items():
         s = state.setdefault(name, {"v1": torch.full_like(w, float(use_tf_variant))})
@@ -129,6 +138,6 @@ def rmsprop(
     return result
 
 
-def clipped(gradients, limit):
+def clipped(gradients: dict[str, torch.Tensor], limit: float) -> Any:
     norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
     return {name: g * limit / max(limit, norm) for name, g in gradients.items()}

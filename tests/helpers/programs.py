@@ -31,9 +31,9 @@ class Program:
         self,
         *words: Any,
         environment: dict[str, str] | None = None,
-        folder=None,
+        folder: Path | None = None,
         session: bool = False,
-        stdout=None,
+        stdout: Any = None,
     ) -> None:
         told = {
             "words": [str(word) for word in words],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ class BatchNorms(nn.Module):
         self.twice, self.frozen = nn.BatchNorm1d(3, momentum=0.3), nn.BatchNorm1d(3).eval()
         self.plain = nn.BatchNorm1d(3, track_running_stats=False)
 
-    def train(self, mode: bool = True):
+    def train(self, mode: bool = True) -> Any:
         super().train(mode)
         self.frozen.eval()
         return self
@@ -92,7 +93,7 @@ class Counter(nn.Module):
         self.register_buffer("steps", torch.zeros(()))
         self.scale = torch.tensor([1.0, 2.0, 3.0])
 
-    def forward(self, x, y):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         self.steps += 1
         out = self.layer(x) * self.scale / (1 + 0.1 * self.steps)
         return out, poptorch.identity_loss((out - y).abs(), reduction="mean")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -87,7 +88,9 @@ def test_a_process_of_a_job_ends_with_its_own_status(how: str, status: int, tmp_
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("how, status", [("ends", 0), ("raises", 1)])
-def test_launchers_report_how_the_script_ended(launcher, how, status, tmp_path: Path) -> None:
+def test_launchers_report_how_the_script_ended(
+    launcher: Any, how: Any, status: Any, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     with started(of_launcher(launcher, how), output) as process:
         ended = process.wait(HANGS)

@@ -90,7 +90,9 @@ def two_hosts() -> Iterator[Any]:
         pytest.skip(f"no network namespaces: {error}")
 
 
-def on_hosts(folder, wire, program, *arguments: str, then=lambda output: None) -> tuple[int, str]:
+def on_hosts(
+    folder: Path, wire: Any, program: Any, *arguments: str, then: Any = lambda output: None
+) -> tuple[int, str]:
     """Run a job of two processes on two hosts; return its status, and what it printed."""
     reached, variables = job_hosts.reached(folder, wire)
     words, output = [*reached, *arguments, "--num-instances=2", *program], folder / "out"
@@ -109,7 +111,7 @@ def test_a_cut_link_ends_a_job_or_leaves_it_one_host(
 ) -> None:
     with two_hosts() as wire:
 
-        def cut(output) -> None:
+        def cut(output: Any) -> None:
             assert eventually(lambda: output.exists() and "[0] saving" in output.read_text())
             wire.cut = True
 

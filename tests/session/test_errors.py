@@ -99,13 +99,13 @@ class Refuse(torch.autograd.Function):
     """Fails, where gradients flow or before."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, code: int):
+    def forward(ctx: Any, x: torch.Tensor, code: int) -> Any:
         if code == 7:
             raise RefusalError(7)
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient) -> None:
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
         raise RefusalError(8)
 
 
@@ -259,7 +259,7 @@ def in_a_loop(model: nn.Module) -> None:
     return None
 
 
-def held():
+def held() -> Any:
     kept: list[torch.Tensor] = []
     return lambda model: kept[0].grad if kept else kept.append(model.layer.weight)
 
@@ -414,7 +414,7 @@ def test_what_terminals_take_for_commands_is_written_out() -> None:
 
 @functools.cache
 @functools.cache
-def decorated(x):
+def decorated(x: torch.Tensor) -> Any:
     return x
 
 

@@ -776,10 +776,10 @@ def touch(*args: object) -> list[str]:
 class Reduces:
     """Pickles as a call."""
 
-    def __init__(self, function, *args: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.call = (function, args)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return self.call
 
 

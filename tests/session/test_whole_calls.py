@@ -148,7 +148,7 @@ def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[..., 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "lanes"), [(signal.SIGALRM, 0), (signal.SIGINT, 1)])
 def test_a_handler_that_raises_waits_for_a_whole_state(
-    signum: signal.Signals, lanes: int, monkeypatch: pytest.MonkeyPatch, handled
+    signum: signal.Signals, lanes: int, monkeypatch: pytest.MonkeyPatch, handled: Any
 ) -> None:
     handled(signum, raising)
     trained = Trained("reference", lanes=lanes, iterations=3, accumulation=2)

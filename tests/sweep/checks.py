@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -59,7 +59,7 @@ class Trained(torch.nn.Module):
         leaves = filter(is_float, pytree.tree_leaves(inputs))
         self.factors = torch.nn.ParameterList(torch.ones(()) for _ in leaves)
 
-    def forward(self, *args: Any, **kwargs: Any):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         factors = iter(self.factors)
         args, kwargs = pytree.tree_map(
             lambda leaf: leaf * next(factors) if is_float(leaf) else leaf, (args, kwargs)
@@ -100,7 +100,7 @@ def check_inference(model: torch.nn.Module, inputs: Inputs, values: bool = True)
 class Draws(TorchDispatchMode):
     seen = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 
@@ -163,7 +163,7 @@ def compare(got: Any, expected: Any, narrow: bool = True, size: float = 0.1) -> 
         )
 
 
-def problem_of(check) -> str | None:
+def problem_of(check: Callable[..., Any]) -> str | None:
     """Run a check; return what went wrong, in one line."""
     try:
         with warnings.catch_warnings():

@@ -105,7 +105,7 @@ def _aggregation(build: Callable[[], nn.Module], **constants: Any) -> Sample:
 def _pooled(name: str) -> Sample:
     """Pools nodes, then sums over graphs: what is left over is compared."""
 
-    def forward(own, x, edge_index, batch):
+    def forward(own: Having, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor) -> Any:
         x, edge_index, _, batch, *_ = own.pool(x, edge_index, batch=batch)
         return pyg.global_add_pool(x, batch, GRAPHS)
 
@@ -113,7 +113,7 @@ def _pooled(name: str) -> Sample:
 
 
 def _triples(name: str) -> Sample:
-    def forward(own, edge_index, edge_type):
+    def forward(own: Having, edge_index: torch.Tensor, edge_type: torch.Tensor) -> Any:
         return own.inner(edge_index[0], edge_type, edge_index[1])
 
     made = getattr(pyg, name)
@@ -121,10 +121,24 @@ def _triples(name: str) -> Sample:
 
 
 def _meta() -> nn.Module:
-    def of_nodes(own, x, edge_index, edge_attr, u, batch):
+    def of_nodes(
+        own: Having,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        edge_attr: torch.Tensor,
+        u: torch.Tensor,
+        batch: torch.Tensor,
+    ) -> Any:
         return own.layer(torch.cat([x, scatter(edge_attr, edge_index[1], 0, len(x))], 1))
 
-    def of_edges(own, source, target, edge_attr, u, batch):
+    def of_edges(
+        own: Having,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        edge_attr: torch.Tensor,
+        u: torch.Tensor,
+        batch: torch.Tensor,
+    ) -> Any:
         return own.layer(torch.cat([source, target, edge_attr], 1))
 
     edges = Having(of_edges, layer=nn.Linear(2 * CHANNELS + 4, 4))
@@ -134,7 +148,7 @@ def _meta() -> nn.Module:
 def _molecule() -> nn.Module:
     """Of one molecule, whose neighbours are known."""
 
-    def neighbours(positions, batch):
+    def neighbours(positions: torch.Tensor, batch: torch.Tensor) -> Any:
         source, target = INPUTS[E]
         return INPUTS[E], (positions[source] - positions[target]).norm(dim=1)
 

@@ -59,7 +59,7 @@ class Paired(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, **given: torch.Tensor):
+    def forward(self, **given: torch.Tensor) -> Any:
         return self.model(**given, return_loss=True)
 
 
@@ -87,7 +87,7 @@ def made(name: str) -> tuple[torch.nn.Module, zoo.Batch]:
     return Paired(model_class(config)), batch
 
 
-def names():
+def names() -> Any:
     return RECIPES
 
 

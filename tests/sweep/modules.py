@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -13,7 +14,7 @@ Sample = tuple[Callable[[], torch.nn.Module], checks.Inputs]
 """What builds a module, the same each time, and what forward is called with."""
 
 
-def names():
+def names() -> Any:
     """Every module of the database, by name."""
     return {info.name: info for info in module_db if torch.float32 in info.supported_dtypes("cpu")}
 
@@ -32,7 +33,9 @@ def samples(name: str, most: int) -> Iterator[Sample]:
         if called is None or not checks.sizable((called.args, called.kwargs)):
             continue
 
-        def build(made=made, called=called, training: bool = training) -> torch.nn.Module:
+        def build(
+            made: Any = made, called: Any = called, training: bool = training
+        ) -> torch.nn.Module:
             torch.manual_seed(1)
             module = info.module_cls(*made.args, **made.kwargs).train(training)
             if isinstance(module, LazyModuleMixin):  # to be materialised before it is wrapped

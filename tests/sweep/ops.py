@@ -71,7 +71,9 @@ def _on_view(variant: Callable[..., Any]) -> Callable[..., Any]:
     return change
 
 
-def _calling(operator, leaves, places, structure) -> Callable[..., Any]:
+def _calling(
+    operator: Callable[..., Any], leaves: Any, places: Any, structure: Any
+) -> Callable[..., Any]:
     def call(*tensors: torch.Tensor) -> Any:
         filled = list(leaves)
         for at, tensor in zip(places, tensors, strict=True):
@@ -85,7 +87,9 @@ def _calling(operator, leaves, places, structure) -> Callable[..., Any]:
 class Applied(torch.nn.Module):
     """A function of tensors; those of ``trained`` become parameters, and there is a loss."""
 
-    def __init__(self, function, tensors: list[torch.Tensor], trained: list[int]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], tensors: list[torch.Tensor], trained: list[int]
+    ) -> None:
         super().__init__()
         self.function, self.trained = function, trained
         places = [at for at, tensor in enumerate(tensors) if checks.sizable(tensor)]
@@ -95,7 +99,7 @@ class Applied(torch.nn.Module):
         values = [torch.nn.Parameter(tensors[at].detach().clone()) for at in trained]
         self.weights = torch.nn.ParameterList(values)
 
-    def forward(self, *inputs: Any):
+    def forward(self, *inputs: Any) -> Any:
         tensors = list(self.kept)
         for at, value in zip([*self.given, *self.trained], [*inputs, *self.weights], strict=True):
             tensors[at] = value
