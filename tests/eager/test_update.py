@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pkgutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers import own_optimizers as own
 from helpers.wrapping import options
 
 
@@ -147,3 +149,81 @@ def test_the_users_optimizer_is_not_stepped() -> None:
     wrapped.compile(torch.randn(4, 3))
 
     assert torch.equal(model.layer.weight, before)
+
+
+# Updates that are traced from a step.
+
+
+class ByIdentity(torch.optim.Optimizer):
+    """Tells parameters apart by ``is``, which a traced step cannot."""
+
+    def __init__(self, params: Any, layer: nn.Module) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.layer = layer
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * (0.1 if p is self.layer.weight else 1.0))
+
+
+def half_the_mean(key: str, value: torch.Tensor) -> torch.Tensor:
+    return value / 2 if key.startswith("optstate.exp_avg.") else value
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.Adafactor, own.Lion, own.LARS])
+def test_another_weight_of_a_traced_update_is_an_error(
+    kind: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, larger_weights)
+
+    with pytest.raises(poptorch.Error, match=r"'layer.\w+' after 3 updates differs by"):
+        train_once(kind)
+
+
+def test_other_state_of_a_traced_update_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, half_the_mean)
+
+    with pytest.raises(poptorch.Error, match=r"'exp_avg' of 'layer.\w+' differs by"):
+        train_once(torch.optim.NAdam)
+
+
+def test_a_step_that_tells_parameters_apart_by_their_identity_is_noticed() -> None:
+    model = Model()
+    optimizer = ByIdentity(model.parameters(), model.layer)
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+
+    with pytest.raises(poptorch.Error, match=r"'layer.weight' after 3 updates differs by"):
+        wrapped(torch.randn(4, 3))
+
+
+def test_a_traced_update_that_continues_from_steps_in_eager_torch_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch, half_the_mean)
+    model = Model()
+    optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3))[1].backward()
+    optimizer.step()
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+
+    with pytest.raises(poptorch.Error, match=r"'exp_avg' of 'layer.\w+' differs by"):
+        wrapped(torch.randn(4, 3))
+
+
+def test_the_comparison_of_a_traced_update_leaves_the_optimizer_and_the_weights_as_they_were() -> (
+    None
+):
+    model = Model()
+    optimizer = own.Lookahead(model.parameters(), lr=0.1, momentum=0.9)
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+    before = copy.deepcopy(model.state_dict())
+    gradient = model.layer.weight.grad = torch.ones(3, 3)
+
+    wrapped.compile(torch.randn(4, 3))
+
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert model.layer.weight.grad is gradient
+    assert optimizer.count == 0
+    assert not optimizer.state_dict()["state"]

@@ -566,3 +566,105 @@ def test_a_branch_may_ask_about_all_weights(limit):
     for _ in range(4):
         pair.step()
     pair.assert_alike()
+
+
+class ByParameter(T.Optimizer):
+    """Has numbers for parameters, by the parameter itself and by its identity."""
+
+    def __init__(self, model, lr=0.1):
+        super().__init__(model.parameters(), {"lr": lr})
+        self.scales = {p: 1.0 + at for at, p in enumerate(model.parameters())}
+        self.slow = {id(model.first.bias)}
+        self.known = [*model.parameters()]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.known:
+            scale = self.scales[p] * (0.1 if id(p) in self.slow else 1.0)
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"] * scale)
+
+
+def test_attributes_may_know_parameters_and_their_identities():
+    pair = Pair(ByParameter)
+    for _ in range(3):
+        pair.step()
+    pair.assert_alike()
+
+
+class DecayingRate(T.Optimizer):
+    """Changes a rate that is a tensor in place."""
+
+    def __init__(self, params, rate):
+        super().__init__(params, {"lr": rate})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad)
+            group["lr"].mul_(0.9)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_rate_that_a_step_changes_in_place_is_the_users_tensor(shape):
+    rates = []
+
+    def make(model):
+        rates.append(torch.full(shape, 0.1))
+        return DecayingRate(model.parameters(), rates[-1])
+
+    pair = Pair(make)
+    for _ in range(3):
+        pair.step()
+    pair.assert_alike()
+    assert pair.optimizer.param_groups[0]["lr"] is rates[0]
+    torch.testing.assert_close(*rates)
+
+
+class Frozen(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.weight.requires_grad_(False)
+
+
+class OfAllNorms(T.Optimizer):
+    """Divides the weights that have gradients by the norm of all weights."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = self.param_groups[0]["params"]
+        norm = torch.sqrt(sum(p.square().sum() for p in weights))
+        for p in weights:
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.1).div_(1 + norm)
+
+
+class DecaysAll(T.Optimizer):
+    """Decays weights that have no gradients, too."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.mul_(0.99)
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (OfAllNorms, r"an updated value depends on a frozen parameter of shape \(5, 6\)"),
+        (DecaysAll, r"a frozen parameter of shape \(5, 6\) is changed"),
+    ],
+)
+def test_a_step_that_uses_frozen_parameters_is_refused(cls, said):
+    pair = Pair(lambda model: cls(model.parameters(), {}), kind=Frozen)
+    with pytest.raises(poptorch.Error, match=said):
+        pair.step()
+
+
+def test_a_step_that_leaves_frozen_parameters_alone_is_that_of_eager_torch():
+    pair = Pair(lambda model: T.NAdam(model.parameters(), lr=0.01), kind=Frozen)
+    for _ in range(3):
+        pair.step()
+    pair.assert_alike()

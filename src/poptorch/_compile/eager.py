@@ -87,7 +87,11 @@ class EagerCheck:
         """
         if not self.is_on or optim is None or optimizer is None:
             return
-        found = _eager.update_differences(self._request, optim, optimizer)
+        try:
+            found = _eager.update_differences(self._request, optim, optimizer)
+        except _eager.NotCompared as reason:
+            log.engine.info("The update was not compared with eager PyTorch: %s", reason)
+            return
         if found:
             self._react(_updates_differ(type(optimizer.optimizer).__name__, found))
 

@@ -23,6 +23,7 @@ from .._ir import slots
 from .._ir.closeness import Difference, difference
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
+from .traced_update import traced_differences
 
 _UPDATES = 3
 # number of roundings that may add up over the updates, because the orders of operations differ
@@ -44,11 +45,11 @@ def update_differences(
 ) -> list[Difference]:
     """Return where weights or state differ after some updates.
 
-    A traced update is not compared, because it is the optimizer's own code, and may need all
-    weights.
+    Raises:
+        NotCompared: they cannot be compared.
     """
     if spec.own is not None:
-        return []
+        return traced_differences(request, spec, eager.optimizer, eager.hypers)
     found: list[Difference] = []
     for group, slot in _representatives(request, spec):
         tensor = request.tensors[slot.path].tensor

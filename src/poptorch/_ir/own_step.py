@@ -123,7 +123,9 @@ def substituted(value: Any, name: str, give: Give, every: bool = False) -> Any:
 
     if isinstance(value, dict):
         made = copy.copy(value)
-        made.update({key: inner(key, each) for key, each in value.items()})
+        made.update(
+            {key: inner(_name(key, at), each) for at, (key, each) in enumerate(value.items())}
+        )
         return made
     if isinstance(value, list | tuple):
         items = [inner(at, each) for at, each in enumerate(value)]
@@ -134,6 +136,11 @@ def substituted(value: Any, name: str, give: Give, every: bool = False) -> Any:
     if every or (not is_bool and isinstance(value, Leaf | torch.Tensor | int | float)):
         return give(name, value)
     return value
+
+
+def _name(key: Any, at: int) -> Any:
+    """Return what names an entry: of parameters, which have no names, the place of the entry."""
+    return at if isinstance(key, torch.Tensor) else key
 
 
 def flat(value: Any, name: str = "", every: bool = False) -> dict[str, Any]:

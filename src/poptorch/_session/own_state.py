@@ -105,4 +105,9 @@ def _assign(target: dict[str, Any], name: str, value: Any) -> None:
     inner: Any = target
     for part in outer:
         inner = inner[int(part) if isinstance(inner, list | tuple) else part]
-    inner[int(last) if isinstance(inner, list) else last] = value
+    at = int(last) if isinstance(inner, list) else last
+    before = inner.get(at) if isinstance(inner, dict) else inner[at]
+    if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
+        before.copy_(value.reshape(before.shape))  # the user may refer to the tensor
+    else:
+        inner[at] = value

@@ -27,11 +27,13 @@ from .._ir.own_step import (
     flat,
     leaves_of,
     of_group,
+    of_optimizer,
     substituted,
 )
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._ops.dispatch import answering
+from .absent import check_unchanged, check_unread
 from .choices import COMMON, Choices, Results
 from .likeness import Signatures, Wholes
 from .origins import HYPER, NUMBER, WEIGHT, Identifier
@@ -126,6 +128,8 @@ class _Discovery:
             self.own = replace(self.own, layouts=self.layouts)
             later = self.choices.results(lambda: self._run(False))
             self._check_common(later)
+            check_unread(self.origins, first)
+            check_unread(self.origins, later)
             if first.keys() != later.keys():
                 differing = sorted(first.keys() ^ later.keys())
                 raise Error(
@@ -227,8 +231,10 @@ class _Discovery:
         inputs = self._inputs(first, self.params if only is None else only)
         read = self.known.read
         run = Run(self.own, inputs, first, self._note, lambda at, key: read.add((at, key)))
+        entered = {place: self.origins.identifier(value) for place, value in inputs.hypers.items()}
         run.step()
-        self._check_owned(run)
+        check_unchanged(self.origins, run.absent)
+        self._check_owned(run, entered)
         results: Results = {
             path: {f"weight:{path}": weight} for path, weight in run.stand_ins.items()
         }
@@ -305,7 +311,7 @@ class _Discovery:
         return ""
 
     def _inputs(self, first: bool, trained: Collection[str]) -> Inputs:
-        inputs = Inputs(hosts=self.mode.hosts)
+        inputs = Inputs(origins=self.origins, hosts=self.mode.hosts)
         enter = self.origins.enter
         for path, param in self.params.items():
             if path in trained:
@@ -354,18 +360,28 @@ class _Discovery:
             if number is not None:
                 self.initial[owner, name] = number
                 self.there.add((owner, name))
-                yield (owner, name), Leaf(name, (), torch.float64, "float")
+                yield (owner, name), self._given_leaf(owner, name)
+
+    def _given_leaf(self, owner: str, name: str) -> Leaf:
+        """Return the leaf of a value that the user's groups, or the optimizer itself, have."""
+        held = {of_group(at): group.values for at, group in enumerate(self.own.groups)}
+        held |= {of_optimizer(at): each.attributes for at, each in enumerate(self.own.optimizers)}
+        known = {leaf.name: leaf for leaf in leaves_of(held[owner])}
+        return known.get(name, Leaf(name, (), torch.float64, "float"))
 
     # Checks of the findings.
 
-    def _check_owned(self, run: Run) -> None:
+    def _check_owned(self, run: Run, entered: Mapping[Place, Identifier]) -> None:
         """Record what a step changes in groups and in the optimizer itself."""
         found: set[Place] = set()
         for owner, values in run.owned():
             before, now = flat(run.given[owner]), flat(values)
             for name, value in now.items():
+                place = owner, name
                 if name not in before or not _is_same(before[name], value):
-                    found.add((owner, name))
+                    found.add(place)
+                elif place in entered and self.origins.identifier(value) != entered[place]:
+                    found.add(place)  # it was changed in place
         if not found <= self.known.changing:
             self.known.changing |= found
             raise _Restart

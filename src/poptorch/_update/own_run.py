@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,10 @@ from .._ir.own_step import (
     of_optimizer,
     substituted,
 )
+from .absent import Absent
+from .absent import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
+from .origins import Origins
 from .value_reads import ValueNeeded, value_needed
 
 
@@ -44,6 +48,7 @@ class Inputs:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[Place, Tensor] = field(default_factory=dict)
     hypers: dict[Place, Tensor] = field(default_factory=dict)
+    origins: Origins | None = None  # records how values are computed
     hosts: dict[int, Tensor] = field(default_factory=dict)  # filled by the run
 
 
@@ -151,6 +156,7 @@ class Run:
         self._own, self._inputs, self._first = own, inputs, first
         self._put, self._read = put, read
         self.stand_ins: dict[str, Tensor] = {}
+        self.absent: list[Absent] = []
         self._paths: dict[int, str] = {}
         self._hosts = inputs.hosts  # stand-ins by identity of the user's parameters
         self._hosts.clear()
@@ -159,23 +165,25 @@ class Run:
         self.given: dict[str, dict[str, Any]] = {}
 
     def step(self) -> None:
+        made = [[*map(self._stand_in, group.params)] for group in self._own.groups]
         for at, group in enumerate(self._own.groups):
-            self.groups.append(self._group(at, group))
+            self.groups.append(self._group(at, group, made[at]))
         for number, optimizer in enumerate(self._own.optimizers):
             self.objects.append(self._object(number, optimizer))
         for each, optimizer in zip(self.objects, self._own.optimizers, strict=True):
             with _explained(each):
                 call_step(each, optimizer.hooks, unhooked_step(each))
 
-    def _group(self, at: int, group: OwnGroup) -> _Group:
+    def _group(self, at: int, group: OwnGroup, params: list[Tensor]) -> _Group:
         owner = of_group(at)
         values = {
             name: substituted(value, name, functools.partial(self._given, owner))
             for name, value in group.values.items()
         }
+        values = {name: self._with_stand_ins(value) for name, value in values.items()}
         values |= self._added(owner, values)
         self.given[owner] = dict(values)
-        values["params"] = [self._stand_in(param) for param in group.params]
+        values["params"] = params
         return _Group(values, lambda key: self._read(at, str(key)) if self._read else None)
 
     def _added(self, owner: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -217,10 +225,28 @@ class Run:
         if param.path in self._inputs.gradients:
             made.grad = self._inputs.gradients[param.path]
             self.stand_ins[param.path] = made
+        if param.path not in self._inputs.weights and self._inputs.origins is not None:
+            self.absent.append(enter_absent(self._inputs.origins, made, param.path))
         self._paths[id(made)] = param.path
         if param.identity:
             self._hosts[param.identity] = made
         return made
+
+    def _with_stand_ins(self, value: Any) -> Any:
+        """Return nested values with stand-ins instead of parameters, and of their identities."""
+        if isinstance(value, Tensor):
+            return self._hosts.get(id(value), value)
+        if type(value) is int:
+            return id(self._hosts[value]) if value in self._hosts else value
+        if isinstance(value, dict):
+            pairs = [(self._with_stand_ins(k), self._with_stand_ins(v)) for k, v in value.items()]
+            made = copy.copy(value)
+            made.clear()
+            made.update(pairs)
+            return made
+        if type(value) in (list, tuple, set, frozenset):
+            return type(value)(map(self._with_stand_ins, value))
+        return value
 
     def _object(self, number: int, optimizer: OwnOptimizer) -> Any:
         owner = of_optimizer(number)
@@ -230,6 +256,7 @@ class Run:
             name: substituted(value, name, functools.partial(self._given, owner))
             for name, value in optimizer.attributes.items()
         }
+        given = {name: self._with_stand_ins(value) for name, value in given.items()}
         given |= self._added(owner, given)
         self.given[owner] = dict(given)
         made.__dict__.update(given)

@@ -13,6 +13,7 @@ from .._ir.graph import SlotFunction
 from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
+from .absent import check_unchanged, check_unread
 from .choices import COMMON, Choices, Results
 from .clipping import Anchor, clipped
 from .formulas import compute_dtype
@@ -94,11 +95,13 @@ class _Update:
                 )
                 found = self.choices.either(before > 0, found, first)
                 found[slots.STEPPED.key] = torch.ones_like(before)
+            check_unread(self.origins, found)
         return found
 
     def _run(self, first: bool) -> Results:
         run = Run(self.own, self._inputs(first), first)
         run.step()
+        check_unchanged(self.origins, run.absent)
         results: Results = {COMMON: {}}
         for slot in self.weights:
             results[slot.path] = {slot.key: run.stand_ins[slot.path].detach()}
@@ -113,7 +116,7 @@ class _Update:
         return results
 
     def _inputs(self, first: bool) -> Inputs:
-        inputs, enter = Inputs(hosts=self.mode.hosts), self.origins.enter
+        inputs, enter = Inputs(origins=self.origins, hosts=self.mode.hosts), self.origins.enter
         for slot in self.weights:
             path, key = slot.path, self.gradients[slot.path].key
             weight = self.tensors[slot.key].clone()
@@ -127,7 +130,8 @@ class _Update:
             source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
             take = self.origins.enter_number if each.leaf.number else enter
             name = slot.name if slot.weight else slot.key
-            inputs.kept[each.place] = take(self.tensors[slot.key].clone(), name, source)
+            value = self.tensors[slot.key].clone().reshape(each.leaf.shape)
+            inputs.kept[each.place] = take(value, name, source)
         for slot in self.hypers:
             leaves = leaves_of(self.own.groups[slot.index].values)
             leaf = next(each for each in leaves if each.name == slot.name)

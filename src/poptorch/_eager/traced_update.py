@@ -1,0 +1,312 @@
+"""Compare updates that are traced from an optimizer's step with those of the step in eager PyTorch.
+
+Both sides update all weights of a small model. Of a large one they update one weight of each kind,
+if the others are proven to be updated in the same way. A step may amplify rounding errors, for
+example by taking signs. The program therefore makes the updates again with slightly different
+gradients, and a difference counts only if it also exists for other random gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _update
+from .._base.errors import described
+from .._capture import Request
+from .._ir import slots
+from .._ir.closeness import Difference, difference, movement
+from .._ir.own_step import OwnStep, flat, of_group, of_optimizer, substituted
+from .._ir.slots import Kind, Slot
+from .._ir.spec import OptimSpec
+
+_UPDATES = 3
+_ROUNDINGS = 64
+_SEEDS = (0, 1)
+_FEW = 16  # weights that are all compared
+_MOST = 1 << 18  # elements of all weights, if all are compared
+_LARGEST = 1 << 16  # elements of a weight that stands for others, if it is not the smallest one
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class NotCompared(Exception):  # noqa: N818 (nothing went wrong)
+    """The updates cannot be compared: the message says why."""
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Weights and gradients of one comparison, by path."""
+
+    weights: Tensors
+    gradients: Sequence[Tensors]  # of each update
+
+    def nudged(self) -> _Draw:
+        generator = torch.Generator().manual_seed(2)
+
+        def moved(value: torch.Tensor) -> torch.Tensor:
+            noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
+            return value * (1 + torch.finfo(value.dtype).eps * noise)
+
+        gradients = [{path: moved(value) for path, value in one.items()} for one in self.gradients]
+        return _Draw(self.weights, gradients)
+
+
+def traced_differences(
+    request: Request,
+    spec: OptimSpec,
+    optimizer: torch.optim.Optimizer,
+    hypers: Mapping[str, float],
+) -> list[Difference]:
+    """Return where weights or state differ after some updates.
+
+    Raises:
+        NotCompared: they cannot be compared.
+    """
+    assert spec.own is not None
+    chosen = _chosen(request, spec, spec.own)
+    comparison = _Comparison(request, spec, optimizer, hypers, chosen)
+    found: list[Difference] = []
+    for seed in _SEEDS:
+        found = comparison.differences(seed)
+        if not found:
+            break
+    return found
+
+
+def _chosen(request: Request, spec: OptimSpec, own: OwnStep) -> list[Slot]:
+    """Return weights that stand for all: the smallest of those that are updated alike."""
+    members = {path: at for at, group in enumerate(spec.groups) for path in group.params}
+    weights = [
+        slot
+        for slot in request.state
+        if slot.path in request.trained and slot.path in members and slot.numel
+    ]
+    signatures = {slot.path: own.signatures.get(slot.path) for slot in weights}
+    elements = sum(slot.numel for slot in weights)
+    if len(weights) <= _FEW and elements <= _MOST:
+        return weights
+    if not own.examples and not all(signatures.values()):
+        if elements > _MOST:
+            raise NotCompared("its step needs all weights, and these are too large")
+        return weights
+    smallest: dict[Any, Slot] = {}
+    for slot in sorted(weights, key=lambda each: each.numel):
+        alike = signatures[slot.path] or own.examples[slot.path]
+        smallest.setdefault((members[slot.path], slot.dtype, alike), slot)
+    first, *others = smallest.values()
+    if first.numel > _MOST:
+        raise NotCompared("all its weights are too large")
+    return [first, *(slot for slot in others if slot.numel <= _LARGEST)]
+
+
+class _Comparison:
+    def __init__(
+        self,
+        request: Request,
+        spec: OptimSpec,
+        optimizer: torch.optim.Optimizer,
+        hypers: Mapping[str, float],
+        chosen: Sequence[Slot],
+    ) -> None:
+        self.request, self.optimizer, self.hypers = request, optimizer, hypers
+        self.slots = list(chosen)
+        self.spec = _over(spec, {slot.path for slot in chosen})
+        self.hosts = {slot.path: request.tensors[slot.path].tensor for slot in chosen}
+        self.state: dict[str, Mapping[str, Any]] = {
+            path: dict.get(optimizer.state, host) or {} for path, host in self.hosts.items()
+        }
+
+    def differences(self, seed: int) -> list[Difference]:
+        drawn = self._draw(seed)
+        expected = self._in_eager(drawn)
+        own = self._by_program(drawn)
+        found = self._compared(own, expected, own)
+        if not found:
+            return []
+        return self._compared(own, expected, self._by_program(drawn.nudged()))
+
+    def _draw(self, seed: int) -> _Draw:
+        generator = torch.Generator().manual_seed(seed)
+
+        def drawn(slot: Slot) -> torch.Tensor:
+            return torch.randn(slot.shape, dtype=slot.dtype, generator=generator)
+
+        weights = {slot.path: self.hosts[slot.path].detach().to(slot.dtype) for slot in self.slots}
+        gradients = [{slot.path: drawn(slot) for slot in self.slots} for _ in range(_UPDATES)]
+        return _Draw(weights, gradients)
+
+    def _compared(self, own: Tensors, expected: _Twin, near: Tensors) -> list[Difference]:
+        found = []
+        for name, key, theirs in self._pairs(expected):
+            mine = own[key]
+            dtype = mine.dtype if mine.dtype.is_floating_point else torch.get_default_dtype()
+            share = _ROUNDINGS * torch.finfo(min(dtype, self._coarsest, key=_digits)).eps
+            theirs = theirs.detach().to(mine.dtype).reshape(mine.shape)
+            found.append(difference(name, mine, theirs, share, movement(mine, near[key])))
+        return [each for each in found if each is not None]
+
+    @property
+    def _coarsest(self) -> torch.dtype:
+        return min((slot.dtype for slot in self.slots), key=_digits)
+
+    def _pairs(self, expected: _Twin) -> Iterator[tuple[str, str, torch.Tensor]]:
+        for slot in self.slots:
+            yield f"'{slot.path}' after {_UPDATES} updates", slot.key, expected.weights[slot.path]
+        assert self.spec.own is not None
+        held = expected.held()
+        for kept in self.spec.own.kept or ():
+            value = held.get(kept.place)
+            if value is not None:
+                theirs = torch.as_tensor(
+                    value, dtype=None if kept.leaf.number == "" else torch.float64
+                )
+                yield f"'{kept.leaf.name}' of '{kept.owner}'", kept.slot.key, theirs
+
+    def _in_eager(self, drawn: _Draw) -> _Twin:
+        twin = _Twin(self.optimizer, self.hosts, self.state)
+        try:
+            twin.run(drawn.weights, drawn.gradients)
+        except Exception as error:
+            raise NotCompared(f"eager PyTorch raises {described(error)}") from error
+        return twin
+
+    def _by_program(self, drawn: _Draw) -> Tensors:
+        lowered = _update.lower(self.spec, self.slots)
+        tensors = {
+            each.key: torch.full(each.shape, lowered.initial.get(each.key, 0.0), dtype=each.dtype)
+            for each in lowered.inputs
+        }
+        for each in lowered.inputs:
+            if each.kind is Kind.HYPER:
+                tensors[each.key].fill_(self.hypers[each.key])
+        tensors |= {slot.key: drawn.weights[slot.path].clone() for slot in self.slots}
+        tensors |= self._state_before()
+        with torch.no_grad():
+            for gradients in drawn.gradients:
+                for each in lowered.inputs:
+                    if each.kind is Kind.GRADIENT:
+                        tensors[each.key] = gradients[each.path].to(each.dtype)
+                tensors |= lowered.function(tensors)
+        return tensors
+
+    def _state_before(self) -> dict[str, torch.Tensor]:
+        """Return the state of steps that the optimizer has made before, by key."""
+        assert self.spec.own is not None
+        known = {path: flat(dict(entry)) for path, entry in self.state.items()}
+        state: dict[str, torch.Tensor] = {}
+        for kept in self.spec.own.kept or ():
+            value = known.get(kept.owner, {}).get(kept.leaf.name)
+            if value is not None:
+                state[kept.slot.key] = torch.as_tensor(value).detach().to(kept.slot.dtype).clone()
+                if kept.made:
+                    state[slots.STEPPED.key] = torch.ones((), dtype=slots.STEPPED.dtype)
+        return state
+
+
+def _over(spec: OptimSpec, paths: Collection[str]) -> OptimSpec:
+    """Return an optimizer over a few of its weights, without a limit of the norm of gradients."""
+    assert spec.own is not None
+    groups = tuple(
+        replace(group, params=tuple(param for param in group.params if param.path in paths))
+        for group in spec.own.groups
+    )
+    settings = tuple(each for each in spec.settings if each[0] != "max_grad_norm")
+    return replace(spec, own=replace(spec.own, groups=groups), settings=settings, common=())
+
+
+def _digits(dtype: torch.dtype) -> float:
+    return -torch.finfo(dtype).eps
+
+
+class _Twin:
+    """A copy of the user's optimizer over the user's own parameters, which it updates for a while.
+
+    Code may tell parameters apart by their identity, or reach them through the model.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        hosts: Mapping[str, torch.Tensor],
+        state: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._hosts = hosts
+        known = {id(host) for host in hosts.values()}
+        kind: Any = type(optimizer)
+        self._optimizer: Any = kind.__new__(kind)
+        vars(self._optimizer).update(
+            {name: _copied(value) for name, value in vars(optimizer).items() if name != "state"}
+        )
+        vars(self._optimizer).pop("step", None)  # the wrapper of a scheduler
+        self._optimizer.param_groups = [
+            {
+                name: [p for p in value if id(p) in known] if name == "params" else _copied(value)
+                for name, value in group.items()
+            }
+            for group in optimizer.param_groups
+        ]
+        self._optimizer.state = defaultdict(dict)
+        for path, entry in state.items():
+            if entry:
+                self._optimizer.state[hosts[path]] = _copied(dict(entry))
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def run(self, weights: Tensors, gradients: Sequence[Tensors]) -> None:
+        """Make an update from each of some gradients, and leave the user's parameters as before."""
+        before = [(host, host.data, host.grad) for host in self._hosts.values()]
+        try:
+            for path, host in self._hosts.items():
+                host.data = weights[path].to(host.dtype, copy=True)
+            for one in gradients:
+                self._step(one)
+            self.weights = {path: host.detach() for path, host in self._hosts.items()}
+        finally:
+            for host, data, gradient in before:
+                host.data, host.grad = data, gradient
+
+    def _step(self, gradients: Tensors) -> None:
+        for path, host in self._hosts.items():
+            host.grad = gradients[path].to(host.dtype, copy=True)
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._optimizer.step()
+
+    def held(self) -> dict[tuple[str, str], Any]:
+        """Return the state of weights, groups and the optimizer itself, by owner and name."""
+        paths = {id(host): path for path, host in self._hosts.items()}
+        owned = [(paths[id(key)], entry) for key, entry in self._optimizer.state.items()]
+        groups = self._optimizer.param_groups
+        owned += [
+            (of_group(at), {name: value for name, value in group.items() if name != "params"})
+            for at, group in enumerate(groups)
+        ]
+        attributes = {k: v for k, v in vars(self._optimizer).items() if k not in _OF_TORCH}
+        owned.append((of_optimizer(0), attributes))
+        return {
+            (owner, name): value
+            for owner, values in owned
+            for name, value in flat(dict(values)).items()
+        }
+
+
+_OF_TORCH = {"param_groups", "state", "defaults"}
+
+
+def _copied(value: Any) -> Any:
+    """Return nested values of which no tensor, and no container, is the user's."""
+    if isinstance(value, OrderedDict):
+        return copy.copy(value)  # hooks
+
+    def own(name: str, each: Any) -> Any:
+        is_tensor = isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter)
+        return each.detach().clone() if is_tensor else each
+
+    return substituted(value, "", own)

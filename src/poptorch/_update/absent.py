@@ -1,0 +1,56 @@
+"""Parameters of an optimizer that have no gradient in the program, such as frozen ones.
+
+A step that leaves them alone works. Their values are not inputs of the update, so a step that reads
+or changes them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .._base.errors import Error
+from .origins import Identifier, Origins
+
+ABSENT = "absent"  # role of sources
+
+
+class Absent(NamedTuple):
+    """A stand-in without values, and its identifier before the step."""
+
+    name: str
+    stand_in: Tensor
+    before: Identifier
+
+
+def enter(origins: Origins, stand_in: Tensor, path: str) -> Absent:
+    """Let a stand-in be an input of the step, to find out whether the step uses it."""
+    name = f"'{path}'" if path else f"a frozen parameter of shape {tuple(stand_in.shape)}"
+    origins.enter(stand_in, f"{ABSENT} {name}", (ABSENT, name))
+    return Absent(name, stand_in, origins.identifier(stand_in))
+
+
+def check_unchanged(origins: Origins, absent: Sequence[Absent]) -> None:
+    for each in absent:
+        if origins.identifier(each.stand_in) != each.before:
+            raise _refused(f"{each.name} is changed")
+
+
+def check_unread(origins: Origins, results: Mapping[str, Tensor]) -> None:
+    for value in results.values():
+        for role, name in sorted(origins.sources(value)):
+            if role == ABSENT:
+                raise _refused(f"an updated value depends on {name}")
+
+
+def _refused(got: str) -> Error:
+    return Error(
+        "The optimizer's step uses a parameter that has no gradient",
+        got=got,
+        fix=(
+            "pass only parameters to the optimizer that the model trains",
+            "or skip parameters in step: if parameter.grad is None: continue",
+        ),
+    )
