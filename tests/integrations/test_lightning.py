@@ -76,11 +76,13 @@ class Record(pl.Callback):
         self.losses: list[float] = []
         self.epochs: list[dict[str, float]] = []
 
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.steps.append({key: float(value) for key, value in trainer.callback_metrics.items()})
         self.losses.append(float(outputs["loss"]))
 
-    def on_train_epoch_end(self, trainer, module) -> None:
+    def on_train_epoch_end(self, trainer: Any, module: nn.Module) -> None:
         self.epochs.append({key: float(value) for key, value in trainer.callback_metrics.items()})
 
 
@@ -89,14 +91,22 @@ def trainer(ours: bool, folder: Path, *callbacks: pl.Callback, **settings: Any) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Lightning, about loggers and hardware
         return pl.Trainer(
-            accelerator="cpu", devices=1, strategy=strategy, default_root_dir=folder,
-            enable_progress_bar=False, enable_model_summary=False,
-            log_every_n_steps=1, callbacks=list(callbacks),
+            accelerator="cpu",
+            devices=1,
+            strategy=strategy,
+            default_root_dir=folder,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+            callbacks=list(callbacks),
             **{
-                "max_epochs": 2, "enable_checkpointing": False, "logger": False,
-                "num_sanity_val_steps": 0, **settings,
+                "max_epochs": 2,
+                "enable_checkpointing": False,
+                "logger": False,
+                "num_sanity_val_steps": 0,
+                **settings,
             },
-        )  # fmt: skip
+        )
 
 
 def alike(ours: list[Any], theirs: list[Any]) -> None:
@@ -111,7 +121,9 @@ def loader(size: int = 4) -> DataLoader:
 @pytest.mark.parametrize(
     "counts, batches, updates", [({0: 1}, 5, 10), ({0: 3}, 4, 4), ({0: 1, 1: 2}, 4, 6)]
 )
-def test_losses_logs_and_weights_are_the_same(counts, batches, updates, tmp_path) -> None:
+def test_losses_logs_and_weights_are_the_same(
+    counts: Any, batches: Any, updates: Any, tmp_path: Path
+) -> None:
     """The last of five batches is short; of four, three make an update and the last another."""
     module = Net()
     other, records = copy.deepcopy(module), []
@@ -181,10 +193,19 @@ def watched(steps: int, folder: Path) -> dict[bool, tuple[pl.Trainer, Record]]:
         stop = callbacks.EarlyStopping("f1", patience=1, mode="min", min_delta=0.5)
         best = ModelCheckpoint(folder / str(ours), "{epoch}-{acc:.3f}", monitor="acc", mode="max")
         run = trainer(
-            ours, folder, record, stop, best, LearningRateMonitor("epoch"), max_epochs=4,
-            enable_checkpointing=True, gradient_clip_val=0.1, accumulate_grad_batches=steps,
-            logger=CSVLogger(folder, f"logs {ours}"), num_sanity_val_steps=1,
-        )  # fmt: skip
+            ours,
+            folder,
+            record,
+            stop,
+            best,
+            LearningRateMonitor("epoch"),
+            max_epochs=4,
+            enable_checkpointing=True,
+            gradient_clip_val=0.1,
+            accumulate_grad_batches=steps,
+            logger=CSVLogger(folder, f"logs {ours}"),
+            num_sanity_val_steps=1,
+        )
         run.fit(copy.deepcopy(module), loader(), loader(8))
         ended[ours] = run, record
     return ended

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -33,10 +34,15 @@ SAVING = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
 def bert(dropout: float = 0.0, count: int = 8, layers: int = 0) -> tuple[torch.nn.Module, Samples]:
     """The fewer layers, the sooner it is captured."""
     config = BertConfig(
-        hidden_size=16, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=32,
-        vocab_size=50, max_position_embeddings=16, hidden_dropout_prob=dropout,
+        hidden_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+        max_position_embeddings=16,
+        hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
-    )  # fmt: skip
+    )
     return BertForSequenceClassification(config), [_sentence(index) for index in range(count)]
 
 
@@ -48,11 +54,22 @@ def _sentence(index: int) -> dict[str, Any]:
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
     settings: dict[str, Any] = {
-        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8, "num_train_epochs": 2,
-        "logging_steps": 1, "learning_rate": RATE, "warmup_steps": 2, "weight_decay": 0.1,
-        "max_grad_norm": 0.5, "save_strategy": "no", "eval_strategy": "epoch", "report_to": [],
-        "use_cpu": True, "disable_tqdm": True, "seed": 3, "dataloader_pin_memory": False,
-    }  # fmt: skip
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 8,
+        "num_train_epochs": 2,
+        "logging_steps": 1,
+        "learning_rate": RATE,
+        "warmup_steps": 2,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.5,
+        "save_strategy": "no",
+        "eval_strategy": "epoch",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 3,
+        "dataloader_pin_memory": False,
+    }
     return TrainingArguments(str(folder), **{**settings, **changes})
 
 
@@ -80,7 +97,9 @@ def assert_alike(ours: Any, plain: Any) -> None:
     torch.testing.assert_close(*weights, rtol=0, atol=NOISE)
 
 
-def trained(case, folder, kinds=(Trainer, PLAIN), changes=None, **keywords) -> list[Any]:
+def trained(
+    case: Any, folder: Path, kinds: Any = (Trainer, PLAIN), changes: Any = None, **keywords: Any
+) -> list[Any]:
     """Train with both, from the same weights; return both after comparing them."""
     both = []
     for kind in kinds:
@@ -132,15 +151,15 @@ class Notes(transformers.TrainerCallback):
         self.logs: list[dict[str, float]] = []
         self.metrics: list[dict[str, float]] = []
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps.append(state.global_step)
         control.should_training_stop = state.global_step >= 5
 
-    def on_log(self, args, state, control, logs, **kwargs) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> None:
         timing = ("runtime", "second", "flos", "epoch")
         self.logs.append({k: v for k, v in logs.items() if not any(word in k for word in timing)})
 
-    def on_evaluate(self, args, state, control, metrics, **kwargs) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
         self.metrics.append(metrics)
 
 
@@ -157,9 +176,12 @@ def test_callbacks_and_metrics_of_inputs_losses_and_chosen_outputs(tmp_path: Pat
     for kind in (Trainer, PLAIN):
         torch.manual_seed(0)
         trainer = made(
-            kind, bert(count=10, layers=1), args, compute_metrics=metrics,
+            kind,
+            bert(count=10, layers=1),
+            args,
+            compute_metrics=metrics,
             preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
-        )  # fmt: skip
+        )
         notes.append(Notes())
         trainer.add_callback(notes[-1])
         trainer.train()
@@ -173,7 +195,13 @@ def test_callbacks_and_metrics_of_inputs_losses_and_chosen_outputs(tmp_path: Pat
 class Weighted(Trainer):
     """A loss of the user's own."""
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
         labels, outputs = inputs.pop("labels"), model(**inputs)
         weight = torch.tensor([1.0, 3.0])
         loss = torch.nn.functional.cross_entropy(outputs["logits"], labels, weight=weight)
@@ -196,13 +224,16 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     torch.manual_seed(5)  # other weights
     again = made(Trainer, bert(0.3), arguments(tmp_path / "b", **SAVING))
     again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
-    assert (len(history(whole, "loss")), history(again, "loss")) == (4, history(whole, "loss"))
+    assert len(history(whole, "loss")) == 4
+    assert history(again, "loss") == history(whole, "loss")
     weights = again.model.state_dict(), whole.model.state_dict()
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("first, second", [(Trainer, PLAIN), (PLAIN, Trainer)])
-def test_checkpoints_go_from_one_trainer_to_the_other(first: type, second: type, tmp_path) -> None:
+def test_checkpoints_go_from_one_trainer_to_the_other(
+    first: type, second: type, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     whole = made(first, bert(), arguments(tmp_path / "a", **SAVING))
     whole.train()
@@ -327,7 +358,7 @@ def test_sizes_that_the_user_chose_are_kept(tmp_path: Path) -> None:
     assert len(shapes) == 2
 
 
-def test_no_samples_are_left_out(tmp_path, caplog) -> None:
+def test_no_samples_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The last micro-batch of 10 samples is short; predictions and losses are of all of them."""
     args = arguments(tmp_path, gradient_accumulation_steps=2, eval_strategy="no")
     with caplog.at_level(logging.WARNING, "poptorch"):
@@ -357,9 +388,14 @@ def test_other_ways_to_run_counts_and_lengths_that_differ_are_refused(tmp_path: 
 
 
 SIZES = {
-    "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 32,
-}  # fmt: skip
+    "vocab_size": 20,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 16,
+    "max_position_embeddings": 32,
+}
 
 
 def tokens(*sizes: int) -> torch.Tensor:
@@ -376,7 +412,8 @@ def test_a_model_returns_its_cache_and_takes_it_back() -> None:
     assert type(got.past_key_values) is transformers.DynamicCache
     assert got.past_key_values.get_seq_length() == 5
     end = ours(then, past_key_values=got.past_key_values)
-    assert (got.past_key_values.get_seq_length(), end.past_key_values.get_seq_length()) == (5, 6)
+    assert got.past_key_values.get_seq_length() == 5
+    assert end.past_key_values.get_seq_length() == 6
     torch.testing.assert_close(end.logits, expected.logits)
 
 

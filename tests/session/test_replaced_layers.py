@@ -8,6 +8,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,7 +266,7 @@ def test_moments_of_ours_do_not_go_to_another_layer_of_the_name(size: int) -> No
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_model_with_a_replaced_layer_is_not_saved(trained: bool, tmp_path) -> None:
+def test_a_model_with_a_replaced_layer_is_not_saved(trained: bool, tmp_path: Path) -> None:
     model = Net()
     wrap = poptorch.trainingModel if trained else poptorch.inferenceModel
     executor = wrap(model.train(trained), options())
@@ -282,7 +283,7 @@ def test_a_model_with_a_replaced_layer_is_not_saved(trained: bool, tmp_path) -> 
     executor.save(tmp_path / "model.poptorch")
 
 
-def test_a_checkpoint_of_a_model_with_a_replaced_layer_is_not_written(tmp_path) -> None:
+def test_a_checkpoint_of_a_model_with_a_replaced_layer_is_not_written(tmp_path: Path) -> None:
     model = Net()
     training = poptorch.trainingModel(model, options(), adam(model.parameters()))
     checkpoints = poptorch.Checkpoints(tmp_path, training, [])

@@ -3,6 +3,8 @@
 import copy
 import functools
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,18 +19,18 @@ pytestmark = pytest.mark.slow
 
 
 class Scale(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.rand(5) + 0.5), nn.Parameter(torch.ones(5))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.weight + self.bias
 
 
 class Deep(nn.Module):
     """Layers, one pair of which share a weight; a matrix too large for a bundle, one just not."""
 
-    def __init__(self, dtype):
+    def __init__(self, dtype: Any) -> None:
         super().__init__()
         linear, scales = [nn.Linear(5, 5) for _ in range(3)], [Scale() for _ in range(6)]
         self.layers = nn.ModuleList(linear + scales)
@@ -36,13 +38,13 @@ class Deep(nn.Module):
         self.wide, self.narrow = nn.Linear(5, 8192, bias=False), nn.Linear(8192, 4)
         self.to(dtype)
 
-    def forward(self, x, y):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         for layer in self.layers:
             x = layer(x)
         return nn.functional.cross_entropy(self.narrow(self.wide(x) / 64).float(), y)
 
 
-def groups(model):
+def groups(model: nn.Module) -> Any:
     """Two groups with rates of their own; one weight in none."""
     first, *rest = [p for p in model.parameters() if p.numel() <= 25][:-1]
     large = [p for p in model.parameters() if p.numel() > 25]
@@ -58,7 +60,15 @@ MAKERS = {
 }
 
 
-def run(name, dtype=torch.float32, backend="reference", stop=3, bundled=True, start=None, **counts):
+def run(
+    name: str,
+    dtype: Any = torch.float32,
+    backend: str = "reference",
+    stop: int = 3,
+    bundled: bool = True,
+    start: Any = None,
+    **counts: Any,
+) -> Any:
     torch.manual_seed(0)
     model = Deep(dtype)
     optimizer = MAKERS[name](groups(model))
@@ -74,23 +84,25 @@ def run(name, dtype=torch.float32, backend="reference", stop=3, bundled=True, st
     return model, optimizer, wrapped, (x, y), torch.stack([wrapped(x, y) for _ in range(stop)])
 
 
-def close(got, want, steps=1, size=0.1):
+def close(got: Any, want: Any, steps: int = 1, size: float = 0.1) -> None:
     torch.testing.assert_close(got, want, **near(8, steps, size=size))
 
 
 @functools.cache
-def whole():
+def whole() -> Any:
     """The losses of six calls."""
     return run("Adam", stop=6)[-1]
 
 
-CASES = [("Adam", {"accumulation": 4, "lanes": 1}, torch.float32),
-         ("combined", {"accumulation": 2, "replicas": 2}, torch.float32),
-         ("RMSprop", {}, torch.float16)]  # fmt: skip
+CASES = [
+    ("Adam", {"accumulation": 4, "lanes": 1}, torch.float32),
+    ("combined", {"accumulation": 2, "replicas": 2}, torch.float32),
+    ("RMSprop", {}, torch.float16),
+]
 
 
 @pytest.mark.parametrize("name, counts, dtype", CASES)
-def test_everything_is_as_without_bundles(name, counts, dtype):
+def test_everything_is_as_without_bundles(name: str, counts: Any, dtype: Any) -> None:
     model, optimizer, wrapped, _, losses = run(name, dtype, **counts)
     state = optimizer.state_dict()
     other, plain, executor, _, wanted = run(name, dtype, bundled=False, **counts)
@@ -103,7 +115,7 @@ def test_everything_is_as_without_bundles(name, counts, dtype):
         close(state[part], plain.state_dict()[part], steps=6, size=1e-3)
 
 
-def check_layout(bundles, optimizer, model):
+def check_layout(bundles: Any, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """A bundle for each group, its members at aligned places."""
     paths = {id(p): path for path, p in model.named_parameters()}
     for bundle, group in zip(bundles, optimizer.param_groups, strict=True):
@@ -116,7 +128,7 @@ def check_layout(bundles, optimizer, model):
 
 
 @pytest.mark.parametrize("saved_single", [True, False])
-def test_states_are_loaded_into_and_from_bundles(saved_single):
+def test_states_are_loaded_into_and_from_bundles(saved_single: Any) -> None:
     model, optimizer, *_ = run("Adam", bundled=not saved_single)
     start = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     *_, losses = run("Adam", bundled=saved_single, start=start)
@@ -124,7 +136,7 @@ def test_states_are_loaded_into_and_from_bundles(saved_single):
 
 
 @pytest.mark.spec("optimizers", 3)
-def test_rates_of_groups_change_apart_and_weights_can_be_uploaded():
+def test_rates_of_groups_change_apart_and_weights_can_be_uploaded() -> None:
     model, optimizer, wrapped, (x, y), _ = run("AdamW")
     optimizer.param_groups[1]["lr"] = 0.0
     wrapped.setOptimizer(optimizer)
@@ -138,7 +150,7 @@ def test_rates_of_groups_change_apart_and_weights_can_be_uploaded():
     assert float(wrapped(x, y)) == pytest.approx(float(torch.tensor(4.0).log()), rel=relative(8))
 
 
-def test_detaching_staging_saving_and_loading(tmp_path):
+def test_detaching_staging_saving_and_loading(tmp_path: Path) -> None:
     model, _, wrapped, (x, y), _ = run("Adam")
     wrapped.detachFromDevice()
     losses = [wrapped(x, y)]
@@ -154,7 +166,7 @@ def test_detaching_staging_saving_and_loading(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_code_reads_and_writes_bundles():
+def test_compiled_code_reads_and_writes_bundles() -> None:
     _, optimizer, wrapped, _, losses = run("SGD", backend="inductor")
     assert wrapped.plan().program.bundles
     _, other, _, _, wanted = run("SGD")

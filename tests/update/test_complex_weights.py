@@ -1,6 +1,7 @@
 """Complex weights: every optimizer updates real and imaginary parts, as eager torch does."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,7 +92,9 @@ FEW = [(name, way) for name, way in ALL if way == "one micro-batch" or name in (
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("case", few(ALL, *FEW), ids=", ".join)
-def test_weights_and_state_are_those_of_eager_torch(case, dtype) -> None:
+def test_weights_and_state_are_those_of_eager_torch(
+    case: tuple[str, str], dtype: torch.dtype
+) -> None:
     name, way = case
     model = operator(dtype)
     eager = copy.deepcopy(model)
@@ -110,7 +113,7 @@ def test_weights_and_state_are_those_of_eager_torch(case, dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adagrad", "Adamax", "ASGD", "Rprop"])
-def test_traced_optimizers_update_complex_weights(name) -> None:
+def test_traced_optimizers_update_complex_weights(name: str) -> None:
     model = operator()
     eager = copy.deepcopy(model)
     ours, theirs = (getattr(torch.optim, name)(m.parameters(), lr=0.01) for m in (model, eager))
@@ -135,9 +138,10 @@ def test_optimizers_of_poptorch_clip_by_the_norm_of_both_parts() -> None:
     )
 
     train(
-        model, poptorch.optim.AdamW(model.parameters(), 0.01, eps=0.01, max_grad_norm=0.1),
+        model,
+        poptorch.optim.AdamW(model.parameters(), 0.01, eps=0.01, max_grad_norm=0.1),
         options_of({}),
-    )  # fmt: skip
+    )
     train_eagerly(eager, theirs)
 
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), **near(64, STEPS))
@@ -160,14 +164,19 @@ class Product(nn.Module):
         return nn.functional.mse_loss(product.real * product.imag, y)
 
 
-@pytest.mark.parametrize("name, settings", [
-    ("LAMB", {"lr": 0.01, "weight_decay": 0.1}),
-    ("RMSprop", {"lr": 0.01, "use_tf_variant": True, "centered": True, "momentum": 0.5}),
-    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "use_combined_accum": True}),
-    ("AdamW", {"lr": 0.01, "accum_type": torch.float16, "loss_scaling": 8.0}),
-    ("SGD", {"lr": 0.01, "momentum": 0.9, "velocity_accum_type": torch.float16}),
-])  # fmt: skip
-def test_what_torch_does_not_have_updates_complex_numbers_as_pairs(name, settings) -> None:
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("LAMB", {"lr": 0.01, "weight_decay": 0.1}),
+        ("RMSprop", {"lr": 0.01, "use_tf_variant": True, "centered": True, "momentum": 0.5}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "use_combined_accum": True}),
+        ("AdamW", {"lr": 0.01, "accum_type": torch.float16, "loss_scaling": 8.0}),
+        ("SGD", {"lr": 0.01, "momentum": 0.9, "velocity_accum_type": torch.float16}),
+    ],
+)
+def test_what_torch_does_not_have_updates_complex_numbers_as_pairs(
+    name: str, settings: dict[str, float | torch.dtype]
+) -> None:
     of_pairs, of_complex = Product(as_pairs=True), Product(as_pairs=False)
     exact = {k: v for k, v in settings.items() if not isinstance(v, torch.dtype)}
     way = options_of({"accumulation": 2, "lanes": 1})
@@ -227,7 +236,7 @@ def test_state_of_eager_torch_goes_on_here_and_there() -> None:
     torch.testing.assert_close(moments["exp_avg"], expected, **near(64, 2 * STEPS))
 
 
-def test_a_saved_executable_keeps_imaginary_parts_of_its_state(tmp_path) -> None:
+def test_a_saved_executable_keeps_imaginary_parts_of_its_state(tmp_path: Path) -> None:
     model = operator()
     ours = by_name("adam", model)
     train(model, ours, options_of({})).save(tmp_path / "saved.poptorch")

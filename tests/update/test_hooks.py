@@ -30,7 +30,7 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
 
-    def forward(self, x, labels):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
         scores = self.last(torch.tanh(self.first(x)))
         return scores, nn.functional.cross_entropy(scores, labels)
 
@@ -63,7 +63,7 @@ class Pair:
 
 
 def clip_by_groups(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(parameters, 0.1)
 
@@ -71,21 +71,21 @@ def clip_by_groups(model: nn.Module) -> Hook:
 
 
 def clip_by_model(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
     return hook
 
 
 def scale_one_gradient(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         model.last.weight.grad.mul_(3)
 
     return hook
 
 
 def replace_gradients(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in model.parameters():
             p.grad = torch.sign(p.grad)
 
@@ -94,7 +94,7 @@ def replace_gradients(model: nn.Module) -> Hook:
 
 def clamp_weights(model: nn.Module) -> Hook:
     @torch.no_grad()
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:
             torch._foreach_clamp_min_(group["params"], -0.2)
 
@@ -103,7 +103,7 @@ def clamp_weights(model: nn.Module) -> Hook:
 
 def average_weights(model: nn.Module) -> Hook:
     @torch.no_grad()
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in model.parameters():
             state = optimizer.state[p]
             if "average" not in state:
@@ -114,7 +114,7 @@ def average_weights(model: nn.Module) -> Hook:
 
 
 def lower_rate(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:
             group["lr"] *= 0.9
 
@@ -215,12 +215,12 @@ def test_state_that_a_hook_makes_is_in_the_state_of_the_optimizer() -> None:
 def test_arguments_that_a_hook_returns_are_those_of_the_step() -> None:
     class Halving(T.Optimizer):
         @torch.no_grad()
-        def step(self, closure=None, *, halve=False):
+        def step(self, closure: Callable[[], Any] | None = None, *, halve: Any = False) -> None:
             for group in self.param_groups:
                 for p in group["params"]:
                     p.sub_(p.grad, alpha=group["lr"] * (0.5 if halve else 1.0))
 
-    def halve(model):
+    def halve(model: nn.Module) -> Any:
         return lambda optimizer, args, kwargs: (args, {**kwargs, "halve": True})
 
     pair = Pair(hooked(lambda model: Halving(model.parameters(), {"lr": 0.1}), before=halve))
@@ -236,15 +236,15 @@ def test_a_hook_that_makes_a_change_for_each_parameter_by_itself_is_not_run_on_b
             super().__init__()
             self.more = nn.ParameterList(nn.Parameter(torch.ones(5)) for _ in range(20))
 
-        def forward(self, x, labels):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
             hidden = torch.tanh(self.first(x))
             for scale in self.more:
                 hidden = hidden * scale
             scores = self.last(hidden)
             return scores, nn.functional.cross_entropy(scores, labels)
 
-    def scale_some(model):
-        def hook(optimizer, args, kwargs):
+    def scale_some(model: nn.Module) -> Any:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             for number, p in enumerate(model.more):
                 p.grad.mul_(1 + number)
 
@@ -270,8 +270,8 @@ def test_a_hook_that_makes_a_change_for_each_parameter_by_itself_is_not_run_on_b
 def test_a_number_that_a_hook_uses_takes_effect_with_set_optimizer() -> None:
     limit = 0.1
 
-    def clip(model):
-        def hook(optimizer, args, kwargs):
+    def clip(model: nn.Module) -> Any:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), limit)
 
         return hook
@@ -294,7 +294,7 @@ _outside: list[Any] = []
 def count(model: nn.Module) -> Hook:
     calls = 0
 
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         nonlocal calls
         calls += 1
 
@@ -302,21 +302,21 @@ def count(model: nn.Module) -> Hook:
 
 
 def keep_norms(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         _outside.append(model.last.weight.grad.norm())
 
     return hook
 
 
 def set_attribute(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         model.steps = getattr(model, "steps", 0) + 1
 
     return hook
 
 
 def print_norm(model: nn.Module) -> Hook:
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         print(f"{model.last.weight.grad.norm().item():.2f}")
 
     return hook
@@ -325,7 +325,7 @@ def print_norm(model: nn.Module) -> Hook:
 def average_outside(model: nn.Module) -> Hook:
     averages = [p.detach().clone() for p in model.parameters()]
 
-    def hook(optimizer, args, kwargs):
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         torch._foreach_lerp_(averages, [*model.parameters()], 0.1)
 
     return hook
@@ -391,7 +391,7 @@ def test_an_optimizer_with_other_hooks_makes_another_program() -> None:
 
 
 def test_hooks_of_state_dict_run_on_the_state_of_the_device() -> None:
-    def first_velocity(optimizer, found):
+    def first_velocity(optimizer: torch.optim.Optimizer, found: Any) -> Any:
         return {**found, "first": found["state"][0]["momentum_buffer"].clone()}
 
     pair = Pair(OPTIMIZERS["SGD"])
@@ -407,7 +407,7 @@ def test_hooks_of_state_dict_run_on_the_state_of_the_device() -> None:
 def test_a_hook_before_state_dict_sees_the_state_of_the_device() -> None:
     seen = []
 
-    def look(optimizer):
+    def look(optimizer: torch.optim.Optimizer) -> None:
         weight = optimizer.param_groups[0]["params"][0]
         seen.append(optimizer.state[weight]["momentum_buffer"].clone())
 
@@ -423,12 +423,12 @@ def test_a_hook_before_state_dict_sees_the_state_of_the_device() -> None:
 
 
 def test_hooks_of_load_state_dict_change_what_the_program_goes_on_with() -> None:
-    def halve(optimizer, found):
+    def halve(optimizer: torch.optim.Optimizer, found: Any) -> Any:
         for entry in found["state"].values():
             entry["momentum_buffer"] = entry["momentum_buffer"] / 2
         return found
 
-    def raise_rate(optimizer):
+    def raise_rate(optimizer: torch.optim.Optimizer) -> None:
         optimizer.param_groups[0]["lr"] = 0.2
 
     pair = Pair(OPTIMIZERS["SGD"])

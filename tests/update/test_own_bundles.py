@@ -1,6 +1,8 @@
 """Traced steps over bundles of small weights: nothing of it can be noticed but speed."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +20,11 @@ STEPS, ROWS, LAYERS = 4, 8, 10
 class Decaying(T.Optimizer):
     """Only matrices decay: what is done depends on the number of dimensions."""
 
-    def __init__(self, params, lr=0.1):
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() > 1:
@@ -33,21 +35,24 @@ class Decaying(T.Optimizer):
 class ByPlace(T.Optimizer):
     """Later weights have smaller rates."""
 
-    def __init__(self, params, lr=0.1):
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             for place, p in enumerate(group["params"]):
                 p.sub_(p.grad, alpha=group["lr"] * 0.9**place)
 
 
-def matrices_of(model):
+def matrices_of(model: own.Deep) -> list[torch.Tensor]:
     return [p for p in model.parameters() if p.dim() > 1]
 
 
-def trained(make, params=lambda model: [*model.parameters()]):
+def trained(
+    make: Callable[..., Any] | type,
+    params: Callable[..., Any] = lambda model: [*model.parameters()],
+) -> tuple[Any, ...]:
     """Return a model after some steps, its twin from eager torch, their optimizers, the program."""
     torch.manual_seed(0)
     model = own.Deep(LAYERS)
@@ -65,7 +70,7 @@ def trained(make, params=lambda model: [*model.parameters()]):
     return model, twin, first, second, training._session.now.compiled.plan.program
 
 
-def assert_alike(got, want):
+def assert_alike(got: nn.Module, want: nn.Module) -> None:
     bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
     torch.testing.assert_close(got.state_dict(), want.state_dict(), **bounds)
 
@@ -89,14 +94,14 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_small_weights_that_are_updated_alike_are_updated_as_one(name):
+def test_small_weights_that_are_updated_alike_are_updated_as_one(name: str) -> None:
     model, twin, *_, program = trained(BUNDLED[name])
     assert len(program.bundles) == 1
     assert_alike(model, twin)
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(name):
+def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(name: str) -> None:
     _, _, first, second, _ = trained(BUNDLED[name])
     bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
     got, want = first.state_dict()["state"], second.state_dict()["state"]
@@ -104,13 +109,13 @@ def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(name):
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_weights_that_the_step_looks_at_as_a_whole_are_updated_one_by_one(name):
+def test_weights_that_the_step_looks_at_as_a_whole_are_updated_one_by_one(name: str) -> None:
     model, twin, *_, program = trained(ALONE[name])
     assert not program.bundles
     assert_alike(model, twin)
 
 
-def test_a_step_that_asks_for_dimensions_is_not_run_on_a_flat_tensor():
+def test_a_step_that_asks_for_dimensions_is_not_run_on_a_flat_tensor() -> None:
     model, twin, *_, program = trained(
         Decaying, lambda model: [*matrices_of(model), model.last.bias]
     )
@@ -118,13 +123,13 @@ def test_a_step_that_asks_for_dimensions_is_not_run_on_a_flat_tensor():
     assert_alike(model, twin)
 
 
-def test_only_the_weights_that_most_others_are_like_are_in_a_bundle():
+def test_only_the_weights_that_most_others_are_like_are_in_a_bundle() -> None:
     class Two(own.Deep):
         def __init__(self) -> None:
             super().__init__(LAYERS)
             self.more = nn.ParameterList(nn.Parameter(torch.ones(6)) for _ in range(2 * LAYERS))
 
-        def forward(self, x, labels):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return super().forward(x * sum(self.more) / len(self.more), labels)
 
     torch.manual_seed(0)

@@ -1,6 +1,8 @@
 """Traced steps that compute in bfloat16 or float16 round like the optimizer in eager PyTorch."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ class Net(nn.Module):
         self.first = nn.Linear(12, 20, bias=False)
         self.last = nn.Linear(20, 3, bias=False)
 
-    def forward(self, x, labels):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         scores = self.last(torch.tanh(self.first(x)))
         return nn.functional.cross_entropy(scores.float(), labels)
 
@@ -36,11 +38,11 @@ class Net(nn.Module):
 class Arithmetic(T.Optimizer):
     """Numbers of its groups take part in all kinds of arithmetic with tensors."""
 
-    def __init__(self, params, lr, decay=0.1):
+    def __init__(self, params: Any, lr: float, decay: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             rate = group["lr"]
             for p in group["params"]:
@@ -68,7 +70,9 @@ MAKE = {
 class Pair:
     """A model that a program trains, and its twin, which eager PyTorch trains."""
 
-    def __init__(self, make, dtype, backend="reference"):
+    def __init__(
+        self, make: Callable[..., Any], dtype: torch.dtype, backend: str = "reference"
+    ) -> None:
         torch.manual_seed(0)
         self.model = Net().to(dtype)
         self.twin, self.dtype = copy.deepcopy(self.model), dtype
@@ -76,7 +80,7 @@ class Pair:
         self.training = poptorch.trainingModel(self.model, options(backend), self.optimizer)
         self._generator = torch.Generator().manual_seed(1)
 
-    def steps(self, count=STEPS):
+    def steps(self, count: int = STEPS) -> None:
         for _ in range(count):
             x = torch.randn(ROWS, 12, generator=self._generator).to(self.dtype)
             labels = torch.randint(3, (ROWS,), generator=self._generator)
@@ -85,28 +89,30 @@ class Pair:
             self.twin(x, labels).backward()
             self.twins.step()
 
-    def change(self, **numbers):
+    def change(self, **numbers: Any) -> None:
         for optimizer in (self.optimizer, self.twins):
             optimizer.param_groups[0].update(numbers)
         self.training.setOptimizer(self.optimizer)
 
-    def program(self):
+    def program(self) -> Any:
         return self.training._session.now.compiled
 
-    def assert_alike(self, **bounds):
+    def assert_alike(self, **bounds: Any) -> None:
         torch.testing.assert_close(self.model.state_dict(), self.twin.state_dict(), **bounds)
 
 
 @pytest.mark.parametrize("name", [pytest.param("Adafactor", marks=ROUNDED_ONCE), "Lion", "NAdam"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_in_half_are_bit_for_bit_those_of_eager_torch(name, dtype):
+def test_weights_in_half_are_bit_for_bit_those_of_eager_torch(
+    name: str, dtype: torch.dtype
+) -> None:
     pair = Pair(MAKE[name], dtype)
     pair.steps()
     pair.assert_alike(rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_arithmetic_in_half_with_numbers_of_groups_rounds_once(dtype):
+def test_arithmetic_in_half_with_numbers_of_groups_rounds_once(dtype: torch.dtype) -> None:
     pair = Pair(MAKE["Arithmetic"], dtype)
     pair.steps()
     pair.assert_alike(**near(1, STEPS, dtype=dtype))
@@ -114,19 +120,21 @@ def test_arithmetic_in_half_with_numbers_of_groups_rounds_once(dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["NAdam", "Arithmetic"])
-def test_compiled_steps_of_weights_in_half_are_those_of_eager_torch_within_rounding(name):
+def test_compiled_steps_of_weights_in_half_are_those_of_eager_torch_within_rounding(
+    name: str,
+) -> None:
     pair = Pair(MAKE[name], torch.bfloat16, "inductor")
     pair.steps()
     pair.assert_alike(rtol=0, atol=relative(1, STEPS, torch.bfloat16))
 
 
-def test_products_of_muon_in_bfloat16_round_like_those_of_eager_torch():
+def test_products_of_muon_in_bfloat16_round_like_those_of_eager_torch() -> None:
     pair = Pair(lambda p: T.Muon(p, lr=0.02), torch.float32)
     pair.steps()
     pair.assert_alike(**near(ROWS, STEPS))
 
 
-def test_factors_of_products_in_half_may_change():
+def test_factors_of_products_in_half_may_change() -> None:
     pair = Pair(lambda p: T.Muon(p, lr=0.02), torch.float32)
     pair.steps(1)
     pair.change(ns_coefficients=(3.0, -4.0, 2.0))
@@ -134,7 +142,7 @@ def test_factors_of_products_in_half_may_change():
     pair.assert_alike(**near(ROWS, 2))
 
 
-def test_a_rate_that_scales_a_product_in_half_changes_without_another_program():
+def test_a_rate_that_scales_a_product_in_half_changes_without_another_program() -> None:
     pair = Pair(MAKE["Arithmetic"], torch.bfloat16)
     pair.steps(1)
     before = pair.program()
@@ -144,11 +152,11 @@ def test_a_rate_that_scales_a_product_in_half_changes_without_another_program():
     pair.assert_alike(**near(1, 2, dtype=torch.bfloat16))
 
 
-def weighted_sum(model, x):
+def weighted_sum(model: Having, x: torch.Tensor) -> Any:
     return poptorch.identity_loss((model.weight * x).float().sum(), reduction="sum")
 
 
-def muon_step(weight, gradient, train, **settings):
+def muon_step(weight: Any, gradient: torch.Tensor, train: Any, **settings: Any) -> Any:
     """Return a weight after one step of Muon that gets a given gradient."""
     weight = nn.Parameter(weight.clone())
     optimizer = T.Muon([weight], weight_decay=0.0, **settings)
@@ -157,17 +165,19 @@ def muon_step(weight, gradient, train, **settings):
     return weight.detach()
 
 
-def train_in_eager(model, optimizer, gradient):
+def train_in_eager(model: Having, optimizer: torch.optim.Optimizer, gradient: torch.Tensor) -> None:
     model(gradient).backward()
     optimizer.step()
 
 
-def train_by_program(model, optimizer, gradient):
+def train_by_program(
+    model: Having, optimizer: torch.optim.Optimizer, gradient: torch.Tensor
+) -> None:
     poptorch.trainingModel(model, options().checkAgainstEager("off"), optimizer)(gradient)
 
 
 @pytest.mark.parametrize("shape", [(5, 20), (24, 6)])
-def test_muon_on_bfloat16_weights_is_no_further_from_float64_than_eager_torch(shape):
+def test_muon_on_bfloat16_weights_is_no_further_from_float64_than_eager_torch(shape: Any) -> None:
     # PyTorch rounds `weight.add_(update, alpha=-lr)` twice where its vector kernels do not apply:
     # for transposed updates, and for the last elements. Our programs round once everywhere.
     torch.manual_seed(0)

@@ -1,6 +1,8 @@
 """Of weights that a traced step updates alike one is traced, and nothing but time shows it."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ class Watched:
 
     with_gradients = 0
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         params = [p for group in self.param_groups for p in group["params"]]
         Watched.with_gradients = sum(p.grad is not None for p in params)
         return super().step(closure)
@@ -29,11 +31,11 @@ class Watched:
 class Own(T.Optimizer):
     """Does to each weight what ``rate`` says; looks at weights as a whole, so none are bundled."""
 
-    def __init__(self, params, lr=0.1):
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             for place, p in enumerate(group["params"]):
                 if p.grad is not None:
@@ -41,45 +43,60 @@ class Own(T.Optimizer):
 
 
 class Plain(Own):
-    def rate(self, place, p, group):
+    def rate(
+        self,
+        place: int,
+        p: torch.Tensor,
+        group: dict[str, Any] | dict[str, float | list[torch.Tensor]],
+    ) -> float | torch.Tensor:
         return group["lr"]
 
 
 class ByPlace(Own):
     """Later weights have smaller rates."""
 
-    def rate(self, place, p, group):
+    def rate(
+        self,
+        place: int,
+        p: torch.Tensor,
+        group: dict[str, Any] | dict[str, float | list[torch.Tensor]],
+    ) -> float | torch.Tensor:
         return group["lr"] * 0.9**place
 
 
 class WithOneException(Own):
-    def rate(self, place, p, group):
+    def rate(
+        self,
+        place: int,
+        p: torch.Tensor,
+        group: dict[str, Any] | dict[str, float | list[torch.Tensor]],
+    ) -> float | torch.Tensor:
         return group["lr"] * (2 if place == 4 else 1)
 
 
 class WithAttributes(Own):
-    def rate(self, place, p, group):
+    def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] * getattr(p, "scale", 1.0)
 
 
 class PerGradient(Own):
     """The rate depends on how many weights have gradients."""
 
-    def rate(self, place, p, group):
+    def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] / sum(each.grad is not None for each in group["params"])
 
 
 class NeedingAll(Own):
     """It fails if a weight has no gradient."""
 
-    def rate(self, place, p, group):
+    def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] * min(each.grad.numel() for each in group["params"])
 
 
 class OfZeros(Own):
     """The sign of a zero decides about the sign of the rate."""
 
-    def rate(self, place, p, group):
+    def rate(self, place: Any, p: Any, group: Any) -> Any:
         zero = -0.0 if place == 4 else 0.0
         return group["lr"] * torch.copysign(torch.ones(()), torch.full((), zero))
 
@@ -88,7 +105,7 @@ class Neighbours(Own):
     """A weight's step depends on the one before."""
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             before = 0.0
             for p in group["params"]:
@@ -102,7 +119,7 @@ class MomentumOfFirst(Own):
     """Its first step computes otherwise than later ones."""
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -116,11 +133,13 @@ class MomentumOfFirst(Own):
 
 
 class AskingNorms(Own):
-    def rate(self, place, p, group):
+    def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] if p.norm() > 1 else 0.5 * group["lr"]
 
 
-def trained(cls, optimizer=lambda cls, model: cls(model.parameters(), lr=0.02)):
+def trained(
+    cls, optimizer: Callable[..., Any] = lambda cls, model: cls(model.parameters(), lr=0.02)
+) -> tuple[own.Deep, own.Deep, int]:
     """Return a model after some steps, and its twin from eager torch."""
     torch.manual_seed(0)
     model = own.Deep(LAYERS)
@@ -143,7 +162,7 @@ def trained(cls, optimizer=lambda cls, model: cls(model.parameters(), lr=0.02)):
     return model, twin, seen[-1]
 
 
-def assert_alike(got, want):
+def assert_alike(got: own.Deep, want: own.Deep) -> None:
     bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
     torch.testing.assert_close(got.state_dict(), want.state_dict(), **bounds)
 
@@ -169,28 +188,28 @@ EACH = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_one_weight_of_each_shape_is_traced_where_all_are_updated_alike(name):
+def test_one_weight_of_each_shape_is_traced_where_all_are_updated_alike(name: str) -> None:
     model, twin, traced = trained(ALIKE[name])
     assert traced == KINDS
     assert_alike(model, twin)
 
 
 @pytest.mark.parametrize("name", ONE_OTHER)
-def test_a_weight_that_is_updated_otherwise_is_traced_too(name):
+def test_a_weight_that_is_updated_otherwise_is_traced_too(name: str) -> None:
     model, twin, traced = trained(ONE_OTHER[name])
     assert traced == KINDS + 1
     assert_alike(model, twin)
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_all_weights_are_traced_where_a_step_of_some_is_another_one(name):
+def test_all_weights_are_traced_where_a_step_of_some_is_another_one(name: str) -> None:
     model, twin, traced = trained(EACH[name])
     assert traced == WEIGHTS
     assert_alike(model, twin)
 
 
-def test_weights_of_two_groups_are_of_different_kinds():
-    def in_groups(cls, model):
+def test_weights_of_two_groups_are_of_different_kinds() -> None:
+    def in_groups(cls, model: own.Deep) -> torch.optim.Optimizer:
         params = [*model.parameters()]
         return cls([{"params": params[:4]}, {"params": params[4:], "lr": 0.5}], lr=0.02)
 
