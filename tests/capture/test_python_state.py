@@ -88,5 +88,5 @@ def test_a_layer_with_weights_that_forward_makes_is_refused() -> None:
 
     wrapped = poptorch.inferenceModel(Having(forward), options())
 
-    with pytest.raises(poptorch.Error, match="a layer that it did not have"):
+    with pytest.raises(poptorch.Error, match="a layer that the model did not have"):
         wrapped(torch.ones(2, 3))

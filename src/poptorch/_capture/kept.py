@@ -61,7 +61,7 @@ def refuse_new_layers(request: Request) -> None:
         if id(tied.tensor) not in known:
             layer = name.rpartition(".")[0]
             raise Error(
-                "forward gives the model a layer that it did not have",
+                "forward creates a layer that the model did not have",
                 got=f"'{layer}', with '{name}' of shape {tuple(tied.tensor.shape)}: a program's "
                 "state is fixed when it is compiled",
                 where=source.definition_line(type(request.users).forward),

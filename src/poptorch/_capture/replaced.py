@@ -146,7 +146,7 @@ class OwnDicts:
         path = ".".join(filter(None, (self._paths.get(owner, ""), name)))
         what, known = holder.strip("_")[:-1], name in self._mine[owner, holder].before
         return Error(
-            f"forward gives the model a {what} that it did not have",
+            f"forward creates a {what} that the model did not have",
             got=(
                 f"{what} '{path}' {'was None' if known else 'did not exist'} before the run "
                 f"and is a tensor of shape {tuple(now.shape)} afterwards; the state of a "

@@ -234,7 +234,7 @@ class StateStore:
         tensors = tensors_of(self._reading.module)
         if tensors.keys() != self._paths:
             raise Error(
-                "The model has other parameters or buffers than when it was compiled",
+                "The parameters or buffers of the model have changed since it was compiled",
                 got=", ".join(sorted(tensors.keys() ^ self._paths)),
                 fix=(
                     "call destroy() on the executor first, so that the next call compiles "

@@ -27,7 +27,7 @@ Backward = Callable[
 
 
 _registered: dict[str, tuple[Forward, Backward | None]] = {}
-_TABLE = "see the table of attributes in the guide"
+_TABLE = "use ASCII strings as keys, and numbers, bools, ASCII strings or lists of these as values"
 # For each type: the name of such numbers, and the smallest and largest valid one.
 _RANGES: dict[type, tuple[str, float, float]] = {
     float: ("Popart float", torch.finfo(torch.float32).min, torch.finfo(torch.float32).max),

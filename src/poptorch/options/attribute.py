@@ -34,7 +34,9 @@ class Attribute:
                 isinstance(text, str) for pair in values.items() for text in pair
             ):
                 raise AssertionFailure(
-                    "Attributes must be dictionaries of strings", got=f"{family}={values!r}"
+                    "Attributes must be dictionaries of strings",
+                    got=f"{family}={values!r}",
+                    fix='for example poptorch.Attribute(__outline={"layer": "embedding"})',
                 )
         self._attributes = kwargs
         self._outer: list[Attributes] = []

@@ -186,6 +186,10 @@ class Container:
 def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     common = sorted(result.keys() & values.keys())
     if common:
-        raise AssertionFailure("The same option is set twice", got=", ".join(common))
+        raise AssertionFailure(
+            "The same option is set twice",
+            got=", ".join(common),
+            fix="remove it from one of the two groups or dictionaries",
+        )
     result.update(values)
     return result

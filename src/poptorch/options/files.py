@@ -45,6 +45,7 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 }
 
 
+_JSON = 'for example {"deviceIterations": 4, "Training.gradientAccumulation": 8}'
 _ALLOWED = "write calls of option setters, with numbers, texts, enums and torch dtypes as arguments"
 
 
@@ -231,10 +232,13 @@ def apply_json(options: Any, text: str) -> None:
         raise InvalidValue(
             "A file of options must contain a JSON object of setters and arguments",
             got="the values are nested too deeply",
+            fix=_JSON,
         ) from error
     if not isinstance(calls, dict):
         raise InvalidValue(
-            ("A file of options must contain a JSON object of setters and arguments"), got=text
+            "A file of options must contain a JSON object of setters and arguments",
+            got=text,
+            fix=_JSON,
         )
     setters = [(_accessor(options, path), value) for path, value in calls.items()]
     for setter, value in setters:
