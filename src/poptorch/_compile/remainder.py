@@ -1,8 +1,9 @@
-"""The last update of a batch that is shorter than usual: micro-batches of two sizes as one graph.
+"""Compile the last update of a batch that is shorter than usual: micro-batches of two sizes in one
+graph.
 
-Micro-batches of the usual size are captured once and may run side by side; the shorter one after
-them is captured by itself. Their graphs become one, which hands the buffers on, adds the gradients
-up and joins the results. All later passes see it as the graph of a single micro-batch.
+Micro-batches of the usual size are captured once and may run side by side. The shorter one that
+follows is captured separately. Their graphs are joined into one, which passes buffers on, sums the
+gradients and joins the results. All later passes treat it as the graph of a single micro-batch.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ CheckOf = Callable[[_capture.Request], EagerCheck]
 
 @dataclass(frozen=True, eq=False)
 class Remainder:
-    """What is captured for such an update: each request stands for some micro-batches."""
+    """What is captured for such an update. Each request represents one or more micro-batches."""
 
     requests: tuple[_capture.Request, ...]  # one for each size
-    counts: tuple[int, ...]  # micro-batches of each
-    replicas: int = 1  # micro-batches go to the replicas in turn
+    counts: tuple[int, ...]  # micro-batches of each size
+    replicas: int = 1  # micro-batches are assigned to the replicas in rotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class _Run:
 
     graph: Graph
     name: str
-    first: int  # the number of its first micro-batch
+    first: int  # the index of its first micro-batch
     lanes: Lanes | None
 
     @property
@@ -59,7 +60,7 @@ class _Run:
         return slots.value(f"{self.name}.{slot.key}", slot.shape, slot.dtype)
 
     def rows(self, slot: Slot) -> tuple[int, ...]:
-        """Return the shape of what it reads or returns, without lanes."""
+        """Return the shape of a value that it reads or returns, without lanes."""
         if self.lanes is None or not slot.lanes:
             return slot.shape
         inner = slot.shape[1:]
@@ -113,7 +114,8 @@ def _side_by_side(
     spec: Spec,
     check: EagerCheck,
 ) -> tuple[Graph, Lanes | None]:
-    """Return a graph of several micro-batches of one size if that is right and pays, or of one.
+    """Return a graph of several micro-batches of one size if this is correct and saves time, or of
+    one.
 
     Random numbers of lanes come from seeds that only a whole program has.
     """
@@ -127,7 +129,9 @@ def _side_by_side(
 
 
 def _with_common_constants(micro: _capture.Micro, first: _capture.Micro) -> _capture.Micro:
-    """Give constants that another capture has found, too, its numbers, and others new ones."""
+    """Give constants that another capture has found, too, the same numbers, and other constants new
+    ones.
+    """
     known = {id(value): key for key, value in first.constants.items()}
     keys: dict[str, Slot] = {}
     given = {slot.key: slot for slot in first.graph.inputs}
@@ -154,7 +158,7 @@ class _Joined:
     replicas: int
     spec: Spec
     count: int = field(init=False)  # micro-batches
-    evolving: Mapping[str, Slot] = field(init=False)  # of which each replica has its own value
+    evolving: Mapping[str, Slot] = field(init=False)  # values that differ between replicas
 
     def __post_init__(self) -> None:
         self.count = sum(run.count for run in self.runs)
@@ -167,13 +171,13 @@ class _Joined:
         own = {slot.key for part in parts for slot in part.outputs if slot.kind is Kind.VALUE}
         return compose("micro", parts, keep=(Kind.GRADIENT,), drop=own)
 
-    # What the runs read and write.
+    # The inputs and outputs of runs.
 
     def _of_replica(self, slot: Slot, replica: int) -> Slot:
         return slots.value(f"replica{replica}.{slot.key}", slot.shape, slot.dtype)
 
     def _renamed(self, run: _Run) -> Graph:
-        """Return a run's graph, whose slots are its own unless all runs share them."""
+        """Return a run's graph with its own slots, unless all runs share them."""
 
         def slot_of(slot: Slot) -> Slot:
             if slot.key in self.evolving:
@@ -189,7 +193,7 @@ class _Joined:
         return replace(slot, shape=(self.replicas, *slot.shape), replicas=self.replicas, lanes=True)
 
     def _divided(self) -> SlotFunction:
-        """Return what cuts the batch, and the state that replicas have apart."""
+        """Return a function that divides the batch, and the state that differs between replicas."""
         wholes = {slot.index: self._whole(slot) for slot in self._batch(self.runs[0])}
         stacked = {key: self._stacked(slot) for key, slot in self.evolving.items()}
         outputs = [run.own(slot) for run in self.runs for slot in self._batch(run)]
@@ -229,10 +233,10 @@ class _Joined:
         rows = sum(shape[0] for shape in shapes)
         return slots.batch_input(like.index, (rows, *shapes[0][1:]), like.dtype)
 
-    # What comes out.
+    # The results.
 
     def _finished(self) -> SlotFunction:
-        """Return what adds gradients up and joins results."""
+        """Return a function that sums gradients and joins results."""
         values, results = dict[str, Slot](), dict[str, Slot]()
         made: dict[str, Callable[[Tensors], torch.Tensor]] = {}
         for key, found in self._outputs().items():
@@ -321,7 +325,7 @@ class _Joined:
         return replace(slot, shape=shape, dtype=dtype, lanes=False), joined
 
     def _groups(self, values: Sequence[_T], mode: OutputMode) -> list[Sequence[_T]]:
-        """Return what each micro-batch, or in some modes each replica, has made."""
+        """Return the results of each micro-batch or, in some modes, of each replica."""
         if mode in (OutputMode.Final, OutputMode.Sum):
             used = min(self.replicas, len(values))
             return [values[replica :: self.replicas] for replica in range(used)]

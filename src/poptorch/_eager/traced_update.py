@@ -2,8 +2,8 @@
 
 Both sides update all weights of a small model. Of a large one they update one weight of each kind,
 if the others are proven to be updated in the same way. A step may amplify rounding errors, for
-example by taking signs. The program therefore makes the updates again with slightly different
-gradients, and a difference counts only if it also exists for other random gradients.
+example by taking signs. The program therefore repeats the updates with slightly different
+gradients, and a difference is reported only if it also exists for other random gradients.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .._ir.spec import OptimSpec
 _UPDATES = 3
 _ROUNDINGS = 64
 _SEEDS = (0, 1)
-_FEW = 16  # weights that are all compared
+_FEW = 16  # up to this number of weights, all are compared
 _MOST = 1 << 18  # elements of all weights, if all are compared
-_LARGEST = 1 << 16  # elements of a weight that stands for others, if it is not the smallest one
+_LARGEST = 1 << 16  # elements of a weight that represents others, if it is not the smallest one
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 class NotCompared(Exception):  # noqa: N818 (nothing went wrong)
-    """The updates cannot be compared: the message says why."""
+    """The updates cannot be compared. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def traced_differences(
 
 
 def _chosen(request: Request, spec: OptimSpec, own: OwnStep) -> list[Slot]:
-    """Return weights that stand for all: the smallest of those that are updated alike."""
+    """Return weights that represent all weights: the smallest of those that are updated in the same
+    way.
+    """
     members = {path: at for at, group in enumerate(spec.groups) for path in group.params}
     weights = [
         slot
@@ -198,7 +200,7 @@ class _Comparison:
         return tensors
 
     def _state_before(self) -> dict[str, torch.Tensor]:
-        """Return the state of steps that the optimizer has made before, by key."""
+        """Return the state of the steps that the optimizer has already made, by key."""
         assert self.spec.own is not None
         known = {path: flat(dict(entry)) for path, entry in self.state.items()}
         state: dict[str, torch.Tensor] = {}
@@ -212,7 +214,7 @@ class _Comparison:
 
 
 def _over(spec: OptimSpec, paths: Collection[str]) -> OptimSpec:
-    """Return an optimizer over a few of its weights, without a limit of the norm of gradients."""
+    """Return an optimizer over a few of its weights, without a limit of the gradient norm."""
     assert spec.own is not None
     groups = tuple(
         replace(group, params=tuple(param for param in group.params if param.path in paths))
@@ -227,9 +229,9 @@ def _digits(dtype: torch.dtype) -> float:
 
 
 class _Twin:
-    """A copy of the user's optimizer over the user's own parameters, which it updates for a while.
+    """A copy of the user's optimizer over the user's own parameters, which it updates temporarily.
 
-    Code may tell parameters apart by their identity, or reach them through the model.
+    Code may distinguish parameters by their identity, or reach them through the model.
     """
 
     def __init__(
@@ -260,7 +262,9 @@ class _Twin:
         self.weights: dict[str, torch.Tensor] = {}
 
     def run(self, weights: Tensors, gradients: Sequence[Tensors]) -> None:
-        """Make an update from each of some gradients, and leave the user's parameters as before."""
+        """Make an update for each set of gradients, and restore the user's parameters
+        afterwards.
+        """
         before = [(host, host.data, host.grad) for host in self._hosts.values()]
         try:
             for path, host in self._hosts.items():
@@ -301,7 +305,7 @@ _OF_TORCH = {"param_groups", "state", "defaults"}
 
 
 def _copied(value: Any) -> Any:
-    """Return nested values of which no tensor, and no container, is the user's."""
+    """Return nested values that share no tensor and no container with the user's."""
     if isinstance(value, OrderedDict):
         return copy.copy(value)  # hooks
 

@@ -1,7 +1,7 @@
-"""Where a sequence repeats itself, as the layers of a model do.
+"""Find where a sequence repeats itself, as the layers of a model do.
 
-One finder serves whoever handles equal layers once: the compiler for CPUs, which compiles them
-once, and exported code, which writes them as one function.
+Two callers handle equal layers only once: the compiler for CPUs, which compiles them once, and
+exported code, which writes them as one function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Stretch(NamedTuple):
-    """Elements of which each is equal to the one ``period`` elements later, up to ``end``."""
+    """Elements, each of which is equal to the one ``period`` elements later, up to ``end``."""
 
     start: int
     period: int
@@ -21,12 +21,12 @@ class Stretch(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """How many elements are left out if each period is handled once."""
+        """Return how many elements are left out if each period is handled once."""
         return ((self.end - self.start) // self.period - 1) * self.period
 
 
 class Repetition(Protocol):
-    """What a caller makes of a stretch, or of a part of one."""
+    """What a caller makes of a stretch, or of a part of it."""
 
     @property
     def start(self) -> int: ...
@@ -45,7 +45,7 @@ def repetitions(
     """Return all repetitions, in order: each is chosen from what the earlier choices left.
 
     Args:
-        elements: equal ones stand for the same work.
+        elements: equal elements represent the same work.
         choose: picks a repetition of some stretches, the one that saves most first; None if no
             stretch is worth it.
         shortest: the smallest period.

@@ -1,8 +1,8 @@
-"""Batches that are shorter than usual, such as the last one of an epoch: what runs which rows.
+"""Divide batches that are shorter than usual, such as the last one of an epoch, between programs.
 
-Whole updates keep their micro-batches of the usual size. What remains is one more update, of
-micro-batches of the usual size and, if rows are left, a shorter one. In inference an iteration
-stands for an update.
+Whole updates keep micro-batches of the usual size. The rest is one more update, with micro-batches
+of the usual size and, if rows are left, a shorter one. In inference, iterations take the place of
+updates.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ Rows = tuple[int, ...]  # of one micro-batch, for each tensor; 0 if it has no di
 class Share:
     """What one program runs of a shorter batch: whole updates, or the last micro-batches."""
 
-    updates: int = 0  # 0 if it is the remainder
-    sizes: tuple[tuple[Rows, int], ...] = ()  # of the remainder: how many micro-batches have which
+    updates: int = 0  # 0 for the remainder
+    # sizes of the remainder's micro-batches, with the number of each
+    sizes: tuple[tuple[Rows, int], ...] = ()
 
     def spec(self, spec: Spec) -> Spec:
-        """Return the settings of its program, which takes a remainder for one micro-batch."""
+        """Return the settings of its program, which treats a remainder as one micro-batch."""
         loops = Loops(processes=spec.loops.processes)
         if self.updates:
             loops = replace(spec.loops, iterations=self.updates)
@@ -54,8 +55,8 @@ class Share:
 
 
 def is_shorter(bound: Bound, usual: Bound) -> bool:
-    """Whether all tensors of a call have fewer rows than usual, in proportion, and nothing else
-    differs.
+    """Return whether all tensors of a call have fewer rows than usual, in proportion, and nothing
+    else differs.
     """
     parts = zip(usual.parts, bound.parts, strict=True)
     if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
@@ -73,7 +74,8 @@ def is_shorter(bound: Bound, usual: Bound) -> bool:
 
 
 def shares(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]:
-    """Return what runs which part of a batch; nothing if it is no shorter batch of this kind.
+    """Return which program runs which part of a batch; empty if the batch is not such a shorter
+    batch.
 
     Raises:
         Error: it is one, and the settings do not allow it.
@@ -104,7 +106,7 @@ def shares(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]
 
 
 def unequal(micro_batches: Sequence[Bound]) -> Share:
-    """Return the share of an update of micro-batches of these sizes."""
+    """Return the share for an update with micro-batches of these sizes."""
     groups = itertools.groupby(map(rows_of, micro_batches))
     return Share(sizes=tuple((rows, len(list(group))) for rows, group in groups))
 
@@ -114,7 +116,7 @@ def rows_of(bound: Bound) -> Rows:
 
 
 def _is_cut(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Whether tensors that had equally many rows still have."""
+    """Return whether tensors that had equal numbers of rows still have equal numbers."""
     if not any(then.dim() for _, then in pairs):
         return False
     if any(bool(now.dim()) != bool(then.dim()) or 0 in now.shape for now, then in pairs):
