@@ -266,9 +266,9 @@ class _Joined:
         for pairs in found.values():
             if pairs[0][1].kind is not Kind.GRADIENT and len(pairs) != len(self.runs):
                 raise Error(
-                    "forward returns other results for the shorter micro-batch",
-                    got=f"{pairs[0][1].key} for {len(pairs)} of {len(self.runs)} sizes",
-                    fix=_WHOLE,
+                    "forward returns other results for a shorter batch",
+                    got=f"{pairs[0][1].key} of {len(pairs)} of {len(self.runs)} runs",
+                    fix=("let forward return the same results for any number of rows", _WHOLE),
                 )
         return found
 

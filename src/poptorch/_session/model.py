@@ -180,7 +180,8 @@ class Model:
         for part, count in share.parts(inputs.bound):
             cut = replace(spec, loops=replace(spec.loops, accumulation=count))
             own = Inputs(part, self.signature, cut, quiet=True)
-            requests.append(self._request(reading, own, spec, optim))
+            request = self._request(reading, own, spec, optim)
+            requests.append(replace(request, replicas=replicas))  # which may exchange tensors
             counts.append(count)
         return _compile.Remainder(tuple(requests), tuple(counts), replicas)
 

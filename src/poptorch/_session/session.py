@@ -294,7 +294,7 @@ class Session:
             for share, arguments in parts:  # all are there before the first one runs
                 found = self.programs.find(mode, arguments, share)
                 now = found or self._program_for(arguments, share)
-                shorter.check_sums(usual.emitted(), now.emitted())
+                shorter.check_results(usual.emitted(), now.emitted())
             for share, arguments in parts:
                 done.append(self._run(arguments, share))
         finally:

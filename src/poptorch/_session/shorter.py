@@ -147,8 +147,14 @@ def _check(spec: Spec, updates: int, remains: bool) -> None:
 Emitted = Sequence[tuple[OutputMode, tuple[int, ...]]]  # mode and shape of each result
 
 
-def check_sums(usual: Emitted, share: Emitted) -> None:
-    """Check that sums over all shares have the shapes of those of whole batches."""
+def check_results(usual: Emitted, share: Emitted) -> None:
+    """Check that the results of a share can be joined with those of whole batches."""
+    if len(usual) != len(share):
+        raise Error(
+            "forward returns other results for a shorter batch",
+            got=f"{len(share)} tensors; {len(usual)} for a whole batch",
+            fix=("let forward return the same results for any number of rows", _WHOLE),
+        )
     for (mode, shape), (_, own) in zip(usual, share, strict=True):
         if mode is OutputMode.Sum and shape and (own[0] % shape[0] or own[1:] != shape[1:]):
             raise Error(
