@@ -421,7 +421,7 @@ def decorated(x: torch.Tensor) -> Any:
 def test_a_decorated_function_stands_where_its_def_does() -> None:
     line = source.definition_line(decorated) or ""
     assert line.startswith("test_errors.py:")
-    assert line.endswith("def decorated(x):")
+    assert line.endswith("def decorated(x: torch.Tensor) -> Any:")
     assert source.definition_line(len) is None
 
 
