@@ -316,6 +316,18 @@ def test_new_attributes_are_one_warning_for_each_place(caplog: pytest.LogCapture
     ]
 
 
+def test_a_new_attribute_of_one_of_several_optimizers_is_said_of_its_class(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Net()
+    several = [torch.optim.Adam([parameter]) for parameter in model.parameters()]
+    wrapped = poptorch.trainingModel(model, options(), several)
+
+    several[0].mood = 1
+
+    assert said_of(wrapped, several, caplog) == ["optimizer attribute in Adam optimizer: mood"]
+
+
 @pytest.mark.spec("optimizers", 7, 11)
 def test_a_scale_that_is_new_in_a_group_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     _, optimizer, wrapped = trained(SGD)

@@ -26,7 +26,7 @@ from .._residency import Lock
 from .._update import discover
 from ..enums import ReductionType
 from ..optim.freeze import freeze, path_of
-from ..optim.joint import Joint, members_of
+from ..optim.joint import Joint, class_of, members_of
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from ..optim.step_hooks import note_hooks, present_hooks
@@ -385,7 +385,7 @@ def _state_of(optimizer: torch.optim.Optimizer, snapshot: Any) -> optim.Optimize
 
 def _hooks_of(optimizer: Any) -> list[StepHooks]:
     """Return the hooks of each optimizer that the user passed."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not issubclass(class_of(optimizer), torch.optim.Optimizer):
         return []  # code that reads it will refuse it
     return [present_hooks(each) for each in members_of(optimizer)]
 
@@ -395,7 +395,7 @@ def _snapshot(optimizer: torch.optim.Optimizer, hooks: Sequence[StepHooks]) -> A
 
     The parameters are shared. Compiling decides which of them are trained.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not issubclass(class_of(optimizer), torch.optim.Optimizer):
         return optimizer  # code that reads it will refuse it
     twins = [_twin(*each) for each in zip(members_of(optimizer), hooks, strict=True)]
     return twins[0] if len(twins) == 1 else Joint(twins)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .._base import log
-from ..optim.joint import members_of
+from ..optim.joint import class_of, members_of
 from ..optim.optimizer import VariableAttributes
 from ..optim.step_hooks import constants_of, present_hooks
 from .guards import Guard, is_same, shorten
@@ -179,7 +179,7 @@ def _steps(optimizer: torch.optim.Optimizer) -> Guard:
         if hooks:
             yield f"{len(hooks)} hooks of the optimizer's step"
         if len(hooks) < len(new):
-            yield f"step() of {type(optimizer).__name__}"
+            yield f"step() of {class_of(optimizer).__name__}"
 
     return Guard(lambda: list(_around(optimizer)), changes, _STEPS)
 

@@ -19,7 +19,7 @@ from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._residency import unwatched
 from . import KINDS
 from .arguments import number, pair_of_betas
-from .joint import members_of
+from .joint import class_of, members_of
 from .kind import Kind, agreed
 from .optimizer import Optimizer
 from .own import frozen_like, full_name, own_settings, own_step, own_values, refuse
@@ -74,7 +74,7 @@ def freeze(
     if kind is None:
         settings, groups, own = _freeze_own(optimizer, paths, compiled)
         values |= own_values(own, groups)
-        algorithm = full_name(optimizer.__class__)
+        algorithm = full_name(class_of(optimizer))
     else:
         _warn_of_subclass(optimizer)
         settings = _structure(optimizer, kind)
@@ -119,13 +119,13 @@ def _freeze_own(
         raise InvalidValue(
             "An attribute of the optimizer is not available for this optimizer class",
             got=(
-                f"{asked[0]} of {full_name(optimizer.__class__)}; this attribute needs an "
+                f"{asked[0]} of {full_name(class_of(optimizer))}; this attribute needs an "
                 "optimizer with a built-in formula"
             ),
             fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
         )
     settings: dict[str, Setting] = {"accum_type": "float32", **own_settings(own)}
-    if "max_grad_norm" not in inspect.signature(optimizer.__class__).parameters:
+    if "max_grad_norm" not in inspect.signature(class_of(optimizer)).parameters:
         settings["max_grad_norm"] = _clipping(getattr(optimizer, "max_grad_norm", None))
     return settings, groups, own
 
@@ -144,15 +144,15 @@ def _in_common_memory(
 def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
     """Return the kind with our formula, or None for an optimizer that is traced."""
     for kind in KINDS:
-        if isinstance(optimizer, kind.classes) and _steps_as(optimizer, kind):
+        if issubclass(class_of(optimizer), kind.classes) and _steps_as(optimizer, kind):
             return kind.variant(optimizer) or kind
     if (
-        not isinstance(optimizer, torch.optim.Optimizer)
-        or optimizer.__class__ is torch.optim.Optimizer
+        not issubclass(class_of(optimizer), torch.optim.Optimizer)
+        or class_of(optimizer) is torch.optim.Optimizer
     ):
         raise AssertionFailure(
             "Unsupported optimizer type",
-            got=full_name(optimizer.__class__),
+            got=full_name(class_of(optimizer)),
             fix=(
                 "use an optimizer of torch.optim or poptorch.optim, or a subclass of "
                 "torch.optim.Optimizer that defines step"
@@ -167,13 +167,13 @@ def _steps_as(optimizer: torch.optim.Optimizer, kind: Kind) -> bool:
     its step.
     """
     if isinstance(optimizer, Optimizer):
-        refuse_hooks(optimizer, full_name(optimizer.__class__))
+        refuse_hooks(optimizer, full_name(class_of(optimizer)))
         return True
     if any(hooks_of(each) != StepHooks() for each in members_of(optimizer)):
         return False
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
         return False
-    cls = optimizer.__class__
+    cls = class_of(optimizer)
     base = next(each for each in cls.__mro__ if each in kind.classes)
     derived = cls.__mro__[: cls.__mro__.index(base)]
     names = {name for each in derived for name in vars(each)} - _NO_PART_OF_A_STEP
@@ -209,7 +209,7 @@ def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
     """Warn of overridden steps of our classes. Subclasses of torch's optimizers are traced if they
     override any part of a step.
     """
-    cls = optimizer.__class__
+    cls = class_of(optimizer)
     if not issubclass(cls, Optimizer):
         return
     direct = {torch.optim.Optimizer, Optimizer} & {*cls.__bases__}

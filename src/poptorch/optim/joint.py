@@ -28,10 +28,6 @@ class Joint:
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for each in self.members for group in each.param_groups]
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self.members[0])
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.members[0], name)
 
@@ -42,6 +38,11 @@ class Joint:
 def members_of(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     kind: type = type(optimizer)
     return optimizer.members if kind is Joint else (optimizer,)  # type: ignore[attr-defined]
+
+
+def class_of(optimizer: Any) -> type:
+    """Return the class of an optimizer, or of each one that was combined."""
+    return members_of(optimizer)[0].__class__
 
 
 def joined(given: Any, before: torch.optim.Optimizer | None = None) -> Any:

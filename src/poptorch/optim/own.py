@@ -29,7 +29,7 @@ from .._ir.own_step import (
     substituted,
 )
 from .._ir.spec import OptimGroup, OptimSpec, Setting
-from .joint import members_of
+from .joint import class_of, members_of
 from .step_hooks import digest_of, hooks_of
 
 ALIKE = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
@@ -50,15 +50,15 @@ def refuse(optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizer classes whose step cannot be part of a program."""
     whys = [
         _REFUSED[cls.__name__]
-        for cls in optimizer.__class__.__mro__
+        for cls in class_of(optimizer).__mro__
         if cls.__module__.startswith("torch.optim") and cls.__name__ in _REFUSED
     ]
-    if _needs_closure(optimizer.__class__):
+    if _needs_closure(class_of(optimizer)):
         whys.append("its step needs a closure, which calls the model again within a step")
     if whys:
         raise AssertionFailure(
             "Unsupported optimizer type",
-            got=f"{full_name(optimizer.__class__)}: {whys[0]}",
+            got=f"{full_name(class_of(optimizer))}: {whys[0]}",
             fix=(
                 "use another optimizer of torch.optim or poptorch.optim, or train without poptorch"
             ),

@@ -15,7 +15,7 @@ from .._ir.own_step import StepHooks
 from .._ir.spec import OptimGroup, OptimSpec
 from ..enums import MeanReductionStrategy
 from . import KINDS
-from .joint import members_of
+from .joint import class_of, members_of
 from .optimizer import Optimizer
 
 _CLASSES = [cls for kind in KINDS for cls in kind.classes]
@@ -135,7 +135,7 @@ class AttributeWatch:
                 logging.DEBUG if relaxed else logging.WARNING,
                 "Ignoring unexpected %s in %s optimizer: %s",
                 place,
-                type(optimizer).__name__,
+                class_of(optimizer).__name__,
                 ", ".join(name for each, name in new if each == place),
             )
 
