@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from poptorch._residency import TABLE, Event, State, Transfer
+from poptorch._residency import TABLE, Coherence, Event, Transfer
 
 PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 BEGIN, END = "<!-- scripts/coherence_table.py -->\n", "<!-- end of the table -->\n"
@@ -15,11 +15,11 @@ BEGIN, END = "<!-- scripts/coherence_table.py -->\n", "<!-- end of the table -->
 
 def as_text() -> str:
     """Return the table for people, without what changes nothing."""
-    lines = ["|event|" + "|".join(state.name for state in State) + "|"]
-    lines.append("|---" * (len(State) + 1) + "|")
+    lines = ["|event|" + "|".join(state.name for state in Coherence) + "|"]
+    lines.append("|---" * (len(Coherence) + 1) + "|")
     for event in Event:
         cells = []
-        for state in State:
+        for state in Coherence:
             row = TABLE[event, state]
             what = [row.transfer.name] if row.transfer is not Transfer.NONE else []
             what += [row.state.name] if row.state is not state else []

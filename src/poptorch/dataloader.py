@@ -23,7 +23,7 @@ from ._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
 from ._data import arrangement, notices
 from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
-from ._data.sharding import InTurn, Shard, permutation, shard_range
+from ._data.sharding import DataShard, InTurn, permutation, shard_range
 from ._data.worker import Settings
 from ._ir.loops import Loops
 from .enums import DataLoaderMode, SharingStrategy
@@ -240,7 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._by_workers = weakref.ref(iteration)
         return iteration
 
-    def _shard(self, dataset: Any, shuffles: bool) -> Shard:
+    def _shard(self, dataset: Any, shuffles: bool) -> DataShard:
         options, plan = self.options, self._plan
         process, processes = data_share(options.Distributed)
         samples = len(dataset)
@@ -260,7 +260,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             used = len(part) * processes if plan.drop_last else samples
             self._permuted = samples, used, options.random_seed
-        return Shard(dataset, part)
+        return DataShard(dataset, part)
 
     def _reorder(self, order: torch.Tensor) -> None:
         """Use a new order in the next iteration, without changing iterations that still run."""
@@ -271,7 +271,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             order.share_memory_()  # type: ignore[no-untyped-call]
         # Bypass torch's check of this attribute. The size, which is all that torch's samplers know,
         # stays the same.
-        self.__dict__["dataset"] = Shard(self.dataset.dataset, self.dataset.part, order)
+        self.__dict__["dataset"] = DataShard(self.dataset.dataset, self.dataset.part, order)
 
     def _for_another_process(self, kind: type[DataLoader]) -> DataLoader:
         """Return a copy of this loader for a loading process; the copy loads synchronously."""

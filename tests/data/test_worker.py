@@ -18,10 +18,10 @@ from helpers import loaders
 from helpers.data_sets import Numbers
 from helpers.wrapping import options
 from poptorch._data import worker
-from poptorch._data.channel import Channel, Kind
+from poptorch._data.channel import Channel, MessageKind
 from poptorch._data.consumer import verdict
 from poptorch._data.process import Process
-from poptorch._data.sharding import Shard, permutation
+from poptorch._data.sharding import DataShard, permutation
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def ends() -> Iterator[list[Channel]]:
 
 def test_what_does_not_fit_is_cut_off_in_front(ends: list[Channel]) -> None:
     one, other = ends
-    one.send(Kind.ITEM, slot=3, rows=1 << 40)
-    one.send(Kind.ERROR, text="x" * 100_000 + "\udc80")
-    assert other.receive() == (Kind.ITEM, 3, 1 << 40, "")
+    one.send(MessageKind.ITEM, slot=3, rows=1 << 40)
+    one.send(MessageKind.ERROR, text="x" * 100_000 + "\udc80")
+    assert other.receive() == (MessageKind.ITEM, 3, 1 << 40, "")
     text = other.receive().text
     assert text == "x" * (len(text) - 6) + "\\udc80"
     assert 40_000 < len(text) < 100_000
@@ -46,15 +46,15 @@ def test_what_does_not_fit_is_cut_off_in_front(ends: list[Channel]) -> None:
 @pytest.mark.parametrize("has_unread", [False, True])
 def test_the_end_of_the_other_process(ends: list[Channel], has_unread: bool) -> None:
     one, other = ends
-    one.send(Kind.STOP)
+    one.send(MessageKind.STOP)
     if has_unread:
-        other.send(Kind.FREE)
+        other.send(MessageKind.FREE)
     one.close()
-    assert other.receive().kind is Kind.STOP
+    assert other.receive().kind is MessageKind.STOP
     with pytest.raises((EOFError, ConnectionError)):
         other.receive()
     with pytest.raises(ConnectionError):
-        other.send(Kind.FREE)
+        other.send(MessageKind.FREE)
 
 
 def test_waiting_ends_when_a_watched_descriptor_is_ready(ends: list[Channel]) -> None:
@@ -64,8 +64,8 @@ def test_waiting_ends_when_a_watched_descriptor_is_ready(ends: list[Channel]) ->
         assert ends[0].receive(0.01) is None
         os.write(writable, b"x")
         assert ends[0].receive() is None
-        ends[1].send(Kind.FREE)
-        assert ends[0].receive().kind is Kind.FREE
+        ends[1].send(MessageKind.FREE)
+        assert ends[0].receive().kind is MessageKind.FREE
     finally:
         os.close(readable)
         os.close(writable)
@@ -95,7 +95,7 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch: pytest.MonkeyP
     def woken(seconds: float | None = None) -> tuple[Any, ...]:
         if seconds is None:
             passed.append("until a message comes")
-            ours.send(Kind.FREE)
+            ours.send(MessageKind.FREE)
         return asked(seconds)
 
     monkeypatch.setattr(theirs, "receive", woken)
@@ -159,7 +159,7 @@ def test_who_does_the_work_of_two_reads_their_samples(
 
 
 def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads() -> None:
-    shard = Shard(Numbers(10), range(3, 7))
+    shard = DataShard(Numbers(10), range(3, 7))
     assert [shard[i].item() for i in (0, 3, -1)] == [3, 6, 6]
     for index in (4, -5):
         with pytest.raises(IndexError, match="shard of 4 samples"):
@@ -167,9 +167,9 @@ def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads() -
     assert [t.item() for t in list(shard)] == [3, 4, 5, 6]
     assert [t.item() for t in shard.__getitems__([2, 0])] == [5, 3]
     assert pickle.loads(pickle.dumps(shard))[0].item() == 3
-    turned = Shard(Numbers(6), range(2, 5), torch.arange(6).flip(0))
+    turned = DataShard(Numbers(6), range(2, 5), torch.arange(6).flip(0))
     assert [turned[i].item() for i in range(3)] == [3, 2, 1]
-    shard = Shard(Batched(10), range(3, 7))
+    shard = DataShard(Batched(10), range(3, 7))
     assert [t.item() for t in shard.__getitems__([0, 1])] == [-3, -4]
     assert shard.classes == ("cat", "dog")
     with pytest.raises(AttributeError):

@@ -36,8 +36,8 @@ def content() -> Content:
     The first two calls were timed in four parts each, the other three as wholes.
     """
     estimate = priced(two_stages, meta(8, 64), steps=2, system="bow:2", advice=True)
-    by_parts = [profile.Call(3 * at, 0, 0.25, 0.5, 0.25) for at in range(2)]
-    whole = [profile.Call(6 + 3 * at, 2, 0.5, each, 0.25) for at, each in enumerate((2, 1, 0))]
+    by_parts = [profile.CallTimes(3 * at, 0, 0.25, 0.5, 0.25) for at in range(2)]
+    whole = [profile.CallTimes(6 + 3 * at, 2, 0.5, each, 0.25) for at, each in enumerate((2, 1, 0))]
     product = profile.OperatorTime("F", "aten.addmm", "0", "net.py:3", 2, 0.0625)
     measured = profile.Measured(
         "</script><b>",

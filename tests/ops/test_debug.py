@@ -10,7 +10,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Calling, Having, Scaled, graph_of, infer, options, training
 from poptorch.backends.inductor import compiler
-from poptorch.ops.debug import Layout, tensor_text
+from poptorch.ops.debug import PrintFormat, tensor_text
 
 show = poptorch.ipu_print_tensor
 Capture = pytest.CaptureFixture[str]
@@ -184,7 +184,7 @@ LINES = [
 def test_a_tensor_is_written_in_this_layout(
     tensor: torch.Tensor, layout: dict[str, Any], expected: str
 ) -> None:
-    assert tensor_text("t", tensor, Layout(**layout)) == f"t: {expected}"
+    assert tensor_text("t", tensor, PrintFormat(**layout)) == f"t: {expected}"
 
 
 # A number, its type, how many digits are asked for, and what is written.
@@ -203,7 +203,7 @@ MOST_DIGITS = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.floa
 def test_a_fixed_point_number_has_no_more_digits_than_its_type(
     value: float, dtype: torch.dtype, digits: int, expected: str
 ) -> None:
-    layout = Layout(digits=digits, float_format="fixed")
+    layout = PrintFormat(digits=digits, float_format="fixed")
 
     text = tensor_text("x", torch.tensor([value], dtype=dtype), layout)
 
@@ -215,7 +215,7 @@ def test_a_fixed_point_number_has_no_more_digits_than_its_type(
 def test_no_format_writes_more_digits_than_the_type_has(
     value: float, dtype: torch.dtype, digits: int, _: str, float_format: str
 ) -> None:
-    layout = Layout(digits=digits, float_format=float_format)
+    layout = PrintFormat(digits=digits, float_format=float_format)
 
     text = tensor_text("x", torch.tensor([value], dtype=dtype), layout)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from helpers.modes import MODES
 from poptorch._base.plainly import plainly
-from poptorch._residency import TABLE, Device, Event, Lock, State, Transfer, unwatched
+from poptorch._residency import TABLE, Coherence, DeviceCopies, Event, Lock, Transfer, unwatched
 
 PATHS = ("w",)
 EITHER = st.integers(0, 1)
@@ -37,7 +37,7 @@ class Machine(RuleBasedStateMachine):
         self.host = nn.Parameter(torch.zeros(1))
         self.step = 0.0
         self.values = [torch.zeros(1), torch.zeros(1)]
-        self.devices = [Device(functools.partial(self.read, at), True) for at in (0, 1)]
+        self.devices = [DeviceCopies(functools.partial(self.read, at), True) for at in (0, 1)]
         for device in self.devices:
             device.meet({"w": self.host})
         self.newest = self.on_host = 0.0
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
             self.fetch_to_host(at)
 
     def fetch_to_host(self, at: int) -> None:
-        if self.devices[at].state("w") is State.HOST_ONLY:
+        if self.devices[at].state("w") is Coherence.HOST_ONLY:
             return  # nothing is on this device
         self.devices[at].fetch()
         self.move(at, Event.COPY_TO_HOST)
@@ -105,7 +105,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=EITHER, mode=UNDER)
     def copy_to_device(self, at: int, mode: Mode) -> None:
-        if self.devices[at].state("w") is not State.HOST_ONLY and self.newer == at:
+        if self.devices[at].state("w") is not Coherence.HOST_ONLY and self.newer == at:
             self.newest = self.on_host  # what it trained is gone
             self.newer = None
         with mode():
@@ -124,14 +124,14 @@ Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, de
 TestTwoDevices = Machine.TestCase
 
 
-def devices(*trains: bool) -> list[Device]:
+def devices(*trains: bool) -> list[DeviceCopies]:
     """Devices, each of which shares a tensor with the one before and with the one behind it.
 
     Args:
         trains: whether each of them trains.
     """
     hosts = [torch.ones(1) for _ in range(len(trains) + 1)]
-    made = [Device(lambda: None, trained) for trained in trains]
+    made = [DeviceCopies(lambda: None, trained) for trained in trains]
     for device, before, after in zip(made, hosts, hosts[1:], strict=False):
         device.meet({"before": before, "after": after})
     return made

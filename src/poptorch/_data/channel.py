@@ -18,7 +18,7 @@ _LARGEST = 1 << 16
 _MOST_TEXT = 48_000
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     START = 0  # continue after the first element
     FREE = 1  # the oldest slot may be filled again
     RESTART = 2  # drop all elements and start this iteration of the data set; rows: its number
@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    kind: Kind
+    kind: MessageKind
     slot: int
     rows: int
     text: str
@@ -54,7 +54,7 @@ class Channel:
         """Make ``receive`` return None also when this descriptor becomes readable."""
         self._poll.register(descriptor, select.POLLIN)
 
-    def send(self, kind: Kind, slot: int = 0, rows: int = 0, text: str = "") -> None:
+    def send(self, kind: MessageKind, slot: int = 0, rows: int = 0, text: str = "") -> None:
         """Send a message with the end of the text. Raise ConnectionError if the other
         process is gone.
         """
@@ -71,7 +71,9 @@ class Channel:
         if not content:
             raise EOFError
         kind, slot, rows = _HEADER.unpack_from(content)
-        return Message(Kind(kind), slot, rows, content[_HEADER.size :].decode(errors="replace"))
+        return Message(
+            MessageKind(kind), slot, rows, content[_HEADER.size :].decode(errors="replace")
+        )
 
     def _take(self) -> bytes | None:
         try:  # checking for a message first would need a second system call

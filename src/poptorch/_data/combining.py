@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from .._base import trees
 from .._base.errors import Error
-from .sharding import Shard
+from .sharding import DataShard
 
 
 class Grouped(Iterator[Any]):
@@ -105,7 +105,7 @@ class TensorBatches(Iterator[list[torch.Tensor]]):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         dataset, sampler = loader.dataset, cast(Any, loader.batch_sampler)
-        shard = dataset if isinstance(dataset, Shard) else None
+        shard = dataset if isinstance(dataset, DataShard) else None
         whole: Any = dataset if shard is None else shard.dataset
         self._tensors: Sequence[torch.Tensor] = whole.tensors
         self._size = len(loader)
@@ -141,7 +141,7 @@ def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 def indexable(loader: DataLoader[Any]) -> bool:
     """Return whether indexing gives exactly the same as fetching and collating."""
-    dataset = loader.dataset.dataset if isinstance(loader.dataset, Shard) else loader.dataset
+    dataset = loader.dataset.dataset if isinstance(loader.dataset, DataShard) else loader.dataset
     sampler = loader.batch_sampler
     return (
         type(dataset) is TensorDataset

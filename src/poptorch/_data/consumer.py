@@ -12,7 +12,7 @@ from .._base import env, log
 from .._base.errors import AssertionFailure, Error
 from ..enums import SharingStrategy
 from . import ring
-from .channel import ALL_ROWS, Kind, Message
+from .channel import ALL_ROWS, Message, MessageKind
 from .process import Process
 from .worker import Settings
 
@@ -63,7 +63,7 @@ class Consumer:
         last = self._last
         if last is not None:
             self._workers_iteration += 1
-        if last is None or (last.kind is Kind.END and last.rows):
+        if last is None or (last.kind is MessageKind.END and last.rows):
             self._start_loading()
         else:
             self._begin_anew()
@@ -72,11 +72,11 @@ class Consumer:
     def next(self) -> Any:
         """Return the next element: views of the ring that are valid until the next call."""
         self._check_usable()
-        if self._last is None or self._last.kind is Kind.ITEM:
+        if self._last is None or self._last.kind is MessageKind.ITEM:
             self._last = self._next_message()
-        if self._last.kind is Kind.END:
+        if self._last.kind is MessageKind.END:
             raise StopIteration
-        if self._last.kind is not Kind.ITEM:
+        if self._last.kind is not MessageKind.ITEM:
             raise self._failed()
         self._current, rows = self._slots[self._last.slot], self._last.rows
         return self._form.join(
@@ -87,7 +87,7 @@ class Consumer:
         self._start_loading()
         if self._current:
             self._release()
-            self._tell(Kind.FREE)
+            self._tell(MessageKind.FREE)
         asked = time.perf_counter()
         message = self._message()
         arrived = time.perf_counter()
@@ -95,7 +95,7 @@ class Consumer:
             self._first_asked = asked
         self.elements += 1
         self._waited += arrived - asked
-        if message.kind is Kind.END:
+        if message.kind is MessageKind.END:
             text = verdict(self._waited, arrived - self._first_asked)
             log.python.debug("%d elements: %s", self.elements - 1, text)
         return message
@@ -110,7 +110,7 @@ class Consumer:
     def _start_loading(self) -> None:
         if not self._is_started:
             self._is_started = True
-            self._tell(Kind.START)
+            self._tell(MessageKind.START)
 
     def _release(self) -> None:
         if self._poisons:
@@ -120,14 +120,14 @@ class Consumer:
     def _begin_anew(self) -> None:
         self._release()
         self._is_started = True
-        self._tell(Kind.RESTART, self._workers_iteration)
-        answer = Kind.RESTARTED, self._workers_iteration
+        self._tell(MessageKind.RESTART, self._workers_iteration)
+        answer = MessageKind.RESTARTED, self._workers_iteration
         while ((message := self._message()).kind, message.rows) != answer:
-            if message.kind is Kind.GONE:
+            if message.kind is MessageKind.GONE:
                 self._last = message
                 raise self._failed()
 
-    def _tell(self, kind: Kind, number: int = 0) -> None:
+    def _tell(self, kind: MessageKind, number: int = 0) -> None:
         # The worker may be gone, but messages that it sent before must still be read.
         with contextlib.suppress(ConnectionError):
             self._process.channel.send(kind, rows=number)
@@ -143,7 +143,7 @@ class Consumer:
                         raise EOFError
                     break
         except EOFError:
-            return Message(Kind.GONE, 0, 0, self._process.describe_end())
+            return Message(MessageKind.GONE, 0, 0, self._process.describe_end())
         return message
 
     def _failed(self) -> Error:
@@ -152,12 +152,12 @@ class Consumer:
 
     def _announcement(self) -> tuple[ring.Form, list[ring.Tensors]]:
         message = self._message()
-        if message.kind is Kind.FAILED:
+        if message.kind is MessageKind.FAILED:
             log.python.error("The loading process could not start:\n%s", message.text)
-        if message.kind is Kind.GONE:
+        if message.kind is MessageKind.GONE:
             raise _not_started(message.text, _GUARD, _TRAVEL, _FORK)
         # the data set had arrived, so its traceback explains everything
-        if message.kind is not Kind.READY:
+        if message.kind is not MessageKind.READY:
             raise _not_started(message.text, *(() if message.slot else (_TRAVEL, _FORK)))
         try:
             file = self._process.channel.receive_file()

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .._base import log
 from .._ir.loops import Loops
 from .arrangement import Arrangement
-from .sharding import Shard, shard_range
+from .sharding import DataShard, shard_range
 
 
 def remainder(loader: Any, plan: Arrangement, process: int, processes: int, programs: int) -> None:
@@ -36,7 +36,7 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
     if loader.batch_size is None:
         _micro_batches(_length(loader.batch_sampler), plan.steps, plan.drop_last)
         return
-    if isinstance(dataset, Shard):
+    if isinstance(dataset, DataShard):
         samples: int | None = len(dataset.dataset)
     else:
         samples, process, processes = _length(loader.sampler), 0, 1

@@ -25,7 +25,7 @@ from .._base import log, trees
 from .._base.processes import is_running
 from ..enums import SharingStrategy
 from . import worker
-from .channel import Channel, Kind
+from .channel import Channel, MessageKind
 from .ring import aligned
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
@@ -100,7 +100,7 @@ class Process:
         process, group = self._process, self._process.pid
         workers = members(group)
         with contextlib.suppress(OSError):
-            self.channel.send(Kind.STOP)
+            self.channel.send(MessageKind.STOP)
         self.channel.close()
         process.join(PATIENCE)
         if process.exitcode is None:

@@ -43,7 +43,7 @@ class InTurn(Sequence[int]):
         return self._part[process * len(self) // self._processes + step * self._rows + row]
 
 
-class Shard(Dataset[Any]):
+class DataShard(Dataset[Any]):
     """The part of a map-style data set, or of its permutation, that one process reads."""
 
     def __init__(

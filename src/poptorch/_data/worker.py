@@ -25,7 +25,7 @@ from .._base import trees
 from .._base.errors import Error
 from .._base.processes import is_running
 from . import ring
-from .channel import Channel, Kind
+from .channel import Channel, MessageKind
 
 Contents = tuple[Any, dict[type, trees.Parser]]  # a data set, and the parsers for its elements
 
@@ -144,7 +144,7 @@ class _Worker:
             self._first_order = getattr(self._source, "_order_index", None)
             first = self._begin()
         except Exception as error:
-            self._channel.send(Kind.FAILED, slot=has_arrived, text=_traceback(error))
+            self._channel.send(MessageKind.FAILED, slot=has_arrived, text=_traceback(error))
             return
         elements = self._elements(first)
         while True:
@@ -154,7 +154,7 @@ class _Worker:
                 (self._iterations,) = restart.args  # some may have been started ahead
                 self._published = self._freed = 0
                 self._started = True
-                self._channel.send(Kind.RESTARTED, rows=self._iterations)
+                self._channel.send(MessageKind.RESTARTED, rows=self._iterations)
             self.end()
             elements = self._elements()
 
@@ -176,7 +176,7 @@ class _Worker:
             ring.common_rows(tensors)
             specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
         file, end, self._slots = ring.create(self._form, specs, self._settings.slots)
-        self._channel.send(Kind.READY, rows=end)
+        self._channel.send(MessageKind.READY, rows=end)
         self._channel.send_file(file)
         os.close(file)
         return tensors
@@ -211,14 +211,14 @@ class _Worker:
             for rows in filled:
                 slot = self._published % self._settings.slots
                 self._published += 1
-                self._channel.send(Kind.ITEM, slot, rows)
+                self._channel.send(MessageKind.ITEM, slot, rows)
         except Exception as error:
-            self._channel.send(Kind.ERROR, text=_traceback(error))
+            self._channel.send(MessageKind.ERROR, text=_traceback(error))
         else:
             self.end()
             # Do not repeat an iteration without elements, because this could loop forever.
             goes_on = self._settings.goes_on and self._published > before
-            self._channel.send(Kind.END, rows=goes_on)
+            self._channel.send(MessageKind.END, rows=goes_on)
         while not goes_on:
             self._obey(waits=True)
 
@@ -240,11 +240,11 @@ class _Worker:
     def _obey(self, waits: bool = False) -> None:
         while (message := self._channel.receive(None if waits else 0.0)) is not None:
             waits = False
-            if message.kind is Kind.FREE:
+            if message.kind is MessageKind.FREE:
                 self._freed += 1
-            elif message.kind is Kind.START:
+            elif message.kind is MessageKind.START:
                 self._started = True
-            elif message.kind is Kind.RESTART:
+            elif message.kind is MessageKind.RESTART:
                 raise _Restart(message.rows)
             else:
                 raise _Stop

@@ -21,7 +21,7 @@ from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
 from .constants import Constants
 from .estimate import Estimate
-from .pass_cost import Pass
+from .pass_cost import PricedPass
 from .pricing import price
 from .products import Chip
 from .subject import Subject
@@ -33,7 +33,7 @@ class Pieces:
 
     layout: Layout
     cut: staged.Cut
-    passes: dict[StagePass, Pass]
+    passes: dict[StagePass, PricedPass]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     if key not in captured.pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
         cut = staged.cut(updating_of(captured, own), layout, own)
-        passes = {each: Pass(each, graph) for each, graph in cut[0].items()}
+        passes = {each: PricedPass(each, graph) for each, graph in cut[0].items()}
         captured.pieces[key] = Pieces(layout, cut, passes)
     pieces = captured.pieces[key]
     _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)

@@ -51,7 +51,7 @@ class PassCost:
         return self.values + self.temporary
 
 
-class Pass:
+class PricedPass:
     def __init__(self, stage_pass: StagePass, graph: Graph) -> None:
         self._stage_pass, self._graph = stage_pass, graph
         self._held: dict[fx.Node, int] | None = None  # bytes while its operators run, in order

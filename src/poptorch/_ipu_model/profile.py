@@ -36,7 +36,7 @@ is reported.
 
 
 @dataclass(frozen=True)
-class Call:
+class CallTimes:
     """Seconds of one call on this machine."""
 
     start: float  # after the first call began
@@ -74,7 +74,7 @@ class Measured:
     tier: str  # a line of text about what ran the program
     compile_seconds: float
     calls: int
-    first: tuple[Call, ...]
+    first: tuple[CallTimes, ...]
     process_bytes: int  # peak memory of the process
     actions: tuple[ActionTime, ...] = ()
     operators: tuple[OperatorTime, ...] = ()  # the most expensive first; compiled code has none

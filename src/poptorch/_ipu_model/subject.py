@@ -12,7 +12,7 @@ from .._ir.program import Emit
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .constants import Constants
-from .pass_cost import Pass, PassCost
+from .pass_cost import PassCost, PricedPass
 from .products import Chip
 
 POD = 64  # largest number of chips connected by IPU-Links
@@ -21,7 +21,7 @@ POD = 64  # largest number of chips connected by IPU-Links
 @dataclass(frozen=True, eq=False)
 class Subject:
     staged: Staged
-    passes: Mapping[StagePass, Pass]  # shared by variants with the same passes
+    passes: Mapping[StagePass, PricedPass]  # shared by variants with the same passes
     spec: Spec
     emit: Emit  # what is returned to the host
     chip: Chip

@@ -42,7 +42,7 @@ def named(node: fx.Node, why: str) -> NotVectorisable:
     return error
 
 
-class Call:
+class BatchedCall:
     """A node, with the values of its arguments over lanes."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Call:
         rest = self.args[len(args) :]
         return self.node.target(*args, *rest, **{**self.kwargs, **kwargs})  # type: ignore[operator]
 
-    def widened(self) -> Call:
+    def widened(self) -> BatchedCall:
         """Return the same call with float32 in place of half types, because sums over lanes need
         the range.
         """
@@ -132,7 +132,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.float16 else dtype
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[BatchedCall], Any]
 
 
 def nodes_in(argument: Any) -> list[fx.Node]:
@@ -141,7 +141,7 @@ def nodes_in(argument: Any) -> list[fx.Node]:
     return found
 
 
-def batched(call: Call) -> Any:
+def batched(call: BatchedCall) -> Any:
     """Return the results of a node with varying arguments, each with lanes in front."""
     target = call.node.target
     if target is operator.getitem:
@@ -167,7 +167,7 @@ def _check_types(one: Any, several: Any) -> None:
             )
 
 
-def vectorised(call: Call) -> Any:
+def vectorised(call: BatchedCall) -> Any:
     several: list[Any] = []
 
     def one(*own: torch.Tensor) -> Any:
@@ -202,7 +202,7 @@ def _over_lanes(function: Callable[..., Any], values: list[torch.Tensor]) -> Any
             return torch.func.functionalize(vectorising, remove="mutations")(*values)
 
 
-def _pointwise(call: Call) -> Any:
+def _pointwise(call: BatchedCall) -> Any:
     if not set(nodes_in(call.node.kwargs)).isdisjoint(call.inputs):
         return NotImplemented
     rank = len(call.shape)
@@ -220,21 +220,21 @@ def with_rank(value: torch.Tensor, rank: int, lead: Sequence[int]) -> torch.Tens
     return value.reshape(*lead, *[1] * missing, *shape) if missing > 0 else value
 
 
-def _shaped(call: Call) -> Any:
+def _shaped(call: BatchedCall) -> Any:
     return call.args[0].reshape(call.count, *call.shape)
 
 
-def _expanded(call: Call) -> Any:
+def _expanded(call: BatchedCall) -> Any:
     return with_rank(call.args[0], len(call.shape), [call.count]).expand(call.count, *call.shape)
 
 
-def _reordered(call: Call) -> Any:
+def _reordered(call: BatchedCall) -> Any:
     of_lane = call.node.args[0].meta["val"]  # type: ignore[union-attr]
     order = ORDERS[call.node.target](of_lane, *call.args[1:])
     return call.args[0].permute(0, *(dim + 1 for dim in order))
 
 
-def _copied(call: Call) -> Any:
+def _copied(call: BatchedCall) -> Any:
     layout = call.kwargs.get("memory_format")
     plain = layout in (None, torch.contiguous_format, torch.preserve_format)
     return call.run(memory_format=layout if plain else torch.preserve_format)
@@ -251,7 +251,7 @@ class Rows:
     dim: int | None = 0  # the dimension of the rows; None if they are all dimensions in front
     counted: int | None = None  # index of the argument that contains the number of rows
 
-    def __call__(self, call: Call, **named: Any) -> Any:
+    def __call__(self, call: BatchedCall, **named: Any) -> Any:
         if not call.shared(*self.shared):
             return NotImplemented
         args = list(call.args)
@@ -268,28 +268,28 @@ class Rows:
         ]
 
 
-def _mm(call: Call) -> Any:
+def _mm(call: BatchedCall) -> Any:
     if call.shared(0):
         return NotImplemented
     return Rows((0,))(call) if call.shared(1) else torch.bmm(*call.args)
 
 
-def _addmm(call: Call) -> Any:
+def _addmm(call: BatchedCall) -> Any:
     of_all_rows = call.args[0].dim() < 2 or call.args[0].shape[0] == 1
     return Rows((1,), (0, 2))(call) if of_all_rows else NotImplemented
 
 
-def _in_channels(call: Call, found: Any) -> list[Any]:
+def _in_channels(call: BatchedCall, found: Any) -> list[Any]:
     """Normalize the channels of all lanes, which are side by side, separately."""
     value, *of_channels = found
     return [call.unflatten(value, 1), *map(call.unflatten, of_channels)]
 
 
-def _repeated(call: Call, at: int) -> Any:
+def _repeated(call: BatchedCall, at: int) -> Any:
     return None if call.get(at) is None else call.lanes(at).reshape(-1)
 
 
-def _batch_norm_in_training(call: Call) -> Any:
+def _batch_norm_in_training(call: BatchedCall) -> Any:
     """Normalize with statistics of the batch. The last two results are these, and not the running
     ones.
     """
@@ -302,18 +302,18 @@ def _batch_norm_in_training(call: Call) -> Any:
     return _in_channels(call, _batch_norm(x, *weights, none, none, True, 1.0, eps))
 
 
-def _batch_norm_without_statistics(call: Call) -> Any:
+def _batch_norm_without_statistics(call: BatchedCall) -> Any:
     return _in_channels(call, call.run(call.rows(0, 1), _repeated(call, 1), _repeated(call, 2)))
 
 
-def _batch_norm_with_running(call: Call) -> Any:
+def _batch_norm_with_running(call: BatchedCall) -> Any:
     if call.shared(1, 2, 3, 4):
         return Rows((0,), whole=(1, 2))(call)
     own = (_repeated(call, at) for at in range(1, 5))
     return _in_channels(call, call.run(call.rows(0, 1), *own))
 
 
-def _batch_norm_backward(call: Call) -> Any:
+def _batch_norm_backward(call: BatchedCall) -> Any:
     given = [call.rows(0, 1), call.rows(1, 1), *(_repeated(call, at) for at in range(2, 5))]
     own_statistics = (_repeated(call, at) if call.args[7] else call.args[at] for at in (5, 6))
     return _in_channels(call, call.run(*given, *own_statistics))
@@ -323,7 +323,7 @@ def _attention(operands: int) -> Rule:
     """Return the rule for the forward or backward operator, by the number of operands."""
     rows = Rows(tuple(range(operands)))
 
-    def rule(call: Call) -> Any:
+    def rule(call: BatchedCall) -> Any:
         if call.get(operands):
             raise NotVectorisable("its dropout cannot be computed separately for each micro-batch")
         mask = _mask_in_rows(call)
@@ -332,7 +332,7 @@ def _attention(operands: int) -> Rule:
     return rule
 
 
-def _mask_in_rows(call: Call) -> Any:
+def _mask_in_rows(call: BatchedCall) -> Any:
     mask = call.kwargs.get("attn_mask")
     if mask is None:
         return None
@@ -346,7 +346,7 @@ def _mask_in_rows(call: Call) -> Any:
     return mask.reshape(-1, *mask.shape[2:])
 
 
-def _lstm_weights_apart(call: Call) -> Any:
+def _lstm_weights_apart(call: BatchedCall) -> Any:
     if not call.shared(4, 5, 6, 7):
         return NotImplemented
     raise NotVectorisable("it adds up the gradients of its weights over micro-batches")
@@ -362,7 +362,7 @@ RULES: dict[Any, Rule] = {
     aten.native_layer_norm.default: Rows((0,), (2, 3), dim=None),
     aten.native_group_norm.default: Rows((0,), (1, 2), counted=3),
     aten.embedding.default: Rows((1,), (0,), dim=None),
-    aten._linalg_check_errors.default: Call.run,
+    aten._linalg_check_errors.default: BatchedCall.run,
     _batch_norm: _batch_norm_in_training,
     aten._native_batch_norm_legit.no_stats: _batch_norm_without_statistics,
     aten._native_batch_norm_legit_no_training.default: _batch_norm_with_running,

@@ -27,7 +27,7 @@ from .._ops.exchanges import exchange
 from . import carried, totals
 from .batched import (
     RULES,
-    Call,
+    BatchedCall,
     NotVectorisable,
     Rows,
     batched,
@@ -175,7 +175,7 @@ class _Lanes:
         folded = None if node in self._demand.unfolded else totals.folded(node, self._demand.varies)
         return batched(call) if folded is None else self._folded(call, folded)
 
-    def _folded(self, call: Call, entry: Rows) -> Any:
+    def _folded(self, call: BatchedCall, entry: Rows) -> Any:
         """Return the results of an operator, some of which are sums over lanes."""
         both = totals.divided(call, entry)
         if both is None:
@@ -185,8 +185,8 @@ class _Lanes:
         added = entry(sums) if any(sums.args[-1]) else made
         return [each if at in entry.whole else made[at] for at, each in enumerate(added)]
 
-    def _call(self, node: fx.Node) -> Call:
-        return Call(
+    def _call(self, node: fx.Node) -> BatchedCall:
+        return BatchedCall(
             node, {n: self._value(n) for n in reads(node)}, self._demand.varies, self._count
         )
 
@@ -320,7 +320,7 @@ class _Lanes:
             linear = totals.linear_in(node, self._demand.varies)
             summed = reads(node) if totals.in_all(node) else linear
             values = {n: self._total(n) if n in summed else self._value(n) for n in reads(node)}
-            call = Call(node, values, self._demand.varies, self._count)
+            call = BatchedCall(node, values, self._demand.varies, self._count)
         call = call if dtype is node.meta["val"].dtype else call.widened()
         return contraction(call) if contraction is not None else call.run()
 
@@ -346,7 +346,7 @@ def _ends(nodes: Iterable[tuple[fx.Node, bool]], in_lanes: Kind) -> tuple[Slot, 
     )
 
 
-def drawn(call: Call, number: int) -> torch.Tensor:
+def drawn(call: BatchedCall, number: int) -> torch.Tensor:
     """Let each lane draw what it would draw alone."""
     if generator_of(call.node.target, call.node.args, call.node.kwargs) is not None:
         raise NotVectorisable(

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .._ir.operators import SAME_NUMBERS
-from .batched import FOLDED, Call, Rows, Rule, nodes_in, sum_dtype
+from .batched import FOLDED, BatchedCall, Rows, Rule, nodes_in, sum_dtype
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def _sums_in_half(node: fx.Node, entry: Rows) -> bool:
     return any(each is not None and sum_dtype(each.dtype) is not each.dtype for each in results)
 
 
-def divided(call: Call, entry: Rows) -> tuple[Call, Call] | None:
+def divided(call: BatchedCall, entry: Rows) -> tuple[BatchedCall, BatchedCall] | None:
     """Return a call for results with lanes and one for sums, in float32; None if one call computes
     both.
     """
@@ -87,14 +87,14 @@ def in_all(node: fx.Node) -> bool:
     return node.target is aten.cat.default or (sums and isinstance(node.args[1], fx.Node))
 
 
-def _of_one(call: Call) -> Any:
+def _of_one(call: BatchedCall) -> Any:
     """Compute a product with one shared operand from the sum of the other operand."""
     at = call.varying.index(True)
     total = call.args[at].sum(0, dtype=call.args[at].dtype)
     return call.node.target(*call.args[:at], total, *call.args[at + 1 :])  # type: ignore[operator]
 
 
-def _mm(call: Call) -> Any:
+def _mm(call: BatchedCall) -> Any:
     if not all(call.varying):
         return _of_one(call)
     left, right = call.args
@@ -102,7 +102,7 @@ def _mm(call: Call) -> Any:
     return torch.mm(rows.t(), right.reshape(-1, right.shape[2]))
 
 
-def _bmm(call: Call) -> Any:
+def _bmm(call: BatchedCall) -> Any:
     if not all(call.varying):
         return _of_one(call)
     left = call.args[0]
@@ -110,7 +110,7 @@ def _bmm(call: Call) -> Any:
     return torch.bmm(rows.transpose(1, 2), call.rows(1, 1))
 
 
-def _sum(call: Call) -> Any:
+def _sum(call: BatchedCall) -> Any:
     value, dims, keep = call.args[0], call.get(1), call.get(2, False)
     rank = value.dim() - 1
     all_dims = [0, *(dim % rank + 1 for dim in (dims or range(rank)))] if rank else [0]
@@ -118,7 +118,7 @@ def _sum(call: Call) -> Any:
     return result.squeeze(0) if keep else result
 
 
-def _added_rows(call: Call) -> Any:
+def _added_rows(call: BatchedCall) -> Any:
     """Rewrite ``index_add(zeros, 0, places, rows)``."""
     return call.args[0].index_add(0, call.rows(2), call.rows(3))
 

@@ -3,11 +3,11 @@ event changes.
 """
 
 from .access import NO_GRADIENTS, unwatched
-from .cells import Cell, Copy, Device
+from .cells import Cell, Copy, DeviceCopies
 from .locks import Lock, locked
-from .table import TABLE, Event, Row, State, Transfer
+from .table import TABLE, Coherence, Event, Row, Transfer
 
 __all__ = [
-    "NO_GRADIENTS", "TABLE", "Cell", "Copy", "Device", "Event", "Lock", "Row", "State",
+    "NO_GRADIENTS", "TABLE", "Cell", "Coherence", "Copy", "DeviceCopies", "Event", "Lock", "Row",
     "Transfer", "locked", "unwatched",
 ]  # fmt: skip

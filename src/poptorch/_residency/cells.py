@@ -19,7 +19,7 @@ from .._base.threads import RenewedLock
 from .._ir.program import Writes
 from .access import unwatch, unwatched, watch
 from .locks import Lock
-from .table import TABLE, Event, State, Transfer
+from .table import TABLE, Coherence, Event, Transfer
 
 T = TypeVar("T")
 Region = tuple[int, int, int]  # storage, first byte, end
@@ -47,7 +47,7 @@ class Cell:
     """
 
     def __init__(self, region: Region) -> None:
-        self.copies, self.devices = WeakList[Copy](), WeakList[Device]()
+        self.copies, self.devices = WeakList[Copy](), WeakList[DeviceCopies]()
         self._region, self._hosts = region, WeakList[torch.Tensor]()
         self._overlapping = WeakList[Cell]()  # cells that share bytes with this one
         # all cells in the storage
@@ -64,7 +64,7 @@ class Cell:
             if all(host is not each for each in cell.hosts()):
                 cell._hosts.add(host)
                 for copy in cell.overlapping_copies():
-                    if copy.state is State.DEVICE_NEWER:
+                    if copy.state is Coherence.DEVICE_NEWER:
                         watch(host, copy.device.announce)
         return cell
 
@@ -114,20 +114,20 @@ def _bytes(host: torch.Tensor) -> Region:
 class Copy:
     """One device's copy of a cell."""
 
-    device: Device
+    device: DeviceCopies
     cell: Cell
     host: Callable[[], torch.Tensor | None]  # a weak reference
     address: int  # of the host tensor
     value: torch.Tensor  # on the device
     version: int | None = None  # of the host tensor when both had the same values
-    state: State = State.SAME
+    state: Coherence = Coherence.SAME
 
     def is_of(self, host: torch.Tensor) -> bool:
         return self.host() is host and self.address == _address(host)
 
     def differs_from(self, host: torch.Tensor) -> bool:
         """Return whether the host tensor was written since the last transfer."""
-        if self.state in (State.HOST_NEWER, State.DEVICE_ONLY) or (
+        if self.state in (Coherence.HOST_NEWER, Coherence.DEVICE_ONLY) or (
             host is self.host() and (self.version is None or self.version == host._version)
         ):
             return False
@@ -138,7 +138,7 @@ class Copy:
 
 
 @dataclass(eq=False)
-class Device:
+class DeviceCopies:
     """The copies of host tensors on one model's device, by the paths that the tensors had.
 
     A copy belongs to one tensor, even if the user moves that tensor or replaces it.
@@ -156,7 +156,7 @@ class Device:
     announce: Callable[[], object]
     trains: bool
     lock: Lock = field(default_factory=Lock)
-    near: WeakList[Device] = field(default_factory=WeakList)
+    near: WeakList[DeviceCopies] = field(default_factory=WeakList)
     copies: dict[str, Copy] = field(default_factory=dict)
     writes: Writes = field(default_factory=Writes)
     newer: int = 0
@@ -194,9 +194,9 @@ class Device:
         copy = self.copies.get(path)
         return None if copy is None else copy.host()
 
-    def state(self, path: str) -> State:
+    def state(self, path: str) -> Coherence:
         copy = self.copies.get(path)
-        return State.HOST_ONLY if copy is None else copy.state
+        return Coherence.HOST_ONLY if copy is None else copy.state
 
     def due(self, event: Event, paths: Iterable[str]) -> list[str]:
         """Return those of some tensors that an event transfers."""
@@ -215,7 +215,7 @@ class Device:
     def leave(self, paths: Iterable[str]) -> None:
         """Forget tensors that were replaced and whose values were copied to the host."""
         for path in paths:
-            self._set(self.copies.pop(path), State.HOST_ONLY)
+            self._set(self.copies.pop(path), Coherence.HOST_ONLY)
 
     def _note(self, event: Event, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.meet({path: host for path, (host, _) in pairs.items()})
@@ -228,11 +228,11 @@ class Device:
                 self._tell_others(self.copies[path])
         self._known = sum(copy.version or 0 for copy in self.copies.values())
 
-    def _put(self, path: str, host: torch.Tensor, value: torch.Tensor, state: State) -> None:
+    def _put(self, path: str, host: torch.Tensor, value: torch.Tensor, state: Coherence) -> None:
         copy = self.copies.get(path)
         if copy is None or not copy.is_of(host):
             if copy is not None:
-                self._set(copy, State.HOST_ONLY)
+                self._set(copy, Coherence.HOST_ONLY)
             copy = Copy(self, Cell.of(host), weakref.ref(host), _address(host), value)
             self.copies[path] = copy
             copy.cell.copies.add(copy)
@@ -240,13 +240,13 @@ class Device:
         self._set(copy, state)
         copy.version = None if host.is_inference() else host._version
 
-    def _set(self, copy: Copy, state: State) -> None:
+    def _set(self, copy: Copy, state: Coherence) -> None:
         if state is copy.state:
             return
         self._marked = None
-        newer = (state is State.DEVICE_NEWER) - (copy.state is State.DEVICE_NEWER)
+        newer = (state is Coherence.DEVICE_NEWER) - (copy.state is Coherence.DEVICE_NEWER)
         self.newer += newer
-        self.stale += (state is State.HOST_NEWER) - (copy.state is State.HOST_NEWER)
+        self.stale += (state is Coherence.HOST_NEWER) - (copy.state is Coherence.HOST_NEWER)
         if newer:
             own = copy.host()
             for host in (own, *copy.cell.other_hosts(own)):
@@ -277,7 +277,7 @@ class Device:
             if other.device is not self:
                 other.device._set(other, TABLE[Event.OTHER_TO_HOST, other.state].state)
 
-    def updated(self, event: Event, paths: Collection[str]) -> list[tuple[Copy, State]]:
+    def updated(self, event: Event, paths: Collection[str]) -> list[tuple[Copy, Coherence]]:
         """Record that a program is about to write these. Return what ``undo`` needs if it
         does not.
         """
@@ -290,7 +290,7 @@ class Device:
         self._marked = paths
         return before
 
-    def undo(self, before: Iterable[tuple[Copy, State]]) -> None:
+    def undo(self, before: Iterable[tuple[Copy, Coherence]]) -> None:
         for copy, state in before:
             self._set(copy, state)
 
@@ -308,7 +308,7 @@ class Device:
     def clear(self) -> None:
         """Forget everything, because the device is gone."""
         for copy in self.copies.values():
-            self._set(copy, State.HOST_ONLY)
+            self._set(copy, Coherence.HOST_ONLY)
         self.copies, self._known, self.writes = {}, 0, Writes()
 
     def is_untouched(self) -> bool:

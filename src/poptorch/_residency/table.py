@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class State(enum.Enum):
+class Coherence(enum.Enum):
     """The state of one device's copy of a host tensor."""
 
     SAME = "neither: the values were equal at the last transfer"
@@ -38,13 +38,13 @@ class Transfer(enum.Enum):
 
 class Row(NamedTuple):
     transfer: Transfer
-    state: State
+    state: Coherence
 
 
-def _table() -> dict[tuple[Event, State], Row]:
+def _table() -> dict[tuple[Event, Coherence], Row]:
     none, up, down = Transfer.NONE, Transfer.UP, Transfer.DOWN
-    same, host_newer, device_newer, device_only, host_only = State
-    table = {(event, state): Row(none, state) for event in Event for state in State}
+    same, host_newer, device_newer, device_only, host_only = Coherence
+    table = {(event, state): Row(none, state) for event in Event for state in Coherence}
     for state in (host_newer, host_only):
         table[Event.CALL, state] = Row(up, same)
     table[Event.ATTACH, host_only] = Row(up, same)
@@ -63,4 +63,4 @@ def _table() -> dict[tuple[Event, State], Row]:
     return table
 
 
-TABLE: Mapping[tuple[Event, State], Row] = _table()
+TABLE: Mapping[tuple[Event, Coherence], Row] = _table()

@@ -12,7 +12,7 @@ from .._base import safe_files, source
 from .._base.errors import Error
 from .._ipu_model.estimate import Estimate
 from .files import check_folder
-from .programs import Variant
+from .programs import Specialization
 from .session import Session
 from .signature import Arguments
 
@@ -41,7 +41,7 @@ def export(session: Session, filename: str | os.PathLike[str]) -> None:
             write(session, now, name, path)
 
 
-def _write_python(session: Session, now: Variant, name: str, path: Path) -> None:
+def _write_python(session: Session, now: Specialization, name: str, path: Path) -> None:
     if session.weights.store is None:
         session.attach()
     session.weights.fetch()
@@ -55,7 +55,7 @@ def _write_python(session: Session, now: Variant, name: str, path: Path) -> None
     safe_files.write_text_for_user(path, text)
 
 
-def _write_page(session: Session, now: Variant, name: str, path: Path) -> None:
+def _write_page(session: Session, now: Specialization, name: str, path: Path) -> None:
     modules = session.model.module.named_modules()
     kinds = {p: type(module).__name__.removeprefix("Poptorch") for p, module in modules}
     price: Estimate | str

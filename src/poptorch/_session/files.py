@@ -31,7 +31,7 @@ from .._base.errors import AssertionFailure, Error
 from .._base.json_codec import Json
 from .._base.plainly import plainly
 from . import guards
-from .programs import Variant
+from .programs import Specialization
 from .session import Session
 
 DEFAULT_NAME = "model.poptorch"
@@ -174,7 +174,7 @@ def packed(
     return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(copies)}
 
 
-def _refuse_replaced_layers(now: Variant) -> None:
+def _refuse_replaced_layers(now: Specialization) -> None:
     """Refuse a file whose program and weights would be those of different models."""
     replaced = guards.replaced_layers(now.guards)
     if replaced:
@@ -226,7 +226,7 @@ def shapes_of(model: nn.Module) -> dict[str, list[int]]:
     return {path: list(t.tensor.shape) for path, t in _capture.tensors_of(model).items()}
 
 
-def _arguments(session: Session, now: Variant) -> Json:
+def _arguments(session: Session, now: Specialization) -> Json:
     if now.inputs.looked_at:
         return None
     values = session.model.signature.given(now.inputs.bound)

@@ -25,7 +25,7 @@ from .._base import interrupts, log, seeding
 from .._capture import Decision, ModelTensor, hooks_of
 from .._ir.graph import Graph
 from .._ir.operators import draws
-from .._residency import Device, unwatched
+from .._residency import DeviceCopies, unwatched
 from ..ops.blocks import starts_block
 from .wrapping import HOLDERS
 
@@ -506,7 +506,7 @@ def _grown(now: Any, value: Any) -> bool:
 # Host tensors.
 
 
-def of_weights(device: Device, module: nn.Module) -> Guard:
+def of_weights(device: DeviceCopies, module: nn.Module) -> Guard:
     """Return the row about host weights and buffers that have copies on a device.
 
     Torch counts writes to a tensor, but not writes through its ``.data``.

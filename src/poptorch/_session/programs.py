@@ -27,7 +27,7 @@ _SHARES = 4
 """Programs for shares of shorter batches: an epoch ends with one, or with two shares of one."""
 
 
-class Variant:
+class Specialization:
     """The model, compiled for one mode and one kind of arguments."""
 
     def __init__(
@@ -105,11 +105,11 @@ class Programs:
     """The programs for each mode and kind of arguments. The present one is last."""
 
     def __init__(self) -> None:
-        self.all: list[Variant] = []
+        self.all: list[Specialization] = []
         self._told = False
 
     @property
-    def now(self) -> Variant:
+    def now(self) -> Specialization:
         """Return the program that calls use."""
         programs = self.all  # another thread may replace the list
         if not programs:
@@ -119,11 +119,13 @@ class Programs:
             )
         return programs[-1]
 
-    def find(self, mode: Situation, arguments: Arguments, share: Share | None) -> Variant | None:
+    def find(
+        self, mode: Situation, arguments: Arguments, share: Share | None
+    ) -> Specialization | None:
         alike = (each for each in reversed(self.all) if each.mode == mode and each.share == share)
         return next((each for each in alike if each.inputs.takes(arguments)), None)
 
-    def use(self, variant: Variant) -> None:
+    def use(self, variant: Specialization) -> None:
         """Make a program the present one, and remove the oldest one of its mode if there are too
         many.
 

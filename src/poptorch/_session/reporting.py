@@ -28,7 +28,7 @@ from ..enums import OutputMode
 from .model import Model
 from .outputs import Moments
 from .pricing import Captures
-from .programs import Variant
+from .programs import Specialization
 
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ class Reports:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._now: Variant | None = None  # the program that the report is about
+        self._now: Specialization | None = None  # the program that the report is about
         self._began = self._ended = 0.0
         self._unwritten = self._has_bad_loss = False
         self._process = processes.forks
@@ -54,11 +54,11 @@ class Reports:
 
     def _reset(self) -> None:
         self._estimate: Estimate | None = None
-        self._calls: list[profile.Call] = []
+        self._calls: list[profile.CallTimes] = []
         self._count = self._written = 0
         self._watch = Stopwatch()
 
-    def compiled(self, now: Variant) -> None:
+    def compiled(self, now: Specialization) -> None:
         self._reset()
         if now.spec.runtime.report is not None:
             self._now = now
@@ -80,7 +80,7 @@ class Reports:
         self._watch = watch
         return results
 
-    def called(self, now: Variant, moments: Moments) -> None:
+    def called(self, now: Specialization, moments: Moments) -> None:
         """Record how long the last call took, and write the report after some calls."""
         self._now = now
         if now.spec.runtime.cycle_count:
@@ -92,7 +92,7 @@ class Reports:
             self._began = self._ended = started
         self._count += 1
         if len(self._calls) < FIRST:
-            call = profile.Call(
+            call = profile.CallTimes(
                 started - self._began, started - self._ended, taken - started, ready - taken,
                 ended - ready,
             )  # fmt: skip
@@ -101,7 +101,7 @@ class Reports:
             self._write(now)
         self._ended = ended
 
-    def look_at_loss(self, now: Variant, results: Sequence[torch.Tensor]) -> None:
+    def look_at_loss(self, now: Specialization, results: Sequence[torch.Tensor]) -> None:
         """Report the first update in a call whose loss is not finite."""
         if self._has_bad_loss or now.loss_at is None:
             return
@@ -134,11 +134,11 @@ class Reports:
         self._now = None
         self._reset()
 
-    def cycles(self, now: Variant) -> int:
+    def cycles(self, now: Specialization) -> int:
         """Return the cycles of one call of the compiled program according to the cost model."""
         return max(1, round(self.priced(now).cycles))
 
-    def priced(self, now: Variant) -> Estimate:
+    def priced(self, now: Specialization) -> Estimate:
         """Estimate the compiled program, by capturing one micro-batch again, without data."""
         if self._estimate is None:
             spec = now.spec
@@ -153,7 +153,7 @@ class Reports:
                 self._estimate = self.advise(captures, self._estimate)
         return self._estimate
 
-    def _write(self, now: Variant) -> None:
+    def _write(self, now: Specialization) -> None:
         self._written = self._count
         spec = now.spec
         name = spec.runtime.model_name or ("training" if spec.training else "inference")

@@ -26,11 +26,11 @@ from .inputs import Inputs, return_inputs
 from .model import Model, Situation, Task
 from .optimizer import SessionOptimizer
 from .outputs import LastCall
-from .programs import Programs, Variant
+from .programs import Programs, Specialization
 from .random import Randomness
 from .shorter import Share
 from .signature import Arguments
-from .store import DEVICE_ONLY, Layout, StateStore
+from .store import DEVICE_ONLY, StateLayout, StateStore
 from .transfers import Transfers
 from .weights import check_saved, paths_of
 
@@ -38,7 +38,7 @@ from .weights import check_saved, paths_of
 # key, and the random state, which is None for a new sequence.
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
 # Of a run: its program, its results, and when it began, had taken the batch and was ready.
-Done = tuple[Variant, Sequence[torch.Tensor], tuple[float, float, float]]
+Done = tuple[Specialization, Sequence[torch.Tensor], tuple[float, float, float]]
 RECENT = 8
 """The number of latest calls whose times are used, so that times of the interpreter are
 soon dropped.
@@ -83,7 +83,7 @@ class Session:
         self._forks = processes.forks  # number of forks before the process that uses the model
 
     @property
-    def now(self) -> Variant:
+    def now(self) -> Specialization:
         """Return the program that calls use."""
         return self.programs.now
 
@@ -124,7 +124,7 @@ class Session:
             self._attach()
         self.reports.compiled(self.now)
 
-    def _compiled(self, task: Task, background: bool) -> Variant:
+    def _compiled(self, task: Task, background: bool) -> Specialization:
         spec = task.spec
 
         def placed(count: int) -> None:
@@ -165,9 +165,9 @@ class Session:
             *task.attributes.guards(constants),
             guards.of_arrays(task.inputs.bound.constants),
         ]
-        return Variant(task, self.model.situation(), compiled, rows)
+        return Specialization(task, self.model.situation(), compiled, rows)
 
-    def _begin(self, variant: Variant) -> None:
+    def _begin(self, variant: Specialization) -> None:
         """Use the first program, without attaching to a device."""
         random = Randomness(variant.spec.target.seed, variant.spec.runs_together)
         kept, state = self.restored or (None, None)
@@ -303,7 +303,7 @@ class Session:
         results = shorter.joined([results for _, results, _ in done], usual.emitted())
         return done[-1][0], results, (*done[0][2][:2], done[-1][2][2])
 
-    def _is_like_last(self, now: Variant, arguments: Arguments) -> bool:
+    def _is_like_last(self, now: Specialization, arguments: Arguments) -> bool:
         """Return whether nothing has happened since the last call, and this call has the same kind
         of arguments.
         """
@@ -318,7 +318,10 @@ class Session:
         return True
 
     def _returned(
-        self, now: Variant, results: Sequence[torch.Tensor], before: tuple[float, float, float]
+        self,
+        now: Specialization,
+        results: Sequence[torch.Tensor],
+        before: tuple[float, float, float],
     ) -> Any:
         """Return the result of ``forward``; ``before``: when the call began, ran and was ready."""
         returned = now.outputs.build(results[: now.outputs.count])
@@ -329,7 +332,7 @@ class Session:
             self.reports.called(now, moments)
         return returned
 
-    def _program_for(self, arguments: Arguments, share: Share | None) -> Variant:
+    def _program_for(self, arguments: Arguments, share: Share | None) -> Specialization:
         """Attach, and use the program for the model's mode and these arguments."""
         if self.weights.store is None:
             if self.now.spec.runtime.connection == ConnectionType.Never:
@@ -349,7 +352,7 @@ class Session:
             now = self._change_program(now, mode, arguments, share)
         return now
 
-    def _execute(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _execute(self, now: Specialization, batch: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program completely, or stop with the state after a complete update."""
         weights, optimizer = self.weights, self.optimizer
         store, device = weights.store, weights.device
@@ -386,8 +389,8 @@ class Session:
     # Several programs.
 
     def _change_program(
-        self, now: Variant, mode: Situation, arguments: Arguments, share: Share | None
-    ) -> Variant:
+        self, now: Specialization, mode: Situation, arguments: Arguments, share: Share | None
+    ) -> Specialization:
         """Use the program for another mode or other inputs. All programs share weights and
         state.
         """
@@ -407,7 +410,7 @@ class Session:
         self._go_on_with(variant)
         return variant
 
-    def _go_on_with(self, variant: Variant) -> None:
+    def _go_on_with(self, variant: Specialization) -> None:
         with interrupts.deferred(), plainly():
             if self.optimizer is not None and not variant.reading.has_those_of(self.now.reading):
                 self.optimizer.detach()
@@ -429,7 +432,7 @@ class Session:
             self._move(variant, restored=False)
             self.programs.all = [variant]
 
-    def _move(self, variant: Variant, restored: bool) -> None:
+    def _move(self, variant: Specialization, restored: bool) -> None:
         """Replace the present store by that of another program, with the present state."""
         old, device = self.weights.attached, self.weights.device
         has_others = not variant.reading.has_those_of(self.now.reading)
@@ -444,8 +447,8 @@ class Session:
             self.weights.checks.adopted()
 
     def _new_variant(
-        self, now: Variant, arguments: Arguments, share: Share | None = None
-    ) -> Variant:
+        self, now: Specialization, arguments: Arguments, share: Share | None = None
+    ) -> Specialization:
         bound = self.model.signature.bind(arguments, like=now.inputs.bound)
         if share is None and now.spec.runtime.programs <= 1:
             now.inputs.convert(arguments)
@@ -570,7 +573,7 @@ class Session:
         if self.optimizer is not None and (plan.program.shards or plan.spec.target.parts > 1):
             self.optimizer.read()
         kept = store.device_only() if store is not None else kept
-        layout = store.layout if store is not None else Layout(plan)
+        layout = store.layout if store is not None else StateLayout(plan)
         own = {key: value for key, value in kept.items() if key not in layout.flat}
         own = {**own, **layout.gathered(kept)} if kept else own
         slots = plan.program.visible_slots()  # a file contains the state of one program

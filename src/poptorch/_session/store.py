@@ -18,7 +18,7 @@ from .._ir.bundle import Member, View
 from .._ir.plan import Plan
 from .._ir.program import Program, Scatter, State
 from .._ir.slots import Kind, Slot
-from .._residency import Device, Event, unwatched
+from .._residency import DeviceCopies, Event, unwatched
 from .weights import ModelTensors
 
 Tensors = dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ _SHARED = (Kind.PARAM, Kind.BUFFER, *DEVICE_ONLY)
 _OPTIMIZER, _STAGES = "the optimizer's state", "weights and state of stages"
 
 
-class Layout:
+class StateLayout:
     """Where the state of a plan is stored: whole in this process, sharded, or in other processes.
 
     Sharded state is divided: each process has a part of a flat tensor (``flat``). If several
@@ -107,11 +107,11 @@ class Layout:
         if start < end:
             flat[start:end] = value.detach().reshape(-1)[start - first : end - first]
 
-    def agrees_on(self, other: Layout, keys: Iterable[str]) -> list[str]:
+    def agrees_on(self, other: StateLayout, keys: Iterable[str]) -> list[str]:
         """Return those keys that the same processes hold in another program's layout."""
         return [key for key in keys if self._holders.get(key) == other._holders.get(key)]
 
-    def lies_like(self, other: Layout) -> bool:
+    def lies_like(self, other: StateLayout) -> bool:
         """Return whether the common state of two programs is stored in the same processes."""
         common = self._holders.keys() & other._holders.keys()
         return self.flat == other.flat and len(self.agrees_on(other, common)) == len(common)
@@ -131,7 +131,7 @@ class StateStore:
         self,
         compiled: Compiled,
         reading: ModelTensors,
-        device: Device,
+        device: DeviceCopies,
         other: StateStore | None = None,
         agreed: bool = True,
     ) -> None:
@@ -149,7 +149,7 @@ class StateStore:
         self.written = dict.fromkeys(paths)
         self._changed = {*self.written}  # also those that earlier programs changed
         self._runs_together = plan.spec.runs_together
-        self.layout = Layout(plan)
+        self.layout = StateLayout(plan)
         # sharded state that was written before the processes agreed
         self._waiting: Tensors | None = None if agreed else {}
         tensors = (

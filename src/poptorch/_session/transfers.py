@@ -12,7 +12,7 @@ from .. import _capture
 from .._base import interrupts, log
 from .._base.errors import Error
 from .._compile import agreement
-from .._residency import Device, Event, locked
+from .._residency import DeviceCopies, Event, locked
 from . import guards
 from .programs import Programs
 from .store import StateStore
@@ -33,7 +33,7 @@ class Transfers:
         owner: Callable[[], Owner | None],
     ) -> None:
         own = weakref.ref(self)
-        self.device = Device(lambda: _bring_up_to_date(own()), trains)
+        self.device = DeviceCopies(lambda: _bring_up_to_date(own()), trains)
         tensors = _capture.tensors_of(module)
         self.device.meet({path: tied.tensor for path, tied in tensors.items()})
         self.lock = self.device.lock

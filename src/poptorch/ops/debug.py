@@ -66,7 +66,7 @@ def ipu_print_tensor(
     capture = listener()
     if capture is None:
         return tensor
-    layout = Layout(
+    layout = PrintFormat(
         summarise_threshold, edge_items, max_line_width, digits, float_format, separator,
         open_bracket, close_bracket,
     )  # fmt: skip
@@ -122,7 +122,7 @@ _FIXED_RANGE = (1e-4, 1e6)  # absolute values that are readable without an expon
 
 
 @dataclass(frozen=True)
-class Layout:
+class PrintFormat:
     summarise_threshold: int = 1000
     edge_items: int = 3
     max_line_width: int = 80
@@ -133,7 +133,7 @@ class Layout:
     close_bracket: str = ")"
 
 
-def tensor_text(title: str, tensor: torch.Tensor, layout: Layout) -> str:
+def tensor_text(title: str, tensor: torch.Tensor, layout: PrintFormat) -> str:
     shown, cuts = _edges(tensor.detach().cpu(), layout)
     write, edge = _writer(shown, layout), layout.edge_items
 
@@ -156,7 +156,7 @@ def tensor_text(title: str, tensor: torch.Tensor, layout: Layout) -> str:
     return "\n".join(block(shown, f"{title}: ", 0))
 
 
-def _edges(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, list[bool]]:
+def _edges(tensor: torch.Tensor, layout: PrintFormat) -> tuple[torch.Tensor, list[bool]]:
     edge, threshold = layout.edge_items, layout.summarise_threshold
     cuts = [threshold > 0 and tensor.numel() > threshold and n > 2 * edge for n in tensor.shape]
     for dim, cut in enumerate(cuts):
@@ -167,7 +167,7 @@ def _edges(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, list[boo
     return tensor, cuts
 
 
-def _row(values: list[str], layout: Layout, lead: str) -> list[str]:
+def _row(values: list[str], layout: PrintFormat, lead: str) -> list[str]:
     start = lead + layout.open_bracket
     lines: list[str] = []
     line, empty = start, True
@@ -186,7 +186,7 @@ def _row(values: list[str], layout: Layout, lead: str) -> list[str]:
 _SIGNIFICANT = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.float64: 17}
 
 
-def _writer(shown: torch.Tensor, layout: Layout) -> Callable[[torch.Tensor], str]:
+def _writer(shown: torch.Tensor, layout: PrintFormat) -> Callable[[torch.Tensor], str]:
     write = _number_writer(shown, layout)
     width = 0
     if layout.digits > 0 and layout.float_format != "none":
@@ -194,7 +194,7 @@ def _writer(shown: torch.Tensor, layout: Layout) -> Callable[[torch.Tensor], str
     return lambda element: write(element.item()).rjust(width)
 
 
-def _number_writer(shown: torch.Tensor, layout: Layout) -> Callable[[Any], str]:
+def _number_writer(shown: torch.Tensor, layout: PrintFormat) -> Callable[[Any], str]:
     digits = layout.digits
     if not shown.is_floating_point():
         return str
@@ -218,7 +218,7 @@ def _print(
 ) -> torch.Tensor:
     # Print nothing during a capture on real tensors, or in a run that is compared with the program.
     if listener() is None and plain_run() is None:
-        how = Layout(*json.loads(unquote(layout)))
+        how = PrintFormat(*json.loads(unquote(layout)))
         terminal.write_line(tensor_text(title, x, how))
     return x.clone()
 

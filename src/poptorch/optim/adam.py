@@ -8,7 +8,7 @@ import torch
 
 from .._base.keywords import also_called
 from .arguments import checked
-from .kind import CLIPPING, MOMENT_TYPES, Kind, agreed, as_it_is
+from .kind import CLIPPING, MOMENT_TYPES, OptimizerKind, agreed, as_it_is
 from .optimizer import Optimizer, Params
 
 
@@ -101,7 +101,7 @@ SHOWN = (
     as_it_is("adamBeta2", "beta2"),
     as_it_is("adamEps", "eps"),
 )
-ADAMW = Kind(
+ADAMW = OptimizerKind(
     "adamw",
     (torch.optim.AdamW, AdamW),
     ("lr", "betas", "eps", "weight_decay"),

@@ -20,7 +20,7 @@ from .._residency import unwatched
 from . import KINDS
 from .arguments import number, pair_of_betas
 from .joint import class_of, members_of
-from .kind import Kind, agreed
+from .kind import OptimizerKind, agreed
 from .optimizer import Optimizer
 from .own import frozen_like, full_name, own_settings, own_step, own_values, refuse
 from .step_hooks import hooks_of, refuse_hooks
@@ -141,7 +141,7 @@ def _in_common_memory(
     return tuple(tuple(same) for same in places.values() if len(same) > 1)
 
 
-def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
+def _kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind | None:
     """Return the kind with our formula, or None for an optimizer that is traced."""
     for kind in KINDS:
         if issubclass(class_of(optimizer), kind.classes) and _steps_as(optimizer, kind):
@@ -162,7 +162,7 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> Kind | None:
     return None
 
 
-def _steps_as(optimizer: torch.optim.Optimizer, kind: Kind) -> bool:
+def _steps_as(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> bool:
     """Return whether a formula describes the optimizer, because it overrides no part of
     its step.
     """
@@ -180,7 +180,7 @@ def _steps_as(optimizer: torch.optim.Optimizer, kind: Kind) -> bool:
     return not any(hasattr(base, name) for name in names)
 
 
-def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Setting]:
+def _structure(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> dict[str, Setting]:
     given = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
     settings: dict[str, Setting] = {
         name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
@@ -240,7 +240,7 @@ def _is_constant(
 
 def _freeze_group(
     optimizer: torch.optim.Optimizer,
-    kind: Kind,
+    kind: OptimizerKind,
     index: int,
     paths: Mapping[int, str],
     values: HyperValues,

@@ -44,7 +44,7 @@ def as_it_is(name: str, hyper: str) -> Shown:
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptimizerKind:
     """One supported kind of optimizer."""
 
     algorithm: str  # name in OptimSpec and in the table of formulas
@@ -57,7 +57,7 @@ class Kind:
     shown: Callable[[Mapping[str, Setting]], Sequence[Shown]]
     # flags that change the form of the update and are equal in all groups
     agreed: tuple[str, ...] = ()
-    variant: Callable[[torch.optim.Optimizer], Kind | None] = lambda optimizer: None
+    variant: Callable[[torch.optim.Optimizer], OptimizerKind | None] = lambda optimizer: None
     """The other kind that an optimizer of these classes may be."""
 
 

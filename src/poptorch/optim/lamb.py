@@ -11,7 +11,7 @@ import torch
 
 from .adam import MOMENTS, SHOWN
 from .arguments import checked
-from .kind import MOMENT_TYPES, Kind, as_it_is
+from .kind import MOMENT_TYPES, OptimizerKind, as_it_is
 from .optimizer import Optimizer, Params
 
 _STRUCTURE: dict[str, Any] = {**MOMENT_TYPES, "bias_correction": True}
@@ -111,7 +111,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         parameter.sub_(direction, alpha=group["lr"] * trust)
 
 
-LAMB_KIND = Kind(
+LAMB_KIND = OptimizerKind(
     "lamb",
     (LAMB,),
     ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),

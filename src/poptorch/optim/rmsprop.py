@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .arguments import checked
-from .kind import MOMENT_TYPES, Kind, as_it_is
+from .kind import MOMENT_TYPES, OptimizerKind, as_it_is
 from .optimizer import Optimizer, Params
 
 
@@ -61,7 +61,7 @@ _SHOWN = (
     as_it_is("adaptiveEps", "eps"),
     as_it_is("adaptiveMomentum", "momentum"),
 )
-RMSPROP = Kind(
+RMSPROP = OptimizerKind(
     "rmsprop",
     (torch.optim.RMSprop, RMSprop),
     ("lr", "alpha", "eps", "weight_decay", "momentum"),

@@ -9,7 +9,7 @@ import torch
 
 from .._base import log
 from .arguments import checked
-from .kind import CLIPPING, Kind, Shown, as_it_is
+from .kind import CLIPPING, OptimizerKind, Shown, as_it_is
 from .optimizer import Optimizer, Params
 
 
@@ -109,7 +109,7 @@ def _shown(number: int, scaling: str) -> tuple[Shown, ...]:
 
 
 _HYPERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
-COMBINED_SGD = Kind(
+COMBINED_SGD = OptimizerKind(
     "sgd_combined",
     (),
     (*_HYPERS, "velocity_scaling"),
@@ -117,7 +117,7 @@ COMBINED_SGD = Kind(
     {"Accl": "combined"},
     lambda constants: _shown(1, "velocity_scaling"),
 )
-SGD_KIND = Kind(
+SGD_KIND = OptimizerKind(
     "sgd",
     (torch.optim.SGD, SGD),
     _HYPERS,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._base import private
-from .repeats import Chain, Part
+from .repeats import Part, PieceChain
 
 _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 _PREFIX = re.compile(r"^(?=#include <torch/csrc/inductor/cpp_prefix.h>)", re.MULTILINE)
@@ -88,7 +88,7 @@ def collecting(sources: list[Source]) -> Callable[..., Any]:
     return load
 
 
-def load(chain: Chain, sources: Sequence[Source]) -> Any:
+def load(chain: PieceChain, sources: Sequence[Source]) -> Any:
     main, kernels = joined(chain, sources)
     return private.load_pybinding_async(
         argtypes=["std::vector<AtenTensorHandle>"],
@@ -101,7 +101,7 @@ def load(chain: Chain, sources: Sequence[Source]) -> Any:
     )()
 
 
-def joined(chain: Chain, sources: Sequence[Source]) -> tuple[str, str]:
+def joined(chain: PieceChain, sources: Sequence[Source]) -> tuple[str, str]:
     """Return a source that calls kernels, and one with all kernels, without duplicates."""
     includes: dict[str, None] = {}
     mains: list[str] = []
@@ -120,7 +120,7 @@ def joined(chain: Chain, sources: Sequence[Source]) -> tuple[str, str]:
     return "\n".join([*includes, *mains, _calling(chain)]), "".join(texts)
 
 
-def _calling(chain: Chain) -> str:
+def _calling(chain: PieceChain) -> str:
     last = _last_uses(chain)
     views: list[int] = []
     place: dict[Any, int] = {}
@@ -155,7 +155,7 @@ def _calling(chain: Chain) -> str:
     )
 
 
-def _last_uses(chain: Chain) -> dict[int, tuple[int, int]]:
+def _last_uses(chain: PieceChain) -> dict[int, tuple[int, int]]:
     """Return for each slot the call, and its input, that needs a value last."""
     uses = [*(call.inputs for call in chain.calls), chain.results]
     return {

@@ -60,18 +60,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Call:
+class PieceCall:
     piece: int
     inputs: tuple[Part, ...]
     outputs: tuple[int, ...]  # slots
 
 
 @dataclass(frozen=True)
-class Chain:
+class PieceChain:
     """Pieces and their calls in order. The first slots are the inputs of the whole graph."""
 
     pieces: tuple[Piece, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[PieceCall, ...]
     results: tuple[Part, ...]
     inputs: int
     slots: int
@@ -101,7 +101,7 @@ def _described(value: Any) -> Any:
 
 def cut(
     module: fx.GraphModule, places: Sequence[int], examples: Sequence[torch.Tensor]
-) -> Chain | None:
+) -> PieceChain | None:
     """Cut a graph whose last results are written to inputs; None if this saves too little."""
     module = copied(module)
     for node, example in zip(module.graph.find_nodes(op="placeholder"), examples, strict=True):
@@ -277,7 +277,7 @@ class _Cutter:
                 [_Interval(order[at : at + repeat.period], repeated=True) for at in starts]
             )
 
-    def chain(self) -> Chain | None:
+    def chain(self) -> PieceChain | None:
         given = {node for group in self.groups for each in group for node in each.inputs}
         handed = {_base(n) for n in given if n.op != "placeholder" and not _is_part(n)}
         handed |= set(self.returned)
@@ -289,7 +289,7 @@ class _Cutter:
         slots = {node: at for at, node in enumerate(self.given)}
         pieces: dict[str, int] = {}
         distinct: list[Piece] = []
-        calls: list[Call] = []
+        calls: list[PieceCall] = []
         for group in self.groups:
             places = sorted(
                 {at for each in group for at, n in enumerate(each.nodes) if n in handed}
@@ -302,9 +302,9 @@ class _Cutter:
                 if number == len(distinct):
                     distinct.append(piece)
                 inputs = tuple(_part(node, slots) for node in each.inputs)
-                calls.append(Call(number, inputs, tuple(slots[n] for n in results)))
+                calls.append(PieceCall(number, inputs, tuple(slots[n] for n in results)))
         returned = tuple(Part(slots[node]) for node in self.returned)
-        return Chain(tuple(distinct), tuple(calls), returned, len(self.given), len(slots))
+        return PieceChain(tuple(distinct), tuple(calls), returned, len(self.given), len(slots))
 
 
 def _value(node: fx.Node) -> Any:
