@@ -21,7 +21,7 @@ from .._ir.plan import Plan, Report
 from .._ir.program import State
 from ..backends import Executable
 from ..backends.failing import is_users, refused_memory
-from ..backends.protocol import Again, Failure, failure_of, repeating
+from ..backends.protocol import Failure, RepeatedCall, failure_of, repeating
 from ..backends.rollback import Snapshot
 
 FIRST = 2
@@ -87,7 +87,7 @@ class Guarded:
         return results
 
     @property
-    def repeating(self) -> Again | None:
+    def repeating(self) -> RepeatedCall | None:
         return None if self._snapshot is not None else repeating(self._current)
 
     def report(self) -> Report:

@@ -22,7 +22,7 @@ from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .._ops.written_out import written_out
 from ..backends import Backend, Builder, Compiled, Executable, Progress
-from ..backends.protocol import Again, repeating
+from ..backends.protocol import RepeatedCall, repeating
 from ..backends.reference import Reference
 from . import helper
 from .cache import Store, key_of, store_of
@@ -232,7 +232,7 @@ class Tiered:
         return results
 
     @property
-    def repeating(self) -> Again | None:
+    def repeating(self) -> RepeatedCall | None:
         return None if self.waiting or self._fast is not None else repeating(self._current)
 
     def report(self) -> Report:

@@ -26,7 +26,7 @@ from .signature import Bound, Signature
 from .weights import Grouping, GroupingRequest, ModelTensors
 
 Mode = tuple[bool, ...]  # for each module, whether it is in training mode
-Situation = tuple[Mode, torch.dtype | None]  # the mode, and the type of an autocast around the call
+CallMode = tuple[Mode, torch.dtype | None]  # the mode, and the type of an autocast around the call
 Paths = Mapping[int, str]
 Freeze = Callable[[Paths, Spec], tuple[OptimSpec, dict[str, float]]]
 _training = operator.attrgetter("training")
@@ -112,7 +112,7 @@ class Model:
         autocast = torch.is_autocast_enabled("cpu")
         return not autocast and self._mode == mode and self._flags == self._flags_now()
 
-    def situation(self) -> Situation:
+    def situation(self) -> CallMode:
         """Return the conditions for which separate programs are compiled."""
         return self.mode(), _autocast()
 

@@ -13,11 +13,11 @@ from .._base import log
 from .._base.errors import Error
 from .._ir.plan import Plan
 from .._ir.slots import ACCUMULATED, NORM, Kind
-from ..backends.protocol import Again
+from ..backends.protocol import RepeatedCall
 from ..enums import OutputMode
 from .guards import Guard
 from .inputs import Indices
-from .model import Situation, Task
+from .model import CallMode, Task
 from .outputs import Outputs
 from .shorter import Share
 from .signature import Arguments
@@ -31,7 +31,7 @@ class Specialization:
     """The model, compiled for one mode and one kind of arguments."""
 
     def __init__(
-        self, task: Task, mode: Situation, compiled: _compile.Compiled, guards: list[Guard]
+        self, task: Task, mode: CallMode, compiled: _compile.Compiled, guards: list[Guard]
     ) -> None:
         self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
@@ -49,7 +49,7 @@ class Specialization:
         runtime = self.spec.runtime
         # Whether a repeated call can skip all look-ups, and the function for such a call, which
         # exists after the executable has offered it.
-        self.again: Again | None = None
+        self.again: RepeatedCall | None = None
         self.repeats = not (
             self.spec.training or self.spec.runs_together or self.spec.anchors
             or runtime.report is not None or runtime.cycle_count or runtime.programs > 1
@@ -120,7 +120,7 @@ class Programs:
         return programs[-1]
 
     def find(
-        self, mode: Situation, arguments: Arguments, share: Share | None
+        self, mode: CallMode, arguments: Arguments, share: Share | None
     ) -> Specialization | None:
         alike = (each for each in reversed(self.all) if each.mode == mode and each.share == share)
         return next((each for each in alike if each.inputs.takes(arguments)), None)

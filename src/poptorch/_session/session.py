@@ -23,7 +23,7 @@ from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting, shorter, wrapping
 from .chips import Chips
 from .inputs import Inputs, return_inputs
-from .model import Model, Situation, Task
+from .model import CallMode, Model, Task
 from .optimizer import SessionOptimizer
 from .outputs import LastCall
 from .programs import Programs, Specialization
@@ -389,7 +389,7 @@ class Session:
     # Several programs.
 
     def _change_program(
-        self, now: Specialization, mode: Situation, arguments: Arguments, share: Share | None
+        self, now: Specialization, mode: CallMode, arguments: Arguments, share: Share | None
     ) -> Specialization:
         """Use the program for another mode or other inputs. All programs share weights and
         state.

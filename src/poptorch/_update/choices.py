@@ -31,7 +31,7 @@ class _Answer:
 
 
 @dataclass
-class _Way:
+class _Branch:
     """The questions of one owner, a weight or COMMON, with the answers for the next run."""
 
     script: list[bool] = field(default_factory=list)
@@ -64,19 +64,19 @@ class Choices:
 
     def __init__(self) -> None:
         self.mode = Numbers(self._decide)
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, _Branch] = {}
         self._runs = 0
 
     def results(self, run: Callable[[], Results]) -> dict[str, Tensor]:
         """Return the results of a function, by key, for all answers to its questions."""
-        common, taken = _Way(), list[_Taken]()
+        common, taken = _Branch(), list[_Taken]()
         self._runs = 0
         while True:
             taken.append(self._of_weights(run, common))
             if not common.advance():
                 return self._joined(taken)
 
-    def _of_weights(self, run: Callable[[], Results], common: _Way) -> _Taken:
+    def _of_weights(self, run: Callable[[], Results], common: _Branch) -> _Taken:
         """Run with given common answers, until the questions about weights were answered
         in all ways.
         """
@@ -103,7 +103,7 @@ class Choices:
             joined |= self._joined(each)
         return path, joined
 
-    def _goes_on(self, way: _Way) -> bool:
+    def _goes_on(self, way: _Branch) -> bool:
         before = [each.yes for each in way.asked]
         if way.advance():
             return True
@@ -118,7 +118,7 @@ class Choices:
     def _decide(self, condition: Tensor, sources: Sources, identifier: Identifier) -> bool:
         weights = {key for role, key in sources if role == WEIGHT}
         owner = weights.pop() if len(weights) == 1 else COMMON
-        return self._ways.setdefault(owner, _Way()).answer(condition, identifier)
+        return self._ways.setdefault(owner, _Branch()).answer(condition, identifier)
 
     def _joined(self, taken: list[_Taken], depth: int = 0) -> dict[str, Tensor]:
         answers, values = taken[0]

@@ -36,7 +36,7 @@ from .origins import HYPER, Identifier, Origins, Sources
 from .value_reads import ValueNeeded, foreign_tensor
 from .values import as_number, is_number, replaced, tensors_in
 
-Again = Callable[[Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
+Memo = Callable[[Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
 
 class Numbers(TorchFunctionMode):
@@ -45,7 +45,7 @@ class Numbers(TorchFunctionMode):
     def __init__(self, decide: Callable[[Tensor, Sources, Identifier], bool]) -> None:
         super().__init__()
         self._decide = decide
-        self.again: Again | None = None  # may answer for an operator that another weight had
+        self.again: Memo | None = None  # may answer for an operator that another weight had
         self.hosts: dict[int, Tensor] = {}  # stand-ins by identity of the user's parameters
         self.reached: set[int] = set()  # identities of those that code has used
         self.without_values: type | None = None  # class of all tensors of a step, if it is known

@@ -28,7 +28,7 @@ from . import stopwatch
 from .failing import explained
 from .prepare import returned
 from .process import Threads
-from .protocol import Again, Compiled, Failure
+from .protocol import Compiled, Failure, RepeatedCall
 from .rollback import Rollback
 
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
@@ -66,7 +66,7 @@ class LoopExecutable:
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
         self._writes = any(graph.updates for graph in plan.program.graphs.values())
         self._keys: Keys | None = None
-        self._wanted = Wanted(plan.program)
+        self._wanted = ResultModes(plan.program)
         self._handed: dict[str, torch.Tensor] = {}  # passed from one graph to the next
         self._in_flight: list[Any] = []
         self._threads = Threads()
@@ -115,7 +115,7 @@ class LoopExecutable:
         return self._rollback.failure
 
     @property
-    def repeating(self) -> Again | None:
+    def repeating(self) -> RepeatedCall | None:
         return self._repeat if self._repeats else None
 
     @functools.cached_property
@@ -375,7 +375,7 @@ class Keys:
         return streams.seed(self._keys[iteration], within, replica, part)
 
 
-class Wanted:
+class ResultModes:
     def __init__(self, program: Program) -> None:
         emit = program.emit
         self.modes: Mapping[str, Mode] = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
@@ -407,7 +407,7 @@ _SMALL = {torch.bool, torch.uint8, torch.int8, torch.int16}
 
 
 class Collector:
-    def __init__(self, program: Program, wanted: Wanted) -> None:
+    def __init__(self, program: Program, wanted: ResultModes) -> None:
         self._lanes = program.lanes
         self._wanted = wanted
         self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}

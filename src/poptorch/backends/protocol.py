@@ -45,10 +45,10 @@ class Executable(Protocol):
 
 # Repeats the last call with a new batch, with less work; returns None if something has changed
 # since.
-Again = Callable[[State, Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
+RepeatedCall = Callable[[State, Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
 
 
-def repeating(executable: Executable) -> Again | None:
+def repeating(executable: Executable) -> RepeatedCall | None:
     """Return the function for repeated calls of a program that writes no state, if the executable
     has one now.
     """

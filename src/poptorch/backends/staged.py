@@ -20,7 +20,7 @@ from .._ir.program import State
 from .._ir.schedule import Action
 from .._ir.slots import Kind
 from .chips import Replica, devices
-from .driver import Collector, Keys, Slices, Wanted, device_generator, program_report
+from .driver import Collector, Keys, ResultModes, Slices, device_generator, program_report
 from .peers import Passing, Peers
 from .prepare import accept_strides, at_home
 from .protocol import Executable, Progress
@@ -183,7 +183,7 @@ class StagedExecutable:
 
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
-        collector = Collector(program, Wanted(program))
+        collector = Collector(program, ResultModes(program))
         keys = [slot.key for slot in program.emit.slots]
         remote = {
             slot.key: torch.empty(slot.shape, dtype=slot.dtype)
