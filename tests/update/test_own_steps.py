@@ -668,3 +668,41 @@ def test_a_step_that_leaves_frozen_parameters_alone_is_that_of_eager_torch():
     for _ in range(3):
         pair.step()
     pair.assert_alike()
+
+
+class AddingUp(T.Optimizer):
+    """Adds up norms in a tensor that is an attribute, in place."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+        self.total = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.total.add_(p.grad.norm())
+                p.sub_(p.grad / (1 + self.total), alpha=group["lr"])
+
+
+def test_a_tensor_of_the_optimizer_that_a_step_changes_in_place_goes_on():
+    pair = Pair(lambda model: AddingUp(model.parameters()))
+    for _ in range(3):
+        pair.step()
+    pair.assert_alike()
+    torch.testing.assert_close(pair.optimizer.total, pair.twins.total)
+
+
+class Wrapping(T.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+        self.inner = T.SGD(self.param_groups[0]["params"], lr=0.1)
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def test_an_optimizer_that_steps_another_one_is_refused_when_the_model_is_wrapped():
+    model = Net()
+    with pytest.raises(poptorch.Error, match="its attribute 'inner' is an optimizer"):
+        wrapped(model, Wrapping(model.parameters()))

@@ -231,10 +231,9 @@ class _Discovery:
         inputs = self._inputs(first, self.params if only is None else only)
         read = self.known.read
         run = Run(self.own, inputs, first, self._note, lambda at, key: read.add((at, key)))
-        entered = {place: self.origins.identifier(value) for place, value in inputs.hypers.items()}
         run.step()
         check_unchanged(self.origins, run.absent)
-        self._check_owned(run, entered)
+        self._check_owned(run)
         results: Results = {
             path: {f"weight:{path}": weight} for path, weight in run.stand_ins.items()
         }
@@ -371,7 +370,7 @@ class _Discovery:
 
     # Checks of the findings.
 
-    def _check_owned(self, run: Run, entered: Mapping[Place, Identifier]) -> None:
+    def _check_owned(self, run: Run) -> None:
         """Record what a step changes in groups and in the optimizer itself."""
         found: set[Place] = set()
         for owner, values in run.owned():
@@ -380,7 +379,7 @@ class _Discovery:
                 place = owner, name
                 if name not in before or not _is_same(before[name], value):
                     found.add(place)
-                elif place in entered and self.origins.identifier(value) != entered[place]:
+                elif place in run.before and self.origins.identifier(value) != run.before[place]:
                     found.add(place)  # it was changed in place
         if not found <= self.known.changing:
             self.known.changing |= found

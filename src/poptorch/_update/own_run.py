@@ -36,7 +36,7 @@ from .._ir.own_step import (
 from .absent import Absent
 from .absent import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
-from .origins import Origins
+from .origins import Identifier, Origins
 from .value_reads import ValueNeeded, value_needed
 
 
@@ -163,6 +163,7 @@ class Run:
         self.groups: list[_Group] = []
         self.objects: list[Any] = []
         self.given: dict[str, dict[str, Any]] = {}
+        self.before: dict[Place, Identifier] = {}
 
     def step(self) -> None:
         made = [[*map(self._stand_in, group.params)] for group in self._own.groups]
@@ -170,6 +171,7 @@ class Run:
             self.groups.append(self._group(at, group, made[at]))
         for number, optimizer in enumerate(self._own.optimizers):
             self.objects.append(self._object(number, optimizer))
+        self._note_given()
         for each, optimizer in zip(self.objects, self._own.optimizers, strict=True):
             with _explained(each):
                 call_step(each, optimizer.hooks, unhooked_step(each))
@@ -231,6 +233,17 @@ class Run:
         if param.identity:
             self._hosts[param.identity] = made
         return made
+
+    def _note_given(self) -> None:
+        """Record how tensors of groups and optimizers are computed before the step."""
+        origins = self._inputs.origins
+        if origins is not None:
+            self.before = {
+                (owner, name): origins.identifier(value)
+                for owner, values in self.given.items()
+                for name, value in flat(values).items()
+                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+            }
 
     def _with_stand_ins(self, value: Any) -> Any:
         """Return nested values with stand-ins instead of parameters, and of their identities."""

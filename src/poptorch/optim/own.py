@@ -53,6 +53,14 @@ def refuse(optimizer: torch.optim.Optimizer) -> None:
         for cls in class_of(optimizer).__mro__
         if cls.__module__.startswith("torch.optim") and cls.__name__ in _REFUSED
     ]
+    inner = [
+        name
+        for member in members_of(optimizer)
+        for name, value in vars(member).items()
+        if name not in _OF_TORCH and any(map(_is_optimizer, flat(value, every=True).values()))
+    ]
+    if inner:
+        whys.append(f"its attribute '{inner[0]}' is an optimizer with its own state")
     if _needs_closure(class_of(optimizer)):
         whys.append("its step needs a closure, which calls the model again within a step")
     if whys:
@@ -63,6 +71,10 @@ def refuse(optimizer: torch.optim.Optimizer) -> None:
                 "use another optimizer of torch.optim or poptorch.optim, or train without poptorch"
             ),
         )
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer)
 
 
 def _needs_closure(cls: type[torch.optim.Optimizer]) -> bool:
