@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .._base import private
+from .._ir.operators import Operator
+
+Answer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+_DEVICE = torch.ops.prim.device.default
 
 
-def answering(answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-    """Return the context. ``answer`` gets the operator and its arguments, and may call it."""
+def answering(answer: Answer) -> Any:
+    """Return the context. ``answer`` gets the operator and its arguments, and may call it.
 
+    It does not hear of questions after a tensor's device, which are most of what torch asks: its
+    autograd asks for every value. Function modes are off while operators run, as they are when one
+    of torch's functions calls an operator. Otherwise those that backward runs with would be asked
+    about each attribute that the modes below read.
+    """
+    return _mode_class()(answer)
+
+
+@functools.cache
+def _mode_class() -> Any:
     class Mode(private.TorchDispatchMode):  # type: ignore[misc]
         supports_higher_order_operators = True
+
+        def __init__(self, answer: Answer) -> None:
+            super().__init__()
+            self._answer = answer
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
-            return answer(func, args, kwargs or {})
+            if func is _DEVICE:
+                return args[0].device
+            if not isinstance(func, Operator):  # loops and branches run code of the user
+                return self._answer(func, args, kwargs or {})
+            with torch._C.DisableTorchFunction():
+                return self._answer(func, args, kwargs or {})
 
-    return Mode()
+    return Mode
