@@ -72,6 +72,44 @@ def test_lanes_that_gain_little_are_given_up_for_their_memory(
     assert peak_of(saving) <= lanes.SAVED
 
 
+def builds_of(monkeypatch) -> list[int]:
+    """Return a list that notes for how many steps graphs are built from now on."""
+    usual, built = lanes._lanes.side_by_side, list[int]()
+
+    def building(graph, count):
+        built.append(count.steps)
+        return usual(graph, count)
+
+    monkeypatch.setattr(lanes._lanes, "side_by_side", building)
+    return built
+
+
+def test_lanes_that_are_given_up_are_not_built_first(monkeypatch) -> None:
+    usual = program_of(with_large_values(), 4096, options(accumulation=STEPS))
+    monkeypatch.setattr(lanes, "SAVED", peak_of(usual) // 3)
+    built = builds_of(monkeypatch)
+
+    program_of(with_large_values(), 4096, options(accumulation=STEPS))
+
+    assert built == [STEPS // 4]
+
+
+def test_lanes_are_built_again_if_they_take_less_memory_than_was_guessed(monkeypatch) -> None:
+    usual = program_of(with_large_values(), 4096, options(accumulation=STEPS))
+    monkeypatch.setattr(lanes, "SAVED", 2 * peak_of(usual))
+    built, peak, seen = builds_of(monkeypatch), lanes.peak_bytes, []
+
+    def too_much_at_first(graph):
+        seen.append(graph)
+        return peak(graph) * (4 if graph is seen[0] else 1)
+
+    monkeypatch.setattr(lanes, "peak_bytes", too_much_at_first)
+    wrapper = program_of(with_large_values(), 4096, options(accumulation=STEPS))
+
+    assert built == [STEPS // 4, STEPS]
+    assert lanes_of(wrapper) == STEPS
+
+
 def test_lanes_that_share_reading_large_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "SAVED", 1)
 

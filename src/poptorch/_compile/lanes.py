@@ -56,10 +56,11 @@ def choose(
     if sequential and not micro.exchanging:
         return one_by_one(micro, spec, sequential), None
     try:
-        chosen = _within(steps, length, micro, spec)
-        more = 0 if spec.lanes or sequential else _more(chosen, length, spec)
+        saves = spec.training and not spec.lanes
+        chosen = (_likely if saves else _within)(steps, length, micro, spec)
+        more = 0 if spec.lanes or sequential else _more(chosen, steps, length, spec)
         chosen = _within(more, length, micro, spec) if more else chosen
-        if spec.training and not spec.lanes:
+        if saves:
             chosen = _saving(chosen, length, micro, spec)
         several, lanes = chosen
         if lanes is None or check.lanes(micro, several.graph, lanes):
@@ -102,18 +103,50 @@ def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chose
     return one_by_one(micro, spec, "they need too much memory side by side"), None
 
 
+def _likely(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
+    """Return so many steps side by side, or as many fewer as ``_saving`` would choose.
+
+    Building a graph takes about as long as the capture. So the number is guessed from the memory
+    of one micro-batch, which may be wrong by a factor of two, and the guess is checked with the
+    graph that was built.
+    """
+    choices = [steps]  # from which on the last doubling gains enough
+    while choices[-1] > 1 and _gain(choices[-1], length, micro) < LEAST_GAIN:
+        choices.append(_divisor(length, choices[-1] // 2))
+
+    shared = sum(slot.bytes for slot in micro.graph.gradients)
+
+    def most(graph: Graph, count: int) -> int:
+        """Return the most steps within ``SAVED``, judging by the graph of so many lanes."""
+        of_lane = max(0, peak_bytes(graph) - shared) / count
+        room = (SAVED - shared) / spec.loops.replicas
+        return next((each for each in choices if each * of_lane <= room), choices[-1])
+
+    guess = most(micro.graph, 1)
+    made, lanes = _within(guess, length, micro, spec)
+    if lanes is None or lanes.steps != guess:
+        return made, lanes
+    right = most(made.graph, lanes.count)
+    return (made, lanes) if right <= guess else _within(right, length, micro, spec)
+
+
 def _saving(chosen: Chosen, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
     """Return fewer lanes if they take much memory, and the last ones save little time."""
     made, lanes = chosen
     while lanes is not None and lanes.steps > 1 and peak_bytes(made.graph) > SAVED:
-        fewer = _divisor(length, lanes.steps // 2)
-        gain = 1 - _seconds(micro.graph, lanes.steps) / _seconds(micro.graph, fewer)
+        gain = _gain(lanes.steps, length, micro)
         if gain >= LEAST_GAIN:
             break
         text = "The last doubling to %d lanes gains %.0f %%, too little for its memory"
         log.engine.debug(text, lanes.steps, 100 * gain)
-        made, lanes = _within(fewer, length, micro, spec)
+        made, lanes = _within(_divisor(length, lanes.steps // 2), length, micro, spec)
     return made, lanes
+
+
+def _gain(steps: int, length: int, micro: _capture.Micro) -> float:
+    """Return the share of a micro-batch's time that the last doubling to so many steps saves."""
+    fewer = _divisor(length, steps // 2)
+    return 1 - _seconds(micro.graph, steps) / _seconds(micro.graph, fewer)
 
 
 def _seconds(graph: Graph, lanes: int) -> float:
@@ -151,11 +184,13 @@ def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:
     return _divisor(length, max(1, MOST_ROWS // max(1, rows)))
 
 
-def _more(chosen: Chosen, length: int, spec: Spec) -> int:
+def _more(chosen: Chosen, wanted: int, length: int, spec: Spec) -> int:
     """Return how many more steps than chosen fit the caches; 0 if the chosen ones do not."""
     micro, lanes = chosen
     memory = min(CACHED, spec.lane_memory or default_budget())
     steps = 1 if lanes is None else lanes.steps
+    if steps < wanted:
+        return 0
     shared = sum(slot.bytes for slot in micro.graph.gradients)
     of_lanes = max(1, peak_bytes(micro.graph) - shared)
     more = _divisor(length, min(MOST_STEPS, steps * max(0, memory - shared) // of_lanes))
