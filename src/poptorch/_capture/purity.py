@@ -23,6 +23,7 @@ from .._ops.draws import ORDER
 from .._ops.effects import is_control_flow, recording
 from .._ops.rounding import rounded_at_random
 from .drawn_again import reuse
+from .whole_writes import IDENTITIES, make_whole_writes_pure
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -34,8 +35,13 @@ def pure(
     """Return a pure graph. Replaying takes two fifths of the time of a capture, and is done only if
     the recorded graph is not pure.
     """
+    placeholders = recorded.graph.find_nodes(op="placeholder")
+    for placeholder, value in zip(placeholders, inputs, strict=True):
+        placeholder.meta["val"] = value
     _make_lone_writes_pure(recorded.graph)
-    if not stochastic and _is_pure(recorded.graph, inputs, runs):
+    if not stochastic:
+        make_whole_writes_pure(recorded.graph, mode)
+    if not stochastic and all(_stays(node, runs) for node in recorded.graph.nodes):
         result = copied(recorded)
     else:
         rules = _half_rules(stochastic) if runs else {}
@@ -84,16 +90,9 @@ def _in_order_of_memory(draw: fx.Node) -> fx.Node:
     return back
 
 
-def _is_pure(graph: fx.Graph, inputs: Tensors, runs: bool) -> bool:
-    """Return whether a graph is pure, and set the values of its placeholders."""
-    for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
-        placeholder.meta["val"] = value
-    return all(_stays(node, runs) for node in graph.nodes)
-
-
 def _stays(node: fx.Node, runs: bool) -> bool:
-    if node.op == "output":
-        return True
+    if node.op == "output" or (node.target is operator.getitem and not node.users):
+        return True  # what an operator was not asked for has no value
     known = node.target is operator.getitem or isinstance(node.target, Operator)
     if node.op != "placeholder" and (not known or writes(node) or "val" not in node.meta):
         return False
@@ -144,11 +143,6 @@ def _functionalize(
     return pure
 
 
-_IDENTITIES = {
-    aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
-}  # fmt: skip
-
-
 def _clean(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -161,7 +155,7 @@ def _clean(graph: fx.Graph) -> None:
             and not node.kwargs
             and not any(is_control_flow(user) for user in node.users)
         )
-        if node.target in _IDENTITIES or copied_input:
+        if node.target in IDENTITIES or copied_input:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     graph.eliminate_dead_code(is_impure_node=acts)
