@@ -125,7 +125,10 @@ class _Recording:
             after = done.leaves() | {path: leaves[path] for path in request.grouped}
             self.slots += [*request.state, *request.batch]
             self.kept = tuple(kept_of_changes(request, after))
-            results += [after[slot.path].detach() for slot in request.state]
+            results += [
+                leaves[path] if after[path] is leaves[path] else after[path].detach()
+                for path in (slot.path for slot in request.state)
+            ]
         return results + batch
 
     def _seen(

@@ -29,15 +29,10 @@ aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
 
-def pure(
-    recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool, runs: bool
-) -> fx.GraphModule:
+def pure(recorded: fx.GraphModule, mode: Any, stochastic: bool, runs: bool) -> fx.GraphModule:
     """Return a pure graph. Replaying takes two fifths of the time of a capture, and is done only if
     the recorded graph is not pure.
     """
-    placeholders = recorded.graph.find_nodes(op="placeholder")
-    for placeholder, value in zip(placeholders, inputs, strict=True):
-        placeholder.meta["val"] = value
     _make_lone_writes_pure(recorded.graph)
     if not stochastic:
         make_whole_writes_pure(recorded.graph, mode)
@@ -45,6 +40,7 @@ def pure(
         result = copied(recorded)
     else:
         rules = _half_rules(stochastic) if runs else {}
+        inputs = [node.meta["val"] for node in recorded.graph.find_nodes(op="placeholder")]
         result = _functionalize(recorded, inputs, mode, rules)
     reuse(result.graph)
     _clean(result.graph)

@@ -93,10 +93,17 @@ def trace(
         edit(recorded.graph)
     annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded)
-    fakes = [mode.from_tensor(tensor.detach()) for tensor in (*inputs, *constants)]
-    pure = purity.pure(recorded, fakes, mode, stochastic, runs)
+    _give_values(recorded.graph, [*inputs, *constants], mode)
+    pure = purity.pure(recorded, mode, stochastic, runs)
     effects.chain(pure.graph)
     return pure, constants
+
+
+def _give_values(graph: fx.Graph, inputs: Tensors, mode: Any) -> None:
+    """Let all inputs have values without data of one mode; most have what the tracer gave them."""
+    for placeholder, tensor in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if getattr(placeholder.meta.get("val"), "fake_mode", None) is not mode:
+            placeholder.meta["val"] = mode.from_tensor(tensor.detach())
 
 
 def without_data(tensor: torch.Tensor) -> bool:
