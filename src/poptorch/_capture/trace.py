@@ -26,7 +26,7 @@ from .._base.source import is_user_file
 from .._base.threads import holding, one_at_a_time
 from .._ir.graph import lazily
 from .._ops import annotate, effects
-from . import purity
+from . import purity, recorded_again
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -86,6 +86,7 @@ def trace(
         contextlib.nullcontext() if runs else _attention_in_products(),
         _noting_lines(),
         without_values,
+        recorded_again.quickly(mode),
         holding(_active_mode, mode),
     ):
         recorded = private.traced(function, [list(inputs)], _honest())

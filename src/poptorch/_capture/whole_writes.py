@@ -22,7 +22,7 @@ IDENTITIES = {
     aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
 }  # fmt: skip
 _BATCH_NORM = aten._native_batch_norm_legit.default
-_PURE = {
+_PURE: dict[Any, Any] = {
     aten.add_.Tensor: aten.add.Tensor,
     aten.mul_.Tensor: aten.mul.Tensor,
     aten.relu_.default: aten.relu.default,

@@ -1,0 +1,102 @@
+"""Calls of operators like earlier ones are recorded as torch records them, without asking it."""
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import poptorch
+from helpers.captures import capture
+from helpers.wrapping import Having, normal
+from poptorch._capture import recorded_again
+
+
+def layers(net: Having, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = x + net.layer(x).relu()
+        x = net.norm(x) * 0.5
+    return poptorch.identity_loss(x.square(), "mean")
+
+
+def several_results(net: Having, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        one, two = net.layer(x).chunk(2, dim=1)
+        values, places = torch.cat([two, one], 1).max(1, keepdim=True)
+        x = x * values + places
+    return poptorch.identity_loss(x, "mean")
+
+
+def views_that_are_written(net: Having, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        made = net.layer(x) * 1
+        made.view(2, 3, 4).transpose(1, 2)[0].add_(1)
+        x = made.t().contiguous().t() + x
+    return poptorch.identity_loss(x, "mean")
+
+
+def numbers_and_types(net: Having, x: torch.Tensor) -> torch.Tensor:
+    whole = (x * 0).int()
+    parts = [whole + 1, whole + 1.0, whole + True, whole / 2, whole // 2, x + 1, x + 1.0]
+    parts += [x.to(torch.float64), x.to(torch.float32), x.half(), x.expand(2, 6, 4)[0]]
+    return poptorch.identity_loss(net.layer(sum(part.float() for part in parts)), "mean")
+
+
+def draws(net: Having, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = F.dropout(net.layer(x), 0.25) + torch.rand_like(x)
+    return poptorch.identity_loss(x, "mean")
+
+
+FUNCTIONS = (layers, several_results, views_that_are_written, numbers_and_types, draws)
+
+
+def described(function: Callable) -> list[str]:
+    """Return what a capture records: names, operators, arguments, values, labels and lines."""
+    torch.manual_seed(0)
+    net = Having(function, layer=nn.Linear(4, 4), norm=nn.LayerNorm(4))
+    graph = capture(net, normal(6, 4), training=True).graph.module.graph
+    lines = []
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        values = value if isinstance(value, (list, tuple)) else [value]
+        kinds = [(v.shape, v.stride(), v.dtype) for v in values if v is not None]
+        rest = {name: node.meta.get(name) for name in ("custom", "stack_trace", "tensor_meta")}
+        lines.append(f"{node.format_node()} {kinds} {rest}")
+    return lines
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_graphs_are_those_that_torch_records(function: Callable, monkeypatch) -> None:
+    ours = described(function)
+    monkeypatch.setattr(recorded_again, "quickly", lambda _: contextlib.nullcontext())
+
+    theirs = described(function)
+
+    assert ours == theirs
+
+
+def test_torch_is_asked_once_for_each_kind_of_call(monkeypatch) -> None:
+    asked, usual = [], recorded_again._Calls._seen
+
+    def seeing(calls, graph, func, *rest):
+        asked.append(func)
+        return usual(calls, graph, func, *rest)
+
+    monkeypatch.setattr(recorded_again._Calls, "_seen", seeing)
+    described(layers)
+
+    assert asked.count(torch.ops.aten.relu.default) == 1
+
+
+def test_without_torchs_names_torch_records_everything(monkeypatch) -> None:
+    ours = described(layers)
+    usual = recorded_again.private.optional
+    gone = lambda name: None if name == "FakeTensor" else usual(name)  # noqa: E731
+    monkeypatch.setattr(recorded_again.private, "optional", gone)
+
+    theirs = described(layers)
+
+    assert ours == theirs
