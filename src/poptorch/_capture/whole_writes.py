@@ -24,7 +24,18 @@ IDENTITIES = {
 _BATCH_NORM = aten._native_batch_norm_legit.default
 _PURE: dict[Any, Any] = {
     aten.add_.Tensor: aten.add.Tensor,
+    aten.sub_.Tensor: aten.sub.Tensor,
     aten.mul_.Tensor: aten.mul.Tensor,
+    aten.div_.Tensor: aten.div.Tensor,
+    aten.lerp_.Tensor: aten.lerp.Tensor,
+    aten.lerp_.Scalar: aten.lerp.Scalar,
+    aten.addcmul_.default: aten.addcmul.default,
+    aten.addcdiv_.default: aten.addcdiv.default,
+    aten.clamp_.default: aten.clamp.default,
+    aten.pow_.Scalar: aten.pow.Tensor_Scalar,
+    aten.sqrt_.default: aten.sqrt.default,
+    aten.rsqrt_.default: aten.rsqrt.default,
+    aten.neg_.default: aten.neg.default,
     aten.relu_.default: aten.relu.default,
     aten.hardtanh_.default: aten.hardtanh.default,
     aten.silu_.default: aten.silu.default,
