@@ -316,11 +316,12 @@ torch._inductor.sizevars: SizeVarAllocator._simplify_with_ranges
 torch._inductor.virtualized: V
 torch._subclasses.fake_tensor: DataDependentOutputException DynamicOutputShapeException
 torch._subclasses.fake_tensor: FakeTensor FakeTensorMode UnsupportedOperatorException
+torch._subclasses.fake_tensor: in_kernel_invocation_manager
 torch.autograd.grad_mode: _unsafe_preserve_version_counter
 torch.distributed.distributed_c10d: _get_default_store
 torch.fx._lazy_graph_module: _get_graph_module_cls _use_lazy_graph_module
 torch.fx.experimental.proxy_tensor: disable_proxy_modes_tracing get_proxy_mode get_proxy_slot
-torch.fx.experimental.proxy_tensor: make_fx set_proxy_slot
+torch.fx.experimental.proxy_tensor: make_fx proxy_call set_proxy_slot
 torch.fx.experimental.symbolic_shapes: ShapeEnv
 torch.fx.graph_module: _loader
 torch.fx.proxy: TracerBase.create_node
