@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,8 @@ def answering(answer: Answer) -> Any:
 
 @functools.cache
 def _mode_class() -> Any:
+    without_functions = private.optional("DisableTorchFunction") or contextlib.nullcontext
+
     class Mode(private.TorchDispatchMode):  # type: ignore[misc]
         supports_higher_order_operators = True
 
@@ -42,7 +45,7 @@ def _mode_class() -> Any:
                 return args[0].device
             if not isinstance(func, Operator):  # loops and branches run code of the user
                 return self._answer(func, args, kwargs or {})
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 return self._answer(func, args, kwargs or {})
 
     return Mode
