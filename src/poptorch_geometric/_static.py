@@ -190,14 +190,14 @@ def topk(
     elif ratio is not None:
         counts = scatter(torch.ones_like(batch), batch, 0, nodes)
         if ratio >= 1:
-            expected = torch.full_like(counts, int(ratio))
+            wanted = torch.full_like(counts, int(ratio))
         else:
-            expected = (float(ratio) * counts.to(x.dtype)).ceil().to(counts.dtype)
+            wanted = (float(ratio) * counts.to(x.dtype)).ceil().to(counts.dtype)
         order = x.argsort(descending=True, stable=True)
         order = order[torch.where(there, batch, nodes)[order].argsort(stable=True)]
         first = counts.cumsum(0) - counts
         rank = torch.arange(nodes, device=x.device) - first[places[order]]
-        kept = (rank < expected[places[order]]) & there[order]
+        kept = (rank < wanted[places[order]]) & there[order]
     else:
         raise ValueError("At least one of the 'ratio' and 'min_score' parameters must be specified")
     chosen = torch.where(kept, order, -1)

@@ -152,15 +152,15 @@ def _in_this_thread(replacement: Any, usual: Any) -> Any:
 @functools.lru_cache(maxsize=1)
 def _places(modules: int) -> tuple[tuple[Any, str, Any], ...]:
     """Find all names in torch_geometric's modules that refer to one of the functions."""
-    names: dict[Any, Any] = {}
+    wanted: dict[Any, Any] = {}
     for path, replacements in FUNCTIONS.items():
         module = importlib.import_module(f"torch_geometric.{path}")
-        names |= {getattr(module, each.__name__): each for each in replacements}
+        wanted |= {getattr(module, each.__name__): each for each in replacements}
     places = []
     for path, owner in list(sys.modules.items()):
         if path.partition(".")[0] == "torch_geometric":
             for attribute, value in list(vars(owner).items()):
                 is_hashable = type(value).__hash__ is not None
-                if callable(value) and is_hashable and value in names:
-                    places.append((owner, attribute, names[value]))
+                if callable(value) and is_hashable and value in wanted:
+                    places.append((owner, attribute, wanted[value]))
     return tuple(places)

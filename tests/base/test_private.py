@@ -287,7 +287,7 @@ torch._functorch._aot_autograd.logging_utils: setup_stacktrace_preservation_hook
 torch._functorch.compile_utils: fx_graph_cse
 torch._functorch.eager_transforms: _wrap_tensor_for_grad
 torch._functorch.vmap: _create_batched_inputs
-torch._guards: TracingContext tracing
+torch._guards: Source TracingContext tracing
 torch.autograd: _engine_run_backward
 torch._higher_order_ops.cond: cond_op
 torch._higher_order_ops.flex_attention: math_attention
@@ -322,7 +322,7 @@ torch.distributed.distributed_c10d: _get_default_store
 torch.fx._lazy_graph_module: _get_graph_module_cls _use_lazy_graph_module
 torch.fx.experimental.proxy_tensor: disable_proxy_modes_tracing get_proxy_mode get_proxy_slot
 torch.fx.experimental.proxy_tensor: make_fx proxy_call set_proxy_slot
-torch.fx.experimental.symbolic_shapes: ShapeEnv
+torch.fx.experimental.symbolic_shapes: DimDynamic ShapeEnv
 torch.fx.graph_module: _loader
 torch.fx.proxy: TracerBase.create_node
 torch.random: _manual_seed_impl

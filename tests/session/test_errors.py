@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import poptorch
 from helpers import programs
-from helpers.wrapping import Graded, Scaled, infer, normal, options, training
+from helpers.wrapping import Graded, Having, Scaled, infer, normal, options, training
 from poptorch._base import source
 from poptorch._base.errors import visible
 
@@ -389,15 +389,29 @@ def test_a_seed_that_is_taken_back_or_an_option_of_others_is_none(
 
 def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
     model = poptorch.inferenceModel(nn.Linear(4, 2), options().programs(2))
-    for size in (1, 2, 1, 2):
-        model(normal(size, 4))
+    for shape in ((1, 4), (2, 4), (1, 4), (2, 4)):
+        model(normal(*shape))
     assert lines(caplog) == []
-    for size in (3, 1, 2):
-        model(normal(size, 4))
+    for shape in ((2, 3, 4), (1, 4), (2, 4)):
+        model(normal(*shape))
     (said,) = lines(caplog)
     assert "All 2 programs of Options.programs(2) are in use" in said
     assert "input float32[1, 4]" in said
     assert "options.programs(3)" in said
+    assert "poptorch.PadToSizes" in said
+
+
+def test_a_program_that_goes_says_why_each_size_needs_one(caplog) -> None:
+    model = poptorch.inferenceModel(
+        Having(lambda m, x: m.linear(x) * float(int(x.shape[0])), linear=nn.Linear(4, 2)),
+        options().programs(2),
+    )
+    for rows in (2, 3, 4):
+        model(normal(rows, 4))
+
+    (said,) = lines(caplog)
+    assert "Each size needs its own program" in said
+    assert "uses the size s0 as a number" in said
 
 
 def test_an_error_of_the_library_names_the_line_that_led_to_it() -> None:

@@ -119,10 +119,10 @@ def traced(
 
 
 @contextlib.contextmanager
-def settings(requested: Mapping[str, Any]) -> Iterator[None]:
+def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
     """Change settings of torch's compilers by row names. Optional settings may be missing."""
     with contextlib.ExitStack() as stack:
-        for name, value in requested.items():
+        for name, value in wanted.items():
             path, lost = ROWS[name]
             module, _, key = path.partition(":")
             try:

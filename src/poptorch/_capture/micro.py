@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from .._ir import blocks, slots
 from .._ir.blocks import Label, Visit
 from .._ir.graph import Graph, graph_module
 from .._ir.slots import Kind, Slot, narrowed
+from .._ir.symbolic import Conditions, NotSymbolic, Symbols, settle, sizes_of, with_stand_ins
 from .._ops import annotate
 from .._ops.context import Replicas
 from . import marks, trace
@@ -63,6 +64,7 @@ class Micro:
     marked: int | None = None  # index of the loss in ``Capture.losses``, if it is one of them
     kept: tuple[Place, ...] = ()  # attributes whose values were computed from what changes
     lost: bool = False  # forward stored tensors without values in attributes, which were restored
+    conditions: Conditions | None = None  # of symbolic sizes, if some are
 
 
 @functools.cache
@@ -234,7 +236,10 @@ def capture(request: Request, before: PythonState | None = None) -> Micro:
     try:
         micro = _settled(request, before)
         refuse_new_layers(request)
-        lost = before.lost_values(before.now())
+        now = before.now()
+        if micro.conditions is not None:
+            _refuse_attributes(request, before.changed(now))
+        lost = before.lost_values(now)
         done = not lost
         return replace(micro, lost=lost)
     finally:
@@ -261,24 +266,37 @@ def _differentiated(request: Request, earlier: Unsettled | None, before: PythonS
 def _captured(request: Request, earlier: Unsettled | None, before: PythonState) -> Micro:
     attributes = (value for part in request.module.modules() for value in vars(part).values())
     users = [value for value in attributes if isinstance(value, torch.Generator)]
-    mode = trace.fake_mode()
-    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
+    symbols = _symbols(request)
+    inputs = _without_values(request) if symbols is None else [*map(symbols.tensor, request.inputs)]
     try:
         reads = ValueReads(state=_constant_state(request))
-        micro = _capture(request, inputs, reads, Draws(users, earlier))
+        micro = _capture(request, inputs, reads, Draws(users, earlier), symbols)
         relied = [(request.state[at], line) for at, line in reads.relied.items()]
         if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):
             held = {slot.path: request.tensors[slot.path].tensor for slot, _ in relied}
             decided = (Decision(s.path, line, held[s.path].detach().clone()) for s, line in relied)
             return replace(micro, decided=tuple(decided))
     except BranchOnData:
-        pass
+        if symbols is not None:
+            raise NotSymbolic("forward branches on the values of tensors") from None
     before.restore()
     reads = ValueReads(real=True)
     with torch.random.fork_rng(devices=[]):
         micro = _capture(request, real_inputs(request), reads, Draws(users, earlier))
     reads.warn()
     return micro
+
+
+def _symbols(request: Request) -> Symbols | None:
+    """Return symbols for the sizes that the request leaves open, if it does."""
+    sizes = sizes_of(request.batch, (slot.shape for slot in request.batch))
+    assert sizes is not None
+    return Symbols(sizes) if sizes else None
+
+
+def _without_values(request: Request) -> list[torch.Tensor]:
+    mode = trace.fake_mode()
+    return [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
 
 
 def _constant_state(request: Request) -> dict[int, torch.Tensor]:
@@ -322,7 +340,11 @@ def _without_unchanged(graph: Graph) -> Graph:
 
 
 def _capture(
-    request: Request, inputs: list[torch.Tensor], reads: ValueReads, draws: Draws
+    request: Request,
+    inputs: list[torch.Tensor],
+    reads: ValueReads,
+    draws: Draws,
+    symbols: Symbols | None = None,
 ) -> Micro:
     recording = _Recording(request, reads, draws)
     stochastic = request.precision.stochastic_rounding and not request.priced
@@ -334,6 +356,10 @@ def _capture(
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     graph = _without_unchanged(graph)
+    conditions = None
+    if symbols is not None:
+        _refuse_kept_sizes(recording.done.structure)
+        graph, conditions = _settled_sizes(graph, symbols)
     held = {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)}
     _refuse_views(graph, held, trained | {path: tied[path].tensor for path in _changed(graph)})
     _refuse_overlaps(tied, graph)
@@ -354,7 +380,42 @@ def _capture(
             (at for at, each in enumerate(recording.context.losses) if each.tensor is done.loss),
             None,
         ),
+        conditions=conditions,
     )
+
+
+def _settled_sizes(graph: Graph, symbols: Symbols) -> tuple[Graph, Conditions]:
+    conditions = settle(graph.module, graph.inputs, symbols)
+    inputs = with_stand_ins(graph.inputs, graph.placeholders)
+    outputs = with_stand_ins(graph.outputs, graph.returned)
+    if any(slot.is_state and slot.symbols for slot in outputs):
+        raise NotSymbolic("the shape of a weight or buffer depends on a size")
+    return replace(graph, inputs=inputs, outputs=outputs), conditions
+
+
+def _refuse_kept_sizes(structure: trees.Structure) -> None:
+    for path, value in structure.constants:
+        if _holds_symbols(value):
+            raise NotSymbolic(f"forward returns a size, {path}")
+
+
+def _refuse_attributes(request: Request, changed: Sequence[Place]) -> None:
+    for path, name in changed:
+        if _holds_symbols(getattr(request.module.get_submodule(path), name, None)):
+            raise NotSymbolic(f"forward keeps a size in the attribute {path and f'{path}.'}{name}")
+
+
+def _holds_symbols(value: object, depth: int = 0) -> bool:
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
+    if isinstance(value, torch.Tensor) or depth > trees.DEEPEST:
+        return False
+    items: Iterable[object] = ()
+    if isinstance(value, Mapping):
+        items = (*value.keys(), *value.values())
+    elif isinstance(value, tuple | list | set | frozenset):
+        items = value
+    return any(_holds_symbols(item, depth + 1) for item in items)
 
 
 def hooks_of(parameter: torch.Tensor) -> tuple[Callable[..., Any], ...]:

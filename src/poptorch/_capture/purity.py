@@ -18,6 +18,7 @@ from .._base.trees import dtypes_of, with_tensors
 from .._ir.blocks import line_of, note_on
 from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, acts, may_view, writes
+from .._ir.symbolic import computes_size
 from .._ops import pure_forms
 from .._ops.draws import ORDER
 from .._ops.effects import is_control_flow, recording
@@ -89,6 +90,8 @@ def _in_order_of_memory(draw: fx.Node) -> fx.Node:
 def _stays(node: fx.Node, runs: bool) -> bool:
     if node.op == "output" or (node.target is operator.getitem and not node.users):
         return True  # what an operator was not asked for has no value
+    if computes_size(node):
+        return True
     known = node.target is operator.getitem or isinstance(node.target, Operator)
     if node.op != "placeholder" and (not known or writes(node) or "val" not in node.meta):
         return False

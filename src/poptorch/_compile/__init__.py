@@ -4,4 +4,5 @@ from .cache import differences, flat_fields, store_of
 from .passes import passes_text
 from .pipeline import Compiled, compile, with_stages, wrapped
 from .remainder import Remainder
+from .sizes import Earlier
 from .tiers import code_of

@@ -51,14 +51,11 @@ def with_common(spec: Spec) -> Spec:
 
 
 def check_alike(
-    plan: Plan,
-    backend: str,
-    arguments: Mapping[str, trees.Structure],
-    other_facts: Mapping[str, str],
+    plan: Plan, backend: str, arguments: Mapping[str, trees.Structure], beside: Mapping[str, str]
 ) -> None:
     _check_data()
     _compare(
-        {**facts_of(plan, backend, arguments), **other_facts},
+        {**facts_of(plan, backend, arguments), **beside},
         "digests of their programs and options",
         "The processes of this job do not train the same program",
         "use the same model, options, optimizer and batch sizes in all processes",

@@ -243,13 +243,13 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
         for at, slot in enumerate(graph.outputs)
         if slot.kind is Kind.PARAM
     }
-    found = [(short, written[long]) for short, long, *_ in spec.anchors if long in written]
-    if not found:
+    wanted = [(short, written[long]) for short, long, *_ in spec.anchors if long in written]
+    if not wanted:
         return graph
     copied = graph.copy()
     returned = copied.returned
-    copied.module.graph.output_node().args = ((*returned, *(returned[at] for _, at in found)),)
-    weights = ((short, graph.outputs[at]) for short, at in found)
+    copied.module.graph.output_node().args = ((*returned, *(returned[at] for _, at in wanted)),)
+    weights = ((short, graph.outputs[at]) for short, at in wanted)
     anchored = [slots.anchor(short, weight.shape, weight.dtype) for short, weight in weights]
     module = graph_module(copied.module, copied.module.graph)
     return Graph(graph.name, module, graph.inputs, (*graph.outputs, *anchored))

@@ -24,7 +24,7 @@ from .._base.folders import of_the_process, of_the_user, trouble
 from .._ir import graph_json
 from .._ir.graph import Graph
 from .._ir.plan import Plan
-from .._ir.slots import Kind
+from .._ir.slots import Kind, Slot
 from ..backends import Builder, Code, Compiled
 from ..backends.prepare import written
 
@@ -41,9 +41,8 @@ def key_of(graph: Graph, builder: Builder) -> str | None:
     """Return the digest of everything that a graph's code depends on; None if some of it has no
     text form.
 
-    Sizes are a part of it. To replace them by symbols, captures, lanes, bundles and choices of
-    libraries would have to support these. Also, the bits of results must not depend on which batch
-    was compiled first.
+    Sizes are a part of it, or the names of symbolic ones. Shapes are then those for stand-ins, so
+    one entry serves all sizes.
     """
     try:
         nodes = graph_json.encode_nodes(graph.module)
@@ -55,13 +54,18 @@ def key_of(graph: Graph, builder: Builder) -> str | None:
         node.pop("at", None)
     content = {
         "nodes": nodes,
-        "inputs": graph_json.encode([(slot.shape, slot.dtype) for slot in graph.inputs]),
+        "inputs": graph_json.encode([_kind(slot) for slot in graph.inputs]),
         "written": written(graph),
         "backend": builder.name,
         "conditions": dict(builder.conditions(graph)),
         "versions": [VERSION, torch.__version__],
     }
     return _digest_of(content)
+
+
+def _kind(slot: Slot) -> tuple[object, ...]:
+    kind = slot.shape, slot.dtype
+    return (*kind, slot.symbols) if slot.symbols else kind
 
 
 def _all(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,7 @@ from .._base.resources import COLLECTING
 from .._capture import trace
 from .._ir import graph_json
 from .._ir.graph import Graph
+from .._ir.symbolic import is_symbolic, propagate, stand_ins
 from .cache import Store
 
 PATIENCE = 300.0  # seconds after which an idle process ends
@@ -291,7 +292,10 @@ def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> O
 
 def decoded(data: Any) -> Graph:
     graph = graph_json.decode(data)
-    trace.fill_in_values(graph.module, [(slot.shape, slot.dtype) for slot in graph.inputs])
+    if is_symbolic(graph):
+        propagate(graph.module, graph.inputs, stand_ins(graph.inputs))
+    else:
+        trace.fill_in_values(graph.module, [(slot.shape, slot.dtype) for slot in graph.inputs])
     return graph
 
 

@@ -19,7 +19,7 @@ from .._ir.program import Program, Shard
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
-from . import build, lanes, staged, weights
+from . import build, lanes, sizes, staged, weights
 from .eager import EagerCheck
 from .remainder import CheckOf, Remainder
 from .remainder import capture as capture_remainder
@@ -35,6 +35,7 @@ class Draft:
     eager_optimizer: EagerOptimizer | None = None
     remainder: Remainder | None = None  # what is captured instead of the request, if anything
     check_of: CheckOf = EagerCheck.off
+    earlier: sizes.Earlier | None = None  # for symbolic sizes: what differs in sizes alone
     one: _capture.Micro = field(init=False)  # a single micro-batch, as it was captured
     micro: _capture.Micro = field(init=False)  # the single micro-batch, or several side by side
     lanes: Lanes | None = None  # what runs side by side in ``micro``
@@ -72,15 +73,23 @@ def capture(draft: Draft) -> None:
         draft.one = capture_remainder(draft.remainder, draft.spec, draft.check_of)
 
 
+def check_sizes(draft: Draft) -> None:
+    """Check that symbolic sizes lead to the same operators as numbers."""
+    if draft.one.conditions is not None:
+        sizes.prove(draft.one, draft.request, draft.earlier)
+
+
 def check_against_eager(draft: Draft) -> None:
     """Compare the graph and the update with eager PyTorch, on the first micro-batch of the call."""
-    draft.check.micro_batch(draft.one)
+    draft.check.micro_batch(sizes.at_hand(draft.one, draft.request))
     draft.check.update(draft.optim, draft.eager_optimizer)
 
 
 def put_side_by_side(draft: Draft) -> None:
     """Turn the graph into several micro-batches side by side, if this is correct and saves time."""
-    if draft.by_stages:
+    if draft.one.conditions is not None:
+        draft.micro = lanes.one_by_one(draft.one, draft.spec, "their sizes are symbolic")
+    elif draft.by_stages:
         stages = "blocks on chips run one micro-batch at a time"
         draft.micro = lanes.one_by_one(draft.one, draft.spec, stages)
     else:
@@ -180,6 +189,7 @@ def check_plan(draft: Draft) -> None:
 
 PASSES = (
     Pass("capture", "_capture", ("one",), capture),
+    Pass("check sizes", "_ir", (), check_sizes),
     Pass("check against eager", "_eager", (), check_against_eager),
     Pass("lanes", "_lanes", ("micro", "lanes"), put_side_by_side),
     Pass("check overlap", "_compile", (), check_overlap),

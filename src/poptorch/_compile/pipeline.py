@@ -23,6 +23,7 @@ from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes
 from .eager import EagerCheck
 from .remainder import Remainder
+from .sizes import Earlier
 from .tiers import compile_plan, prepare
 
 
@@ -68,9 +69,10 @@ def compile(
     progress: Callable[[float], None],
     placed: Callable[[int], None],
     background: bool,
-    other_facts: Mapping[str, str],
+    beside: Mapping[str, str],
     eager_optimizer: EagerOptimizer | None = None,
     remainder: Remainder | None = None,
+    earlier: Earlier | None = None,
 ) -> Compiled:
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
@@ -94,6 +96,7 @@ def compile(
         eager_optimizer,
         remainder,
         lambda part: EagerCheck(part, mode, store),
+        earlier=earlier,
     )
     for share in passes.run(draft):
         progress(0.02 + 0.28 * share)
@@ -112,7 +115,7 @@ def compile(
         agreement.meet(spec)
         backend = backends.choose("reference")
     if spec.runs_together:
-        agreement.check_alike(plan, backend.name, request.arguments, other_facts)
+        agreement.check_alike(plan, backend.name, request.arguments, beside)
     if spec.runtime.cache_dir is not None:
         facts = cache.facts_of(plan, backend.name, request.arguments)
         cache.log_hit_or_miss(store.folder, facts)

@@ -20,6 +20,7 @@ from .._ir.blocks import line_of
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
+from .._ir.symbolic import NotSymbolic, is_symbolic
 from .._ops.written_out import written_out
 from ..backends import Backend, Builder, Compiled, Executable, Progress
 from ..backends.protocol import RepeatedCall, repeating
@@ -37,6 +38,7 @@ STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
 SOONER = 2.5  # seconds less if the waiting process compiles, because no process must be started
 COMPARED = 10  # calls of the fast tier before its speed is reported
 LOOKING = 0.5  # seconds between two checks of the cache
+_NOT_COMPILED = "the compiler needs the numbers: {}"
 PATIENCE = 30.0  # seconds to wait for a free core, and between two log lines
 
 
@@ -48,6 +50,10 @@ class PlanCode:
         self.graphs = {name: written_out(g) for name, g in self.plan.program.graphs.items()}
         keys = ((name, key_of(graph, builder)) for name, graph in self.graphs.items())
         self.keys = {name: key for name, key in keys if key is not None}
+
+    @property
+    def is_symbolic(self) -> bool:
+        return any(map(is_symbolic, self.graphs.values()))
 
     def tell(self, message: str, *args: object) -> None:
         spec = self.plan.spec
@@ -167,6 +173,8 @@ def compile_plan(
         fast = code.compile(progress)
         return Guarded(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
     except Exception as error:  # after any error, the results of the reference backend are right
+        if code.is_symbolic:
+            raise NotSymbolic(_NOT_COMPILED.format(described(error))) from None
         log.engine.warning(
             "Compilation failed. The program runs on the %s backend: %s",
             reference.name,
@@ -209,6 +217,7 @@ class Tiered:
         self._waits_since: float | None = None  # since when it has waited for a free core
         # when the compilation started, and when a log line last reported on it
         self._begun = self._told = 0.0
+        self.unsuitable: str | None = None  # why programs of one size are better
         self.waiting = True
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -327,7 +336,10 @@ class Tiered:
 
     def _give_up(self, why: str) -> None:
         self._finish()
-        warn_of_failure(why)
+        if self._code.is_symbolic:
+            self.unsuitable = _NOT_COMPILED.format(why)
+        else:
+            warn_of_failure(why)
 
     def _finish(self) -> None:
         self.waiting = False

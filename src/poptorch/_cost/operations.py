@@ -59,9 +59,9 @@ def products_of(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
     if node.target is aten.convolution.default:
         return [(convolution_sizes(node), 1)]
     if node.target is aten.convolution_backward.default:
-        computed = node.args[10]
-        assert isinstance(computed, list | tuple)
-        both = zip(computed, (data_gradient_sizes(node), weight_gradient_sizes(node)), strict=False)
+        wanted = node.args[10]
+        assert isinstance(wanted, list | tuple)
+        both = zip(wanted, (data_gradient_sizes(node), weight_gradient_sizes(node)), strict=False)
         return [(sizes, 1) for needed, sizes in both if needed]
     if node.target in PRODUCTS:
         return [(_matmul(node), 1)]

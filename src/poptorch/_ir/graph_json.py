@@ -21,6 +21,8 @@ from .slots import Kind, Slot
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"operator.{name}": getattr(operator, name)
     for name in ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
+} | {
+    f"torch.{name}": getattr(torch, name) for name in ("sym_float", "sym_int", "sym_max", "sym_min")
 }
 
 

@@ -21,6 +21,7 @@ from .blocks import line_of
 from .graph import Graph
 from .operators import Operator, draws
 from .slots import Kind, Slot
+from .symbolic import symbolic_dims
 
 aten = torch.ops.aten
 
@@ -74,6 +75,7 @@ _SCORES = {
     aten.nll_loss_forward.default: 0, aten.nll_loss2d_forward.default: 0,
     aten.nll_loss_backward.default: 1, aten.nll_loss2d_backward.default: 1,
 }  # fmt: skip
+_LIMITED = {aten.embedding.default, *_ALONG, *_UNPOOLING, *_SCORES}
 _PLACES = {aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor}
 _GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
 _CHECKABLE = (Kind.BATCH, Kind.BUFFER)
@@ -316,9 +318,11 @@ def _bounds(node: fx.Node) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
-def _chosen_from(node: fx.Node, dims: Sequence[int | None]) -> int:
+def _chosen_from(node: fx.Node, dims: Sequence[int | None]) -> float:
     dim = dims[0] if dims else None
-    shape = _shape(node)
+    shape, are_open = _shape(node), symbolic_dims(node)
+    if any(are_open) if dim is None or not shape else are_open[dim]:
+        return math.inf
     return math.prod(shape) if dim is None or not shape else shape[dim]
 
 
@@ -360,9 +364,31 @@ def _divides_integers(node: fx.Node) -> bool:
     return all(isinstance(each, fx.Node) and _is_integer(each) for each in operands)
 
 
+def along_symbols(graph: fx.Graph) -> fx.Node | None:
+    """Return an operator whose indices compiled code cannot check, as a symbolic size limits them.
+
+    Eager kernels look at their indices themselves.
+    """
+    return next((node for node in graph.nodes if node.target in _TAKEN and _is_open(node)), None)
+
+
+def _is_open(node: fx.Node) -> bool:
+    """Tell whether a symbolic size limits the indices that an operator reads."""
+    target, args = node.target, cast("Any", node.args)
+    if target in _UNPOOLING:
+        return any(isinstance(size, fx.Node) for size in args[2])
+    if target in _SCORES:
+        return symbolic_dims(args[_SCORES[target]])[:2][-1]
+    along = args[1] if target in _ALONG else 0
+    dims = symbolic_dims(args[0])
+    return bool(dims) and dims[along]
+
+
 def _uses(node: fx.Node) -> list[_Use]:
     target, args = node.target, cast("Any", node.args)
     uses: list[_Use] = []
+    if target in _LIMITED and _is_open(node):
+        return uses
     if target is aten.embedding.default:
         uses = [_Use(args[1], 0, _shape(args[0])[0] - 1)]
     elif target is aten.embedding_dense_backward.default:
@@ -377,6 +403,6 @@ def _uses(node: fx.Node) -> list[_Use]:
         classes = _shape(scores)[:2][-1]
         uses = [_Use(labels, 0, classes - 1, frozenset({ignored}))]
     elif target in _PLACES:
-        sizes = zip(args[1], _shape(args[0]), strict=False)
-        uses = [_Use(index, -size, size - 1) for index, size in sizes]
+        sizes = zip(args[1], _shape(args[0]), symbolic_dims(args[0]), strict=False)
+        uses = [_Use(index, -size, size - 1) for index, size, is_open in sizes if not is_open]
     return [use for use in uses if isinstance(use.index, fx.Node) and not _is_mask(use.index)]

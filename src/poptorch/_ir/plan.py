@@ -142,6 +142,7 @@ class Plan:
     libraries: tuple[str, ...] = field(default=(), metadata={"saved": False})
     # the program that runs instead
     prepared: Program | None = field(default=None, metadata={"saved": False})
+    sizes: str = field(default="", metadata={"saved": False})  # a line: which sizes it is for
 
     def describe(self) -> str:
         program = self.prepared or self.program
@@ -153,6 +154,7 @@ class Plan:
         lines = [f"model {one_line(name)}"] if name else []  # the name may come from anybody's file
         lines += [self.tier] if self.tier else []
         lines += _indented(self.libraries)
+        lines += [self.sizes] if self.sizes else []
         lines += [str(self.prepared or self.program), _headline(self), *_indented(_stages(self))]
         if self.spec.target.link is not None:
             latency, bandwidth = self.spec.target.link

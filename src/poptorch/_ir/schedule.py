@@ -188,12 +188,12 @@ class Workload:
         return {loading: list(self._stored_for(loading)) for loading in self.streaming.loads}
 
     def _stored_for(self, loading: StagePass) -> Iterator[StagePass]:
-        loaded = set(self.streaming.loads[loading])
+        wanted = set(self.streaming.loads[loading])
         for storing, keys in self.streaming.stores.items():
             same_chip = self.chip_of(storing) == self.chip_of(loading)
             # What the update stores is for the next cycle, except that rounds follow one another.
             too_late = storing.is_update and (not loading.is_update or loading <= storing)
-            if same_chip and loaded.intersection(keys) and not too_late:
+            if same_chip and wanted.intersection(keys) and not too_late:
                 yield storing
 
     def with_traffic(self, stage_pass: StagePass, micro_batch: int = 0) -> list[Action]:

@@ -48,6 +48,9 @@ class Slot:
     index: int = -1  # of an input, output, constant or group; -1 if there is only one
     replicas: int = 1  # number of values on the device, one for each replica; 1 if all share one
     lanes: bool = False  # whether dimension 0 contains lanes, or, for state, the replicas
+    # A name or expression for each dimension with a symbolic size, and "" for the others; () if all
+    # sizes are numbers. The shape is then the one for stand-ins: see ``symbolic``.
+    symbols: tuple[str, ...] = ()
 
     @functools.cached_property
     def path(self) -> str:
@@ -89,13 +92,15 @@ class Slot:
 
     @property
     def type_text(self) -> str:
-        return type_text(self.dtype, self.shape)
+        symbols = self.symbols or ("",) * len(self.shape)
+        sizes = (name or size for name, size in zip(symbols, self.shape, strict=True))
+        return type_text(self.dtype, tuple(sizes))
 
     def __str__(self) -> str:
         return f"{self.key}: {self.type_text}"
 
 
-def type_text(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def type_text(dtype: torch.dtype, shape: tuple[int | str, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 
@@ -158,8 +163,10 @@ def hyper_value(name: str, value: float) -> float:
     return 1 - value if name in DECAY_RATES else value
 
 
-def batch_input(index: int, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
-    return Slot(Kind.BATCH, shape, dtype, index=index)
+def batch_input(
+    index: int, shape: tuple[int, ...], dtype: torch.dtype, symbols: tuple[str, ...] = ()
+) -> Slot:
+    return Slot(Kind.BATCH, shape, dtype, index=index, symbols=symbols)
 
 
 def result(index: int, tensor: torch.Tensor, is_loss: bool = False, lanes: bool = False) -> Slot:

@@ -42,6 +42,15 @@ def export(session: Session, filename: str | os.PathLike[str]) -> None:
 
 
 def _write_python(session: Session, now: Specialization, name: str, path: Path) -> None:
+    if now.inputs.symbols:
+        raise Error(
+            "A program for all sizes cannot be written as Python code",
+            got=f"{now.inputs}",
+            fix=(
+                "wrap the model again, with options.programs(1), call it with inputs of one "
+                "size, and export that program"
+            ),
+        )
     if session.weights.store is None:
         session.attach()
     session.weights.fetch()

@@ -96,18 +96,18 @@ def check(guards: Iterable[Guard]) -> None:
     failed = [guard for guard in guards if not (guard.reported or guard.holds())]
     if not failed:
         return
-    reports: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
     for guard in failed:
         changes = list(guard.changes(guard.expected))
         if changes:
             guard.reported = True
-            reports.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
+            told.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
         else:
             guard.accept()
-    if reports:
+    if told:
         log.python.warning(
             "The compiled program does not follow what changed on the host: %s",
-            ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in reports.items()),
+            ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in told.items()),
         )
 
 
@@ -187,11 +187,11 @@ def of_model(
         )
         yield f"layers ({shorten(new) or 'some were removed'})"
 
-    def required_grads() -> list[bool]:
+    def wanted() -> list[bool]:
         return list(map(_requires_grad, trained))
 
     def other_gradients(before: list[bool]) -> Iterator[str]:
-        for path, old, new in zip(paths, before, required_grads(), strict=True):
+        for path, old, new in zip(paths, before, wanted(), strict=True):
             if old != new:
                 yield f"requires_grad of {path} is now {new}"
 
@@ -202,7 +202,7 @@ def of_model(
         Guard(layers, other_layers, DESTROY, of_layers=True),
         _forwards(lambda: list(map(_own_forward, owns)), [*map(type, modules)], DESTROY),
         _forwards(lambda: [kind.forward for kind in kinds], kinds, DESTROY),
-        Guard(required_grads, other_gradients, DESTROY),
+        Guard(wanted, other_gradients, DESTROY),
         _hooks(modules, trained),
         users_own,
         *map(_number_format, numbers[:1]),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from .._ir.loops import Loops
 from .._ir.program import State
 from .._ir.slots import Kind, Slot, narrowed, type_text
 from .._ir.spec import Spec
+from .._ir.symbolic import Conditions, sizes_of
 from .signature import Arguments, Bound, Signature
 
 _RENEW = (
@@ -31,6 +33,7 @@ _DENSE = "pass a dense tensor with values: tensor.to_dense(), tensor.dequantize(
 _OWN = "pass a tensor with its own memory: call tensor.clone() before its storage is resized"
 _PLAIN = "pass a plain tensor of this process: torch.tensor(...), tensor.as_subclass(torch.Tensor)"
 _COMPLAINT = re.compile("out of (range|bounds)")
+_REMEMBERED = 1024  # combinations of sizes
 _CHECKED = "or disable this check: options.Precision.checkIndices(False) before you wrap the model"
 
 
@@ -44,6 +47,7 @@ class Inputs:
         spec: Spec,
         placeholders: bool = False,
         quiet: bool = False,
+        symbols: Mapping[tuple[int, int], str] = MappingProxyType({}),
     ) -> None:
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
             if not placeholders:
@@ -55,12 +59,11 @@ class Inputs:
         self._narrow = spec.precision.narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
-        # Properties of a tensor that can be used as it is. No dtype matches if the tensor must be
-        # narrowed.
-        same = [d if self._device_dtype(d) is d else None for d in self._dtypes]
-        strides = (torch.empty(shape, device="meta").stride() for shape in self._shapes)
-        devices = [t.is_cpu for t in bound.tensors]
-        self._ready = list(zip(same, self._shapes, strides, devices, strict=True))
+        self.symbols = symbols  # names of symbolic sizes, by input and dimension
+        self.conditions: Conditions | None = None  # of these sizes, once the program has been made
+        self._allowed: dict[tuple[torch.Size, ...], bool] = {}  # shapes that were looked at
+        self.is_retired = False
+        self._ready = self._ready_for(self._shapes)
         self._warned: set[str] = set()
         # Whether a call that passes only these tensors, in their order, is of this kind.
         self._tensors_only = signature.takes_tensors_alone(bound)
@@ -75,12 +78,32 @@ class Inputs:
                 "first call"
             )
 
+    def _ready_for(self, shapes: Sequence[torch.Size]) -> list[tuple[Any, ...]]:
+        """Return what tensors must be like to be used as they are."""
+        # Of no dtype if it has to be narrowed.
+        same = [d if self._device_dtype(d) is d else None for d in self._dtypes]
+        strides = (torch.empty(shape, device="meta").stride() for shape in shapes)
+        devices = [t.is_cpu for t in self.bound.tensors]
+        return list(zip(same, shapes, strides, devices, strict=True))
+
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """The shapes that the program was made for or, with symbolic sizes, used with last."""
+        return self._shapes
+
     def slots(self) -> tuple[Slot, ...]:
         """Return the slots of one micro-batch."""
         slices = self._loops.slices
         shapes = [(shape[0] // slices, *shape[1:]) if shape else () for shape in self._shapes]
-        kinds = enumerate(zip(shapes, map(self._device_dtype, self._dtypes), strict=True))
-        return tuple(slots.batch_input(i, shape, dtype) for i, (shape, dtype) in kinds)
+        names = [
+            tuple(self.symbols.get((i, dim), "") for dim in range(len(shape)))
+            for i, shape in enumerate(shapes)
+        ]
+        kinds = zip(shapes, map(self._device_dtype, self._dtypes), names, strict=True)
+        return tuple(
+            slots.batch_input(i, shape, dtype, symbols if any(symbols) else ())
+            for i, (shape, dtype, symbols) in enumerate(kinds)
+        )
 
     def first_micro_batch(self) -> list[torch.Tensor]:
         if self._placeholders:
@@ -138,7 +161,46 @@ class Inputs:
             bound = self._signature.bind(arguments, like=self.bound)
             self._check(bound)
             given = bound.tensors
+        if self.symbols:
+            shapes = [tensor.shape for tensor in given]
+            if self._allows(shapes):
+                self._resize(shapes)
         return given, self._prepare(given)
+
+    def _resize(self, shapes: list[torch.Size]) -> None:
+        """Take inputs of other shapes from now on."""
+        if shapes != self._shapes:
+            self._shapes, self._ready = shapes, self._ready_for(shapes)
+
+    def retire(self) -> None:
+        """Take no inputs any more: sizes cannot be symbolic after all."""
+        self.is_retired = True
+        self._allowed.clear()
+
+    def _allows(self, shapes: list[torch.Size]) -> bool:
+        """Tell whether the program may be used for tensors of these shapes."""
+        if not self.symbols:
+            return shapes == self._shapes
+        key = tuple(shapes)
+        allowed = self._allowed.get(key)
+        if allowed is None:
+            if len(self._allowed) >= _REMEMBERED:
+                self._allowed.clear()
+            allowed = self._allowed[key] = self._satisfies(shapes)
+        return allowed
+
+    def _satisfies(self, shapes: Sequence[torch.Size]) -> bool:
+        if self.is_retired:
+            return False
+        for at, (shape, own) in enumerate(zip(shapes, self._shapes, strict=True)):
+            if len(shape) != len(own):
+                return False
+            sizes = enumerate(zip(shape, own, strict=True))
+            if any(one != two for dim, (one, two) in sizes if (at, dim) not in self.symbols):
+                return False
+        sizes_by_name = sizes_of(self.slots(), shapes)
+        assert self.conditions is not None
+        return sizes_by_name is not None and self.conditions.hold(sizes_by_name)
 
     def are_ready(self, arguments: Arguments) -> bool:
         """Return whether a call passes only tensors that the device can use as they are."""
@@ -147,17 +209,39 @@ class Inputs:
 
     def takes(self, arguments: Arguments) -> bool:
         """Return whether a call is of this kind."""
+        given = self._alike(arguments)
+        return given is not None and self._allows([tensor.shape for tensor in given])
+
+    def covers(self, other: Inputs) -> bool:
+        """Tell whether a program for this kind takes what another one was used with last."""
+        if self._dtypes != other._dtypes or len(self.bound.parts) != len(other.bound.parts):
+            return False
+        parts = zip(self.bound.parts, other.bound.parts, strict=True)
+        if any(trees.first_difference(one, two) for (_, one), (_, two) in parts):
+            return False
+        return self._allows(other.shapes)
+
+    def differs_in_sizes(self, arguments: Arguments) -> bool:
+        """Tell whether a call has inputs like these but for sizes of dimensions."""
+        given = self._alike(arguments)
+        return given is not None and all(
+            tensor.dim() == len(shape) for tensor, shape in zip(given, self._shapes, strict=True)
+        )
+
+    def _alike(self, arguments: Arguments) -> list[torch.Tensor] | None:
+        """Return the tensors of a call that differs from this kind in shapes at most."""
         given = self._quick(arguments)
         if given is None:
             bound = self._signature.bind(arguments, like=self.bound)
             parts = zip(self.bound.parts, bound.parts, strict=True)
             if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
-                return False
+                return None
             given = bound.tensors
-        return len(given) == len(self._dtypes) and all(
-            tensor.dtype is dtype and not tensor.is_nested and tensor.shape == shape
-            for tensor, dtype, shape in zip(given, self._dtypes, self._shapes, strict=True)
+        pairs = zip(given, self._dtypes, strict=False)
+        is_alike = len(given) == len(self._dtypes) and all(
+            tensor.dtype is dtype and not tensor.is_nested for tensor, dtype in pairs
         )
+        return given if is_alike else None
 
     def _quick(self, arguments: Arguments) -> list[torch.Tensor] | None:
         """Return the tensors of a call that passes only tensors, or None if the call needs
@@ -172,7 +256,11 @@ class Inputs:
         return list(args)
 
     def __str__(self) -> str:
-        shapes = zip(self.bound.paths, self._dtypes, self._shapes, strict=True)
+        names = [
+            tuple(self.symbols.get((at, dim), size) for dim, size in enumerate(shape))
+            for at, shape in enumerate(self._shapes)
+        ]
+        shapes = zip(self.bound.paths, self._dtypes, names, strict=True)
         return ", ".join(f"{path} {type_text(dtype, shape)}" for path, dtype, shape in shapes)
 
     def _check(self, bound: Bound) -> None:

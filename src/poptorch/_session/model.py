@@ -7,6 +7,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -139,11 +140,17 @@ class Model:
             module.training = training
 
     def task(
-        self, bound: Bound, spec: Spec, placeholders: bool = False, share: Share | None = None
+        self,
+        bound: Bound,
+        spec: Spec,
+        placeholders: bool = False,
+        share: Share | None = None,
+        symbols: Mapping[tuple[int, int], str] = MappingProxyType({}),
     ) -> Task:
         """Return what compiling for these arguments starts from.
 
         ``share``: what they are of a batch that is shorter than usual, for which ``spec`` is meant.
+        ``symbols``: see ``Inputs``.
         """
         replicas, spec = spec.loops.replicas, spec if share is None else share.spec(spec)
         if self.groupings and spec.loops.replicas < replicas:
@@ -156,7 +163,9 @@ class Model:
         self._follow(list(self.module.modules()))
         self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
         self.mode()
-        inputs = Inputs(bound, self.signature, spec, placeholders, quiet=share is not None)
+        inputs = Inputs(
+            bound, self.signature, spec, placeholders, quiet=share is not None, symbols=symbols
+        )
         if self._trained and share is None:
             notices.other_counts(bound.tensors, spec.loops)
         reading = self._read(spec)

@@ -21,6 +21,7 @@ from .model import CallMode, Task
 from .outputs import Outputs
 from .shorter import Share
 from .signature import Arguments
+from .sizes import why_fixed
 from .store import StateStore
 
 _SHARES = 4
@@ -37,6 +38,7 @@ class Specialization:
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
         self.share = task.share
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
+        self.inputs.conditions = compiled.micro.conditions
         # exists from the first use; shares weights with the stores of other programs
         self.store: StateStore | None = None
         self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
@@ -45,6 +47,8 @@ class Specialization:
         self.indices = Indices(compiled.ranges(), compiled.preconditions, paths)
         # indices of inputs that forward changes in place
         self.changed_inputs = compiled.changed_inputs()
+        # Why it is for inputs of one size, if there may be several programs.
+        self.reason = why_fixed(self.spec) if self.spec.runtime.programs > 1 else None
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
         runtime = self.spec.runtime
         # Whether a repeated call can skip all look-ups, and the function for such a call, which
@@ -84,6 +88,11 @@ class Specialization:
         given = iter(bound.tensors)
         return tuple(s.unflatten([next(given) for _ in s.paths]) for _, s in bound.parts)
 
+    def replaces(self, other: Specialization) -> bool:
+        """Tell whether this program serves the sizes that another one was used with last."""
+        is_whole = self.share is None and other.share is None
+        return is_whole and self.mode == other.mode and self.inputs.covers(other.inputs)
+
     def plan(self) -> Plan:
         """Return the compiled plan, divided into stages when this is first called.
 
@@ -97,8 +106,15 @@ class Specialization:
         if (plan.tier, plan.prepared) != (report.tier, report.prepared):
             plan = dataclasses.replace(plan, tier=report.tier, prepared=report.prepared)
             plan = dataclasses.replace(plan, libraries=report.libraries)
+        plan = dataclasses.replace(plan, sizes=self._sizes_text())
         self.compiled = dataclasses.replace(compiled, plan=plan)
         return plan
+
+    def _sizes_text(self) -> str:
+        if self.inputs.symbols:
+            conditions = str(self.inputs.conditions)
+            return f"for all sizes of {self.inputs}{conditions and f', if {conditions}'}"
+        return f"for one size, because {self.reason}" if self.reason else ""
 
 
 class Programs:
@@ -125,6 +141,11 @@ class Programs:
         alike = (each for each in reversed(self.all) if each.mode == mode and each.share == share)
         return next((each for each in alike if each.inputs.takes(arguments)), None)
 
+    def differing_in_sizes(self, mode: Situation, arguments: Arguments) -> Specialization | None:
+        """Return the latest program for inputs like those of a call but for their sizes."""
+        of_mode = (e for e in reversed(self.all) if e.mode == mode and e.share is None)
+        return next((e for e in of_mode if e.inputs.differs_in_sizes(arguments)), None)
+
     def use(self, variant: Specialization) -> None:
         """Make a program the present one, and remove the oldest one of its mode if there are too
         many.
@@ -132,7 +153,10 @@ class Programs:
         Also remove all programs that were compiled when the model had other tensors.
         """
         others = [other for other in self.all if other is not variant
-                  and other.reading.has_those_of(variant.reading)]  # fmt: skip
+                  and other.reading.has_those_of(variant.reading)
+                  and not other.inputs.is_retired]  # fmt: skip
+        if variant.inputs.symbols:  # else results would depend on which size came first
+            others = [other for other in others if not variant.replaces(other)]
         alike = [
             other
             for other in others
@@ -148,8 +172,12 @@ class Programs:
                 f"All {count} programs of Options.programs({count}) are in use. The program for "
                 f"{other.inputs} is dropped, and a call with such inputs will compile again. To "
                 f"keep one more program, use options.programs({count + 1}); to get fewer shapes, "
-                "use poptorch.PadToSizes"
+                f"use poptorch.PadToSizes{_because(variant.reason)}"
             )
             self._told = True
             others.remove(other)
         self.all = [*others, variant]
+
+
+def _because(reason: str | None) -> str:
+    return "" if reason is None else f". Each size needs its own program, because {reason}"

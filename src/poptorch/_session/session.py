@@ -12,12 +12,13 @@ import torch
 
 from .. import _capture, _compile
 from .._base import interrupts, log, processes, source
-from .._base.errors import AssertionFailure, Error
+from .._base.errors import AssertionFailure, Error, described
 from .._base.plainly import on_host, plainly
 from .._ir.spec import Spec
+from .._ir.symbolic import NotSymbolic
 from .._residency import Event, locked
 from ..backends import release_freed_memory
-from ..backends.protocol import repeating
+from ..backends.protocol import repeating, unsuitable
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting, shorter, wrapping
@@ -29,7 +30,8 @@ from .outputs import LastCall
 from .programs import Programs, Specialization
 from .random import Randomness
 from .shorter import Share
-from .signature import Arguments
+from .signature import Arguments, Bound
+from .sizes import Sizes, shapes_of, why_fixed
 from .store import DEVICE_ONLY, StateLayout, StateStore
 from .transfers import Transfers
 from .weights import check_saved, paths_of
@@ -39,6 +41,7 @@ from .weights import check_saved, paths_of
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
 # Of a run: its program, its results, and when it began, had taken the batch and was ready.
 Done = tuple[Specialization, Sequence[torch.Tensor], tuple[float, float, float]]
+_SEVERAL = 2  # programs, with which other sizes are allowed
 RECENT = 8
 """The number of latest calls whose times are used, so that times of the interpreter are
 soon dropped.
@@ -79,6 +82,7 @@ class Session:
         self._spec: Spec  # all programs are compiled with these settings
         self._usual: Inputs | None = None  # of the first program: shorter batches are cut as these
         self.settings, self._progress = settings, progress
+        self.sizes = Sizes()
         self._chips = Chips()
         self._forks = processes.forks  # number of forks before the process that uses the model
 
@@ -124,7 +128,10 @@ class Session:
             self._attach()
         self.reports.compiled(self.now)
 
-    def _compiled(self, task: Task, background: bool) -> Specialization:
+    def _compiled(
+        self, task: Task, background: bool, earlier: _compile.Earlier | None = None
+    ) -> Specialization:
+        """Compile; ``earlier``: for symbolic sizes, the program that differs in sizes alone."""
         spec = task.spec
 
         def placed(count: int) -> None:
@@ -153,6 +160,7 @@ class Session:
                 {key: repr(value) for key, value in task.hypers.items()},
                 None if self.optimizer is None else self.optimizer.in_eager(task.hypers),
                 task.remainder,
+                earlier,
             )
         # After capturing, because a forward that sets modes or attributes itself has set them then.
         tensors, constants = task.reading.tensors, compiled.micro.constants.values()
@@ -346,6 +354,9 @@ class Session:
         if self.optimizer is not None and self.optimizer.prepare_run():
             self._compile_again(arguments)
         now, mode = self.programs.all[-1], self.model.situation()
+        if now.inputs.symbols and (why := unsuitable(now.compiled.executable)) is not None:
+            self.sizes.reasons[frozenset(now.inputs.symbols)] = why
+            now.inputs.retire()
         several = now.spec.runtime.programs > 1 or share is not None
         other = mode != now.mode or share != now.share
         if other or (several and not now.inputs.takes(arguments)):
@@ -454,9 +465,44 @@ class Session:
             now.inputs.convert(arguments)
         self.weights.fetch()
         self.weights.bring_down()
-        task = self.model.task(bound, self._spec, share=share)
-        variant = self._compiled(task, background=True)
+        variant = None if share is not None else self._for_all_sizes(bound, arguments)
+        if variant is None:
+            task = self.model.task(bound, self._spec, share=share)
+            variant = self._compiled(task, background=True)
+        if share is None and self._spec.runtime.programs >= _SEVERAL and variant.reason is None:
+            variant.reason = why_fixed(self._spec)
         remember_compiled(variant, self.model.module)
+        return variant
+
+    def _for_all_sizes(self, bound: Bound, arguments: Arguments) -> Specialization | None:
+        """Compile one program for all sizes, if only sizes differ from an earlier program's.
+
+        Otherwise compile one for these sizes, or return None if that was not tried.
+        """
+        spec = self._spec
+        if spec.runtime.programs < _SEVERAL:
+            return None
+        mode = self.model.situation()
+        earlier = self.programs.differing_in_sizes(mode, arguments)
+        if earlier is None:
+            return None
+        before, now = earlier.inputs.shapes, shapes_of(bound.tensors)
+        symbols = self.sizes.symbols(spec, before, earlier.inputs.symbols, now)
+        if not symbols:
+            return None
+        reason = self.sizes.reasons.get(frozenset(symbols))
+        if reason is None:
+            known = _compile.Earlier(earlier.compiled.micro, earlier.inputs.slots())
+            try:
+                task = self.model.task(bound, spec, symbols=symbols)
+                return self._compiled(task, True, known)
+            except NotSymbolic as error:
+                reason = str(error)
+            except Exception as error:  # if symbols are not the reason, numbers fail, too
+                reason = described(error)
+        variant = self._compiled(self.model.task(bound, spec), background=True)
+        self.sizes.reasons[frozenset(symbols)] = variant.reason = reason
+        log.python.info("Each size of the inputs needs its own program, because %s", reason)
         return variant
 
     # The device.

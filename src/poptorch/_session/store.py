@@ -227,7 +227,7 @@ class StateStore:
         hosts = ((key, self._device.host(slot.path)) for key, slot in slots)
         self._send(Event.CALL, {key: host for key, host in hosts if host is not None})
 
-    def _upload(self, requested: Mapping[str, Slot], event: Event) -> None:
+    def _upload(self, wanted: Mapping[str, Slot], event: Event) -> None:
         """Copy the module's present tensors, including those that replaced tensors with copies on
         the device.
         """
@@ -241,7 +241,7 @@ class StateStore:
                     "the model again"
                 ),
             )
-        hosts = {key: self._host(slot, tensors) for key, slot in requested.items()}
+        hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
         unwatched(self._refuse_unreadable, hosts)
         replaced = {
             self._slots[key].path
@@ -250,7 +250,7 @@ class StateStore:
             and self._device.host(self._slots[key].path) is not host
         }
         self._let_go(replaced)
-        due = {*self._device.due(event, (slot.path for slot in requested.values()))} - replaced
+        due = {*self._device.due(event, (slot.path for slot in wanted.values()))} - replaced
         new = {key: host for key, host in hosts.items() if self._slots[key].path in replaced}
         known = {key: host for key, host in hosts.items() if self._slots[key].path in due}
         self._send(Event.ATTACH, new)

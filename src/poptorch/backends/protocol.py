@@ -48,6 +48,11 @@ class Executable(Protocol):
 RepeatedCall = Callable[[State, Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
 
 
+def unsuitable(executable: Executable) -> str | None:
+    """Return why a program for all sizes cannot be compiled, as soon as that is known."""
+    return getattr(executable, "unsuitable", None)
+
+
 def repeating(executable: Executable) -> RepeatedCall | None:
     """Return the function for repeated calls of a program that writes no state, if the executable
     has one now.

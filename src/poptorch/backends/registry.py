@@ -30,16 +30,14 @@ def choose(name: str) -> Backend:
     """Return the backend with a name, or, with a warning, the reference backend if it
     cannot work.
     """
-    resolved = BEST if backend_names.known(name) in (AUTO, OPTIMISE) else name
+    wanted = BEST if backend_names.known(name) in (AUTO, OPTIMISE) else name
     backends = available()
-    backend = backends[resolved]
+    backend = backends[wanted]
     reason = backend.unavailable()
     if reason is None:
         return backend
     log.python.warning(
-        "The %s backend cannot be used here (%s): running on the reference backend.",
-        resolved,
-        reason,
+        "The %s backend cannot be used here (%s): running on the reference backend.", wanted, reason
     )
     return backends["reference"]
 

@@ -115,7 +115,7 @@ def _overload(library: Any, name: str) -> Any:
 
 
 def _of_user(
-    key: str, tensors: list[torch.Tensor], expected: tuple[Kind, ...], attributes: dict[str, Any]
+    key: str, tensors: list[torch.Tensor], wanted: tuple[Kind, ...], attributes: dict[str, Any]
 ) -> list[torch.Tensor]:
     forward, backward = _registered[key]
     if backward is None and _needs_gradient(tensors):
@@ -123,11 +123,11 @@ def _of_user(
             results = list(forward(tensors, attributes))
         except Exception as error:
             raise _without_gradient(key, "forward cannot be looked into") from error
-        check.like_examples(key, results, expected)
+        check.like_examples(key, results, wanted)
         if not any(outermost(result).requires_grad for result in results):
             raise _without_gradient(key)
         return results
-    shapes = json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in expected])
+    shapes = json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in wanted])
     outputs: list[torch.Tensor]
     outputs = _custom_op(tensors, key, json.dumps(attributes, sort_keys=True), shapes)
     return outputs
@@ -287,9 +287,9 @@ def _call_user(
 ) -> list[torch.Tensor]:
     forward, _ = _registered[key]
     results = list(forward(_copies(inputs), json.loads(attributes)))
-    expected = _templates(outputs)
-    check.like_examples(key, results, expected)
-    pairs = zip(results, expected, strict=True)
+    wanted = _templates(outputs)
+    check.like_examples(key, results, wanted)
+    pairs = zip(results, wanted, strict=True)
     return [copied(result.detach().to(dtype)) for result, (_, dtype) in pairs]
 
 
@@ -376,13 +376,13 @@ def _has_gradient(
         for x, whole in zip(inputs, map(outermost, inputs), strict=True)
     ]
     outputs = _as_list(operator(*probes, **attributes))
-    expected = [probe for probe in probes if probe.requires_grad]
+    wanted = [probe for probe in probes if probe.requires_grad]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch only warns if a C++ operator has no gradient
             gradients = torch.autograd.grad(
                 [out for out in outputs if out.requires_grad],
-                expected,
+                wanted,
                 [torch.zeros_like(out) for out in outputs if out.requires_grad],
                 allow_unused=True,
             )

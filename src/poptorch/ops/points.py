@@ -60,8 +60,8 @@ def _check_segments(ptr: Any, points: int) -> None:
         and all(start < end for start, end in itertools.pairwise(ptr))
     )
     title = "fps: ptr must be a list of segment boundaries"
-    expected = f"a list of ascending ints from 0 to {points}"
-    check.that(fits, title, f"{ptr!r} for {points} points", expected)
+    wanted = f"a list of ascending ints from 0 to {points}"
+    check.that(fits, title, f"{ptr!r} for {points} points", wanted)
 
 
 def nearest(

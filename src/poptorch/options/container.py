@@ -86,10 +86,10 @@ class Container:
             self._check_writable(name)
         checked = {}
         for name, value in values.items():
-            kind = type(self._values.get(name, value))
-            expect(f"option {name}", value, kind)
+            wanted = type(self._values.get(name, value))
+            expect(f"option {name}", value, wanted)
             # A bool or an enum member in place of an int would make later type checks stricter.
-            checked[name] = int(value) if kind is int else value
+            checked[name] = int(value) if wanted is int else value
         self._values.update(checked)
         return self
 

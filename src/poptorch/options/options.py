@@ -599,8 +599,10 @@ class Options(Container):
         fewer rows: they keep the size of the micro-batches, and the last one may be smaller. With
         1, as in PopTorch, these are errors, too. With more than 1, another batch size, length or
         set of arguments gets a program of its own; a batch that does not divide into micro-batches
-        is treated as by default. All programs share weights, optimizer state and random numbers.
-        ``train()`` and ``eval()`` do not count.
+        is treated as by default. With more than 1 and one micro-batch per call, the second size of
+        a dimension gets one program for all its sizes; ``executor.plan()`` says so, or names the
+        reason why not. All programs share weights, optimizer state and random numbers. ``train()``
+        and ``eval()`` do not count.
         """
 
     def clone(self) -> Self:

@@ -23,11 +23,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
     if not isinstance(value, types):
-        kinds = types if isinstance(types, tuple) else (types,)
+        wanted = types if isinstance(types, tuple) else (types,)
         raise AssertionFailure(
             f"Unexpected type for {name}",
             got=f"{value!r}, of type {type(value).__name__}",
-            fix=f"pass a value of type {' or '.join(kind.__name__ for kind in kinds)}",
+            fix=f"pass a value of type {' or '.join(kind.__name__ for kind in wanted)}",
         )
 
 

@@ -16,6 +16,7 @@ from ..._base import private, timing
 from ..._base.folders import of_torchs_compiler
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
+from ..._ir.symbolic import is_symbolic
 from ..._ops.written_out import written_out
 from ..driver import program_report
 from ..prepare import without_writes
@@ -54,7 +55,9 @@ class Inductor:
                 private.demand(private.COMPILER)
             graph = written_out(graph)
             with timing.part("lowering"), choosing(choices(graph)):
-                return compile_graph(*without_writes(graph), graph.examples())
+                pure = without_writes(graph)
+                slots = graph.inputs if is_symbolic(graph) else ()
+                return compile_graph(*pure, graph.examples(), slots)
 
     def load(self, code: bytes) -> Compiled:
         return load(code)

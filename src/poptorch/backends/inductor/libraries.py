@@ -210,11 +210,11 @@ class Table:
 
         Errors here do not affect a program.
         """
-        reasons: dict[Shape, str] = {}
+        told: dict[Shape, str] = {}
         try:
             with FileLock(self._path().with_suffix(".lock"), timeout=_PATIENCE):
                 missing = [shape for shape in shapes if again or shape not in self]
-                reasons = self._choose(missing, float("inf") if again else SECONDS)
+                told = self._choose(missing, float("inf") if again else SECONDS)
                 kept = self._kept()
                 archive.write(
                     self._path(),
@@ -224,10 +224,10 @@ class Table:
             log.engine.info(
                 "The measured times of matrix products are not stored: %s", described(error)
             )
-        return reasons
+        return told
 
     def _choose(self, shapes: Iterable[Shape], seconds: float) -> dict[Shape, str]:
-        reasons, end, met = {}, time.perf_counter() + seconds, dict[tuple[str, bool], str]()
+        told, end, met = {}, time.perf_counter() + seconds, dict[tuple[str, bool], str]()
         for shape in shapes:
             kind = shape.lies, is_row(shape.rows, shape.lies)
             if time.perf_counter() < end:
@@ -237,12 +237,12 @@ class Table:
                     chosen = best
                 met[kind] = chosen
                 other = LOOPS if LOOPS in times else ONEDNN
-                reasons[shape] = f"{other} takes {times[other] / times[BLAS]:.2f} of {BLAS}'s time"
-                log.engine.debug("Matrix products %s: %s", shape, reasons[shape])
+                told[shape] = f"{other} takes {times[other] / times[BLAS]:.2f} of {BLAS}'s time"
+                log.engine.debug("Matrix products %s: %s", shape, told[shape])
             else:  # as long as the last measurement of this kind
-                chosen, reasons[shape] = met.get(kind) or by_rule(shape), "not measured"
+                chosen, told[shape] = met.get(kind) or by_rule(shape), "not measured"
             self._rows[str(shape)] = chosen
-        return reasons
+        return told
 
     @staticmethod
     def _path() -> Path:
@@ -349,5 +349,5 @@ def calibrate() -> dict[Shape, str]:
     table = Table()
     common = (Shape(*sizes, lies) for sizes in _COMMON for lies in ("nn", "nt", "tn", PREPARED))
     shapes = {*table.rows(), *(shape for shape in common if shape.work >= SMALLEST)}
-    reasons = table.measure(sorted(shapes), again=True)
-    return {shape: f"{table.get(shape)}; {text}" for shape, text in reasons.items()}
+    told = table.measure(sorted(shapes), again=True)
+    return {shape: f"{table.get(shape)}; {text}" for shape, text in told.items()}

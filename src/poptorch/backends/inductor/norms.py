@@ -17,8 +17,8 @@ from .windows import LEAST_INNERMOST, batch_first, batch_last, stored
 
 def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor | None:
     """Return (group, channel in it, space, batch); None if the batch is not innermost."""
-    is_batch_innermost = memory_order(x) == (*range(1, x.dim()), 0)
-    if not is_batch_innermost or x.shape[0] < LEAST_INNERMOST or x.dtype != torch.float32:
+    lies = memory_order(x) == (*range(1, x.dim()), 0)
+    if not lies or x.shape[0] < LEAST_INNERMOST or x.dtype != torch.float32:
         return None
     return batch_last(x).reshape(groups, x.shape[1] // groups, -1, x.shape[0])
 
@@ -64,7 +64,7 @@ def group_norm_backward(
     channels: int,
     area: int,
     groups: int,
-    output_mask: list[bool],
+    wanted: list[bool],
 ) -> Any:
     own = _grouped(x, groups)
     if own is None:
@@ -73,11 +73,11 @@ def group_norm_backward(
     grad = stored(batch_last(grad), *own.shape)
     products, sums = (grad * own).sum(2), grad.sum(2)  # (group, channel in it, batch)
     of_x = of_weight = of_bias = None
-    if output_mask[1]:
+    if wanted[1]:
         of_weight = ((products - sums * mean[:, None]) * rstd[:, None]).sum(2).view(channels)
-    if output_mask[2]:
+    if wanted[2]:
         of_bias = sums.sum(2).view(channels)
-    if output_mask[0]:
+    if wanted[0]:
         factor = rstd[:, None]
         if weight is not None:
             weight = weight.view(groups, -1, 1)

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ..._base import private
+from ..._ir.symbolic import hint
 from ..._ops import library
 from .libraries import LOOPS, ONEDNN, Matrix, Shape, by_rule, shape_of
 from .packing import linear
@@ -88,7 +89,13 @@ def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
 
 def _matrix(operand: Any) -> Matrix:
     operand.freeze_layout()
-    return tuple(map(int, operand.get_size())), tuple(map(int, operand.get_stride()))
+    return tuple(map(_number, operand.get_size())), tuple(map(_number, operand.get_stride()))
+
+
+def _number(size: Any) -> int:
+    """Return a size of torch's compiler, of symbolic ones the stand-in's."""
+    known = isinstance(size, int) or size.is_number
+    return int(size if known else private.V.graph.sizevars.optimization_hint(size))
 
 
 def library_of(a: Matrix, b: Matrix) -> str | None:
@@ -151,8 +158,9 @@ def attention_backward(
     layers takes 76 ms instead of 90. In float32 there is no gain.
     """
     narrow, heads = query.dtype, query.shape[1] == key.shape[1]
-    long = max(query.shape[2], key.shape[2]) > LONGEST
-    if narrow != torch.bfloat16 or dropout_p or long or not heads:
+    if narrow != torch.bfloat16 or dropout_p or not heads:
+        return NotImplemented
+    if max(hint(query.shape[2]), hint(key.shape[2])) > LONGEST:
         return NotImplemented
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = _product(query.float(), key.float().mT) * scale

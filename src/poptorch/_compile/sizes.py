@@ -1,0 +1,81 @@
+"""Proof that a program with symbolic sizes is the program that each size would have.
+
+``forward`` saw sizes that behave like numbers. Whether it did the same with them as with numbers
+shows in the graph: for the sizes of an earlier program it must have the operators, arguments and
+constants of that program. If conditions exclude these sizes, for example because ``forward``
+branches on them, the model is captured once more with numbers for the sizes at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .. import _capture
+from .._ir.indices import along_symbols
+from .._ir.operators import name_of
+from .._ir.slots import Slot
+from .._ir.symbolic import NotSymbolic, first_difference, sizes_of, with_sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Earlier:
+    """A program for inputs that differ in sizes alone."""
+
+    micro: _capture.Micro
+    slots: tuple[Slot, ...]  # of its inputs, with the shapes that it was used with last
+
+
+def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | None) -> None:
+    """Raise ``NotSymbolic`` if what was captured is not what numbers would have led to."""
+    assert micro.conditions is not None
+    sizes = _sizes(request.batch)
+    if not micro.conditions.hold(sizes):
+        raise NotSymbolic(f"the sizes {dict(sizes)} do not satisfy {micro.conditions}")
+    if _changes_inputs(micro):
+        raise NotSymbolic("forward writes into its inputs")
+    unchecked = along_symbols(micro.graph.module.graph)
+    if unchecked is not None:
+        raise NotSymbolic(f"{name_of(unchecked)} reads indices that a symbolic size limits")
+    shapes = [] if earlier is None else [slot.shape for slot in earlier.slots]
+    before = sizes_of(request.batch, shapes) if earlier is not None else None
+    if earlier is not None and before is not None and micro.conditions.hold(before):
+        other, other_sizes = earlier.micro, _sizes(earlier.slots)
+    else:
+        fixed = tuple(replace(slot, symbols=()) for slot in request.batch)
+        before, other_sizes = sizes, {}
+        other = _capture.capture(replace(request, batch=fixed))
+    found = first_difference(micro.graph, before, other.graph, other_sizes)
+    if found is None and not _have_same_values(micro.constants, other.constants):
+        found = "values that forward makes of sizes"
+    if found is None and not _have_same_values(micro.host_outputs, other.host_outputs):
+        found = "results that forward does not compute on the device"
+    if found is not None:
+        raise NotSymbolic(f"forward does something else with symbols than with numbers: {found}")
+
+
+def at_hand(micro: _capture.Micro, request: _capture.Request) -> _capture.Micro:
+    """Return what was captured with the values that nodes have for the sizes of the request."""
+    if micro.conditions is None:
+        return micro
+    return replace(micro, graph=with_sizes(micro.graph, _sizes(request.batch)))
+
+
+def _sizes(slots: Sequence[Slot]) -> dict[str, int]:
+    sizes = sizes_of(slots, [slot.shape for slot in slots])
+    assert sizes is not None
+    return sizes
+
+
+def _changes_inputs(micro: _capture.Micro) -> bool:
+    return any(slot in micro.graph.outputs for slot in micro.graph.inputs if not slot.is_state)
+
+
+def _have_same_values(one: Mapping[Any, torch.Tensor], two: Mapping[Any, torch.Tensor]) -> bool:
+    if one.keys() != two.keys():
+        return False
+    pairs = ((one[key], two[key]) for key in one)
+    return all(a is b or (a.shape == b.shape and torch.equal(a, b)) for a, b in pairs)

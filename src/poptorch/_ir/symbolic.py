@@ -1,0 +1,442 @@
+"""Symbolic sizes: one graph for all sizes of some dimensions of its inputs.
+
+A slot of such an input names its symbolic dimensions. The graph reads their sizes with ``sym_size``
+operators and computes with them, so it runs with any sizes that satisfy its conditions: these are
+what torch's ``ShapeEnv`` assumed while the shapes of all values were derived.
+
+Values on nodes and shapes of slots are plain numbers all the same, so that every room can read
+them. They are those for *stand-ins*, sizes that depend on the graph and its conditions alone. So
+no decision depends on which sizes came first. Two dimensions are equal for the stand-ins only if
+they are equal for all sizes: ``settle`` looks for stand-ins for which that is so.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base import private
+from .graph import Graph
+from .slots import Slot
+
+aten = torch.ops.aten
+
+SHAPE = "symbolic shape"  # key of a node's meta: sizes and strides as texts, if one is symbolic
+LEAST = 2  # sizes of 0 and 1 have their own programs, because such dimensions are broadcast
+_PRIMES = (
+    67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 61, 59, 53, 47, 43, 41, 37, 31, 29, 23,
+    19, 17, 13, 11, 7, 5, 3, 2, 131, 257, 521, 1031, 2053, 4099,
+)  # fmt: skip
+_FACTORS = (1, 2, 4, 8, 16, 32, 64)  # some models ask that a size divides
+_ARITHMETIC = {
+    operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
+    operator.neg, operator.pow, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min,
+}  # fmt: skip
+_END = 2**63 - 1  # of a slice without an end
+_READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
+
+Sizes = Mapping[str, int]  # by name of the symbol
+# By name of a symbol, another one that it follows, and at which distance: a mask is one longer than
+# the cache to which it belongs.
+Ties = Mapping[str, tuple[str, int]]
+_TRIALS = 8  # stand-ins for which shapes are derived
+_MOST_TIED = 4  # symbols
+
+
+class NotSymbolic(Exception):  # noqa: N818 (each size then has its own program)
+    """Why sizes cannot be symbolic, in words."""
+
+
+def computes_size(node: fx.Node) -> bool:
+    """Tell whether a node reads a size or computes with sizes; its value is a number."""
+    return node.op == "call_function" and (node.target in _READING or node.target in _ARITHMETIC)
+
+
+def symbolic_dims(node: fx.Node) -> tuple[bool, ...]:
+    """Return for each dimension of a node's value whether its size is symbolic."""
+    shape = node.meta.get(SHAPE)
+    if shape is None:
+        value: torch.Tensor = node.meta["val"]
+        return (False,) * value.dim()
+    return tuple(not text.isdigit() for text in shape[0])
+
+
+def sizes_of(slots: Iterable[Slot], shapes: Iterable[Sequence[int]]) -> dict[str, int] | None:
+    """Return the size for each symbol, or None if shapes disagree about one."""
+    sizes: dict[str, int] = {}
+    for slot, shape in zip(slots, shapes, strict=True):
+        for name, size in zip(slot.symbols, shape, strict=False):
+            if name and sizes.setdefault(name, size) != size:
+                return None
+    return sizes
+
+
+def with_sizes(graph: Graph, sizes: Sizes) -> Graph:
+    """Return a graph with the values that its nodes have for some sizes."""
+    copy = graph.copy()
+    _fill_in_numbers(copy, sizes)
+    return copy
+
+
+def _fill_in_numbers(graph: Graph, sizes: Sizes) -> None:
+    """Give nodes their values for some sizes: a tenth of what symbols take."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode, inputs = private.FakeTensorMode(allow_non_fake_inputs=True), []
+    for slot in graph.inputs:
+        names = slot.symbols or ("",) * len(slot.shape)
+        shape = [sizes[n] if n else size for n, size in zip(names, slot.shape, strict=True)]
+        with mode:
+            inputs.append(torch.empty(shape, dtype=slot.dtype))
+    FakeTensorProp(graph.module, mode).propagate_dont_convert_inputs(*inputs)
+    for node in graph.module.graph.nodes:
+        node.meta.pop(SHAPE, None)
+        if computes_size(node):
+            node.meta["val"] = _computed(node)
+        elif node.op == "output":
+            node.meta.pop("val", None)
+
+
+def stand_ins(inputs: Sequence[Slot]) -> Sizes:
+    """Return the sizes for which a settled graph has values."""
+    sizes = sizes_of(inputs, [slot.shape for slot in inputs])
+    assert sizes is not None
+    return sizes
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What sizes must satisfy. The symbols in the expressions have the names of slots."""
+
+    expressions: tuple[Any, ...] = ()  # of sympy
+
+    def hold(self, sizes: Sizes) -> bool:
+        if any(size < LEAST for size in sizes.values()):
+            return False
+        values = _numbers(sizes)
+        return all(bool(each.xreplace(values)) for each in self.expressions)
+
+    def __or__(self, other: Conditions) -> Conditions:
+        return Conditions(tuple(dict.fromkeys((*self.expressions, *other.expressions))))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.expressions))
+
+
+def _symbol(name: str) -> Any:
+    import sympy
+
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def _numbers(sizes: Sizes) -> dict[Any, Any]:
+    import sympy
+
+    return {_symbol(name): sympy.Integer(size) for name, size in sizes.items()}
+
+
+class Symbols:
+    """Tensors without values whose sizes are symbols of one ``ShapeEnv``."""
+
+    def __init__(self, sizes: Sizes, ties: Ties = MappingProxyType({})) -> None:
+        self._env = private.ShapeEnv(
+            allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+        )
+        self.mode = private.FakeTensorMode(
+            allow_non_fake_inputs=True, shape_env=self._env, static_shapes=True
+        )
+        self.sizes = sizes
+        free = {name: size for name, size in sizes.items() if name not in ties}
+        self._integers = {name: self._integer(name, size) for name, size in free.items()}
+        # While nothing is assumed about them yet.
+        self._names = {each.node.expr: _symbol(n) for n, each in self._integers.items()}
+        for name, (other, more) in ties.items():
+            self._integers[name] = self._integers[other] + more
+
+    def _integer(self, name: str, size: int) -> Any:
+        origin = _source_class()(name)
+        symbol = self._env.create_symbol(size, origin, private.DimDynamic.DYNAMIC)
+        return self._env.create_symintnode(symbol, hint=size, source=origin)
+
+    def tensor(self, slot: Slot) -> torch.Tensor:
+        names = slot.symbols or ("",) * len(slot.shape)
+        shape = [
+            self._integers[name] if name else size
+            for name, size in zip(names, slot.shape, strict=True)
+        ]
+        with self.mode:
+            return torch.empty(shape, dtype=slot.dtype)
+
+    @property
+    def conditions(self) -> Conditions:
+        """What has been assumed so far.
+
+        Raises:
+            NotSymbolic: a size was used as a number.
+        """
+        for name, integer in self._integers.items():
+            if not integer.node.expr.free_symbols:
+                raise NotSymbolic(f"forward, or an operator, uses the size {name} as a number")
+        return Conditions(tuple(self.named(guard.expr) for guard in self._env.guards))
+
+    def named(self, expression: Any) -> Any:
+        """Return an expression in which symbols have the names of slots."""
+        return expression.xreplace(self._names)
+
+    @property
+    def derived(self) -> dict[str, Any]:
+        """Sizes that were assumed to follow from others, as expressions by name."""
+        found = {name: self.named(each.node.expr) for name, each in self._integers.items()}
+        return {name: each for name, each in found.items() if each != _symbol(name)}
+
+
+@functools.cache
+def _source_class() -> Any:
+    class Origin(private.Source):  # type: ignore[misc]
+        """Where a symbol comes from. Torch wants to know its name only."""
+
+        def __init__(self, name: str) -> None:
+            self.own_name = name
+
+        @property
+        def name(self) -> str:
+            return self.own_name
+
+    return Origin
+
+
+def settle(module: fx.GraphModule, inputs: Sequence[Slot], symbols: Symbols) -> Conditions:
+    """Give nodes the values that they have for stand-ins; return the graph's conditions.
+
+    Args:
+        symbols: with which the graph was recorded.
+
+    Raises:
+        NotSymbolic: the graph fixes a size, or there are no stand-ins.
+    """
+    if any(part is not module for part in module.modules() if isinstance(part, fx.GraphModule)):
+        raise NotSymbolic("the program contains loops or branches")
+    recorded = symbols.conditions
+    _drop_whole_slices(module.graph)
+    for sizes, ties in itertools.islice(_candidates(symbols, recorded), _TRIALS):
+        conditions = propagate(module, inputs, sizes, ties) | recorded | _conditions_of(ties)
+        if conditions.hold(sizes) and _is_distinct(module.graph):
+            return conditions
+    raise NotSymbolic(f"no sizes can stand for others under the conditions {recorded}")
+
+
+def _drop_whole_slices(graph: fx.Graph) -> None:
+    """Drop slices ``[:]``, which torch does not record where it knows the size."""
+    for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
+        given = dict(zip(("start", "end", "step"), node.args[2:], strict=False))
+        is_whole = given.get("start") in (0, None) and given.get("end") in (_END, None)
+        if is_whole and given.get("step", 1) == 1:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _candidates(symbols: Symbols, conditions: Conditions) -> Iterator[tuple[dict[str, int], Ties]]:
+    """Yield stand-ins that satisfy conditions, those with the fewest ties first."""
+    derived = symbols.derived
+    free = [name for name in symbols.sizes if name not in derived]
+    for ties in sorted(_possible_ties(free, symbols.sizes), key=len):
+        untied = [name for name in free if name not in ties]
+        for factor, start in itertools.product(_FACTORS, range(len(_PRIMES))):
+            chosen = (_PRIMES * 2)[start : start + len(untied)]
+            sizes = {name: factor * prime for name, prime in zip(untied, chosen, strict=True)}
+            sizes |= {name: sizes[other] + more for name, (other, more) in ties.items()}
+            values = _numbers(sizes)
+            sizes |= {name: int(each.xreplace(values)) for name, each in derived.items()}
+            if conditions.hold(sizes):
+                yield sizes, ties
+
+
+def _possible_ties(names: Sequence[str], sizes: Sizes) -> Iterator[Ties]:
+    """Yield ways to tie sizes to others: to none, or to one that they follow at a distance."""
+    if len(names) > _MOST_TIED:
+        yield {}
+        return
+    choices = [[None, *names[:at]] for at in range(len(names))]
+    for chosen in itertools.product(*choices):
+        ties = {name: other for name, other in zip(names, chosen, strict=True) if other is not None}
+        if not any(other in ties for other in ties.values()):
+            yield {name: (other, sizes[name] - sizes[other]) for name, other in ties.items()}
+
+
+def _conditions_of(ties: Ties) -> Conditions:
+    import sympy
+
+    equal = (sympy.Eq(_symbol(name), _symbol(other) + more) for name, (other, more) in ties.items())
+    return Conditions(tuple(equal))
+
+
+def propagate(
+    module: fx.GraphModule,
+    inputs: Sequence[Slot],
+    sizes: Sizes,
+    ties: Ties = MappingProxyType({}),
+) -> Conditions:
+    """Derive the value of each node for some sizes, and its symbolic shape; return what is assumed.
+
+    Raises:
+        NotSymbolic: an operator fixes a size.
+    """
+    symbols = Symbols(sizes, ties)
+    fill_in(module, [symbols.tensor(slot) for slot in inputs], symbols)
+    conditions = symbols.conditions
+    values = _numbers(sizes)
+    plain = private.FakeTensorMode(allow_non_fake_inputs=True)
+
+    def number(size: Any) -> int:
+        is_symbol = isinstance(size, torch.SymInt)
+        return int(symbols.named(size.node.expr).xreplace(values)) if is_symbol else size
+
+    def concrete(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(concrete, value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        shape, strides = ([*map(number, each)] for each in (value.shape, value.stride()))
+        with plain:
+            return torch.empty_strided(shape, strides, dtype=value.dtype)
+
+    def text(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(map(text, value))
+        if not isinstance(value, torch.Tensor):
+            return None
+        return tuple(
+            tuple(str(_named_size(symbols, size)) for size in each)
+            for each in (value.shape, value.stride())
+        )
+
+    for node in module.graph.nodes:
+        value = node.meta.pop("val", None)
+        node.meta.pop(SHAPE, None)
+        if computes_size(node):
+            node.meta["val"] = _computed(node)
+        elif node.op != "output" and value is not None:
+            shape = text(value)
+            node.meta["val"] = concrete(value)
+            if _has_symbols(shape):
+                node.meta[SHAPE] = shape
+    return conditions
+
+
+def fill_in(module: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: Symbols) -> None:
+    """Give nodes values with symbols in their shapes."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    FakeTensorProp(module, symbols.mode).propagate_dont_convert_inputs(*inputs)
+
+
+def hint(size: Any) -> int:
+    """Return a size for decisions that change no results: the stand-in's, if it is symbolic."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Compare strides that may be symbolic, without recording that somebody did."""
+    pairs = zip(one.stride(), two.stride(), strict=True)
+    return all(_expression(first) == _expression(second) for first, second in pairs)
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _computed(node: fx.Node) -> Any:
+    """Compute a size from values that are known."""
+    args: Any = fx.map_arg(node.args, lambda each: each.meta["val"])
+    if node.target is aten.sym_size.int:
+        return args[0].shape[args[1]]
+    if node.target is aten.sym_stride.int:
+        return args[0].stride()[args[1]]
+    if node.target is aten.sym_numel.default:
+        return args[0].numel()
+    return node.target(*args)  # type: ignore[operator]
+
+
+def _named_size(symbols: Symbols, size: Any) -> Any:
+    return symbols.named(size.node.expr) if isinstance(size, torch.SymInt) else size
+
+
+def _has_symbols(shape: Any) -> bool:
+    if isinstance(shape, str):
+        return not shape.isdigit()
+    return shape is not None and any(map(_has_symbols, shape))
+
+
+def _is_distinct(graph: fx.Graph) -> bool:
+    """Whether no two sizes or strides are equal for the stand-ins and differ for others."""
+    meanings: dict[int, str] = {}
+    for node in graph.nodes:
+        shape, value = node.meta.get(SHAPE), node.meta.get("val")
+        values = [value] if isinstance(value, torch.Tensor) else value
+        if not isinstance(values, list | tuple):
+            continue
+        shapes = [shape] if isinstance(value, torch.Tensor) else shape or [None] * len(values)
+        for each, texts in zip(values, shapes, strict=True):
+            if not isinstance(each, torch.Tensor):
+                continue
+            for numbers, names in zip((each.shape, each.stride()), texts or (), strict=False):
+                for number, name in zip(numbers, names, strict=True):
+                    if meanings.setdefault(number, name) != name:
+                        return False
+            if texts is None:
+                fixed = (*each.shape, *each.stride())
+                if any(meanings.setdefault(n, str(n)) != str(n) for n in fixed):
+                    return False
+    return True
+
+
+def with_stand_ins(slots: Sequence[Slot], nodes: Sequence[fx.Node]) -> tuple[Slot, ...]:
+    """Return slots with the shapes of the nodes that they describe.
+
+    Inputs keep the names of their symbols; results get expressions.
+    """
+    found = []
+    for slot, node in zip(slots, nodes, strict=True):
+        names = slot.symbols
+        if SHAPE in node.meta and not names:
+            names = tuple("" if text.isdigit() else text for text in node.meta[SHAPE][0])
+        shape = tuple(node.meta["val"].shape)
+        found.append(replace(slot, shape=shape, symbols=names if any(names) else ()))
+    return tuple(found)
+
+
+def is_symbolic(graph: Graph) -> bool:
+    return any(slot.symbols for slot in graph.inputs)
+
+
+def first_difference(graph: Graph, sizes: Sizes, other: Graph, other_sizes: Sizes) -> str | None:
+    """Name an operator in which two graphs differ for some sizes, or return None."""
+    pairs = itertools.zip_longest(_resolved(graph, sizes), _resolved(other, other_sizes))
+    return next((f"{one} and {two}" for one, two in pairs if one != two), None)
+
+
+def _resolved(graph: Graph, sizes: Sizes) -> list[str]:
+    """Return the operators of a graph as texts in which sizes are numbers."""
+    module = (with_sizes(graph, sizes) if is_symbolic(graph) else graph).module
+    names: dict[fx.Node, str] = {}
+    lines: list[str] = []
+
+    def resolve(node: fx.Node) -> Any:
+        return names[node]
+
+    for node in module.graph.nodes:
+        if node.op == "call_function" and computes_size(node):
+            names[node] = node.meta["val"]
+            continue
+        names[node] = f"%{len(lines)}"
+        args = fx.map_arg((node.args, node.kwargs), resolve) if node.op != "placeholder" else ()
+        lines.append(f"{node.op if node.op == 'placeholder' else node.target} {args}")
+    return lines

@@ -1,0 +1,426 @@
+"""Inputs that differ in sizes alone: one program for all of them, or the reason why not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapping import Having, compilations, infer, normal, options, runs_compiled
+from poptorch._compile.cache import key_of
+from poptorch._ir.symbolic import NotSymbolic
+from poptorch.backends.inductor import Inductor, compiler
+
+LENGTHS = (5, 9, 12, 3, 20, 39, 2, 31, 17, 6, 7, 8, 10, 11, 13, 14, 15, 16, 18, 19)
+
+
+class Attention(nn.Module):
+    """Embeddings, a buffer of positions that is cut to the length, and an attention layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.linear = nn.Embedding(50, 16), nn.Linear(16, 16)
+        self.register_buffer("positions", normal(40, 16))
+
+    def forward(self, x):
+        rows, length = x.shape
+        values = self.embedding(x) + self.positions[:length]
+        heads = self.linear(values).view(rows, length, 2, 8).transpose(1, 2)
+        found = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        found = found.transpose(1, 2).reshape(rows, length, 16)
+        return found.softmax(-1), found.mean(1) / length**0.5
+
+
+def tokens(rows: int, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows * 100 + length)
+    return torch.randint(0, 50, (rows, length), generator=generator)
+
+
+def wrapped(model: nn.Module, programs: int = 4, backend: str = "reference"):
+    opts = options(backend).programs(programs).checkAgainstEager("error")
+    return poptorch.inferenceModel(model, opts)
+
+
+def of(function, **state) -> nn.Module:
+    """A model that computes with a linear layer, and a function of it and its input."""
+    return Having(function, linear=nn.Linear(8, 8), **state).eval()
+
+
+def equal_to_eager(model: nn.Module, *shapes: tuple[int, ...], programs: int = 4):
+    """Call a wrapped model with inputs of several shapes; return the executor."""
+    executor = wrapped(model, programs)
+    for shape in shapes:
+        x = normal(*shape)
+        with torch.no_grad():
+            expected = copy.deepcopy(model)(x.clone())
+        torch.testing.assert_close(executor(x), expected)
+    return executor
+
+
+def test_the_second_size_is_the_last_that_is_compiled() -> None:
+    model = Attention().eval()
+    executor = wrapped(model)
+    with compilations() as compiled:
+        found = [executor(tokens(4, length)) for length in LENGTHS]
+    with torch.no_grad():
+        expected = [model(tokens(4, length)) for length in LENGTHS]
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_compiled_code_serves_all_sizes() -> None:
+    model = Attention().eval()
+    executor = wrapped(model, backend="inductor")
+    with compilations() as compiled:
+        found = [executor(tokens(4, length)) for length in LENGTHS]
+    with torch.no_grad():
+        expected = [model(tokens(4, length)) for length in LENGTHS]
+
+    assert len(compiled) == 2
+    assert runs_compiled(executor)
+    torch.testing.assert_close(found, expected)
+
+
+def key_after(*lengths: int) -> str | None:
+    executor = wrapped(Attention().eval())
+    for length in lengths:
+        executor(tokens(4, length))
+    (graph,) = executor._session.now.compiled.plan.program.graphs.values()
+    return key_of(graph, Inductor())
+
+
+def test_one_entry_of_the_cache_serves_all_sizes_in_any_order() -> None:
+    assert key_after(5, 9) == key_after(31, 12)
+
+
+def test_a_program_for_all_sizes_takes_the_place_of_that_for_the_first_size() -> None:
+    executor = wrapped(Attention().eval())
+    executor(tokens(4, 5))
+    executor(tokens(4, 9))
+    with compilations() as compiled:
+        executor(tokens(4, 5))
+
+    assert compiled == []
+    assert len(executor._session.programs.all) == 1
+
+
+def test_a_size_of_one_has_its_own_program() -> None:
+    executor = wrapped(Attention().eval())
+    with compilations() as compiled:
+        for length in (1, 2, 3, 1, 4):
+            executor(tokens(4, length))
+
+    assert len(compiled) == 2
+
+
+def test_a_branch_on_a_size_has_a_program_for_each_side() -> None:
+    model = of(lambda m, x: m.linear(x) * 2 if x.shape[1] > 16 else m.linear(x))
+    with compilations() as compiled:
+        equal_to_eager(model, *((4, length, 8) for length in (5, 30, 7, 16, 17, 40, 5)))
+
+    assert len(compiled) == 3
+
+
+def test_sizes_that_follow_each_other_are_followed() -> None:
+    """As a mask and the cache to which it belongs."""
+    executor = wrapped(Having(lambda m, x, mask: x.sum(1) + mask[:, 1:].sum(1)))
+    with compilations() as compiled:
+        for length in range(1, 30):
+            executor(normal(2, length), normal(2, length + 1))
+
+    assert len(compiled) == 2
+
+
+def test_a_cache_that_grows_is_compiled_twice() -> None:
+    def step(model, x, cache):
+        cache = torch.cat([cache, model.linear(x)], 1)
+        weights = (x @ cache.mT).softmax(-1)
+        return weights @ cache, cache
+
+    model = of(step)
+    executor, cache, expected = wrapped(model), normal(2, 1, 8), normal(2, 1, 8)
+    with compilations() as compiled, torch.no_grad():
+        for position in range(127):
+            x = normal(2, 1, 8, seed=position)
+            found, cache = executor(x, cache)
+            wanted, expected = model(x, expected)
+            torch.testing.assert_close(found, wanted)
+
+    assert cache.shape == (2, 128, 8)
+    assert len(compiled) == 2
+
+
+def test_a_short_last_batch_needs_a_second_compilation_and_no_third() -> None:
+    executor = wrapped(of(lambda m, x: m.linear(x).relu()))
+    with compilations() as compiled:
+        for rows in (8, 8, 3, 8, 8, 5, 8, 7):
+            assert executor(normal(rows, 8)).shape == (rows, 8)
+
+    assert len(compiled) == 2
+
+
+def test_two_dimensions_that_vary_have_two_symbols() -> None:
+    executor = wrapped(Attention().eval())
+    for shape in ((4, 5), (3, 9), (7, 11), (2, 2)):
+        executor(tokens(*shape))
+
+    assert str(executor._session.now.inputs) == "x int64[s0, s1]"
+    assert len(executor._session.programs.all) == 1
+
+
+def test_dimensions_that_vary_together_have_one_symbol() -> None:
+    model = Having(lambda m, x, y: x + y)
+    executor = wrapped(model)
+    for length in (5, 9, 4):
+        executor(normal(2, length), normal(length))
+
+    assert str(executor._session.now.inputs) == "*args[0] float32[2, s0], *args[1] float32[s0]"
+
+
+def test_inputs_that_a_condition_excludes_are_refused_as_by_eager_torch() -> None:
+    executor = wrapped(Attention().eval())
+    for length in (5, 9):
+        executor(tokens(4, length))
+    with pytest.raises(RuntimeError, match="40"):
+        executor(tokens(4, 41))
+
+    with compilations() as compiled:
+        executor(tokens(4, 11))
+    assert compiled == []
+
+
+KEEPING = {
+    "returns a size": lambda m, x: (m.linear(x), x.shape[1]),
+    "as a number": lambda m, x: sum(m.linear(x)[:, at] for at in range(x.shape[1])),
+    "something else with symbols": lambda m, x: m.linear(x) * len(str(x.shape[1])),
+    "branches on the values": lambda m, x: m.linear(x) if x.sum() > 1e9 else x * 2,
+    "writes into its inputs": lambda m, x: m.linear(x.mul_(2.0)),
+    "reads indices": lambda m, x: m.linear(x).index_select(1, (x[0, :, 0] > 9).long()),
+    "another type": lambda m, x: m.linear(x) * (2.0 if isinstance(x.shape[1], int) else 3.0),
+}
+
+
+@pytest.mark.parametrize("reason", [each for each in KEEPING if each != "another type"])
+@pytest.mark.filterwarnings("ignore")
+def test_where_sizes_cannot_be_symbolic_the_plan_says_why(reason: str) -> None:
+    executor = equal_to_eager(of(KEEPING[reason]), (2, 5, 8), (2, 9, 8), (2, 4, 8), (2, 9, 8))
+
+    assert reason in str(executor.plan())
+    assert len(executor._session.programs.all) == 3
+
+
+def test_python_that_sees_that_a_size_is_no_number_has_programs_for_each_size() -> None:
+    executor = equal_to_eager(of(KEEPING["another type"]), (2, 5, 8), (2, 9, 8), (2, 4, 8))
+
+    assert "does something else with symbols" in str(executor.plan())
+
+
+def test_attributes_that_forward_sets_to_a_size_hold_numbers() -> None:
+    def forward(model, x):
+        model.length = x.shape[1]
+        return model.linear(x)
+
+    layer = of(forward)
+    executor = equal_to_eager(Having(lambda m, x: m.layer(x), layer=layer), (2, 5, 8), (2, 9, 8))
+
+    assert type(layer.length) is int
+    assert "keeps a size in the attribute layer.length" in str(executor.plan())
+
+
+class Classifier(nn.Module):
+    """A layer of a transformer over tokens, with a loss."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(16, 3)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
+        self.register_buffer("positions", normal(40, 16))
+
+    def forward(self, x, labels):
+        values = self.layer(self.embedding(x) + self.positions[: x.shape[1]])
+        return nn.functional.cross_entropy(self.head(values.mean(1)), labels)
+
+
+def train(model: nn.Module, *shapes: tuple[int, int], backend: str = "reference"):
+    """Train a model beside eager PyTorch; return the executor and both lists of losses."""
+    eager = copy.deepcopy(model)
+    plain = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opts = options(backend).programs(4).checkAgainstEager("error")
+    executor = poptorch.trainingModel(model, opts, optimizer)
+    found, expected = [], []
+    for shape in shapes:
+        x, labels = tokens(*shape), torch.arange(shape[0]) % 3
+        found.append(executor(x, labels))
+        plain.zero_grad()
+        loss = eager(x, labels)
+        loss.backward()
+        plain.step()
+        expected.append(loss.detach())
+    return executor, (found, model.state_dict()), (expected, eager.state_dict())
+
+
+def test_training_serves_all_sizes_with_the_numbers_of_eager_torch() -> None:
+    with compilations() as compiled:
+        _, found, expected = train(Classifier(), *((4, length) for length in LENGTHS))
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_short_last_batch_is_trained_by_the_program_for_all_sizes() -> None:
+    with compilations() as compiled:
+        _, found, expected = train(Classifier(), (8, 5), (8, 5), (3, 5), (8, 5), (7, 5), (2, 5))
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_compiled_training_serves_all_sizes() -> None:
+    executor, found, expected = train(
+        Classifier(), (4, 5), (4, 9), (4, 12), (4, 3), backend="inductor"
+    )
+
+    assert runs_compiled(executor)
+    assert str(executor._session.now.inputs) == "x int64[4, s0], labels int64[4]"
+    torch.testing.assert_close(found, expected)
+
+
+def test_draws_of_a_dropout_are_compared_for_the_size_at_hand() -> None:
+    executor, _, _ = train(Classifier(dropout=0.1), (4, 5), (4, 9), (4, 12))
+
+    assert executor._session.now.inputs.symbols
+    assert executor._session.sizes.reasons == {}
+
+
+def test_several_micro_batches_keep_a_program_for_each_size() -> None:
+    model = Having(lambda m, x: poptorch.identity_loss(m.linear(x), "mean"), linear=nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options(accumulation=2).programs(3), optimizer)
+    with compilations() as compiled:
+        for rows in (2, 4, 6, 2):
+            executor(normal(rows, 8))
+
+    assert len(compiled) == 3
+    assert "because a call has several micro-batches" in str(executor.plan())
+
+
+def test_the_plan_names_the_sizes_that_are_symbolic() -> None:
+    executor = wrapped(Attention().eval())
+    for length in (5, 9):
+        executor(tokens(4, length))
+
+    assert "for all sizes of x int64[4, s0], if s0 <= 40" in str(executor.plan())
+
+
+def test_one_program_is_for_one_size() -> None:
+    executor = wrapped(Attention().eval(), programs=1)
+    executor(tokens(4, 5))
+    with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+        executor(tokens(4, 6))
+
+
+@pytest.mark.parametrize("mode", ["All", "Final", "Sum"])
+def test_output_modes_are_those_of_one_micro_batch(mode: str) -> None:
+    opts = options().programs(2).outputMode(getattr(poptorch.OutputMode, mode))
+    model = of(lambda m, x: m.linear(x).sum(1))
+    executor = poptorch.inferenceModel(model, opts)
+    for length in (5, 9, 4):
+        x = normal(2, length, 8)
+        torch.testing.assert_close(executor(x), model(x).detach())
+
+
+def test_weights_that_are_copied_reach_the_program_for_all_sizes() -> None:
+    model = of(lambda m, x: m.linear(x))
+    executor = wrapped(model)
+    for length in (5, 9):
+        executor(normal(2, length, 8))
+    with torch.no_grad():
+        model.linear.weight.mul_(2.0)
+    executor.copyWeightsToDevice()
+
+    x = normal(2, 4, 8)
+    torch.testing.assert_close(executor(x), model(x).detach())
+
+
+def test_indices_are_checked_for_every_size() -> None:
+    executor = wrapped(Attention().eval())
+    for length in (5, 9):
+        executor(tokens(4, length))
+    with pytest.raises(poptorch.Error, match="Index out of range"):
+        executor(torch.full((4, 7), 50))
+
+
+def test_a_program_without_variation_is_as_before() -> None:
+    assert torch.equal(infer(torch.relu, normal(3)), normal(3).relu())
+
+
+def test_a_batch_that_does_not_divide_leaves_the_iterations_of_others_alone() -> None:
+    opts = options(iterations=4).programs(3)
+    model = of(lambda m, x: m.linear(x).mean(0, keepdim=True))
+    executor = poptorch.inferenceModel(model, opts)
+    rows = [executor(normal(rows, 8)).shape[0] for rows in (8, 3, 8, 12, 5)]
+
+    assert rows == [4, 1, 4, 4, 1]
+    assert "because a call has several micro-batches" in str(executor.plan())
+
+
+def test_where_compiling_needs_numbers_each_size_has_its_own_code(monkeypatch) -> None:
+    def refuse(*_):
+        raise NotSymbolic("an operator has no rule for symbols")
+
+    monkeypatch.setattr(compiler, "_compile_for_all_sizes", refuse)
+    executor = wrapped(of(lambda m, x: m.linear(x)), backend="inductor")
+    for length in (5, 9):
+        executor(normal(2, length, 8))
+
+    assert runs_compiled(executor)
+    assert "an operator has no rule for symbols" in str(executor.plan())
+
+
+def test_code_that_fails_later_gives_way_to_a_program_for_each_size() -> None:
+    executor = wrapped(of(lambda m, x: m.linear(x)))
+    for length in (5, 9):
+        executor(normal(2, length, 8))
+    executor._session.now.compiled.executable.unsuitable = "a kernel has no rule for symbols"
+    x = normal(2, 4, 8)
+    found = executor(x)
+
+    torch.testing.assert_close(found, executor._session.model.module.linear(x).detach())
+    assert "because a kernel has no rule for symbols" in str(executor.plan())
+    assert len(executor._session.programs.all) == 1
+
+
+def test_weights_in_layouts_of_a_library_serve_all_sizes() -> None:
+    layers = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256), nn.LayerNorm(256))
+    executor = wrapped(layers.eval(), backend="inductor")
+    with compilations() as compiled:
+        for length in (5, 9, 64, 300, 2):
+            x = normal(2, length, 256)
+            torch.testing.assert_close(executor(x), layers(x).detach())
+
+    assert len(compiled) == 2
+    assert runs_compiled(executor)
+
+
+def test_python_code_is_written_for_one_size(tmp_path) -> None:
+    executor = wrapped(of(lambda m, x: m.linear(x)))
+    for length in (5, 9):
+        executor(normal(2, length, 8))
+    with pytest.raises(poptorch.Error, match=r"options\.programs\(1\)"):
+        executor.export(tmp_path / "step.py")
+
+
+def test_files_keep_the_program_for_the_latest_size(tmp_path) -> None:
+    model = Attention().eval()
+    executor = wrapped(model)
+    for length in (5, 9):
+        executor(tokens(4, length))
+    executor.compileAndExport(str(tmp_path / "model.poptorch"), tokens(4, 9))
+    loaded = poptorch.load(str(tmp_path / "model.poptorch"))
+
+    torch.testing.assert_close(loaded(tokens(4, 9)), executor(tokens(4, 9)))
