@@ -332,10 +332,20 @@ def test_weights_that_are_set_between_reach_every_program() -> None:
         one(X[:4])
 
 
+class Counting(Net):
+    """It computes with the number of rows in Python, so each number has its own program."""
+
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x * float(int(x.shape[0])), y)
+
+
 def test_the_least_recently_used_goes_first_and_modes_do_not_count() -> None:
-    wrapper = poptorch.inferenceModel(Net(), options().programs(2))
+    wrapper = poptorch.inferenceModel(Counting(), options().programs(2))
     with compilations() as compiled:
-        for rows, so_far in ((8, 2), (4, 4), (8, 4), (3, 6), (8, 6), (4, 8)):
+        # The second number of rows is tried with a symbol first, once.
+        for rows, so_far in ((8, 2), (4, 5), (8, 5), (3, 7), (8, 7), (4, 9)):
             for training in (True, False):
                 (wrapper if rows == 8 else wrapper.model).train(training)
                 assert wrapper(normal(rows, 4)).shape == (rows, 4)
