@@ -16,6 +16,7 @@ import poptorch
 
 from .._base import trees
 from .._capture.forward import refuse_holders
+from .._ir.symbolic import NotSymbolic
 
 Results = dict[int, list[torch.Tensor]]
 
@@ -95,6 +96,8 @@ class Calls:
             # A module among the arguments is a metric that is logged.
             others = [each for each in structure.constants if not isinstance(each[1], nn.Module)]
             refuse_holders(others, f"{text} gets an object whose tensors cannot be seen")
+            if any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape):
+                raise NotSymbolic(f"{text} keeps the shapes of tensors until the step has run")
             number = len(self._calls)
             types = [(tensor.shape, tensor.dtype) for tensor in tensors]
             self._calls.append(_Call(function, structure, types))
