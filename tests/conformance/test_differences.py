@@ -104,6 +104,7 @@ SHOWN = {
     "the first call returns immediately, and compiled code takes over later": "compile/test_tiers.py::test_a_takeover_keeps_all_state_and_random_numbers_and_is_said",
     "a batch with fewer rows than the first one, such as the last one of an epoch, [gets a program of its own](guide/data.md#a-short-last-batch). `options.programs(1)` makes it an error, as in PopTorch, where all shapes must be constant": "session/test_shorter.py::test_an_epoch_with_a_short_last_batch_trains_like_eager",
     "`options.programs(n)` keeps up to n compiled programs that share the same weights, one for each combination of input shapes and types": "session/test_common_weights.py::test_a_short_last_batch_trains_like_eager",
+    "with `options.programs(2)` or more, one program serves all sizes of a dimension, from the second size on, if a call has one micro-batch": "session/test_sizes.py::test_training_serves_all_sizes_with_the_numbers_of_eager_torch",
     "`poptorch.estimate` [predicts the cost of a model on IPUs](guide/ipu_costs.md)": "estimates/test_estimating.py::test_a_model_does_not_fit_if_its_fullest_tile_does_not",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
     "a program that computed something else than PyTorch did so silently": "eager/test_check.py::test_a_difference_is_one_warning_if_asked_for",
