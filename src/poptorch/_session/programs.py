@@ -141,7 +141,7 @@ class Programs:
         alike = (each for each in reversed(self.all) if each.mode == mode and each.share == share)
         return next((each for each in alike if each.inputs.takes(arguments)), None)
 
-    def differing_in_sizes(self, mode: Situation, arguments: Arguments) -> Specialization | None:
+    def differing_in_sizes(self, mode: CallMode, arguments: Arguments) -> Specialization | None:
         """Return the latest program for inputs like those of a call but for their sizes."""
         of_mode = (e for e in reversed(self.all) if e.mode == mode and e.share is None)
         return next((e for e in of_mode if e.inputs.differs_in_sizes(arguments)), None)
