@@ -130,8 +130,9 @@ MISTAKES = {
         torch.manual_seed(1)
         training(x, labels)""",
     "More shapes than programs": """
-        inference = poptorch.inferenceModel(Net(4, 3), poptorch.Options().programs(2))
-        for rows in (1, 2, 3):
+        options = poptorch.Options().deviceIterations(2).programs(2)
+        inference = poptorch.inferenceModel(Net(4, 3), options)
+        for rows in (2, 4, 6):
             inference(x[:rows], labels[:rows])""",
     "clip_grad_norm_ after a call": """
         model = Net(4, 3)
