@@ -395,6 +395,17 @@ def test_code_that_fails_later_gives_way_to_a_program_for_each_size() -> None:
     assert len(executor._session.programs.all) == 1
 
 
+def test_what_fails_with_symbols_is_said_in_one_line() -> None:
+    executor = wrapped(of(lambda m, x: x.diagonal() + x.trace()))
+    for length in (5, 7):
+        executor(normal(length, length))
+
+    plan = str(executor.plan())
+
+    assert "because torch has no symbolic form of what forward does (RuntimeError:" in plan
+    assert "frame #0" not in plan
+
+
 def test_weights_in_layouts_of_a_library_serve_all_sizes() -> None:
     layers = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256), nn.LayerNorm(256))
     executor = wrapped(layers.eval(), backend="inductor")

@@ -136,11 +136,12 @@ class _Calls:
         if kind is self._cls:
             plain = value.fake_mode is self._mode and value.constant is None
             plain = plain and value.layout is torch.strided and value.fake_device == _HOST
-            sized = not value._has_symbolic_sizes_strides
+            memory = value.untyped_storage().nbytes()  # a symbol for a part of a symbolic tensor
+            sized = type(memory) is int and not value._has_symbolic_sizes_strides
             if not (plain and sized) or value.is_conj() or value.is_neg() or value.is_inference():
                 raise _Unlike
             like += value.shape, value.stride(), value.storage_offset(), value.dtype
-            like += value.requires_grad, value.untyped_storage().nbytes()
+            like += value.requires_grad, memory
             tensors.append(value)
         elif kind in _NUMBERS:
             like += kind, value

@@ -499,7 +499,8 @@ class Session:
             except NotSymbolic as error:
                 reason = str(error)
             except Exception as error:  # if symbols are not the reason, numbers fail, too
-                reason = described(error)
+                what_failed = described(error).partition("\n")[0]  # torch adds its C++ stack
+                reason = f"torch has no symbolic form of what forward does ({what_failed})"
         variant = self._compiled(self.model.task(bound, spec), background=True)
         self.sizes.reasons[frozenset(symbols)] = variant.reason = reason
         log.python.info("Each size of the inputs needs its own program, because %s", reason)
