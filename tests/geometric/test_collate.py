@@ -239,7 +239,7 @@ def test_a_tuple_of_samples_is_refused() -> None:
 
 
 def test_samples_of_several_classes_are_refused() -> None:
-    with pytest.raises(AssertionError, match="one class"):
+    with pytest.raises(AssertionError, match="same class"):
         FixedSizeCollater(made.sizes())([GRAPHS[0], made.hetero()])
 
 

@@ -286,7 +286,7 @@ def test_parameters_that_are_not_trained_stay(way: str, caplog: pytest.LogCaptur
     torch.testing.assert_close(model.layer.bias, twin.layer.bias - 0.1 * twin.layer.bias.grad)
     (said,) = (text for text in caplog.messages if "do not belong" in text)
     assert f"1 of the optimizer's {len(trained) + 1} parameters" in said
-    assert "'scale' of shape (3,)" in said
+    assert "'scale', shape (3,)" in said
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
