@@ -89,6 +89,7 @@ class OwnStep:
     numbers: Mapping[Place, float]  # present values of numbers, and of tensors with one element
     layouts: Mapping[str, Any] = field(default_factory=dict)  # structure of the state, by weight
     kept: tuple[Kept, ...] | None = None  # None until it was found out
+    shared: frozenset[Place] = frozenset()  # places of tensors that are in several places
     differs_at_first: bool = False  # whether the first step differs from later ones
     # equal for weights with equal updates
     signatures: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class OwnStep:
     def constant(self, place: Place, value: Any) -> bool | int | float | str | None:
         """Return a value of the user's object as a setting."""
         if isinstance(value, Leaf):
-            return self.numbers[place]
+            return self.numbers.get(place, repr(value))
         return value if isinstance(value, bool | int | float | str | None) else repr(value)
 
 

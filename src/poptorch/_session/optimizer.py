@@ -403,11 +403,16 @@ def _snapshot(optimizer: torch.optim.Optimizer, hooks: Sequence[StepHooks]) -> A
 
 def _twin(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> Any:
     twin: Any = type(optimizer).__new__(type(optimizer))
-    twin.__dict__.update(optimizer.__dict__)
+    copied: dict[int, Any] = {}  # by the identity of what was copied: one tensor stays one
     twin.param_groups = [
-        {name: value if name == "params" else copy.deepcopy(value) for name, value in group.items()}
+        {
+            name: value if name == "params" else copy.deepcopy(value, copied)
+            for name, value in group.items()
+        }
         for group in optimizer.param_groups
     ]
+    attributes = {name: copied.get(id(v), v) for name, v in vars(optimizer).items()}
+    twin.__dict__.update(attributes | {"param_groups": twin.param_groups})
     note_hooks(twin, hooks)
     if isinstance(optimizer, optim.Optimizer):
         twin.variable_attrs = copy.deepcopy(optimizer.variable_attrs)

@@ -101,13 +101,22 @@ def _of_host(leaf: Leaf, value: torch.Tensor) -> Any:
 
 
 def _assign(target: dict[str, Any], name: str, value: Any) -> None:
-    *outer, last = name.split(".")
-    inner: Any = target
-    for part in outer:
-        inner = inner[int(part) if isinstance(inner, list | tuple) else part]
-    at = int(last) if isinstance(inner, list) else last
-    before = inner.get(at) if isinstance(inner, dict) else inner[at]
-    if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
+    _with_value(target, name.split("."), value)
+
+
+def _with_value(container: Any, path: Sequence[str], value: Any) -> Any:
+    """Change one entry of nested containers. Return the container, or a new one of a tuple."""
+    first, *rest = path
+    at: Any = int(first) if isinstance(container, list | tuple) else first
+    before = container.get(at) if isinstance(container, dict) else container[at]
+    if rest:
+        value = _with_value(before, rest, value)
+    elif isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
         before.copy_(value.reshape(before.shape))  # the user may refer to the tensor
-    else:
-        inner[at] = value
+        value = before
+    if isinstance(container, tuple):
+        items = [*container[:at], value, *container[at + 1 :]]
+        is_named = hasattr(container, "_fields")
+        return type(container)(*items) if is_named else type(container)(items)
+    container[at] = value
+    return container

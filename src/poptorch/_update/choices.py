@@ -1,14 +1,16 @@
 """Run both branches wherever a step's code asks for a value, and select between the results.
 
 A question about one weight, such as whether its norm is 0, has an answer for each weight. One run
-tries one answer for all weights at once. A question about numbers, such as whether this is the
+tries one answer for all weights at once. If the answer about one weight decides about others, as in
+``if not all(p.grad.isfinite().all() for p in params): return``, questions about one weight have one
+answer for all weights, too. A question about numbers, such as whether this is the
 tenth step, has one answer for all weights. So has a question about several weights, such as whether
 the norm of all gradients is above a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +47,9 @@ class _Branch:
         self.asked.append(_Answer(condition, identifier, yes))
         return yes
 
+    def has_unused_answers(self) -> bool:
+        return len(self.asked) < len(self.script)
+
     def advance(self) -> bool:
         """Continue with the next combination of answers. Return False if there is none."""
         answers = [each.yes for each in self.asked]
@@ -54,6 +59,10 @@ class _Branch:
             return False
         self.script, self.asked = [*answers[:-1], False], []
         return True
+
+
+class _DependentWeightsError(Exception):
+    """The answer to a question about one weight decides the results of another one."""
 
 
 _Taken = tuple[tuple[_Answer, ...], dict[str, Tensor]]
@@ -66,13 +75,19 @@ class Choices:
         self.mode = Numbers(self._decide)
         self._ways: dict[str, _Branch] = {}
         self._runs = 0
+        self._are_dependent = False  # whether an answer about one weight decides about others
 
     def results(self, run: Callable[[], Results]) -> dict[str, Tensor]:
         """Return the results of a function, by key, for all answers to its questions."""
         common, taken = _Branch(), list[_Taken]()
-        self._runs = 0
+        self._runs, self._are_dependent = 0, False
         while True:
-            taken.append(self._of_weights(run, common))
+            try:
+                taken.append(self._of_weights(run, common))
+            except _DependentWeightsError:
+                self._are_dependent = True
+                common, taken = _Branch(), []
+                continue
             if not common.advance():
                 return self._joined(taken)
 
@@ -83,6 +98,7 @@ class Choices:
         self._ways = ways = {COMMON: common}
         taken: dict[str, list[_Taken]] = {}
         path: tuple[_Answer, ...] = ()
+        owners: set[str] = set()  # who asked in the first run
         due: set[str] | None = None  # owners with another combination; None before the first run
         while due is None or due:
             self._count()
@@ -93,15 +109,57 @@ class Choices:
                 path, common.script = tuple(common.asked), [each.yes for each in common.asked]
             elif [a.identifier for a in path] != [a.identifier for a in common.asked]:
                 raise _too_many("the numbers that a branch depends on depend on the weights")
+            owners = {*ways} if due is None else owners
+            if owners != {*ways} or any(way.has_unused_answers() for way in ways.values()):
+                raise _DependentWeightsError
             for owner, values in found.items():
+                this = self._asked_by(owner), values
                 if due is None or owner in due:
-                    asked = ways[owner].asked if owner and owner in ways else ()
-                    taken.setdefault(owner, []).append((tuple(asked), values))
+                    taken.setdefault(owner, []).append(this)
+                elif not self._is_same(this, taken[owner][-1]):
+                    raise _DependentWeightsError
             due = {owner for owner, way in ways.items() if owner and self._goes_on(way)}
+        self._check_independence(run, taken)
         joined: dict[str, Tensor] = {}
         for each in taken.values():
             joined |= self._joined(each)
         return path, joined
+
+    def _check_independence(
+        self, run: Callable[[], Results], taken: Mapping[str, Sequence[_Taken]]
+    ) -> None:
+        """Raise an error if the answers about one weight decide the results of another one.
+
+        The runs so far changed the answers about all weights at once. Here, those about every
+        second weight are the first ones, and the others are the last ones; then the reverse.
+        """
+        asking = [owner for owner, way in self._ways.items() if owner and way.asked]
+        if len(asking) < 2:
+            return
+        for parity in (0, 1):
+            chosen = {o: taken[o][0 if at % 2 == parity else -1] for at, o in enumerate(asking)}
+            for owner, (answers, _) in chosen.items():
+                self._ways[owner].script = [each.yes for each in answers]
+            for way in self._ways.values():
+                way.asked = []
+            self._count()
+            for owner, values in run().items():
+                this = self._asked_by(owner), values
+                if not self._is_same(this, chosen.get(owner, taken[owner][-1])):
+                    raise _DependentWeightsError
+
+    def _asked_by(self, owner: str) -> tuple[_Answer, ...]:
+        return tuple(self._ways[owner].asked) if owner and owner in self._ways else ()
+
+    def _is_same(self, one: _Taken, other: _Taken) -> bool:
+        """Return whether two runs asked the same about a weight and computed the same."""
+        same = self.mode.origins.identifier
+        (asked, values), (asked_before, before) = one, other
+        if [(a.identifier, a.yes) for a in asked] != [(a.identifier, a.yes) for a in asked_before]:
+            return False
+        return values.keys() == before.keys() and all(
+            same(value) == same(before[key]) for key, value in values.items()
+        )
 
     def _goes_on(self, way: _Branch) -> bool:
         before = [each.yes for each in way.asked]
@@ -117,7 +175,8 @@ class Choices:
 
     def _decide(self, condition: Tensor, sources: Sources, identifier: Identifier) -> bool:
         weights = {key for role, key in sources if role == WEIGHT}
-        owner = weights.pop() if len(weights) == 1 else COMMON
+        alone = len(weights) == 1 and not self._are_dependent
+        owner = weights.pop() if alone else COMMON
         return self._ways.setdefault(owner, _Branch()).answer(condition, identifier)
 
     def _joined(self, taken: list[_Taken], depth: int = 0) -> dict[str, Tensor]:

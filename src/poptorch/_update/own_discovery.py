@@ -380,6 +380,8 @@ class _Discovery:
                 if name not in before or not _is_same(before[name], value):
                     found.add(place)
                 elif place in run.before and self.origins.identifier(value) != run.before[place]:
+                    if place in self.own.shared:
+                        raise _changes_shared(place)
                     found.add(place)  # it was changed in place
         if not found <= self.known.changing:
             self.known.changing |= found
@@ -467,3 +469,12 @@ def _narrowed(own: OwnStep, narrow: Callable[[torch.dtype], torch.dtype]) -> Own
 def _trained(spec: OptimSpec, own: OwnStep) -> dict[str, OwnParam]:
     known = {param.path: param for group in own.groups for param in group.params if param.path}
     return {path: known[path] for group in spec.groups for path in group.params}
+
+
+def _changes_shared(place: Place) -> Error:
+    owner, name = place
+    return Error(
+        "The optimizer's step changes a tensor that is in several places",
+        got=f"the tensor '{name}' of {owner.replace('.', ' ')} is also somewhere else",
+        fix="give each group and each attribute a tensor of its own, for example lr.clone()",
+    )

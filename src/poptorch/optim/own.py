@@ -94,6 +94,7 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
     groups: list[OwnGroup] = []
     optimizers: list[OwnOptimizer] = []
     numbers: Numbers = {}
+    places: dict[int, list[Place]] = {}  # by the identity of the tensor that is there
     for number, member in enumerate(members_of(optimizer)):
         first = len(groups)
         state: dict[str, Any] = {}
@@ -101,17 +102,26 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
             params = tuple(_param(each, path_of(each) or "") for each in group["params"])
             owner = of_group(len(groups))
             groups.append(OwnGroup(_values_of(group, owner, numbers), params))
+            _note_places({n: v for n, v in group.items() if n not in _NOT_READ}, owner, places)
             for parameter, known in zip(group["params"], params, strict=True):
                 entry = dict.get(member.state, parameter)
                 if entry and known.path:
                     state[known.path] = _leaves(dict(entry), known.path, numbers, str)
         own = {name: value for name, value in vars(member).items() if name not in _OF_TORCH}
         attributes = _leaves(own, of_optimizer(number), numbers, _is_rate)
+        _note_places(own, of_optimizer(number), places)
         attributes["defaults"] = {**member.defaults, **ALIKE}
         indices = tuple(range(first, len(groups)))
         hooks = hooks_of(member)
         optimizers.append(OwnOptimizer(type(member), attributes, indices, state, hooks))
-    return OwnStep(tuple(optimizers), tuple(groups), numbers)
+    shared = frozenset(place for held in places.values() if len(held) > 1 for place in held)
+    return OwnStep(tuple(optimizers), tuple(groups), numbers, shared=shared)
+
+
+def _note_places(values: Mapping[str, Any], owner: str, places: dict[int, list[Place]]) -> None:
+    for name, value in flat(values).items():
+        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            places.setdefault(id(value), []).append((owner, name))
 
 
 def _values_of(group: Mapping[str, Any], owner: str, numbers: Numbers) -> dict[str, Any]:
