@@ -1,8 +1,12 @@
-"""Support slices ``x[i : i + n]`` at a position in a tensor, if their length is constant."""
+"""Support indices that are known only when the program runs.
+
+These are one position, ``x[i]``, and slices of a constant length, ``x[i : i + n]``. By itself,
+torch would read the position from its tensor, and the program would keep that of the first inputs.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -15,16 +19,24 @@ aten = torch.ops.aten
 _SIGN = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 
-_Window = tuple[torch.Tensor, int, int]  # start, size and step
+class _Window(NamedTuple):
+    """Positions along a dimension, or one position, whose dimension the result does not have."""
+
+    start: torch.Tensor
+    size: int
+    step: int
+    is_one: bool = False
 
 
 def _places(window: _Window, extent: int) -> torch.Tensor:
-    start, size, step = window
-    first = start.reshape(()).long()
+    size, step = window.size, window.step
+    first = window.start.reshape(()).long()
+    if window.is_one:
+        return torch.where(first < 0, first + extent, first).reshape(1)
     # As in Python, a negative index counts from the end, and so does the index after the last one.
     from_end = torch.where(first + size < 0, first + extent, extent)
     first = torch.where(first < 0, from_end, first)
-    return first + torch.arange(0, size, step, device=start.device)
+    return first + torch.arange(0, size, step, device=first.device)
 
 
 def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
@@ -32,8 +44,11 @@ def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     if not windows:
         return tensor[fixed] if isinstance(index, tuple) else tensor[index]
     result = tensor[fixed]
-    for dim, window in _dims(tensor, fixed, windows):
+    dims = _dims(tensor, fixed, windows)
+    for dim, window in dims:
         result = result.index_select(dim, _places(window, result.shape[dim]))
+    for dim in sorted((dim for dim, window in dims if window.is_one), reverse=True):
+        result = result.squeeze(dim)
     return result
 
 
@@ -51,14 +66,18 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
         return
     if len(windows) > 1:
         _refuse(
-            "an assignment to windows in two dimensions at once", "assign one dimension at a time"
+            "an assignment to positions in two dimensions at once",
+            "assign one dimension at a time, or use index_put_ with a tensor for each dimension",
         )
     view = tensor[fixed]
     ((dim, window),) = _dims(tensor, fixed, windows)
     places = _places(window, view.shape[dim])
     shape = list(view.shape)
     shape[dim] = len(places)
-    source_ = torch.as_tensor(value, dtype=view.dtype, device=view.device).expand(shape)
+    source_ = torch.as_tensor(value, dtype=view.dtype, device=view.device)
+    if window.is_one:
+        source_ = source_.expand(shape[:dim] + shape[dim + 1 :]).unsqueeze(dim)
+    source_ = source_.expand(shape)
     view.index_copy_(dim, places, source_)
 
 
@@ -80,14 +99,16 @@ def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:
     """Return the index with windows replaced by whole slices, and the windows by dimension."""
     items = index if isinstance(index, tuple) else (index,)
     windows = {
-        at: _window(item)
+        at: _Window(item, 1, 1, True) if isinstance(item, torch.Tensor) else _window(item)
         for at, item in enumerate(items)
-        if isinstance(item, slice) and (_moves(item.start) or _moves(item.stop))
+        if _is_position(item)
+        or (isinstance(item, slice) and (_moves(item.start) or _moves(item.stop)))
     }
-    if any(isinstance(item, torch.Tensor | list) for item in items) and windows:
+    others = (item for at, item in enumerate(items) if at not in windows)
+    if any(isinstance(item, torch.Tensor | list) for item in others) and windows:
         _refuse(
-            "a slice together with a tensor as another index",
-            "index in two steps: x[i : i + n][:, indices]",
+            "a position in a tensor together with a tensor as another index",
+            "index in two steps: x[i][indices], x[i : i + n][:, indices]",
         )
     return tuple(slice(None) if at in windows else i for at, i in enumerate(items)), windows
 
@@ -96,12 +117,19 @@ def _moves(bound: Any) -> bool:
     return isinstance(bound, torch.Tensor) and constant_value(bound) is None
 
 
+def _is_position(item: Any) -> bool:
+    """Return whether an index is one integer that is known only when the program runs."""
+    if not isinstance(item, torch.Tensor) or item.dim() > 0 or item.dtype == torch.bool:
+        return False
+    return not item.dtype.is_floating_point and not item.dtype.is_complex and _moves(item)
+
+
 def _window(item: slice) -> _Window:
     step = 1 if item.step is None else int(item.step)
     if isinstance(item.start, torch.Tensor) and item.stop is not None:
         (first, low), (second, high) = _linear(item.start), _linear(item.stop)
         if first is second and high > low:
-            return item.start, high - low, step
+            return _Window(item.start, high - low, step)
     _refuse(
         f"the length of {_text(item.start)} : {_text(item.stop)} cannot be determined",
         "write the end as the start plus an int: x[i : i + 4], or use poptorch.dynamic_slice",
@@ -146,4 +174,4 @@ def _text(bound: Any) -> str:
 
 
 def _refuse(got: str, fix: str) -> NoReturn:
-    raise Error("A slice whose bounds are tensors needs a constant length", got=got, fix=fix)
+    raise Error("An index with a position in a tensor cannot be compiled", got=got, fix=fix)

@@ -1,10 +1,11 @@
-"""Calls of operators that are like one that was recorded before: only node and results are made.
+"""Record repeated calls of an operator quickly, by what torch found out about the first one.
 
-To record a call, torch asks two modes. One finds out what the results look like, the other one
-whether the operator is to be taken apart, and how. Both give the same answers for the same
-operator on tensors of the same shapes, types and memory layouts, and with the same numbers. So the
-first call of each kind goes through torch, what came of it is kept, and later calls of the graph
-repeat it in a third of the time. A capture of a BERT of 12 layers takes 0.6 of the time.
+To record a call, torch asks two modes. One computes the shapes and types of the results, and the
+other one decides whether and how the operator is decomposed. Both answer in the same way if the
+operator, the numbers among its arguments, and the shapes, types and memory layouts of its tensors
+are the same. Torch therefore records the first call of each kind, and the result is stored. Later
+calls in the same graph create the node and the results directly, in a third of the time. This
+reduces the time to capture a BERT of 12 layers to 60 %.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class _Unlike(Exception):  # noqa: N818 (the call is recorded by torch)
-    """A call has arguments of which more matters than what is compared."""
+    """The arguments of a call have properties that are not compared, so torch has to record it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What came of a call."""
+    """The node and the results that torch made for a call."""
 
     name: str  # of its node, without a number
     results: tuple[_Result | None, ...]
@@ -55,7 +56,7 @@ class _Recorded:
 
 
 def quickly(mode: Any) -> contextlib.AbstractContextManager[object]:
-    """Within the block calls on tensors of a mode are recorded so, in this thread."""
+    """Within the block, record repeated calls on tensors of a mode quickly, in this thread."""
     cls, manager = private.optional("FakeTensor"), private.optional("in_kernel_invocation_manager")
     if cls is None or manager is None:
         return contextlib.nullcontext()
@@ -131,7 +132,7 @@ class _Calls:
         return self._results(known, tracer, node, tensors, kind)
 
     def _describe(self, value: Any, like: list[Any], tensors: list[torch.Tensor]) -> None:
-        """Add what matters of an argument, and the tensors that it consists of."""
+        """Add the properties of an argument to the key, and its tensors to the list."""
         kind = type(value)
         if kind is self._cls:
             plain = value.fake_mode is self._mode and value.constant is None
@@ -161,7 +162,9 @@ class _Calls:
     def _seen(
         self, graph: fx.Graph, func: Any, tensors: list[torch.Tensor], results: Any, before: int
     ) -> _Recorded | None:
-        """Return what came of a call, if that is one node with new tensors or views of one."""
+        """Return what torch made of a call. Return None unless that is one node, whose results are
+        new tensors or views of one argument.
+        """
         several = type(results) if type(results) in (tuple, list) else None
         made = [results] if several is None else results
         count = len(graph.nodes) - before

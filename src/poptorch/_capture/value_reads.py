@@ -28,6 +28,11 @@ _NUMBERS: dict[Any, str] = {
     _T.__array__: "numpy.asarray()",
 }  # fmt: skip
 _TORCHS_OWN = "code of torch"
+_READ_BY_OPERATOR = (
+    "An operator reads the number in a tensor at %s (%s for the first inputs). The program uses "
+    "this number for all inputs. To compute with the tensor, use an operator that takes tensors, "
+    "such as a product or index_select. Otherwise, pass a Python number to forward."
+)
 QUESTIONS = {**_BRANCHES, **_NUMBERS, **dict.fromkeys((_T.__repr__, _T.__format__), "")}
 
 
@@ -230,6 +235,9 @@ class ValueReads:
 
     def warn(self) -> None:
         for (what, line), answer in self.branches.items():
+            if what == _TORCHS_OWN and not isinstance(answer, bool):
+                log.python.warning(_READ_BY_OPERATOR, line, answer)
+                continue
             log.python.warning(
                 (
                     "forward branches on the values of tensors at %s (%s is %s for the first "

@@ -1,8 +1,9 @@
-"""Writes over whole tensors become pure where they were recorded: later reads get the new value.
+"""Replace operators that write over a whole tensor with pure ones, without replaying the graph.
 
-Batch norms write their statistics, and activations write over their inputs. Replaying the graph to
-remove such writes takes as long as recording it did. It is needed where a view of a part of a
-tensor is written or reads what was written.
+Batch norms write their statistics, and some activations write over their inputs. Nodes that read
+the tensor later then read the new value. Replaying the graph to remove writes takes as long as
+recording it did. That is still necessary if a view of a part of a tensor is written, or reads what
+was written.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _PURE: dict[Any, Any] = {
 
 
 def make_whole_writes_pure(graph: fx.Graph, mode: Any) -> None:
-    """Do nothing if there are other writes, as the graph is replayed then."""
+    """Replace all writes, or none if there are others, because then the graph is replayed."""
     writers = [node for node in graph.nodes if writes(node)]
     if not writers or any(node.target not in _PURE for node in writers):
         return
@@ -58,7 +59,9 @@ def make_whole_writes_pure(graph: fx.Graph, mode: Any) -> None:
 
 
 def _memory(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:
-    """Return by node whose memory it has: nodes that have all of it, and nodes that have a part."""
+    """Return, for each node, the node whose memory it shares: first for nodes that share all of
+    it, then for nodes that share a part.
+    """
     wholes, parts = dict[fx.Node, fx.Node](), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
         first = node.args[0] if node.args else None
@@ -95,7 +98,7 @@ def _are_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
 def _rewrite(
     graph: fx.Graph, wholes: Mapping[fx.Node, fx.Node], results: Mapping[fx.Node, Any]
 ) -> None:
-    """Let every node read what the memory of its operands holds by then."""
+    """Let every node read the value that the memory of its operands has at this point."""
     now = dict[fx.Node, fx.Node]()
 
     def held(node: fx.Node) -> fx.Node:

@@ -104,20 +104,20 @@ def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chose
 
 
 def _likely(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
-    """Return so many steps side by side, or as many fewer as ``_saving`` would choose.
+    """Return the graph of this number of steps side by side, or of fewer if that saves memory.
 
-    Building a graph takes about as long as the capture. So the number is guessed from the memory
-    of one micro-batch, which may be wrong by a factor of two, and the guess is checked with the
-    graph that was built.
+    The result is that of ``_saving``. Building a graph takes about as long as the capture, so the
+    number is first estimated from the memory of one micro-batch. The estimate may be wrong by a
+    factor of two and is checked with the graph that was built.
     """
-    choices = [steps]  # from which on the last doubling gains enough
+    choices = [steps]  # down to the first number whose last doubling gains enough
     while choices[-1] > 1 and _gain(choices[-1], length, micro) < LEAST_GAIN:
         choices.append(_divisor(length, choices[-1] // 2))
 
     shared = sum(slot.bytes for slot in micro.graph.gradients)
 
     def most(graph: Graph, count: int) -> int:
-        """Return the most steps within ``SAVED``, judging by the graph of so many lanes."""
+        """Return the largest choice within ``SAVED``, estimated from a graph of ``count`` lanes."""
         of_lane = max(0, peak_bytes(graph) - shared) / count
         room = (SAVED - shared) / spec.loops.replicas
         return next((each for each in choices if each * of_lane <= room), choices[-1])
@@ -144,7 +144,7 @@ def _saving(chosen: Chosen, length: int, micro: _capture.Micro, spec: Spec) -> C
 
 
 def _gain(steps: int, length: int, micro: _capture.Micro) -> float:
-    """Return the share of a micro-batch's time that the last doubling to so many steps saves."""
+    """Return the share of a micro-batch's time that doubling the steps to this number saves."""
     fewer = _divisor(length, steps // 2)
     return 1 - _seconds(micro.graph, steps) / _seconds(micro.graph, fewer)
 

@@ -89,7 +89,8 @@ class OwnStep:
     numbers: Mapping[Place, float]  # present values of numbers, and of tensors with one element
     layouts: Mapping[str, Any] = field(default_factory=dict)  # structure of the state, by weight
     kept: tuple[Kept, ...] | None = None  # None until it was found out
-    shared: frozenset[Place] = frozenset()  # places of tensors that are in several places
+    shared: Mapping[Place, Place] = field(default_factory=dict)
+    """For each place of a tensor that is in several places, another one of these."""
     differs_at_first: bool = False  # whether the first step differs from later ones
     # equal for weights with equal updates
     signatures: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Calls of the user's hooks around a step: what they do to tensors and groups is part of it.
+"""Trace the user's hooks together with the step: what they do to tensors and groups is part of it.
 
-A hook runs while the step is traced and not at each step. What it changes on the host besides, such
-as a list of norms, would be changed once: such a hook is refused.
+A hook runs while the step is traced, and not at each step. Other objects on the host that it
+changes, such as a list of norms, would therefore be changed only once. Such a hook is refused.
 """
 
 from __future__ import annotations

@@ -381,7 +381,7 @@ class _Discovery:
                     found.add(place)
                 elif place in run.before and self.origins.identifier(value) != run.before[place]:
                     if place in self.own.shared:
-                        raise _changes_shared(place)
+                        raise _changes_shared(place, self.own.shared[place])
                     found.add(place)  # it was changed in place
         if not found <= self.known.changing:
             self.known.changing |= found
@@ -471,10 +471,16 @@ def _trained(spec: OptimSpec, own: OwnStep) -> dict[str, OwnParam]:
     return {path: known[path] for group in spec.groups for path in group.params}
 
 
-def _changes_shared(place: Place) -> Error:
-    owner, name = place
+def _changes_shared(place: Place, other: Place) -> Error:
     return Error(
         "The optimizer's step changes a tensor that is in several places",
-        got=f"the tensor '{name}' of {owner.replace('.', ' ')} is also somewhere else",
+        got=f"the tensor is {_in_words(place)}, and also {_in_words(other)}",
         fix="give each group and each attribute a tensor of its own, for example lr.clone()",
     )
+
+
+def _in_words(place: Place) -> str:
+    owner, name = place
+    kind, _, number = owner.partition(".")
+    whose = f"parameter group {number}" if kind == "group" else "the optimizer"
+    return f"'{name}' of {whose}"

@@ -114,7 +114,10 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
         indices = tuple(range(first, len(groups)))
         hooks = hooks_of(member)
         optimizers.append(OwnOptimizer(type(member), attributes, indices, state, hooks))
-    shared = frozenset(place for held in places.values() if len(held) > 1 for place in held)
+    shared: dict[Place, Place] = {}
+    for first, *others in places.values():
+        if others:
+            shared |= {first: others[0], **dict.fromkeys(others, first)}
     return OwnStep(tuple(optimizers), tuple(groups), numbers, shared=shared)
 
 
