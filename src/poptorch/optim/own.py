@@ -115,9 +115,9 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
         hooks = hooks_of(member)
         optimizers.append(OwnOptimizer(type(member), attributes, indices, state, hooks))
     shared: dict[Place, Place] = {}
-    for first, *others in places.values():
+    for place, *others in places.values():
         if others:
-            shared |= {first: others[0], **dict.fromkeys(others, first)}
+            shared |= {place: others[0], **dict.fromkeys(others, place)}
     return OwnStep(tuple(optimizers), tuple(groups), numbers, shared=shared)
 
 
