@@ -7,20 +7,9 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, normal, options
+from helpers.wrapping import Classifier, Having, normal, options
 
 X, Y = normal(4, 3), torch.tensor([0, 1, 1, 0])
-
-
-class Net(nn.Module):
-    """A classifier of one layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(self.layer(x), 1)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +25,11 @@ def test_counts_in_the_place_of_options_are_deprecated_in_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     poptorch.trainingModel(
-        Net(), loss=nn.NLLLoss(), device_iterations=1, gradient_accumulation=1, trace_model=True
+        Classifier(),
+        loss=nn.NLLLoss(),
+        device_iterations=1,
+        gradient_accumulation=1,
+        trace_model=True,
     )
 
     assert caplog.text.count("deprecated") == 1
@@ -44,7 +37,7 @@ def test_counts_in_the_place_of_options_are_deprecated_in_one_warning(
 
 @pytest.mark.spec("options", 34)
 def test_a_model_without_an_optimizer_trains_by_sgd_with_a_rate_of_a_hundredth() -> None:
-    model = Net()
+    model = Classifier()
     eager = copy.deepcopy(model)
     training = poptorch.trainingModel(model, loss=nn.NLLLoss(), device_iterations=1)
 
@@ -60,7 +53,7 @@ def test_a_model_without_an_optimizer_trains_by_sgd_with_a_rate_of_a_hundredth()
 
 @pytest.mark.spec("options", 34)
 def test_a_loss_that_is_an_argument_does_not_change_the_models_state() -> None:
-    model = Net()
+    model = Classifier()
 
     poptorch.trainingModel(model, loss=nn.NLLLoss(), device_iterations=1)(X, Y)
 
@@ -81,7 +74,7 @@ def test_several_inputs_may_be_in_a_container_before_the_labels(container: type)
 
 @pytest.mark.spec("options", 34)
 def test_the_output_mode_was_an_anchor_mode() -> None:
-    inference = poptorch.inferenceModel(Net(), 2, anchor_mode="FINAL")
+    inference = poptorch.inferenceModel(Classifier(), 2, anchor_mode="FINAL")
 
     assert inference(X).shape == (2, 2)
 
@@ -89,13 +82,13 @@ def test_the_output_mode_was_an_anchor_mode() -> None:
 @pytest.mark.spec("options", 34)
 def test_options_and_counts_are_refused_together() -> None:
     with pytest.raises(poptorch.Error, match="cannot be combined"):
-        poptorch.trainingModel(Net(), poptorch.Options(), device_iterations=2)
+        poptorch.trainingModel(Classifier(), poptorch.Options(), device_iterations=2)
 
 
 @pytest.mark.spec("options", 34)
 def test_a_count_that_no_release_had_is_refused() -> None:
     with pytest.raises(TypeError, match="Unexpected keyword argument"):
-        poptorch.inferenceModel(Net(), batch_size=2)
+        poptorch.inferenceModel(Classifier(), batch_size=2)
 
 
 # Names of experimental.
@@ -108,7 +101,7 @@ def test_a_function_becomes_a_program_by_ipu_context() -> None:
 
 
 def test_a_decorated_function_of_a_model_becomes_a_program() -> None:
-    net = Net()
+    net = Classifier()
 
     @poptorch.experimental.IPUContext(model=net, options=options())
     def shifted(x: torch.Tensor) -> torch.Tensor:

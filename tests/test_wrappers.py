@@ -8,23 +8,12 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, Scaled, normal, options, trains_alike
+from helpers.wrapping import Classifier, Having, Scaled, normal, options, trains_alike
 
 X, Y = normal(4, 3), torch.tensor([0, 1, 1, 0])
 
 Wrap = Callable[..., poptorch.PoplarExecutor]
 each_wrapper = pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
-
-
-class Net(nn.Module):
-    """A classifier of one layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(self.layer(x), 1)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +36,7 @@ def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_options_are_frozen_when_they_are_used(change: Callable[[poptorch.Options], Any]) -> None:
     opts = options()
-    poptorch.trainingModel(Net(), opts)
+    poptorch.trainingModel(Classifier(), opts)
 
     with pytest.raises(AttributeError, match="frozen"):
         change(opts)
@@ -55,7 +44,7 @@ def test_options_are_frozen_when_they_are_used(change: Callable[[poptorch.Option
 
 @pytest.mark.spec("options", 1, 2, 3, 31)
 def test_options_of_a_wrapper_are_frozen() -> None:
-    training = poptorch.trainingModel(Net(), options())
+    training = poptorch.trainingModel(Classifier(), options())
 
     with pytest.raises(AttributeError, match="frozen"):
         training.options.deviceIterations(2)
@@ -64,7 +53,7 @@ def test_options_of_a_wrapper_are_frozen() -> None:
 @pytest.mark.spec("options", 1, 2, 3, 31)
 def test_a_copy_of_frozen_options_can_be_changed() -> None:
     opts = options(iterations=1)
-    poptorch.trainingModel(Net(), opts)
+    poptorch.trainingModel(Classifier(), opts)
 
     copied = opts.clone().deviceIterations(2)
 
@@ -77,8 +66,8 @@ def test_a_copy_of_frozen_options_can_be_changed() -> None:
 def test_wrappers_and_loaders_share_options_and_each_has_its_own_default_of_the_mode() -> None:
     opts = options(iterations=2)
 
-    training = poptorch.trainingModel(Net(), opts).options.toDict()
-    validation = poptorch.inferenceModel(Net(), opts).options.toDict()
+    training = poptorch.trainingModel(Classifier(), opts).options.toDict()
+    validation = poptorch.inferenceModel(Classifier(), opts).options.toDict()
     poptorch.DataLoader(opts, torch.utils.data.TensorDataset(X), batch_size=2)
 
     assert training["output_mode"] == poptorch.OutputMode.Final
@@ -93,7 +82,7 @@ def test_wrappers_and_loaders_share_options_and_each_has_its_own_default_of_the_
 def test_settings_of_popart_are_checked_at_compile() -> None:
     opts = options()
     opts._Popart.set("enableOutlinng", True)
-    wrapper = poptorch.inferenceModel(Net(), opts)
+    wrapper = poptorch.inferenceModel(Classifier(), opts)
 
     with pytest.raises(poptorch.Error, match=r"Unknown bool option: enableOutlinng"):
         wrapper(X)
@@ -102,7 +91,7 @@ def test_settings_of_popart_are_checked_at_compile() -> None:
 @pytest.mark.spec("options", 24)
 @pytest.mark.spec("programs", 11)
 def test_a_model_can_be_wrapped_again_after_its_settings_were_refused() -> None:
-    model, opts = Net(), options()
+    model, opts = Classifier(), options()
     opts._Popart.set("enableOutlinng", True)
     with pytest.raises(poptorch.Error):
         poptorch.inferenceModel(model, opts)(X)
@@ -113,7 +102,7 @@ def test_a_model_can_be_wrapped_again_after_its_settings_were_refused() -> None:
 @pytest.mark.spec("options", 24)
 def test_an_output_period_that_does_not_divide_the_iterations_is_refused_at_compile() -> None:
     opts = options(iterations=3).outputMode(poptorch.OutputMode.EveryN, 2)
-    wrapper = poptorch.inferenceModel(Net(), opts)
+    wrapper = poptorch.inferenceModel(Classifier(), opts)
 
     with pytest.raises(poptorch.Error, match="must divide"):
         wrapper(X[:3])
@@ -128,12 +117,12 @@ def test_a_function_can_be_wrapped() -> None:
 
 def test_a_class_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Expected a torch\.nn\.Module or a callable"):
-        poptorch.inferenceModel(Net, options())
+        poptorch.inferenceModel(Classifier, options())
 
 
 def test_options_of_another_type_are_refused() -> None:
     with pytest.raises(poptorch.Error, match="Invalid type: 'options'"):
-        poptorch.trainingModel(Net(), {"a": 1})
+        poptorch.trainingModel(Classifier(), {"a": 1})
 
 
 class Strange(torch.Tensor):
@@ -141,7 +130,7 @@ class Strange(torch.Tensor):
 
 
 def test_a_buffer_of_another_class_of_tensors_is_refused() -> None:
-    model = Net()
+    model = Classifier()
     model.register_buffer("strange", torch.ones(2).as_subclass(Strange))
 
     with pytest.raises(poptorch.Error, match="All buffers must be an instance of"):
@@ -293,7 +282,7 @@ RETURNING = {
 }
 
 
-class Freezing(Net):
+class Freezing(Classifier):
     """Has a method that returns the model."""
 
     def freeze(self) -> "Freezing":
@@ -312,7 +301,7 @@ def test_methods_that_return_the_module_return_the_executor(
 
 
 def test_methods_that_return_something_else_are_the_modules_own() -> None:
-    model = Net()
+    model = Classifier()
 
     executor = poptorch.trainingModel(model, options())
 

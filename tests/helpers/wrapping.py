@@ -28,6 +28,17 @@ def unchecked(backend: str = "reference", **counts: int) -> poptorch.Options:
     return options(backend, **counts).checkAgainstEager("off")
 
 
+class Classifier(nn.Module):
+    """A classifier of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(self.layer(x), 1)
+
+
 class Calling(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

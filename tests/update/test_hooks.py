@@ -62,6 +62,24 @@ class Pair:
         torch.testing.assert_close(self.model.state_dict(), self.twin.state_dict(), **BOUNDS)
 
 
+def train_beside_eager(
+    model: nn.Module,
+    twin: nn.Module,
+    make: Callable[[nn.Module], list[torch.optim.Optimizer]],
+    steps: int,
+) -> None:
+    """Train a wrapped model, and its twin in eager PyTorch, with several optimizers each."""
+    training = poptorch.trainingModel(model, options(), make(model))
+    twins = make(twin)
+    x, labels = torch.randn(8, 6), torch.randint(3, (8,))
+    for _ in range(steps):
+        training(x, labels)
+        twin.zero_grad()
+        twin(x, labels)[1].backward()
+        for each in twins:
+            each.step()
+
+
 def clip_by_groups(model: nn.Module) -> Hook:
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -457,16 +475,7 @@ def test_each_of_several_optimizers_has_its_own_hooks_and_attributes() -> None:
         pair[1].register_step_pre_hook(clip_by_groups(each))
         return pair
 
-    training = poptorch.trainingModel(model, options(), both(model))
-    twins = both(twin)
-    x, labels = torch.randn(8, 6), torch.randint(3, (8,))
-
-    for _ in range(6):
-        training(x, labels)
-        twin.zero_grad()
-        twin(x, labels)[1].backward()
-        for each in twins:
-            each.step()
+    train_beside_eager(model, twin, both, steps=6)
 
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(30 * FUNCTION, 6))
 
@@ -479,15 +488,6 @@ def test_each_of_several_optimizers_looks_at_its_own_weights_only() -> None:
     def both(each: nn.Module) -> list[torch.optim.Optimizer]:
         return [own.OneNorm(each.first.parameters()), own.OneNorm(each.last.parameters())]
 
-    training = poptorch.trainingModel(model, options(), both(model))
-    twins = both(twin)
-    x, labels = torch.randn(8, 6), torch.randint(3, (8,))
-
-    for _ in range(3):
-        training(x, labels)
-        twin.zero_grad()
-        twin(x, labels)[1].backward()
-        for each in twins:
-            each.step()
+    train_beside_eager(model, twin, both, steps=3)
 
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(30 * FUNCTION, 3))

@@ -47,7 +47,7 @@ class Plain(Own):
         self,
         place: int,
         p: torch.Tensor,
-        group: dict[str, Any] | dict[str, float | list[torch.Tensor]],
+        group: dict[str, Any],
     ) -> float | torch.Tensor:
         return group["lr"]
 
@@ -59,7 +59,7 @@ class ByPlace(Own):
         self,
         place: int,
         p: torch.Tensor,
-        group: dict[str, Any] | dict[str, float | list[torch.Tensor]],
+        group: dict[str, Any],
     ) -> float | torch.Tensor:
         return group["lr"] * 0.9**place
 
@@ -69,7 +69,7 @@ class WithOneException(Own):
         self,
         place: int,
         p: torch.Tensor,
-        group: dict[str, Any] | dict[str, float | list[torch.Tensor]],
+        group: dict[str, Any],
     ) -> float | torch.Tensor:
         return group["lr"] * (2 if place == 4 else 1)
 
